@@ -1,0 +1,51 @@
+# make train   set up, then train a small GPT on real text in parallel and show what it did
+# make test    set up, then run the whole test suite
+# make lint    what CI checks besides: formatting, types, import rules, shell, spelling
+#
+# A GPU's torch instead of the CPU's: make .venv TORCH="torch==2.13.0 --index-url <your index>"
+# (docs/install.md). Anything after ARGS= goes to train.py: make train ARGS="trainer.steps=50"
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+ARGS ?=
+BIN := .venv/bin
+SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' .ci/run 2>/dev/null)
+
+.PHONY: help train test lint format clean
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile
+
+train: .venv
+	$(BIN)/python train.py $(ARGS)
+
+test: .venv
+	$(BIN)/python -m pytest
+
+lint: .venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/shellcheck $(SHELL_FILES)
+
+format: .venv
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: .venv
+.venv: .venv/ready
+
+# torch first: with it installed, nothing that follows takes another build of it
+.venv/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "Python 3.10 or newer is needed: make PYTHON=python3.11 ..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
+		{ echo "python3 cannot make virtual environments: install its venv package" \
+		       "(Debian: apt-get install python3-venv)"; rm -rf .venv; exit 1; }
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

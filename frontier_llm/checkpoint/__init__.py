@@ -1,0 +1,1 @@
+"""What a run leaves on disk, placed by global names and boxes: free of any layout."""

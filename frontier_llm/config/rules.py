@@ -1,0 +1,197 @@
+"""The rules that span sections: what must divide what for a model to be cut over ranks.
+
+Each rule is one function that raises `ConfigError`; `check` runs them in an order in which the
+first failure is the one to mend first.
+"""
+
+from frontier_llm.config.run import RunConfig
+from frontier_llm.errors import ConfigError
+
+
+def check(config: RunConfig, world_size: int) -> None:
+    """Refuse a configuration that cannot be laid out over `world_size` ranks.
+
+    Raises:
+        ConfigError: naming the key to change.
+    """
+    _check_world(config, world_size)
+    _check_tensor(config)
+    _check_pipeline(config)
+    _check_sequence(config)
+    _check_batch(config, world_size)
+    _check_sharding(config, world_size)
+    _check_vocabulary(config)
+    _check_positions(config)
+    _check_schedule(config)
+
+
+def data_size(config: RunConfig, world_size: int) -> int:
+    """Number of data-parallel replicas that remain beside tensor and pipeline ranks."""
+    return world_size // (config.parallel.tensor * config.parallel.pipeline)
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
+
+
+def _check_world(config: RunConfig, world_size: int) -> None:
+    tensor, pipeline = config.parallel.tensor, config.parallel.pipeline
+    if world_size % (tensor * pipeline):
+        wanted = -(-world_size // (tensor * pipeline)) * tensor * pipeline
+        raise ConfigError(
+            "parallel.tensor x parallel.pipeline",
+            f"{tensor} x {pipeline} = {tensor * pipeline} on {world_size} ranks",
+            "a divisor of the number of ranks; the rest is data parallelism",
+            f"start {wanted} ranks (launch.ranks={wanted} on one machine), or choose factors of "
+            f"{world_size}: {_divisors(world_size)}",
+        )
+    per_node = config.launch.ranks_per_node
+    if per_node is not None and per_node < world_size and world_size % per_node:
+        raise ConfigError(
+            "launch.ranks_per_node",
+            f"{per_node} for {world_size} ranks",
+            "nodes of equal size: a divisor of the number of ranks",
+            f"choose one of {_divisors(world_size)}",
+        )
+
+
+def _check_tensor(config: RunConfig) -> None:
+    tensor, model = config.parallel.tensor, config.model
+    for key, size in (("heads", model.heads), ("kv_heads", model.kv_heads), ("ffn", model.ffn)):
+        if size % tensor:
+            raise ConfigError(
+                f"model.{key}",
+                f"{size}, cut over parallel.tensor={tensor}",
+                f"a multiple of parallel.tensor ({tensor})",
+                f"set model.{key}={-(-size // tensor) * tensor}, or parallel.tensor to a "
+                f"divisor of {size}",
+            )
+    if model.heads % model.kv_heads:
+        raise ConfigError(
+            "model.kv_heads",
+            model.kv_heads,
+            f"a divisor of model.heads ({model.heads}): each serves an equal group of queries",
+            f"choose one of {_divisors(model.heads)}",
+        )
+    if model.head_dim * model.heads != model.hidden and model.hidden % model.heads:
+        raise ConfigError(
+            "model.heads",
+            f"{model.heads} for model.hidden={model.hidden}",
+            "a divisor of model.hidden (or an explicit model.head_dim)",
+            f"choose model.hidden={-(-model.hidden // model.heads) * model.heads}",
+        )
+
+
+def _check_pipeline(config: RunConfig) -> None:
+    parallel, layers = config.parallel, config.model.layers
+    pieces = parallel.pipeline * parallel.chunks
+    if parallel.chunks > 1 and parallel.pipeline == 1:
+        raise ConfigError(
+            "parallel.chunks",
+            parallel.chunks,
+            "1 when there is no pipeline: chunks interleave the stages of one",
+            "set parallel.chunks=1, or parallel.pipeline to 2 or more",
+        )
+    if pieces > layers:
+        raise ConfigError(
+            "parallel.pipeline x parallel.chunks",
+            f"{parallel.pipeline} x {parallel.chunks} = {pieces} pieces",
+            f"at most one piece a layer: model.layers is {layers}",
+            f"lower parallel.pipeline or parallel.chunks, or set model.layers={pieces}",
+        )
+    split = parallel.layers_per_stage
+    if split is None:
+        return
+    if len(split) != pieces or sum(split) != layers or min(split) < 1:
+        raise ConfigError(
+            "parallel.layers_per_stage",
+            f"{list(split)} ({len(split)} numbers, sum {sum(split)})",
+            f"{pieces} numbers of at least 1 (parallel.pipeline x parallel.chunks) whose sum is "
+            f"model.layers ({layers})",
+            "give one number for each piece, in the model's order, or null for an even cut",
+        )
+
+
+def _check_sequence(config: RunConfig) -> None:
+    parallel, length = config.parallel, config.data.sequence_length
+    if parallel.sequence and length % parallel.tensor:
+        raise ConfigError(
+            "data.sequence_length",
+            f"{length}, cut over parallel.tensor={parallel.tensor} by parallel.sequence=true",
+            f"a multiple of {parallel.tensor}",
+            f"set data.sequence_length={-(-length // parallel.tensor) * parallel.tensor}, or "
+            "parallel.sequence=false",
+        )
+
+
+def _check_batch(config: RunConfig, world_size: int) -> None:
+    data, parallel = config.data, config.parallel
+    replicas = data_size(config, world_size)
+    together = replicas * data.micro_batch
+    if data.global_batch % together:
+        raise ConfigError(
+            "data.global_batch",
+            f"{data.global_batch} on {replicas} data-parallel replicas with "
+            f"data.micro_batch={data.micro_batch}",
+            f"a multiple of {replicas} x {data.micro_batch} = {together}",
+            f"set data.global_batch={-(-data.global_batch // together) * together}, or another "
+            "data.micro_batch",
+        )
+    micro_batches = data.global_batch // together
+    if parallel.chunks > 1 and micro_batches % parallel.pipeline:
+        step = together * parallel.pipeline
+        raise ConfigError(
+            "data.global_batch",
+            f"{data.global_batch}, which is {micro_batches} micro-batches a replica",
+            f"with parallel.chunks > 1, micro-batches in multiples of parallel.pipeline "
+            f"({parallel.pipeline})",
+            f"set data.global_batch={-(-data.global_batch // step) * step}",
+        )
+
+
+def _check_sharding(config: RunConfig, world_size: int) -> None:
+    factors = config.sharding.params, config.sharding.grads, config.sharding.optimizer
+    if factors != (1, 1, 1):
+        raise ConfigError(
+            "sharding",
+            "params={}, grads={}, optimizer={}".format(*factors),
+            "1, 1, 1: every data-parallel replica holds whole model states",
+            "use sharding=replicated",
+        )
+
+
+def _check_vocabulary(config: RunConfig) -> None:
+    if config.data.pieces > config.model.vocabulary:
+        raise ConfigError(
+            "data.pieces",
+            config.data.pieces,
+            f"at most model.vocabulary ({config.model.vocabulary}): every token needs a row of "
+            "the embedding",
+            f"set data.pieces={config.model.vocabulary}",
+        )
+
+
+def _check_positions(config: RunConfig) -> None:
+    rotated = int(config.model.head_dim * config.model.rotary_fraction)
+    if config.model.positions == "rotary" and rotated % 2:
+        raise ConfigError(
+            "model.head_dim",
+            f"{config.model.head_dim}, of which {rotated} are rotated",
+            "an even number of rotated dimensions",
+            "choose an even model.head_dim x model.rotary_fraction",
+        )
+
+
+def _check_schedule(config: RunConfig) -> None:
+    optimizer = config.optimizer
+    if optimizer.minimum_learning_rate > optimizer.learning_rate:
+        raise ConfigError(
+            "optimizer.minimum_learning_rate",
+            optimizer.minimum_learning_rate,
+            f"at most optimizer.learning_rate ({optimizer.learning_rate})",
+            "lower it: the schedule decays from the one to the other",
+        )
+    if config.data.kind == "text" and not config.data.path:
+        raise ConfigError(
+            "data.path", "null", "a text or JSONL file, or a folder of them", "set data.path=FILE"
+        )

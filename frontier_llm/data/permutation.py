@@ -1,0 +1,51 @@
+"""A shuffled order in closed form: no table, any element at once, the same on every rank.
+
+A Feistel network is a bijection on pairs of half-words whatever its round function is, so on a
+range of a power of four. Where the network leaves a shorter range, it is applied again until it
+comes back (cycle walking): at most four times on average, because the power is the next one.
+
+Paper: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, methods 2 and 3.
+"""
+
+import hashlib
+
+ROUNDS = 6
+_WORD = (1 << 64) - 1
+
+
+def make_key(*parts: object) -> int:
+    """Return a 64-bit key that depends on all parts, in their order."""
+    text = "\0".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+def permute(index: int, length: int, key: int) -> int:
+    """Return where a pseudo-random permutation of range(length) puts an index.
+
+    Args:
+        index: in range(length).
+        length: at least 1.
+        key: 64 bits that choose the permutation.
+    """
+    assert 0 <= index < length, f"index {index} outside range({length})"
+    half_bits = ((length - 1).bit_length() + 1) // 2
+    place = _feistel(index, half_bits, key)
+    while place >= length:
+        place = _feistel(place, half_bits, key)
+    return place
+
+
+def _feistel(value: int, half_bits: int, key: int) -> int:
+    mask = (1 << half_bits) - 1
+    left, right = value >> half_bits, value & mask
+    for number in range(ROUNDS):
+        left, right = right, left ^ (_mix(key + (number << 58) ^ _mix(right)) & mask)
+    return left << half_bits | right
+
+
+def _mix(value: int) -> int:
+    """Scatter 64 bits over 64 bits (the finaliser of splitmix64, Steele et al., OOPSLA 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _WORD
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _WORD
+    return value ^ value >> 31

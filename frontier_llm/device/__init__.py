@@ -1,0 +1,1 @@
+"""The room where the words cuda and hip are said: devices, kernels, and what they can do."""

@@ -1,0 +1,64 @@
+"""The grid of ranks: three axes, and the groups that are its lines.
+
+Tensor ranks are neighbours, then data, then pipeline: the axis that talks most lies on the
+shortest links. This is megatron-core's default order "tp-cp-ep-dp-pp".
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Coordinates(NamedTuple):
+    """Where a rank stands on each axis."""
+
+    tensor: int
+    data: int
+    pipeline: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All ranks of a run, arranged as pipeline x data x tensor."""
+
+    tensor: int
+    data: int
+    pipeline: int
+    ranks_per_node: int
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.tensor * self.data * self.pipeline
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Return where a rank stands."""
+        rest, tensor = divmod(rank, self.tensor)
+        pipeline, data = divmod(rest, self.data)
+        return Coordinates(tensor, data, pipeline)
+
+    def rank(self, at: Coordinates) -> int:
+        """Return the rank that stands at these coordinates."""
+        return (at.pipeline * self.data + at.data) * self.tensor + at.tensor
+
+    def tensor_group(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that hold the other parts of this rank's matrices."""
+        at = self.coordinates(rank)
+        return tuple(self.rank(at._replace(tensor=t)) for t in range(self.tensor))
+
+    def data_group(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that hold the same part of the model for other samples."""
+        at = self.coordinates(rank)
+        return tuple(self.rank(at._replace(data=d)) for d in range(self.data))
+
+    def pipeline_group(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that hold this rank's samples on the other stages."""
+        at = self.coordinates(rank)
+        return tuple(self.rank(at._replace(pipeline=p)) for p in range(self.pipeline))
+
+    def node(self, rank: int) -> int:
+        """Return the node a rank runs on."""
+        return rank // self.ranks_per_node
+
+    def same_node(self, rank: int, other: int) -> bool:
+        """Whether two ranks share a node, so that what they send stays inside it."""
+        return self.node(rank) == self.node(other)

@@ -1,0 +1,103 @@
+"""The process groups of a rank, made in one place, and the only reader of megatron's globals."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+from frontier_llm.config.parallel import ParallelConfig
+from frontier_llm.geometry.grid import Coordinates, Grid
+
+SEED_STRIDE = 10_007
+"""Between the dropout seeds of two ranks: larger than megatron's offsets within one rank."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Where this rank stands, and the groups it talks in."""
+
+    grid: Grid
+    rank: int
+    at: Coordinates
+    tensor: dist.ProcessGroup
+    data: dist.ProcessGroup
+    pipeline: dist.ProcessGroup
+    embedding: dist.ProcessGroup | None
+    """First and last stage, which hold a tied embedding; None on the stages between."""
+    megatron: ProcessGroupCollection
+    """The same groups as megatron's modules take them."""
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank's stage holds the embedding."""
+        return self.at.pipeline == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank's stage holds the head."""
+        return self.at.pipeline == self.grid.pipeline - 1
+
+
+def make_groups(parallel: ParallelConfig, ranks_per_node: int, seed: int) -> Groups:
+    """Make all process groups.
+
+    Collective over all ranks, in one fixed order. `torch.distributed` must be initialised.
+
+    Args:
+        parallel: sizes of the tensor and pipeline axes.
+        ranks_per_node: where a node ends.
+        seed: of dropout. Every (data, pipeline) rank draws its own masks; tensor ranks share
+            those of what they all hold and differ in what they cut.
+    """
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        virtual_pipeline_model_parallel_size=parallel.chunks if parallel.chunks > 1 else None,
+    )
+    size, rank = dist.get_world_size(), dist.get_rank()
+    grid = Grid(
+        parallel.tensor,
+        size // (parallel.tensor * parallel.pipeline),
+        parallel.pipeline,
+        ranks_per_node,
+    )
+    at = grid.coordinates(rank)
+    collection = ProcessGroupCollection.use_mpu_process_groups()
+    _check("tensor", collection.tp, grid.tensor_group(rank))
+    _check("data", collection.dp, grid.data_group(rank))
+    _check("pipeline", collection.pp, grid.pipeline_group(rank))
+    model_parallel_cuda_manual_seed(
+        seed + SEED_STRIDE * (at.pipeline * grid.data + at.data),
+        tp_rank=at.tensor,
+        ep_rank=0,
+        etp_rank=at.tensor,
+        force_reset_rng=True,
+    )
+    ends = at.pipeline in (0, grid.pipeline - 1)
+    return Groups(
+        grid=grid,
+        rank=rank,
+        at=at,
+        tensor=collection.tp,
+        data=collection.dp,
+        pipeline=collection.pp,
+        embedding=collection.embd if ends else None,
+        megatron=collection,
+    )
+
+
+def destroy_groups() -> None:
+    """Forget megatron's groups and end torch.distributed."""
+    parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _check(axis: str, group: dist.ProcessGroup, expected: Sequence[int]) -> None:
+    """Hold megatron's idea of the grid against ours: everything else relies on it."""
+    actual = dist.get_process_group_ranks(group)
+    if tuple(actual) != tuple(expected):
+        raise RuntimeError(f"megatron's {axis} group is {actual}, the grid says {expected}")

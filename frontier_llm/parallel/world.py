@@ -1,0 +1,241 @@
+"""Which rank this process is, of how many, and where they meet.
+
+Reading the environment needs no torch; meeting does, and imports it then: a wrong configuration
+is refused before anybody has waited for an import.
+"""
+
+import errno
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from frontier_llm.errors import LaunchError, RankFailure
+from frontier_llm.parallel.slurm import EnvironmentMismatchError, SlurmTask, in_step, read_task
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.distributed_c10d import Store
+
+_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class RankZeroLostError(LaunchError, RankFailure):
+    """Rank 0's store does not answer: seldom the cause, mostly what a failure there looks like."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place in the job."""
+
+    rank: int
+    """Number of this process, from 0."""
+    size: int
+    """Number of processes."""
+    local_rank: int
+    """Number of this process on its machine, from 0: chooses the device."""
+    ranks_per_node: int
+    """Where a node ends: ranks of one node are neighbours. Locally it may be drawn narrower than
+    the machine."""
+    host: str
+    """Name of this machine."""
+    launcher: Literal["local", "slurm", "torchrun"]
+    """Who started the processes."""
+    master_address: str
+    """Host of rank 0's store."""
+    master_port: int
+    """Its TCP port."""
+    job: str = ""
+    """Prefix of this job's keys: a store of another job at the same port is not taken for ours."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> "World | None":
+        """Read what srun or torchrun said; None where neither started this process.
+
+        Raises:
+            LaunchError: (exit code 2) variables are missing or contradict each other.
+        """
+        task = read_task(environ) if in_step(environ) else None
+        present = [name for name in _TORCHRUN_VARIABLES[:3] if name in environ]
+        missing = [name for name in _TORCHRUN_VARIABLES if name not in environ]
+        if task is not None:
+            _refuse_contradiction(task, environ)
+        if present and not missing:
+            return _from_torchrun(environ)
+        if task is not None:
+            return _from_slurm(task, environ)
+        if present:
+            raise EnvironmentMismatchError(
+                f"{', '.join(present)} set, but not {', '.join(missing)}: start with torchrun or "
+                f"srun, or unset {', '.join(present)} for a local run"
+            )
+        return None
+
+    def with_nodes_of(self, ranks_per_node: int | None) -> "World":
+        """Draw the borders of nodes elsewhere; None leaves them."""
+        return replace(self, ranks_per_node=ranks_per_node or self.ranks_per_node)
+
+
+def make_store(world: World, timeout: timedelta, listen_fd: int | None = None) -> "Store":
+    """Meet the other ranks in a key-value store that rank 0 holds.
+
+    Args:
+        world: this process's place.
+        timeout: how long to wait for rank 0, and afterwards for any key.
+        listen_fd: rank 0 only: a listening socket to serve on; the store owns it from here on.
+
+    Raises:
+        LaunchError: the port is taken (at once); not all ranks came, or rank 0 did not answer, in
+            time.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    address = f"{world.master_address}:{world.master_port}"
+    try:
+        if world.launcher == "torchrun":  # torchrun's agent may hold the store already
+            url = f"tcp://{address}?rank={world.rank}&world_size={world.size}"
+            store = next(iter(rendezvous(url, timeout=timeout)))[0]
+        else:
+            if world.rank == 0 and listen_fd is None:
+                listen_fd = listen("", world.master_port).detach()
+            store = TCPStore(
+                world.master_address,
+                world.master_port,
+                world_size=world.size,
+                is_master=world.rank == 0,
+                timeout=timeout,
+                # A rank 0 that fails at once must not leave the others knocking at its door.
+                wait_for_workers=True,
+                master_listen_fd=listen_fd,
+            )
+    except (RuntimeError, ValueError) as error:
+        raise _unreachable(world, address, timeout, error) from None
+    return PrefixStore(f"frontier_llm/{world.job}", store)
+
+
+def init_process_group(
+    world: World, store: "Store", device: "torch.device", timeout: timedelta
+) -> None:
+    """Start torch's process group of all ranks: nccl (or rccl) on devices, gloo on CPUs.
+
+    Args:
+        world: this process's place.
+        store: where the ranks met.
+        device: what this rank computes on.
+        timeout: a collective that waits longer fails.
+    """
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    on_device = device.type == "cuda"
+    if world.launcher == "local" and sys.platform == "linux":
+        # gloo would resolve the host's name, which on laptops leads nowhere or to a firewall.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "nccl" if on_device else "gloo",
+        store=PrefixStore("process_group", store),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timeout,
+        device_id=device if on_device else None,
+    )
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Bind a TCP port (0: any free one) and listen on it.
+
+    Args:
+        address: of the interface; empty for all of them.
+        port: of TCP.
+
+    Raises:
+        LaunchError: the port is taken.
+    """
+    everywhere = not address and socket.has_dualstack_ipv6()
+    try:
+        return socket.create_server(
+            (address, port),
+            family=socket.AF_INET6 if everywhere else socket.AF_INET,
+            backlog=4096,  # every rank of a large job may call at the same moment
+            dualstack_ipv6=everywhere,
+        )
+    except OSError as error:
+        raise _port_error(port, error) from None
+
+
+def _from_torchrun(environ: Mapping[str, str]) -> World:
+    size = int(environ["WORLD_SIZE"])
+    per_node = int(environ.get("LOCAL_WORLD_SIZE", size))
+    if size % per_node:
+        raise EnvironmentMismatchError(
+            f"WORLD_SIZE={size} is no multiple of LOCAL_WORLD_SIZE={per_node}: start equally many "
+            "ranks on each node (torchrun --nproc-per-node)"
+        )
+    return World(
+        rank=int(environ["RANK"]),
+        size=size,
+        local_rank=int(environ["LOCAL_RANK"]),
+        ranks_per_node=per_node,
+        host=platform.node(),
+        launcher="torchrun",
+        master_address=environ["MASTER_ADDR"],
+        master_port=int(environ["MASTER_PORT"]),
+        job=environ.get("TORCHELASTIC_RUN_ID", ""),
+    )
+
+
+def _from_slurm(task: SlurmTask, environ: Mapping[str, str]) -> World:
+    return World(
+        rank=task.rank,
+        size=task.size,
+        local_rank=task.local_rank,
+        ranks_per_node=task.ranks_per_node,
+        host=platform.node(),
+        launcher="slurm",
+        master_address=environ.get("MASTER_ADDR", task.first_host),
+        master_port=int(environ.get("MASTER_PORT", task.port)),
+        job=task.job,
+    )
+
+
+def _refuse_contradiction(task: SlurmTask, environ: Mapping[str, str]) -> None:
+    """Refuse ranks that differ, unless each task is the agent of a torchrun of its own."""
+    if environ.get("GROUP_WORLD_SIZE") == str(task.size):
+        return
+    for name, value in (("RANK", task.rank), ("WORLD_SIZE", task.size)):
+        if name in environ and environ[name] != str(value):
+            slurm = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS"}[name]
+            raise EnvironmentMismatchError(
+                f"two launchers disagree: {name}={environ[name]}, but {slurm}={value}; unset "
+                f"{name}, or start with one of srun and torchrun alone"
+            )
+
+
+def _port_error(port: int, error: OSError) -> LaunchError:
+    if error.errno == errno.EADDRINUSE:
+        why = f"port {port} on {platform.node()} is in use"
+    else:
+        why = f"port {port} on {platform.node()} cannot be opened ({error.strerror})"
+    return LaunchError(f"{why}: set launch.port= to a free one (under srun: MASTER_PORT)")
+
+
+def _unreachable(world: World, address: str, timeout: timedelta, error: Exception) -> LaunchError:
+    if "EADDRINUSE" in str(error):
+        return _port_error(world.master_port, OSError(errno.EADDRINUSE, "in use"))
+    reason = str(error).splitlines()[0]
+    if world.rank == 0:
+        return LaunchError(
+            f"not all of {world.size} ranks came to rank 0's store at {address} ({reason}); did "
+            "every task start, and can every node reach that address?"
+        )
+    return RankZeroLostError(
+        f"rank {world.rank} on {world.host} did not reach rank 0's store at {address} within "
+        f"{timeout.total_seconds():.0f} s ({reason}); did rank 0 start, and is that address "
+        "reachable from here? MASTER_ADDR and MASTER_PORT change it"
+    )

@@ -1,0 +1,102 @@
+"""metrics.jsonl read back, however the run ended."""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from frontier_llm.geometry.wire import Sent
+from frontier_llm.telemetry.jsonl import METRICS_FILE
+
+
+class History:
+    """The steps of a run as columns of numbers; what is null or absent is NaN.
+
+    A line that cannot be read (the last one of a killed run) is left out; of two lines for one
+    step the later counts.
+    """
+
+    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+        by_step = {row["step"]: row for row in rows}
+        self._rows = [by_step[step] for step in sorted(by_step)]
+
+    @classmethod
+    def read(cls, run_dir: Path) -> "History":
+        """Read the metrics of a run directory; empty where there are none."""
+        try:
+            lines = (run_dir / METRICS_FILE).read_bytes().splitlines()
+        except OSError:
+            lines = []
+        rows = (_parse(line) for line in lines)
+        return cls([row for row in rows if row is not None])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def steps(self) -> list[int]:
+        """Step numbers, ascending."""
+        return [row["step"] for row in self._rows]
+
+    @property
+    def skipped(self) -> int:
+        """Steps whose update was left out."""
+        return sum(row.get("skipped") is True for row in self._rows)
+
+    def column(self, name: str) -> list[float]:
+        """Return one number a step."""
+        return [_number(row.get(name)) for row in self._rows]
+
+    def points(self, name: str) -> list[tuple[int, float]]:
+        """Return (step, number) where there is a number."""
+        pairs = zip(self.steps, self.column(name), strict=True)
+        return [(step, value) for step, value in pairs if math.isfinite(value)]
+
+    def last(self, name: str) -> float | None:
+        """Return the last number there is."""
+        points = self.points(name)
+        return points[-1][1] if points else None
+
+    def total(self, name: str) -> float:
+        """Add up a column."""
+        return math.fsum(value for _, value in self.points(name))
+
+    def typical(self, name: str) -> float | None:
+        """Return the median after the first tenth (one step at least), which warms up."""
+        values = [value for _, value in self.points(name)]
+        settled = values[max(1, len(values) // 10) :] or values
+        return statistics.median(settled) if settled else None
+
+    def sent_bytes_per_step(self) -> dict[str, Sent]:
+        """Return the mean bytes a step by collective and link, of those that sent any."""
+        totals: dict[str, Sent] = {}
+        for row in self._rows:
+            for name, link in _mapping(row.get("sent_bytes")).items():
+                intra, inter = (_number(_mapping(link).get(k)) for k in ("intra", "inter"))
+                if math.isfinite(intra) and math.isfinite(inter):
+                    totals[name] = totals.get(name, Sent()) + Sent(intra, inter)
+        steps = len(self._rows)
+        return {
+            name: Sent(sent.intra / steps, sent.inter / steps)
+            for name, sent in totals.items()
+            if sent.intra + sent.inter > 0
+        }
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    is_step = isinstance(row, dict) and type(row.get("step")) is int
+    return row if is_step else None
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,53 @@
+"""metrics.jsonl: the record of a run, from which everything else can be made again."""
+
+import contextlib
+from pathlib import Path
+
+from frontier_llm.errors import TrainingError
+from frontier_llm.telemetry.metrics import StepMetrics
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class JsonlSink:
+    """Appends one object a line; a line is handed to the system before `write` returns.
+
+    This is the one sink whose failure ends a run: a run without a record is worth little.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / METRICS_FILE
+        try:
+            self._file = self._path.open("a", buffering=1, encoding="utf-8")
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def write(self, metrics: StepMetrics) -> None:
+        """Append a step.
+
+        Raises:
+            TrainingError: the file cannot be written; names it.
+        """
+        try:
+            self._file.write(metrics.to_json() + "\n")
+        except OSError as error:
+            with contextlib.suppress(OSError):  # closing tries to write the same line again
+                self._file.close()
+            raise self._failure(error) from error
+
+    def close(self) -> None:
+        """Close the file.
+
+        Raises:
+            TrainingError: its last bytes cannot be written.
+        """
+        try:
+            self._file.close()
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: OSError) -> TrainingError:
+        return TrainingError(
+            f"{self._path} cannot be written: {error.strerror}. "
+            "Free space there, or set run.dir to another file system."
+        )

@@ -1,0 +1,281 @@
+"""report.html: a run on one page, made of its three files alone and needing no other file.
+
+Made again at any time by `python -m tools.report RUN_DIR`, also of a run that died.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from frontier_llm.errors import TrainingError
+from frontier_llm.geometry.wire import Sent
+from frontier_llm.telemetry import figures, page
+from frontier_llm.telemetry.history import History
+from frontier_llm.telemetry.page import Tile
+from frontier_llm.telemetry.rank_map import LARGEST, grid_of, layer_words, rank_map
+from frontier_llm.telemetry.summary import Layout, RankSummary, RunSummary
+from frontier_llm.units import format_bytes, format_count, format_seconds
+
+REPORT_FILE = "report.html"
+CONFIG_FILE = "config.yaml"
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write report.html of a run directory, whatever of the run there is.
+
+    Returns:
+        The report.
+
+    Raises:
+        TrainingError: it cannot be written; names the file.
+    """
+    path = run_dir / REPORT_FILE
+    try:
+        path.write_text(make_report(run_dir), encoding="utf-8")
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def make_report(run_dir: Path) -> str:
+    """Make the page of a run directory."""
+    history = History.read(run_dir)
+    summary = RunSummary.read(run_dir) or RunSummary()
+    return page.page(
+        title=summary.model or run_dir.resolve().name,
+        badge=_badge(summary, history),
+        subtitle=_subtitle(summary, run_dir),
+        body=[
+            page.tiles(_tiles(history, summary)),
+            *_charts(history, summary),
+            *_cut(summary),
+            *_memory(summary),
+            *_wire(history),
+            *_samples(summary),
+            *_config(run_dir),
+            *_versions(summary),
+        ],
+    )
+
+
+def _badge(summary: RunSummary, history: History) -> tuple[str, str]:
+    """How the run ended: colour and words."""
+    if summary.exit_code is None and summary.exit_reason is None:
+        return "bad", f"no end recorded, {len(history)} steps"
+    kinds = {None: "mild", 0: "good", 3: "mild"}
+    words = summary.exit_reason or ("finished" if summary.exit_code == 0 else "stopped")
+    return kinds.get(summary.exit_code, "bad"), words
+
+
+def _subtitle(summary: RunSummary, run_dir: Path) -> str:
+    layout = summary.layout
+    words = [run_dir.resolve().name if summary.model else ""]
+    if layout is not None:
+        words.append(_counted(layout.ranks, "rank"))
+    words += [summary.precision or "", summary.device or ""]
+    return " · ".join(word for word in words if word)
+
+
+def _tiles(history: History, summary: RunSummary) -> Iterator[Tile]:
+    loss = _first(summary.final_loss, history.last("loss"))
+    yield Tile("Training loss", _fixed(loss), "nats a token, last step")
+    yield _validation_tile(history, summary)
+    yield Tile("Throughput", f"{_count(history.typical('tokens_per_second'))} tokens/s", "median")
+    tflops = history.typical("model_tflops_per_device")
+    yield Tile("Speed of a device", f"{_digits(tflops)} TFLOP/s", "model FLOPs, median")
+    mfu, hfu = history.typical("mfu"), history.typical("hfu")
+    if mfu is None:
+        yield Tile("MFU", "peak unknown", "share of the device's peak")
+    else:
+        yield Tile("MFU", f"{mfu:.1%}", f"HFU {hfu:.1%}, median" if hfu is not None else "median")
+    yield Tile("Parameters", _count(summary.parameters), summary.precision or "")
+    tokens = _first(summary.tokens, history.last("tokens"))
+    yield Tile("Tokens", _count(tokens), _step_words(history, summary))
+    yield _duration_tile(history, summary)
+
+
+def _validation_tile(history: History, summary: RunSummary) -> Tile:
+    loss = _first(summary.validation_loss, history.last("validation_loss"))
+    bits = _first(summary.validation_bits_per_byte, history.last("validation_bits_per_byte"))
+    note = f"nats a token = {bits:.3f} bits per byte" if bits is not None else "nats a token"
+    return Tile("Validation loss", _fixed(loss), note)
+
+
+def _duration_tile(history: History, summary: RunSummary) -> Tile:
+    seconds = summary.seconds if summary.seconds is not None else history.total("step_seconds")
+    stall = history.total("checkpoint_stall_seconds")
+    note = f"{format_seconds(stall)} waiting for checkpoints" if stall else "wall time"
+    return Tile("Duration", format_seconds(seconds), note)
+
+
+def _step_words(history: History, summary: RunSummary) -> str:
+    wanted = f" of {summary.total_steps}" if summary.total_steps else ""
+    skipped = f", {history.skipped} skipped" if history.skipped else ""
+    return f"{len(history)}{wanted} steps{skipped}"
+
+
+def _charts(history: History, summary: RunSummary) -> Iterator[str]:
+    if not len(history):
+        words = "No step was completed, so there is nothing to draw."
+        yield page.section("No metrics", "", words)
+        return
+    words = _loss_words(history, summary)
+    initial = summary.initial_validation_loss
+    yield page.section("What it learned", figures.loss_figure(history, initial), words)
+    yield page.section("How fast it was", figures.speed_figure(history))
+    yield page.section("How the update behaved", figures.optimizer_figure(history))
+
+
+def _loss_words(history: History, summary: RunSummary) -> str:
+    last = _first(summary.validation_loss, history.last("validation_loss"))
+    first = summary.initial_validation_loss
+    bits = _first(summary.validation_bits_per_byte, history.last("validation_bits_per_byte"))
+    sentences = []
+    if first is not None and last is not None:
+        sentences.append(f"Validation loss went from {first:.3f} to {last:.3f} nats a token")
+    elif last is not None:
+        sentences.append(f"Validation loss ended at {last:.3f} nats a token")
+    if sentences and bits is not None:
+        sentences[0] += f", which is {bits:.3f} bits per byte of the validation text"
+    bad = len(history) - len(history.points("loss"))
+    if bad:
+        sentences.append(f"{_counted(bad, 'step')} had a loss that is not finite")
+    if history.skipped:
+        sentences.append(f"{_counted(history.skipped, 'update')} left out")
+    return "".join(f"{sentence}. " for sentence in sentences).strip()
+
+
+def _cut(summary: RunSummary) -> Iterator[str]:
+    layout = summary.layout
+    if layout is None:
+        return
+    words = (
+        f"{_counted(layout.ranks, 'rank')} = {layout.tensor} tensor x {layout.pipeline} pipeline x "
+        f"{layout.data} data; {_counted(layout.chunks, 'chunk')} a stage; sequence parallel "
+        f"{'on' if layout.sequence else 'off'}; {_counted(layout.ranks_per_node, 'rank')} a node. "
+    )
+    if layout.ranks > LARGEST:
+        words += f"Above {LARGEST} ranks this shows stages instead of single ranks."
+        yield page.section("How the model is cut", _stage_table(layout, summary.ranks), words)
+        return
+    words += "Cells of one colour together hold one copy of the model; dark lines bound a node."
+    yield page.section("How the model is cut", rank_map(layout, summary.ranks), words)
+
+
+def _stage_table(layout: Layout, ranks: Sequence[RankSummary]) -> str:
+    grid, per_stage = grid_of(layout), layout.tensor * layout.data
+    rows = []
+    for stage, members in _by_stage(layout, ranks).items():
+        first, last = stage * per_stage, (stage + 1) * per_stage - 1
+        peaks = [rank.peak_bytes for rank in members if rank.peak_bytes is not None]
+        rows.append(
+            [
+                f"stage {stage}",
+                layer_words(members[0].layers) if members else "",
+                f"{first}-{last}",
+                f"{grid.node(first)}-{grid.node(last)}",
+                format_bytes(max(peaks)) if peaks else "unknown",
+            ]
+        )
+    return page.table(["Stage", "Layers", "Ranks", "Nodes", "Largest peak memory"], rows)
+
+
+def _by_stage(layout: Layout, ranks: Sequence[RankSummary]) -> dict[int, list[RankSummary]]:
+    return {
+        stage: [rank for rank in ranks if rank.pipeline == stage]
+        for stage in range(layout.pipeline)
+    }
+
+
+def _memory(summary: RunSummary) -> Iterator[str]:
+    ranks = summary.ranks
+    if not any(rank.memory_bytes or rank.peak_bytes for rank in ranks):
+        return
+    labels, groups, axis = [str(rank.rank) for rank in ranks], [[rank] for rank in ranks], "rank"
+    words = "One bar a rank."
+    if len(ranks) > LARGEST and summary.layout is not None:
+        stages = _by_stage(summary.layout, ranks)
+        labels, groups, axis = [str(stage) for stage in stages], list(stages.values()), "stage"
+        words = f"Above {LARGEST} ranks: one bar a stage, the most that any of its ranks holds."
+    names = list(dict.fromkeys(name for rank in ranks for name in rank.memory_bytes))
+    by_category = {
+        name: [float(max((r.memory_bytes.get(name, 0) for r in g), default=0)) for g in groups]
+        for name in names
+    }
+    peaks = [float(max((r.peak_bytes or math.nan for r in g), default=math.nan)) for g in groups]
+    drawing = figures.memory_figure(labels, by_category, peaks, axis)
+    yield page.section("Where memory goes", drawing, words)
+
+
+def _wire(history: History) -> Iterator[str]:
+    sent = history.sent_bytes_per_step()
+    if not len(history):
+        return
+    if not sent:
+        yield page.section("What is sent", "", "Nothing: one rank has nobody to send to.")
+        return
+    words = "Bytes that all ranks together send in a step, on average over the run."
+    yield page.section("What is sent", figures.wire_figure(sent) + _wire_table(sent), words)
+
+
+def _wire_table(sent: Mapping[str, Sent]) -> str:
+    total = sum(sent.values(), Sent())
+    everything = total.intra + total.inter
+    ordered = sorted(sent.items(), key=lambda item: -(item[1].intra + item[1].inter))
+    rows = [
+        [
+            name.replace("_", " "),
+            format_bytes(volume.intra),
+            format_bytes(volume.inter),
+            format_bytes(volume.intra + volume.inter),
+            f"{(volume.intra + volume.inter) / everything:.1%}",
+        ]
+        for name, volume in [*ordered, ("all", total)]
+    ]
+    head = ["Collective", "Inside a node", "Between nodes", "Together", "Share"]
+    return page.table(head, rows, last_is_sum=True)
+
+
+def _samples(summary: RunSummary) -> Iterator[str]:
+    if summary.samples:
+        body = "".join(page.sample(sample.prompt, sample.text) for sample in summary.samples)
+        words = "Sampled from the model at the end of the run; prompts are marked."
+        yield page.section("What it writes", body, words)
+
+
+def _config(run_dir: Path) -> Iterator[str]:
+    try:
+        content = (run_dir / CONFIG_FILE).read_bytes()
+    except OSError:
+        return
+    digest = f"sha256 {hashlib.sha256(content).hexdigest()}"
+    yield page.folded("Configuration", digest, content.decode("utf-8", errors="replace"))
+
+
+def _versions(summary: RunSummary) -> Iterator[str]:
+    words = [f"{name} {version}" for name, version in summary.versions.items()]
+    if summary.kernels:
+        words.append(f"kernels: {summary.kernels}")
+    if words:
+        yield page.footer(" · ".join(words))
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _fixed(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
+
+
+def _digits(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"
+
+
+def _count(value: float | None) -> str:
+    return "unknown" if value is None else format_count(value)

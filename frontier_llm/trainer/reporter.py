@@ -1,0 +1,250 @@
+"""What a run says: its log, its metrics, its summary and its report. Rank 0 writes."""
+
+import logging
+import math
+import platform
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import torch.distributed as dist
+
+from frontier_llm.geometry.inventory import count_parameters
+from frontier_llm.telemetry.log import close_logging, setup_logging
+from frontier_llm.telemetry.metrics import Recorder, StepMetrics
+from frontier_llm.telemetry.report import write_report
+from frontier_llm.telemetry.sinks import make_sinks
+from frontier_llm.telemetry.summary import Layout, RankSummary, RunSummary, TextSample
+from frontier_llm.trainer.parts import Parts
+from frontier_llm.trainer.step import StepResult
+from frontier_llm.trainer.throughput import Throughput
+from frontier_llm.units import format_bytes, format_count, format_seconds
+
+_LOG = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Hears of everything on every rank; speaks on rank 0."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._run_dir = Path(parts.config.run.dir)
+        self._start = time.perf_counter()
+        self._throughput = Throughput(
+            parts.config, parts.world.size, parts.accelerator, parts.choices.precision
+        )
+        self._samples = 0
+        self._is_writer = parts.world.rank == 0
+        setup_logging(parts.world.rank, self._run_dir if self._is_writer else None)
+        self._recorder = Recorder(self._sinks() if self._is_writer else [])
+        self._summary = RunSummary()
+
+    def begin(self, validation_loss: float) -> None:
+        """Say what is about to be trained.
+
+        Collective over all ranks.
+
+        Args:
+            validation_loss: of the untrained model.
+        """
+        ranks = self._gather_ranks()
+        if not self._is_writer:
+            return
+        self._summary = self._describe(ranks, validation_loss)
+        self._summary.write(self._run_dir)
+        self._log_beginning(validation_loss)
+
+    def step(
+        self,
+        step: int,
+        result: StepResult,
+        learning_rate: float,
+        seconds: float,
+        validation_loss: float | None,
+    ) -> None:
+        """Record a step."""
+        self._samples += result.samples
+        if not self._is_writer:
+            return
+        speed = self._throughput.of(seconds)
+        fp16 = self._parts.choices.precision == "fp16"
+        bits = None if validation_loss is None else self._bits_per_byte(validation_loss)
+        self._recorder.write(
+            StepMetrics(
+                step=step,
+                loss=result.loss,
+                grad_norm=result.grad_norm,
+                learning_rate=learning_rate,
+                tokens=self._tokens,
+                samples=self._samples,
+                step_seconds=seconds,
+                tokens_per_second=speed.tokens_per_second,
+                model_tflops_per_device=speed.model_tflops_per_device,
+                hardware_tflops_per_device=speed.hardware_tflops_per_device,
+                mfu=speed.mfu,
+                hfu=speed.hfu,
+                sent_bytes=result.sent,
+                skipped=result.skipped,
+                loss_scale=result.loss_scale if fp16 else None,
+                validation_loss=validation_loss,
+                validation_bits_per_byte=bits,
+            )
+        )
+        update = {"final_loss": result.loss, "tokens": self._tokens}
+        if validation_loss is not None:
+            update |= {"validation_loss": validation_loss, "validation_bits_per_byte": bits}
+        self._summary = self._summary.model_copy(update=update)
+
+    def finish(self, texts: Sequence[str], stopped_at: int | None) -> None:
+        """Write the summary and the report.
+
+        Collective over all ranks.
+
+        Args:
+            texts: what the model said to each of `trainer.sample_prompts`.
+            stopped_at: the step after which the run was asked to stop, if it was.
+        """
+        ranks = self._gather_ranks()
+        if not self._is_writer:
+            return
+        prompts = self._parts.config.trainer.sample_prompts
+        samples = [TextSample(prompt=p, text=t) for p, t in zip(prompts, texts, strict=False)]
+        reason = "all steps done" if stopped_at is None else f"stopped after step {stopped_at}"
+        self._summary = self._summary.model_copy(
+            update={
+                "ranks": ranks,
+                "seconds": time.perf_counter() - self._start,
+                "samples": samples,
+                "exit_code": 0 if stopped_at is None else 3,
+                "exit_reason": reason,
+            }
+        )
+        self._recorder.close()  # ends the live progress line before the last words
+        self._recorder = Recorder([])
+        self._summary.write(self._run_dir)
+        report = write_report(self._run_dir)
+        self._log_end(report)
+
+    def close(self) -> None:
+        """Close all sinks and the log."""
+        self._recorder.close()
+        close_logging()
+
+    @property
+    def _tokens(self) -> int:
+        return self._samples * self._parts.config.data.sequence_length
+
+    def _sinks(self) -> list:
+        config = self._parts.config
+        return make_sinks(
+            config.telemetry, self._run_dir, config.trainer.steps, config.model_dump(mode="json")
+        )
+
+    def _bits_per_byte(self, loss: float) -> float:
+        """Turn nats a token into bits a byte of the validation text."""
+        split = self._parts.corpus.manifest.validation
+        return loss * split.tokens / split.text_bytes / math.log(2)
+
+    def _gather_ranks(self) -> list[RankSummary]:
+        """Collect what every rank holds.
+
+        Collective over all ranks.
+        """
+        parts = self._parts
+        at = parts.groups.at
+        mine = RankSummary(
+            rank=parts.world.rank,
+            host=parts.world.host,
+            tensor=at.tensor,
+            data=at.data,
+            pipeline=at.pipeline,
+            layers=[
+                (piece.layers[0], piece.layers[-1])
+                for piece in parts.model.pieces
+                if piece.stage == at.pipeline
+            ],
+            memory_bytes=parts.states.memory_bytes(),
+            peak_bytes=parts.accelerator.peak_bytes(),
+        )
+        gathered: list[RankSummary] = [mine] * parts.world.size
+        dist.all_gather_object(gathered, mine)
+        return gathered
+
+    def _describe(self, ranks: list[RankSummary], validation_loss: float) -> RunSummary:
+        parts, grid = self._parts, self._parts.groups.grid
+        parallel = parts.config.parallel
+        return RunSummary(
+            model=parts.config.model.name,
+            parameters=count_parameters(parts.config.model, parts.config.data.sequence_length),
+            layout=Layout(
+                tensor=grid.tensor,
+                pipeline=grid.pipeline,
+                chunks=parallel.chunks,
+                data=grid.data,
+                sequence=parallel.sequence,
+                ranks_per_node=grid.ranks_per_node,
+            ),
+            ranks=ranks,
+            precision=parts.choices.precision,
+            device=parts.accelerator.name,
+            kernels=f"{parts.kernels.source} ({parts.kernels.reason})",
+            versions={
+                "python": platform.python_version(),
+                "torch": version("torch"),
+                "megatron-core": version("megatron-core"),
+            },
+            total_steps=parts.config.trainer.steps,
+            initial_validation_loss=validation_loss,
+        )
+
+    def _log_beginning(self, validation_loss: float) -> None:
+        parts, summary, grid = self._parts, self._summary, self._parts.groups.grid
+        config, manifest = parts.config, parts.corpus.manifest
+        held = sum(summary.ranks[0].memory_bytes.values())
+        _LOG.info("run        %s", self._run_dir)
+        _LOG.info(
+            "model      %s, %s parameters, %s layers",
+            summary.model,
+            format_count(summary.parameters or 0),
+            config.model.layers,
+        )
+        _LOG.info(
+            "layout     %d ranks = tensor %d x pipeline %d x data %d; %s of states on rank 0",
+            grid.size,
+            grid.tensor,
+            grid.pipeline,
+            grid.data,
+            format_bytes(held),
+        )
+        _LOG.info("precision  %s (%s)", parts.choices.precision, parts.choices.reason)
+        _LOG.info("kernels    %s", parts.kernels.source)
+        _LOG.info("peak       %s", self._throughput.peak_reason)
+        _LOG.info(
+            "data       %s: %s training tokens, %s validation tokens; %s tokens a step",
+            config.data.name,
+            format_count(manifest.train.tokens),
+            format_count(manifest.validation.tokens),
+            format_count(config.data.global_batch * config.data.sequence_length),
+        )
+        _LOG.info(
+            "untrained  validation loss %.3f nats a token = %.2f bits a byte (ln %d = %.2f)",
+            validation_loss,
+            self._bits_per_byte(validation_loss),
+            config.model.vocabulary,
+            math.log(config.model.vocabulary),
+        )
+
+    def _log_end(self, report: Path) -> None:
+        summary = self._summary
+        for sample in summary.samples:
+            _LOG.info("sample     %s", f"{sample.prompt}|{sample.text}".replace("\n", "\n    "))
+        if summary.validation_loss is not None:
+            _LOG.info(
+                "validation %.3f -> %.3f nats a token = %.2f bits a byte",
+                summary.initial_validation_loss,
+                summary.validation_loss,
+                summary.validation_bits_per_byte,
+            )
+        _LOG.info("done       %s in %s", summary.exit_reason, format_seconds(summary.seconds or 0))
+        _LOG.info("report     %s", report)

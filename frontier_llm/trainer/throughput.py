@@ -1,0 +1,70 @@
+"""From a step's seconds to tokens/s, TFLOP/s and shares of the device's peak."""
+
+import re
+from dataclasses import dataclass
+
+from frontier_llm.config.run import RunConfig
+from frontier_llm.device.accelerator import Accelerator
+from frontier_llm.geometry.flops import step_hardware_flops, step_model_flops
+
+TERA = 1e12
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast one step was."""
+
+    tokens_per_second: float
+    model_tflops_per_device: float
+    hardware_tflops_per_device: float
+    mfu: float | None
+    hfu: float | None
+
+
+class Throughput:
+    """Knows a step's work and the device's peak."""
+
+    def __init__(
+        self, config: RunConfig, world_size: int, accelerator: Accelerator, precision: str
+    ) -> None:
+        data = config.data
+        self._world_size = world_size
+        self._tokens = data.global_batch * data.sequence_length
+        self._model_flops = step_model_flops(config.model, data.sequence_length, data.global_batch)
+        self._hardware_flops = step_hardware_flops(
+            config.model, data.sequence_length, data.global_batch, config.recompute
+        )
+        self.peak_tflops, self.peak_reason = peak_tflops(config, accelerator, precision)
+
+    def of(self, seconds: float) -> Speed:
+        """Return the speed of a step that took `seconds`."""
+        per_device = TERA * seconds * self._world_size
+        model, hardware = self._model_flops / per_device, self._hardware_flops / per_device
+        peak = self.peak_tflops
+        return Speed(
+            tokens_per_second=self._tokens / seconds,
+            model_tflops_per_device=model,
+            hardware_tflops_per_device=hardware,
+            mfu=model / peak if peak else None,
+            hfu=hardware / peak if peak else None,
+        )
+
+
+def peak_tflops(
+    config: RunConfig, accelerator: Accelerator, precision: str
+) -> tuple[float | None, str]:
+    """Find the peak of the device that is really here; another device's peak is never used.
+
+    Returns:
+        TFLOP/s or None where it is unknown, and the reason in words.
+    """
+    device = config.cluster.device
+    if device.kind != accelerator.kind or not re.search(device.name_pattern, accelerator.name):
+        return None, (
+            f"this device is {accelerator.name!r}, cluster={config.cluster.name} describes "
+            f"{device.name!r}"
+        )
+    peak = device.peak_tflops.get(precision)  # type: ignore[call-overload]
+    if peak is None:
+        return None, f"cluster={config.cluster.name} gives no {precision} peak"
+    return peak, f"{peak} TFLOP/s {precision} ({device.source})"

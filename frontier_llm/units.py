@@ -1,0 +1,33 @@
+"""Sizes, times and counts as people read them. Everything else in the package is in base units."""
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+TIB = 1024 * GIB
+
+
+def format_bytes(count: float) -> str:
+    """Write a number of bytes with a binary prefix: `format_bytes(3 * GIB) == "3.00 GiB"`."""
+    for size, suffix in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(count) >= size:
+            return f"{count / size:.2f} {suffix}"
+    return f"{count:.0f} B"
+
+
+def format_count(count: float) -> str:
+    """Write a number with a decimal prefix: `format_count(22.06e9) == "22.06B"`."""
+    for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(count) >= size:
+            return f"{count / size:.2f}{suffix}"
+    return f"{count:.0f}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration: `2 h 05 min`, `3 min 20 s`, `4.2 s`, `12 ms`."""
+    if seconds >= 3600:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1000:.0f} ms"

@@ -1,0 +1,48 @@
+"""A small corpus of made-up text, prepared once for all tests of this folder."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from frontier_llm.config.data import DataConfig
+from frontier_llm.data.datasets import Corpus, open_corpus
+from frontier_llm.data.prepare import prepare
+
+
+def config(directory: Path, path: Path | None, **changes: object) -> DataConfig:
+    values: dict[str, object] = {
+        "name": "tiny",
+        "kind": "text",
+        "path": None if path is None else str(path),
+        "text_key": "text",
+        "directory": str(directory),
+        "pieces": 400,
+        "validation_percent": 10.0,
+        "sequence_length": 16,
+        "global_batch": 8,
+        "micro_batch": 2,
+    }
+    return DataConfig.model_validate({**values, **changes})
+
+
+def write_jsonl(path: Path, documents: int = 200) -> Path:
+    draw = random.Random(documents)
+    words = ["river", "stone", "lantern", "of", "and", "the", "42", "naïve", "雪", "\n", "  "]
+    with path.open("w") as stream:
+        for number in range(documents):
+            text = " ".join(draw.choices(words, k=40))
+            stream.write(json.dumps({"id": number, "text": text}) + "\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("corpus")
+    return prepare(config(base / "corpora", write_jsonl(base / "text.jsonl")))
+
+
+@pytest.fixture
+def corpus(folder: Path) -> Corpus:
+    return open_corpus(folder)

@@ -1,0 +1,154 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from frontier_llm.data.corpus import Document, find_source
+from frontier_llm.errors import DataError
+from tests.data.conftest import config
+
+
+def documents(path: Path, **changes: object) -> list[Document]:
+    return list(find_source(config(path.parent, path, **changes)).documents())
+
+
+def test_a_folder_has_a_document_a_file_sorted_and_without_what_is_hidden_or_binary(tmp_path: Path):
+    root = tmp_path / "text"
+    (root / "b" / ".git").mkdir(parents=True)
+    (root / "b" / "one.md").write_text("one")
+    (root / "b" / ".git" / "config").write_text("hidden")
+    (root / "a.txt").write_bytes("\ufeffzwölf\r\n".encode())
+    (root / "c.bin").write_bytes(b"\xff\xfe\x00")
+    (root / "d.dat").write_bytes(b"abc\0def")
+    (root / "e.txt").write_text("")
+    (root / "gone").symlink_to(root / "nowhere")
+    found = documents(root)
+    assert [(d.name, d.text) for d in found] == [("a.txt", "zwölf\r\n"), ("b/one.md", "one")]
+
+
+def test_jsonl_has_a_document_a_line(tmp_path: Path):
+    path = tmp_path / "text.jsonl"
+    path.write_text('{"body": "a\\nb"}\n\n{"body": "c", "x": 1}\n{"body": ""}\n{"body": "\\ud800"}')
+    found = documents(path, text_key="body")
+    assert [(d.name, d.text) for d in found] == [
+        ("text.jsonl:1", "a\nb"),
+        ("text.jsonl:3", "c"),
+        ("text.jsonl:5", "?"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"body": "a"}', r"text\.jsonl:2: no text under the key 'text' \(this line has: body\)"),
+        (b'{"text": 3}', r"text\.jsonl:2: no text under the key 'text'"),
+        (b'["text"]', r"text\.jsonl:2: no text under the key 'text' \(this line has: list\)"),
+        (b'{"text": "a', r"text\.jsonl:2: this line is not JSON"),
+        (b'{"text": "\xff"}', r"text\.jsonl:2: this line is not JSON"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: bytes, message: str):
+    path = tmp_path / "text.jsonl"
+    path.write_bytes(json.dumps({"text": "fine"}).encode() + b"\n" + line)
+    with pytest.raises(DataError, match=message) as caught:
+        documents(path)
+    assert "do:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"Paragraph {i}\nof two lines.\n\n" for i in range(50_000)),
+        "one line after another, no blank one\r\n" * 40_000,
+        "a single line " * 100_000,
+        "".join(f"Short paragraph {i}.\n\n" for i in range(200)),
+    ],
+    ids=["paragraphs", "lines", "one_line", "short"],
+)
+def test_one_text_file_is_cut_into_documents_without_loss(tmp_path: Path, text: str):
+    path = tmp_path / "book.txt"
+    path.write_text(text, newline="")
+    found = documents(path)
+    assert "".join(d.text for d in found) == text
+    assert len({d.name for d in found}) == len(found)
+    sides = [d.is_validation(10) for d in found]
+    assert any(sides)
+    assert not all(sides)
+
+
+def test_paragraphs_stay_whole(tmp_path: Path):
+    path = tmp_path / "book.txt"
+    path.write_text("".join(f"Paragraph {i}\nof two lines.\n\n" for i in range(5000)))
+    assert all(d.text.startswith("Paragraph") for d in documents(path))
+
+
+def test_the_standard_library_is_found_without_its_tests():
+    source = find_source(config(Path("corpora"), None, kind="stdlib"))
+    names = [file.name for file in source.files]
+    assert {"json/decoder.py", "os.py", "asyncio/tasks.py"} <= set(names)
+    assert names == sorted(names, key=lambda name: Path(name).parts)
+    assert all(name.endswith(".py") for name in names)
+    banned = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+    assert not [name for name in names if banned & set(Path(name).parts)]
+    assert source.size > 5_000_000
+
+
+def test_the_split_of_a_document_depends_on_its_name_alone(tmp_path: Path):
+    names = [f"{i}.txt" for i in range(2000)]
+    share = sum(Document(name, 0, "x").is_validation(5) for name in names) / 2000
+    assert 0.03 < share < 0.07
+    again = [Document(name, 9, "other").is_validation(5) for name in names]
+    assert again == [Document(name, 0, "x").is_validation(5) for name in names]
+
+
+def test_fingerprint_and_digest_see_a_change(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_text("abc")
+    before = find_source(config(tmp_path, path))
+    path.write_text("abcd")
+    after = find_source(config(tmp_path, path))
+    assert before.fingerprint() != after.fingerprint()
+    other = tmp_path / "other" / "a.txt"
+    other.parent.mkdir()
+    other.write_text("abcd")
+    assert find_source(config(tmp_path, other)).digest() == after.digest()
+    path.write_text("abce")
+    assert (
+        find_source(config(tmp_path, path)).digest()
+        != find_source(config(tmp_path, other)).digest()
+    )
+
+
+def test_a_missing_path_is_refused(tmp_path: Path):
+    with pytest.raises(DataError, match=r"there is no .*nothing\n  do: set data.path"):
+        find_source(config(tmp_path, tmp_path / "nothing"))
+    with pytest.raises(DataError, match="set data.path"):
+        find_source(config(tmp_path, None))
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_an_empty_source_is_refused(tmp_path: Path, kind: str):
+    path = tmp_path / "source"
+    path.mkdir() if kind == "folder" else path.write_text("")
+    with pytest.raises(DataError, match=r"there is no text in .*source\n  do: "):
+        find_source(config(tmp_path, path))
+
+
+@pytest.mark.parametrize("content", [b"caf\xe9", b"GIF89a\0\0"])
+def test_one_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes):
+    path = tmp_path / "file.txt"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"file.txt is not UTF-8 text"):
+        documents(path)
+
+
+def test_a_file_that_vanished_is_named(tmp_path: Path):
+    root = tmp_path / "text"
+    root.mkdir()
+    (root / "a.txt").write_text("abc")
+    source = find_source(config(tmp_path, root))
+    (root / "a.txt").unlink()
+    with pytest.raises(DataError, match=r"cannot read .*a.txt: No such file"):
+        list(source.documents())
+    with pytest.raises(DataError, match=r"cannot read .*a.txt: No such file"):
+        source.digest()

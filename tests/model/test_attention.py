@@ -1,0 +1,96 @@
+"""The attention core against the textbook, and its memory against an [s, s] matrix."""
+
+import math
+import resource
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from frontier_llm.model.attention import QUERY_BLOCK, SdpaAttention
+from frontier_llm.parallel.megatron_cpu import install
+from frontier_llm.parallel.world import World
+from tests.ranks import run_ranks
+
+
+def make_core(dropout: float = 0.0, heads: int = 4) -> SdpaAttention:
+    config = TransformerConfig(
+        num_layers=1, hidden_size=8 * heads, num_attention_heads=heads, use_cpu_initialization=True
+    )
+    return SdpaAttention(config, 1, AttnMaskType.causal, "self", attention_dropout=dropout)
+
+
+def textbook(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Softmax attention written out, [s, b, h, d] each."""
+    repeat = query.shape[2] // key.shape[2]
+    key, value = key.repeat_interleave(repeat, 2), value.repeat_interleave(repeat, 2)
+    scores = torch.einsum("sbhd,tbhd->bhst", query, key) / math.sqrt(query.shape[-1])
+    scores.masked_fill_(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
+    return torch.einsum("bhst,tbhd->sbhd", scores.softmax(-1), value).flatten(2)
+
+
+def random_qkv(tokens: int, heads: int, groups: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(tokens, 2, h, 8) for h in (heads, groups, groups)]
+    return [torch.randn(s, generator=generator).requires_grad_() for s in shapes]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_equals_textbook_attention(groups: int) -> None:
+    inputs = random_qkv(37, 4, groups)
+    weight = torch.randn(37, 2, 32, generator=torch.Generator().manual_seed(1))
+    results = []
+    for function in (make_core(), textbook):
+        out = function(*inputs)
+        gradients = torch.autograd.grad((out * weight).sum(), inputs)
+        results.append([out, *gradients])
+    for mine, expected in zip(*results, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
+
+
+def dropout_statistics(world: World) -> dict[str, Any]:
+    install()
+    model_parallel_cuda_manual_seed(0, tp_rank=0, ep_rank=0, etp_rank=0)
+    tokens = QUERY_BLOCK + 9  # two blocks, the second ragged
+    query, key, value = random_qkv(tokens, 4, 2)
+    core = make_core(dropout=0.25)
+    draws = torch.stack([core(query, key, value).detach() for _ in range(400)])
+    core.eval()
+    exact = core(query, key, value)
+    core.train()
+    gradient = torch.autograd.grad(core(query, key, value).sum(), value)[0]
+    # an output row of all ones in `value` is the sum of the kept probabilities
+    ones = core(query, key, torch.ones_like(value)).detach()
+    return {
+        "bias": (draws.mean(0) - exact).abs().max().item(),
+        "spread": draws.std(0)[1:].min().item(),
+        "first_row": sorted(set(ones[0].flatten().round(decimals=3).double().round(decimals=3).tolist())),
+        "gradient_finite": bool(gradient.isfinite().all()),
+    }
+
+
+def test_dropout_keeps_the_mean_and_recomputes_the_same_masks() -> None:
+    found = run_ranks(dropout_statistics, 1)[0]
+    assert found["bias"] < 0.3  # 400 draws of values around 1
+    assert found["spread"] > 0
+    assert found["first_row"] in ([0.0, 1.333], [1.333])  # dropped, or kept and scaled
+    assert found["gradient_finite"]
+
+
+def resident_growth(world: World, dropout: float) -> int:
+    install()
+    model_parallel_cuda_manual_seed(0, tp_rank=0, ep_rank=0, etp_rank=0)
+    core = make_core(dropout)
+    inputs = [torch.randn(4096, 1, 4, 8, requires_grad=True) for _ in range(3)]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    core(*inputs).sum().backward()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_no_square_matrix_in_memory(dropout: float) -> None:
+    square = 4 * 4096 * 4096 * 4
+    assert run_ranks(resident_growth, 1, dropout)[0] < square / 2

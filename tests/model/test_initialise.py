@@ -1,0 +1,55 @@
+"""Initial weights depend on the seed and the name, and on nothing else."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from frontier_llm.parallel.world import World
+from tests.ranks import run_ranks
+from tests.trainer.rig import make_rig
+from tests.trainer.test_parity import assemble
+from tests.values import tiny_values
+
+SWIGLU = ["model.activation=swiglu", "model.vocabulary=4099", "model.tied=false"]
+
+
+def weights(world: World, values: dict[str, Any]) -> dict[str, Any]:
+    rig = make_rig(world, values)
+    found: dict[str, Any] = {}
+    for record in rig.model.records:
+        local = record.parameter.detach()
+        covered = 0
+        for placement in record.placements:
+            piece = placement.local_view(local)
+            covered += piece.numel()
+            entry = found.setdefault(placement.name, (placement.global_shape, []))
+            entry[1].append((placement.global_start, piece.numpy().copy()))
+        padding = local.numel() - covered
+        assert int((local == 0).sum()) >= padding, f"{record.name}: padding is not zero"
+    return found
+
+
+@pytest.mark.parametrize(("size", "layout"), [
+    (2, ["parallel.tensor=2"]),
+    (2, ["parallel.pipeline=2", "parallel.chunks=2"]),
+    (8, ["parallel.tensor=4", "parallel.pipeline=2"]),
+])  # fmt: skip
+def test_every_layout_starts_with_the_same_model(size: int, layout: list[str]) -> None:
+    whole = assemble(run_ranks(weights, 1, tiny_values(*SWIGLU)))
+    cut = assemble(run_ranks(weights, size, tiny_values(*SWIGLU, *layout)))
+    assert whole.keys() == cut.keys()
+    for name, expected in whole.items():
+        np.testing.assert_array_equal(cut[name], expected, err_msg=name)
+
+
+def test_seed_changes_it_and_deviation_is_as_configured() -> None:
+    one, other = (
+        assemble(run_ranks(weights, 1, tiny_values(*SWIGLU, f"trainer.seed={seed}")))
+        for seed in (1, 2)
+    )
+    name = "layers.2.ffn.up.weight"
+    assert not np.array_equal(one[name], other[name])
+    assert not np.array_equal(one[name], one["layers.3.ffn.up.weight"])
+    assert one[name].std() == pytest.approx(0.1, rel=0.05)
+    assert one["layers.2.ffn.down.weight"].std() == pytest.approx(0.1 / 8**0.5, rel=0.05)

@@ -1,0 +1,161 @@
+"""Run a function on several ranks: forked processes, gloo, a file store, no ports.
+
+    from tests.ranks import run_ranks
+
+    def sums(world, value):
+        tensor = torch.tensor([float(value + world.rank)])
+        dist.all_reduce(tensor)
+        return tensor.item()
+
+    def test_sum():
+        assert run_ranks(sums, 4, 1) == [10.0] * 4
+
+The first argument of the function is its `World`; results come back pickled. When a rank fails,
+`RanksFailedError` holds every rank's traceback, the one that looks like the cause first.
+"""
+
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from frontier_llm.parallel.world import World
+
+_NETWORK = ("Connection reset", "Connection closed", "Broken pipe", "Timed out", "gloo")
+
+
+class RanksFailedError(AssertionError):
+    """Some ranks raised, died or did not end; the message has all tracebacks."""
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    size: int,
+    *args: Any,
+    timeout: float = 60,
+    ranks_per_node: int | None = None,
+) -> list[Any]:
+    """Call `function(world, *args)` on `size` gloo ranks; return what each one returned.
+
+    Args:
+        function: anything callable: it is forked, not pickled. Its result must pickle.
+        size: number of ranks.
+        args: handed on to every rank.
+        timeout: seconds until all ranks are killed.
+        ranks_per_node: where a node ends in `World`; None = all ranks on one node.
+
+    Raises:
+        RanksFailedError: with every rank's traceback, the cause first.
+    """
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="ranks_") as name:
+        folder = Path(name)
+        pids = [
+            _fork(_world(rank, size, ranks_per_node), folder, function, args, timeout)
+            for rank in range(size)
+        ]
+        codes = _wait(pids, timeout)
+        if any(codes):
+            raise RanksFailedError(_report(folder, codes, timeout))
+        return [pickle.loads((folder / f"{rank}.result").read_bytes()) for rank in range(size)]
+
+
+def _world(rank: int, size: int, ranks_per_node: int | None) -> World:
+    per_node = ranks_per_node or size
+    return World(
+        rank=rank,
+        size=size,
+        local_rank=rank,  # as in a local launch: node borders are drawn, the machine is one
+        ranks_per_node=per_node,
+        host=f"node{rank // per_node}",
+        launcher="local",
+        master_address="127.0.0.1",
+        master_port=0,
+    )
+
+
+def _fork(
+    world: World, folder: Path, function: Callable[..., Any], args: tuple[Any, ...], timeout: float
+) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        _run(world, folder, function, args, timeout)
+        code = 0
+    except BaseException:
+        (folder / f"{world.rank}.error").write_text(traceback.format_exc())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(
+    world: World, folder: Path, function: Callable[..., Any], args: tuple[Any, ...], timeout: float
+) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=timeout),
+    )
+    result = pickle.dumps(function(world, *args))
+    (folder / f"{world.rank}.result").write_bytes(result)
+    if dist.is_initialized():
+        dist.barrier()  # nobody closes its sockets while another still reads from them
+
+
+def _wait(pids: list[int], timeout: float) -> list[int | None]:
+    """Wait for all; a rank that ends badly gives the others two seconds."""
+    codes: list[int | None] = [None] * len(pids)
+    deadline = time.monotonic() + timeout
+    try:
+        while None in codes and time.monotonic() < deadline:
+            for index, pid in enumerate(pids):
+                if codes[index] is None and (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                    codes[index] = os.waitstatus_to_exitcode(ended[1])
+                    if codes[index]:
+                        deadline = min(deadline, time.monotonic() + 2)
+            time.sleep(0.005)
+    finally:
+        for index, pid in enumerate(pids):
+            if codes[index] is None:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+    return [-1000 if code is None else code for code in codes]
+
+
+def _report(folder: Path, codes: list[int | None], timeout: float) -> str:
+    """Say what happened to every rank, what is no echo of another's end first."""
+    texts = []
+    for rank, code in enumerate(codes):
+        file = folder / f"{rank}.error"
+        if file.exists():
+            text = file.read_text()
+        elif code == -1000:
+            text = f"did not end (time limit {timeout} s, 2 s after another rank failed)\n"
+        elif code:
+            text = f"ended with {code}" + (" (signal)\n" if code < 0 else "\n")
+        else:
+            text = "ended well\n"
+        echo = code == 0 or not file.exists() or any(word in text for word in _NETWORK)
+        texts.append((echo, rank, f"--- rank {rank}: {text}"))
+    return "\n" + "\n".join(text for _, _, text in sorted(texts))

@@ -1,0 +1,52 @@
+"""The multi-process tests' own tool: it must show the cause and never hang."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks import RanksFailedError, run_ranks
+
+
+def _sum(world, value):
+    tensor = torch.tensor([float(value + world.rank)])
+    dist.all_reduce(tensor)
+    return tensor.item(), world.rank // world.ranks_per_node
+
+
+def test_every_rank_gives_its_result():
+    assert run_ranks(_sum, 4, 1, ranks_per_node=2) == [(10.0, 0), (10.0, 0), (10.0, 1), (10.0, 1)]
+
+
+def _fail(world):
+    if world.rank == 1:
+        raise ValueError("rank one is broken")
+    dist.barrier()
+
+
+def test_the_cause_comes_before_the_echoes():
+    with pytest.raises(RanksFailedError) as caught:
+        run_ranks(_fail, 3)
+    text = str(caught.value)
+    assert text.index("rank one is broken") < text.index("--- rank 0")
+
+
+def _die(world):
+    if world.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def test_a_killed_rank_ends_the_others():
+    started = time.monotonic()
+    with pytest.raises(RanksFailedError, match=r"rank 2: ended with -9"):
+        run_ranks(_die, 3)
+    assert time.monotonic() - started < 10
+
+
+def test_a_hang_ends_at_the_time_limit():
+    with pytest.raises(RanksFailedError, match="did not end"):
+        run_ranks(lambda world: time.sleep(60), 2, timeout=1)

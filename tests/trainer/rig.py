@@ -1,0 +1,69 @@
+"""A rank's training state without files: for tests that compare layouts."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.config.run import RunConfig
+from frontier_llm.data.batch import Batch
+from frontier_llm.device.kernels import TORCH
+from frontier_llm.model.build import Model, build_model
+from frontier_llm.parallel.groups import Groups, make_groups
+from frontier_llm.parallel.megatron_cpu import install
+from frontier_llm.parallel.world import World
+from frontier_llm.sharding.sharded_states import ReductionGroups, ShardedStates
+from frontier_llm.trainer.loss_scale import LossScale
+from frontier_llm.trainer.schedule import LearningRate
+from frontier_llm.trainer.step import StepResult, TrainStep
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Rig:
+    config: RunConfig
+    groups: Groups
+    model: Model
+    states: ShardedStates
+    step: TrainStep
+    traffic: Traffic
+
+    def train(self, steps: int, first: int = 0) -> list[StepResult]:
+        rate = LearningRate.of(self.config)
+        return [
+            self.step.run(self.batches(index), rate(index + 1), stop=False)
+            for index in range(first, first + steps)
+        ]
+
+    def batches(self, step: int) -> list[Batch]:
+        """Random tokens, small ones likelier, that depend on the sample's number alone."""
+        data, grid, at = self.config.data, self.groups.grid, self.groups.at
+        micro = data.micro_batch
+        batches = []
+        for m in range(data.global_batch // (grid.data * micro)):
+            first = step * data.global_batch + (m * grid.data + at.data) * micro
+            rows = torch.stack([self._sample(i) for i in range(first, first + micro)])
+            positions = torch.arange(data.sequence_length).expand(micro, -1)
+            batches.append(Batch(rows[:, :-1], rows[:, 1:], positions))
+        return batches
+
+    def _sample(self, index: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(index)
+        drawn = torch.rand(self.config.data.sequence_length + 1, generator=generator)
+        return (drawn**3 * self.config.model.vocabulary).long()
+
+
+def make_rig(world: World, values: dict[str, Any], precision: str = "fp32") -> Rig:
+    """Build a rank from composed values, as trainer/assemble.py does."""
+    install()
+    config = RunConfig.model_validate(values)
+    groups = make_groups(config.parallel, world.ranks_per_node, config.trainer.seed)
+    model = build_model(config, groups, precision, CPU, TORCH)
+    traffic = Traffic(groups.grid, world.rank)
+    reduction = ReductionGroups(groups.data, groups.tensor, groups.embedding)
+    states = ShardedStates(model.records, reduction, traffic, config.optimizer)
+    scale = LossScale(config.precision, precision)
+    step = TrainStep(model, states, groups, config, scale, traffic)
+    return Rig(config, groups, model, states, step, traffic)

@@ -1,0 +1,155 @@
+"""Every layout is the same computation: losses and gradients against one process.
+
+Gradients are compared as well as losses because AdamW does not notice a gradient that is wrong
+by a factor, and a missing reduction hides in the loss for many steps.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from frontier_llm.parallel.world import World
+from tests.ranks import run_ranks
+from tests.trainer.rig import Rig, make_rig
+from tests.values import tiny_values
+
+STEPS = 10
+
+LAYOUTS = {
+    "tensor2": (2, ["parallel.tensor=2"]),
+    "tensor2_sequence": (2, ["parallel.tensor=2", "parallel.sequence=true"]),
+    "pipeline2": (2, ["parallel.pipeline=2"]),
+    "pipeline2_chunks2": (2, ["parallel.pipeline=2", "parallel.chunks=2"]),
+    "data2": (2, []),
+    "tensor2_pipeline2_data2": (8, ["parallel.tensor=2", "parallel.pipeline=2"]),
+    "tensor2_pipeline2_chunks2_data2": (
+        8,
+        ["parallel.tensor=2", "parallel.pipeline=2", "parallel.chunks=2"],
+    ),
+    "tensor2_sequence_pipeline2_chunks2_data2": (
+        8,
+        [
+            "parallel.tensor=2",
+            "parallel.sequence=true",
+            "parallel.pipeline=2",
+            "parallel.chunks=2",
+        ],
+    ),
+    "pipeline3_uneven": (3, ["parallel.pipeline=3", "parallel.layers_per_stage=[1,1,2]"]),
+    "pipeline2_chunks2_uneven": (
+        2,
+        ["parallel.pipeline=2", "parallel.chunks=2", "model.layers=5"],
+    ),
+}
+MODELS = {
+    "tied_gelu": [],
+    "untied_gqa_swiglu": [
+        "model.tied=false",
+        "model.kv_heads=2",
+        "model.activation=swiglu",
+        "model.norm=rmsnorm",
+        "model.positions=rotary",
+        "model.bias=false",
+    ],
+}
+
+
+def train_and_collect(
+    world: World, values: dict[str, Any], precision: str
+) -> tuple[list[float], list[float], dict[str, tuple[tuple[int, ...], list[Any]]]]:
+    rig = make_rig(world, values, precision)
+    first = rig.train(1)
+    gradients = first_gradients(rig)
+    results = first + rig.train(STEPS - 1, first=1)
+    return [r.loss for r in results], [r.grad_norm for r in results], gradients
+
+
+def first_gradients(rig: Rig) -> dict[str, tuple[tuple[int, ...], list[Any]]]:
+    """Return each global tensor's pieces: (shape, [(start, piece)])."""
+    found: dict[str, tuple[tuple[int, ...], list[Any]]] = {}
+    clip = rig.config.optimizer.clip_norm
+    assert clip is None, "the fused update writes clipped gradients back"
+    for record, gradient in rig.states.gradients():
+        for placement in record.placements:
+            piece = placement.local_view(gradient).clone().numpy()
+            entry = found.setdefault(placement.name, (placement.global_shape, []))
+            entry[1].append((placement.global_start, piece))
+    return found
+
+
+def assemble(per_rank: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Put the pieces of all ranks together; pieces held twice must agree to the last bits."""
+    whole: dict[str, np.ndarray] = {}
+    for pieces in per_rank:
+        for name, (shape, boxes) in pieces.items():
+            target = whole.setdefault(name, np.full(shape, np.nan, dtype=np.float32))
+            for start, piece in boxes:
+                index = tuple(slice(s, s + n) for s, n in zip(start, piece.shape, strict=True))
+                held = ~np.isnan(target[index])
+                scale = np.abs(piece).max(initial=1e-30)
+                assert np.abs(target[index] - piece)[held].max(initial=0) <= 1e-6 * scale, name
+                target[index] = piece
+    for name, tensor in whole.items():
+        assert not np.isnan(tensor).any(), f"{name} is not covered"
+    return whole
+
+
+@functools.cache
+def reference(overrides: tuple[str, ...], precision: str = "fp32") -> Any:
+    return run_ranks(train_and_collect, 1, tiny_values(*overrides), precision)[0]
+
+
+def compare(size: int, overrides: list[str], model: list[str]) -> None:
+    alone = [o for o in overrides if not o.startswith("parallel.")]
+    values = tiny_values(*model, *overrides)
+    expected_losses, expected_norms, expected_gradients = reference(tuple([*model, *alone]))
+    results = run_ranks(train_and_collect, size, values, "fp32", timeout=120)
+    for losses, norms, _ in results:
+        np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+        np.testing.assert_allclose(norms, expected_norms, rtol=1e-5)
+    gradients = assemble([gradients for _, _, gradients in results])
+    whole = assemble([expected_gradients])
+    assert gradients.keys() == whole.keys()
+    for name, expected in whole.items():
+        error = np.linalg.norm(gradients[name] - expected) / np.linalg.norm(expected)
+        assert error <= 1e-5, f"{name}: relative gradient error {error:.1e}"
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_equals_one_process(layout: str, model: str) -> None:
+    size, overrides = LAYOUTS[layout]
+    compare(size, overrides, MODELS[model])
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("layout", ["tensor2_sequence", "tensor2_pipeline2_chunks2_data2"])
+def test_recomputation_changes_nothing(layout: str, recompute: str) -> None:
+    size, overrides = LAYOUTS[layout]
+    losses = run_ranks(
+        train_and_collect, size, tiny_values(*overrides, f"recompute={recompute}"), "fp32"
+    )[0][0]
+    np.testing.assert_allclose(losses, reference(())[0], rtol=1e-5)
+
+
+def test_vocabulary_that_no_tensor_size_divides() -> None:
+    """4099 is prime: rows of padding must take no probability and no gradient."""
+    for size, overrides in (LAYOUTS["tensor2"], LAYOUTS["tensor2_pipeline2_data2"]):
+        compare(size, overrides, ["model.vocabulary=4099"])
+
+
+def test_bf16_stays_near_fp32() -> None:
+    """bf16 has 8 bits of mantissa (relative 2^-9 a rounding): 1% on the loss over ten steps."""
+    exact = reference(())[0]
+    for size, overrides in ((1, []), LAYOUTS["tensor2_pipeline2_data2"]):
+        losses = run_ranks(train_and_collect, size, tiny_values(*overrides), "bf16")[0][0]
+        np.testing.assert_allclose(losses, exact, rtol=1e-2)
+
+
+def test_loss_falls() -> None:
+    losses = reference(())[0]
+    assert torch.tensor(losses).isfinite().all()
+    assert losses[-1] < losses[0]

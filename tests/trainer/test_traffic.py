@@ -1,0 +1,116 @@
+"""Counted bytes are the bytes of the calls that torch.distributed really gets."""
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.wire import all_reduce_bytes, gather_bytes
+from frontier_llm.parallel.world import World
+from tests.ranks import run_ranks
+from tests.trainer.rig import make_rig
+from tests.values import tiny_values
+
+
+class SeenCalls(TorchDispatchMode):
+    """Sums the ring volume of every c10d operator, by the group it is called on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes_by_group: defaultdict[str, float] = defaultdict(float)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.split(".")[0]
+        if func.namespace == "c10d":
+            self._count(name, args)
+        return func(*args, **(kwargs or {}))
+
+    def _count(self, name: str, args: Any) -> None:
+        place = 1 if name in ("allreduce_", "send", "recv_") else 2
+        group = dist.ProcessGroup.unbox(args[place])
+        ranks = group.size()
+
+        def volume(tensors: Any) -> float:
+            flat = tensors if isinstance(tensors, list | tuple) else [tensors]
+            return sum(t.numel() * t.element_size() for t in flat)
+
+        if name == "allreduce_":
+            sent = all_reduce_bytes(volume(args[0]), ranks)
+        elif name in ("_allgather_base_", "allgather_"):
+            sent = gather_bytes(volume(args[0]), ranks)
+        elif name in ("_reduce_scatter_base_", "reduce_scatter_"):
+            sent = gather_bytes(volume(args[1]), ranks)
+        elif name == "send":
+            sent = volume(args[0])
+        elif name == "recv_":
+            return
+        else:
+            raise AssertionError(f"unexpected collective {name}")
+        # megatron sends to one neighbour over the pipeline's group and to the other over the world's
+        self.bytes_by_group["sends" if name == "send" else group.group_name] += sent
+
+
+LAYOUTS = {
+    "tensor": ["parallel.tensor=2"],
+    "sequence": ["parallel.tensor=2", "parallel.sequence=true"],
+    "sequence_rotary": [
+        "parallel.tensor=2", "parallel.sequence=true", "model.positions=rotary",
+        "model.tied=false",
+    ],
+    "tensor_recompute": ["parallel.tensor=2", "recompute=full"],
+    "sequence_recompute": ["parallel.tensor=2", "parallel.sequence=true", "recompute=full"],
+    "pipeline": ["parallel.pipeline=2"],
+    "chunks_tensor": ["parallel.tensor=2", "parallel.pipeline=2", "parallel.chunks=2"],
+    "chunks_sequence": [
+        "parallel.tensor=2", "parallel.pipeline=2", "parallel.chunks=2", "parallel.sequence=true",
+    ],
+    "data": [],
+}  # fmt: skip
+
+
+def count(world: World, values: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+    rig = make_rig(world, values)
+    batches = rig.batches(0)
+    names = {
+        rig.groups.tensor.group_name: "tensor",
+        "sends": "pipeline",
+        rig.groups.data.group_name: "data",
+        dist.group.WORLD.group_name: "world",
+    }
+    if rig.groups.embedding is not None and rig.groups.grid.pipeline > 1:
+        names[rig.groups.embedding.group_name] = "embedding"
+    taken: dict[str, Any] = {}
+    take = rig.traffic.take
+    rig.traffic.take = lambda: taken.setdefault("sent", take())  # type: ignore[method-assign]
+    with SeenCalls() as seen:
+        rig.step.run(batches, 1e-3, stop=False)
+    counted = {name: sent.intra + sent.inter for name, sent in taken["sent"].items()}
+    return {names[g]: b for g, b in seen.bytes_by_group.items()}, counted
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_counted_bytes_are_sent_bytes(layout: str) -> None:
+    overrides = LAYOUTS[layout]
+    size = 4 if "pipeline=2" in str(overrides) and "tensor=2" in str(overrides) else 2
+    for seen, counted in run_ranks(count, size, tiny_values(*overrides)):
+        # sequence-parallel norms are added up over the tensor group by us
+        assert seen.get("tensor", 0) == counted["tensor"] + counted.get("sequence_norms", 0)
+        assert seen.get("pipeline", 0) == counted["pipeline"]
+        assert seen.get("data", 0) == counted.get("gradients", 0)
+        assert seen.get("embedding", 0) == counted.get("tied_embedding", 0)
+
+
+def test_bytes_are_attributed_to_links() -> None:
+    grid = Grid(tensor=2, data=2, pipeline=2, ranks_per_node=4)
+    traffic = Traffic(grid, rank=3)
+    traffic.ring("tensor", grid.tensor_group(3), 10.0)  # 2, 3: one node
+    traffic.ring("pipeline", grid.pipeline_group(3), 7.0)  # 3, 7: two nodes
+    sent = traffic.take()
+    assert (sent["tensor"].intra, sent["tensor"].inter) == (10.0, 0.0)
+    assert (sent["pipeline"].intra, sent["pipeline"].inter) == (0.0, 7.0)
+    assert traffic.take() == {}

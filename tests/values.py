@@ -1,0 +1,27 @@
+"""Composed values of a model so small that eight ranks train it in a second."""
+
+from typing import Any
+
+from tools.compose import compose
+
+TINY = (
+    "model.layers=4",
+    "model.hidden=32",
+    "model.heads=4",
+    "model.vocabulary=128",
+    "model.init_std=0.1",
+    "data.pieces=128",
+    "data.sequence_length=16",
+    "data.global_batch=8",
+    "data.micro_batch=1",
+    "parallel.pipeline=1",
+    "optimizer.clip_norm=null",
+    "optimizer.warmup_steps=0",
+    "precision=fp32",
+)
+
+
+def tiny_values(*overrides: str) -> dict[str, Any]:
+    """Compose the root configuration, shrunk, with overrides on top (the last one counts)."""
+    chosen = dict(o.split("=", 1) for o in (*TINY, *overrides))
+    return compose([f"{key}={value}" for key, value in chosen.items()])

@@ -1,0 +1,1 @@
+"""Commands beside training, and the composition of the configuration (the door to hydra)."""

@@ -1,0 +1,214 @@
+"""Compare a training step with the same model written in plain torch, on one process.
+
+    python tools/bench_step.py                      # the device of this machine
+    python tools/bench_step.py --layers 12 --steps 5 --json bench.json
+
+Both run in one process and take turns. The plain model is nn.Module, scaled_dot_product_attention
+and fused AdamW; in bf16 it is autocast over fp32 parameters, which like ours keeps fp32 masters.
+The table says the median step of each, and their ratio (ours / plain; below 1 is faster).
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.nn import functional as F
+
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.config.run import RunConfig
+from frontier_llm.data.batch import Batch
+from frontier_llm.device.accelerator import Accelerator
+from frontier_llm.device.kernels import resolve
+from frontier_llm.model.build import build_model
+from frontier_llm.parallel import megatron_cpu
+from frontier_llm.parallel.groups import Groups, destroy_groups, make_groups
+from frontier_llm.sharding.sharded_states import ReductionGroups, ShardedStates
+from frontier_llm.trainer.loss_scale import LossScale
+from frontier_llm.trainer.step import TrainStep
+from tools.compose import compose
+
+LEARNING_RATE = 1e-4
+
+
+class PlainLayer(nn.Module):
+    """A pre-norm transformer layer as a torch user writes it."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.ffn_norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv, self.output = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [b, s, hidden] to the same shape."""
+        b, s, hidden = x.shape
+        parts = self.qkv(self.attention_norm(x)).chunk(3, dim=-1)
+        q, k, v = (part.view(b, s, self.heads, -1).transpose(1, 2) for part in parts)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.output(mixed.transpose(1, 2).reshape(b, s, hidden))
+        return x + self.down(F.gelu(self.up(self.ffn_norm(x))))
+
+
+class PlainGpt(nn.Module):
+    """GPT-2 as a torch user writes it, with a tied head."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        model = config.model
+        self.tokens = nn.Embedding(model.vocabulary, model.hidden)
+        self.positions = nn.Embedding(config.data.sequence_length, model.hidden)
+        self.layers = nn.ModuleList(
+            PlainLayer(model.hidden, model.heads) for _ in range(model.layers)
+        )
+        self.norm = nn.LayerNorm(model.hidden)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Return the mean loss of a batch."""
+        x = self.tokens(batch.tokens) + self.positions(batch.positions)
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.norm(x) @ self.tokens.weight.T
+        return F.cross_entropy(logits.flatten(0, 1).float(), batch.labels.flatten())
+
+
+def plain_step(config: RunConfig, precision: str, device: torch.device) -> Callable[..., None]:
+    """Return a function that makes one step of the plain model."""
+    model = PlainGpt(config).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
+
+    def step(batches: list[Batch]) -> None:
+        for batch in batches:
+            compute = (
+                nullcontext()
+                if precision == "fp32"
+                else torch.autocast(device.type, dtype=torch.bfloat16)
+            )
+            with compute:
+                loss = model(batch)
+            (loss / len(batches)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def our_step(
+    config: RunConfig, precision: str, accelerator: Accelerator, groups: Groups
+) -> Callable[..., None]:
+    """Return a function that makes one step of ours."""
+    kernels = resolve(config.kernels, accelerator.device)
+    model = build_model(config, groups, precision, accelerator.device, kernels)
+    traffic = Traffic(groups.grid, 0)
+    reduction = ReductionGroups(groups.data, groups.tensor, groups.embedding)
+    states = ShardedStates(model.records, reduction, traffic, config.optimizer)
+    scale = LossScale(config.precision, precision)
+    step = TrainStep(model, states, groups, config, scale, traffic)
+    return lambda batches: step.run(batches, LEARNING_RATE, stop=False)
+
+
+def measure(
+    config: RunConfig, precision: str, accelerator: Accelerator, groups: Groups, steps: int
+) -> dict[str, Any]:
+    """Time both, taking turns; the first turn of each warms up and is dropped."""
+    contenders = {
+        "ours": our_step(config, precision, accelerator, groups),
+        "plain": plain_step(config, precision, accelerator.device),
+    }
+    batches = random_batches(config, accelerator.device)
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(steps + 1):
+        for name, step in contenders.items():
+            accelerator.synchronize()
+            start = time.perf_counter()
+            step(batches)
+            accelerator.synchronize()
+            seconds[name].append(time.perf_counter() - start)
+    medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}
+    return {
+        "precision": precision,
+        "ours_seconds": medians["ours"],
+        "plain_seconds": medians["plain"],
+        "ratio": medians["ours"] / medians["plain"],
+        "all_seconds": {name: times[1:] for name, times in seconds.items()},
+    }
+
+
+def random_batches(config: RunConfig, device: torch.device) -> list[Batch]:
+    """Make the micro-batches of one step."""
+    data = config.data
+    shape = (data.micro_batch, data.sequence_length + 1)
+    positions = torch.arange(data.sequence_length).expand(data.micro_batch, -1)
+    made = []
+    for _ in range(data.global_batch // data.micro_batch):
+        rows = torch.randint(config.model.vocabulary, shape)
+        made.append(Batch(rows[:, :-1], rows[:, 1:], positions).to(device))
+    return made
+
+
+def main() -> None:
+    """Measure fp32 and bf16; print the table, write the JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, default=4, help="of gpt_125m's shape (default 4)")
+    parser.add_argument("--sequence", type=int, default=512, help="tokens a sample")
+    parser.add_argument("--steps", type=int, default=7, help="timed steps of each")
+    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    arguments = parser.parse_args()
+    accelerator = Accelerator.of_rank(0)
+    if accelerator.is_cpu:
+        megatron_cpu.install()
+    overrides = ["model=gpt_125m", f"model.layers={arguments.layers}", "model.vocabulary=8192",
+                 "parallel.pipeline=1", f"data.sequence_length={arguments.sequence}",
+                 "data.micro_batch=2", "data.global_batch=4"]  # fmt: skip
+    config = RunConfig.model_validate(compose(overrides))
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group(
+            "gloo" if accelerator.is_cpu else "nccl", f"file://{folder}/store", rank=0, world_size=1
+        )
+        groups = make_groups(config.parallel, 1, config.trainer.seed)
+        rows = [
+            measure(config, precision, accelerator, groups, arguments.steps)
+            for precision in ("fp32", "bf16")
+        ]
+        destroy_groups()
+    table = Table(title=f"one step, {arguments.layers} layers of gpt_125m's shape, "
+                        f"{accelerator.name}, torch {torch.__version__}")  # fmt: skip
+    for heading in ("precision", "ours", "plain torch", "ratio"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row["precision"],
+            f"{row['ours_seconds'] * 1e3:.0f} ms",
+            f"{row['plain_seconds'] * 1e3:.0f} ms",
+            f"{row['ratio']:.3f}",
+        )
+    Console().print(table)
+    if arguments.json:
+        facts = {"device": accelerator.name, "torch": torch.__version__,
+                 "machine": platform.machine(), "threads": torch.get_num_threads(),
+                 "rows": rows}  # fmt: skip
+        arguments.json.write_text(json.dumps(facts, indent=1))
+
+
+if __name__ == "__main__":
+    main()
