@@ -64,7 +64,7 @@ class PlainLayer(nn.Module):
         q, k, v = (part.view(b, s, self.heads, -1).transpose(1, 2) for part in parts)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.output(mixed.transpose(1, 2).reshape(b, s, hidden))
-        return x + self.down(F.gelu(self.up(self.ffn_norm(x))))
+        return x + self.down(F.gelu(self.up(self.ffn_norm(x)), approximate="tanh"))
 
 
 class PlainGpt(nn.Module):
@@ -122,7 +122,11 @@ def our_step(
     states = ShardedStates(model.records, reduction, traffic, config.optimizer)
     scale = LossScale(config.precision, precision)
     step = TrainStep(model, states, groups, config, scale, traffic)
-    return lambda batches: step.run(batches, LEARNING_RATE, stop=False)
+
+    def run(batches: list[Batch]) -> None:
+        step.run(batches, LEARNING_RATE, stop=False)
+
+    return run
 
 
 def measure(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from frontier_llm.errors import FrontierError  # noqa: E402
-from frontier_llm.telemetry.report import write_report  # noqa: E402
+from frontier_llm.errors import FrontierError
+from frontier_llm.telemetry.report import write_report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

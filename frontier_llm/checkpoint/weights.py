@@ -113,9 +113,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _load(
-    folder: Path, manifest: dict[str, Any], placement: Placement, view: torch.Tensor
-) -> None:
+def _load(folder: Path, manifest: dict[str, Any], placement: Placement, view: torch.Tensor) -> None:
     entry = manifest.get(placement.name)
     if entry is None or tuple(entry["shape"]) != placement.global_shape:
         found = "absent" if entry is None else f"of shape {entry['shape']}"

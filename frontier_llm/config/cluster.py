@@ -1,8 +1,9 @@
 """The hardware: what a device and a link can do, each figure with its source."""
 
+import re
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from frontier_llm.config.section import Section
 
@@ -24,6 +25,16 @@ class DeviceConfig(Section):
     """Dense matrix peak by compute format; absent = unknown, and then no MFU is printed."""
     source: str
     """Where these figures come from."""
+
+    @field_validator("name_pattern")
+    @classmethod
+    def check_pattern(cls, pattern: str) -> str:
+        """Refuse here what `re.search` would refuse in the middle of a run."""
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"not a regular expression ({error})") from None
+        return pattern
 
 
 class LinkConfig(Section):

@@ -23,6 +23,7 @@ def check(config: RunConfig, world_size: int) -> None:
     _check_vocabulary(config)
     _check_positions(config)
     _check_schedule(config)
+    _check_links(config)
 
 
 def data_size(config: RunConfig, world_size: int) -> int:
@@ -32,6 +33,11 @@ def data_size(config: RunConfig, world_size: int) -> int:
 
 def _divisors(number: int) -> str:
     return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
+
+
+def _largest_divisor(number: int, limit: int, multiple: int = 1) -> int:
+    """Find the largest divisor up to `limit` that is a multiple of `multiple`."""
+    return max(d for d in range(multiple, limit + 1, multiple) if number % d == 0)
 
 
 def _check_world(config: RunConfig, world_size: int) -> None:
@@ -51,7 +57,8 @@ def _check_world(config: RunConfig, world_size: int) -> None:
             "launch.ranks_per_node",
             f"{per_node} for {world_size} ranks",
             "nodes of equal size: a divisor of the number of ranks",
-            f"choose one of {_divisors(world_size)}",
+            f"set launch.ranks_per_node={_largest_divisor(world_size, per_node)}; all divisors: "
+            f"{_divisors(world_size)}",
         )
 
 
@@ -71,14 +78,17 @@ def _check_tensor(config: RunConfig) -> None:
             "model.kv_heads",
             model.kv_heads,
             f"a divisor of model.heads ({model.heads}): each serves an equal group of queries",
-            f"choose one of {_divisors(model.heads)}",
+            f"set model.kv_heads={_largest_divisor(model.heads, model.kv_heads, tensor)}; all "
+            f"divisors: {_divisors(model.heads)}",
         )
-    if model.head_dim * model.heads != model.hidden and model.hidden % model.heads:
+    # a head_dim that does not follow from the others was set on purpose
+    if model.hidden % model.heads and model.head_dim == max(1, model.hidden // model.heads):
         raise ConfigError(
             "model.heads",
             f"{model.heads} for model.hidden={model.hidden}",
-            "a divisor of model.hidden (or an explicit model.head_dim)",
-            f"choose model.hidden={-(-model.hidden // model.heads) * model.heads}",
+            "a divisor of model.hidden, unless model.head_dim is given",
+            f"set model.hidden={-(-model.hidden // model.heads) * model.heads}, or model.heads to "
+            f"one of {_divisors(model.hidden)}, or model.head_dim",
         )
 
 
@@ -108,7 +118,8 @@ def _check_pipeline(config: RunConfig) -> None:
             f"{list(split)} ({len(split)} numbers, sum {sum(split)})",
             f"{pieces} numbers of at least 1 (parallel.pipeline x parallel.chunks) whose sum is "
             f"model.layers ({layers})",
-            "give one number for each piece, in the model's order, or null for an even cut",
+            "set parallel.layers_per_stage=null for an even cut, or give one number for each "
+            "piece, in the model's order",
         )
 
 
@@ -172,14 +183,23 @@ def _check_vocabulary(config: RunConfig) -> None:
 
 
 def _check_positions(config: RunConfig) -> None:
-    rotated = int(config.model.head_dim * config.model.rotary_fraction)
-    if config.model.positions == "rotary" and rotated % 2:
+    model = config.model
+    rotated = int(model.head_dim * model.rotary_fraction)
+    if model.positions == "rotary" and not _is_rotatable(rotated):
+        wider = model.head_dim
+        while not _is_rotatable(int(wider * model.rotary_fraction)):
+            wider += 1
         raise ConfigError(
             "model.head_dim",
-            f"{config.model.head_dim}, of which {rotated} are rotated",
-            "an even number of rotated dimensions",
-            "choose an even model.head_dim x model.rotary_fraction",
+            f"{model.head_dim}, of which {rotated} are rotated",
+            "an even number of rotated dimensions, 2 or more: they turn in pairs",
+            f"set model.head_dim={wider}, or another model.rotary_fraction "
+            f"({model.rotary_fraction})",
         )
+
+
+def _is_rotatable(dimensions: int) -> bool:
+    return dimensions >= 2 and dimensions % 2 == 0
 
 
 def _check_schedule(config: RunConfig) -> None:
@@ -189,9 +209,25 @@ def _check_schedule(config: RunConfig) -> None:
             "optimizer.minimum_learning_rate",
             optimizer.minimum_learning_rate,
             f"at most optimizer.learning_rate ({optimizer.learning_rate})",
-            "lower it: the schedule decays from the one to the other",
+            f"set optimizer.minimum_learning_rate={optimizer.learning_rate} or less: the schedule "
+            "decays from the one to the other",
         )
     if config.data.kind == "text" and not config.data.path:
         raise ConfigError(
             "data.path", "null", "a text or JSONL file, or a folder of them", "set data.path=FILE"
+        )
+
+
+def _check_links(config: RunConfig) -> None:
+    ranks = [link.ranks for link in config.cluster.links]
+    sizes = [size for size in ranks[:-1] if size is not None]
+    ordered = len(sizes) == len(ranks) - 1 and sizes == sorted(set(sizes))
+    if ranks[-1] is not None or not ordered:
+        raise ConfigError(
+            "cluster.links",
+            f"{config.cluster.name} with ranks "
+            + ", ".join("null" if size is None else str(size) for size in ranks),
+            "links nearest first, each shared by more ranks than the one before; the last, and no "
+            "other, has `ranks: null`",
+            f"mend the links in conf/cluster/{config.cluster.name}.yaml",
         )

@@ -18,7 +18,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,8 +140,9 @@ def _find_or_build(config: DataConfig, source: Source, report: Progress) -> Path
 def _sweep(directory: Path, name: str) -> None:
     """Remove what killed processes left; a young one may be another node's work in progress."""
     for partial in directory.glob(f".{glob.escape(name)}-*.partial"):
-        if time.time() - partial.stat().st_mtime > STALE_SECONDS:
-            shutil.rmtree(partial, ignore_errors=True)
+        with suppress(FileNotFoundError):  # its owner may just be done
+            if time.time() - partial.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def _rename(partial: Path, folder: Path) -> None:

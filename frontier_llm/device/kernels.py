@@ -68,7 +68,9 @@ def resolve(wanted: str, device: torch.device) -> Kernels:
     reason = "; ".join(refusals)
     if wanted == "fused":
         raise ConfigError(
-            "kernels", "fused", f"apex or TransformerEngine that works here ({reason})",
+            "kernels",
+            "fused",
+            f"apex or TransformerEngine that works here ({reason})",
             "install one of them for this device, or set kernels=torch",
         )
     return Kernels(torch_layer_norm, torch_rms_norm, "torch", reason)
@@ -108,10 +110,11 @@ def _prove(kernels: Kernels, device: torch.device) -> None:
     """Compare values and gradients with torch's on [2, 64] numbers; raise where they differ."""
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(shape, generator=generator) for shape in ((2, 64), 64, 64))
-    for ours, reference, arguments in (
+    pairs: tuple[tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], tuple], ...] = (
         (kernels.layer_norm, torch_layer_norm, (x, weight, bias)),
         (kernels.rms_norm, torch_rms_norm, (x, weight)),
-    ):
+    )
+    for ours, reference, arguments in pairs:
         results = []
         for function in (ours, reference):
             leaves = [a.to(device).requires_grad_() for a in arguments]

@@ -4,6 +4,7 @@ No [s, s] matrix is kept: flash attention on CUDA, ROCm and CPU. The CPU's kerne
 so there (and only there) dropout takes a path by blocks of queries, each recomputed in backward.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class SdpaAttention(MegatronModule):
         softmax_scale: float | None = None,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
-    ) -> None:  # noqa: PLR0913 - megatron's signature
+    ) -> None:
         super().__init__(config=config)
         if attn_mask_type != AttnMaskType.causal:
             raise NotImplementedError(f"mask {attn_mask_type}: only causal attention is known")
@@ -79,21 +80,25 @@ class SdpaAttention(MegatronModule):
             groups = query.shape[1] // key.shape[1]
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
             grouped = False
-        options = {"is_causal": True, "scale": self.softmax_scale, "enable_gqa": grouped}
-        if not dropout:
-            return scaled_dot_product_attention(query, key, value, **options)
-        if self.config.sequence_parallel:
-            return scaled_dot_product_attention(query, key, value, dropout_p=dropout, **options)
-        with get_cuda_rng_tracker().fork():  # each tensor rank drops other heads' entries
-            return scaled_dot_product_attention(query, key, value, dropout_p=dropout, **options)
+        # each tensor rank drops other heads' entries (under sequence parallel the whole layer
+        # already draws from the rank's own stream)
+        own_masks = dropout > 0 and not self.config.sequence_parallel
+        with get_cuda_rng_tracker().fork() if own_masks else nullcontext():
+            return scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                dropout_p=dropout,
+                is_causal=True,
+                scale=self.softmax_scale,
+                enable_gqa=grouped,
+            )
 
     def _by_blocks(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
         """Attend with dropout where no kernel fuses it, holding [block, s] scores at a time."""
         with get_cuda_rng_tracker().fork():
             blocks = [
-                checkpoint(
-                    self._block, block, key, value, start, dropout, use_reentrant=False
-                )
+                checkpoint(self._block, block, key, value, start, dropout, use_reentrant=False)
                 for start, block in zip(
                     range(0, query.shape[2], QUERY_BLOCK),
                     query.split(QUERY_BLOCK, dim=2),

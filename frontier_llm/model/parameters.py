@@ -79,18 +79,14 @@ def _global_name(local_name: str, piece: Piece, tied: bool) -> str:
     return f"layers.{layer}.{_LAYER_MODULES[match[2]]}.{match[3]}"
 
 
-def _record(
-    context: _Context, name: str, parameter: nn.Parameter, piece: Piece
-) -> ParameterRecord:
+def _record(context: _Context, name: str, parameter: nn.Parameter, piece: Piece) -> ParameterRecord:
     model, at = context.model, context.groups.at
     shape = context.shapes[name]
     parts = [name]
     if model.gated and ".ffn.up." in name:
         parts = [name.replace(".ffn.up.", ".ffn.gate."), name]  # megatron fuses [gate; up]
     placements = tuple(_placements(context, parts, parameter))
-    copied = (
-        model.tied and name == "embedding.tokens.weight" and context.groups.grid.pipeline > 1
-    )
+    copied = model.tied and name == "embedding.tokens.weight" and context.groups.grid.pipeline > 1
     is_copy = copied and not piece.has_embedding
     replicated = shape.cut_dim is None
     return ParameterRecord(
@@ -121,6 +117,4 @@ def _placements(
             # rows past the true vocabulary are padding
             extent[cut] = max(0, min(local[cut], shape.shape[cut] - global_start[cut]))
             global_start[cut] = min(global_start[cut], shape.shape[cut])
-        yield Placement(
-            part, shape.shape, tuple(global_start), tuple(local_start), tuple(extent)
-        )
+        yield Placement(part, shape.shape, tuple(global_start), tuple(local_start), tuple(extent))

@@ -1,14 +1,26 @@
 """The only translation from our configuration to megatron's TransformerConfig."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
 from torch.nn import functional as F
 
+from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.stages import Piece
 
+_RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+    "full": {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
+}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -26,15 +38,7 @@ def transformer_config(
     model, parallel = config.model, config.parallel
     on_cpu = device.type == "cpu"
     interleaved = parallel.chunks > 1
-    recompute = {
-        "none": {},
-        "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
-        "full": {
-            "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
-        },
-    }[config.recompute]
+    fused_activation = not on_cpu and model.bias
     return TransformerConfig(
         num_layers=model.layers,
         hidden_size=model.hidden,
@@ -43,7 +47,7 @@ def transformer_config(
         kv_channels=model.head_dim,
         ffn_hidden_size=model.ffn,
         gated_linear_unit=model.gated,
-        activation_func=F.silu if model.gated else F.gelu,
+        activation_func=_activation(model, fused_activation),
         add_bias_linear=model.bias,
         normalization="LayerNorm" if model.norm == "layernorm" else "RMSNorm",
         layernorm_epsilon=model.norm_epsilon,
@@ -71,11 +75,26 @@ def transformer_config(
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         persist_layer_norm=False,
-        bias_activation_fusion=not on_cpu and model.bias,
+        bias_activation_fusion=fused_activation,
         bias_dropout_fusion=not on_cpu,
         apply_rope_fusion=False,
-        **recompute,
+        **_RECOMPUTE[config.recompute],
     )
+
+
+def _activation(model: ModelConfig, fused: bool) -> Callable[[Tensor], Tensor]:
+    """Choose the non-linearity: GELU is GPT-2's, by tanh, also where megatron's kernel fuses it.
+
+    That kernel computes the tanh form but insists on being asked for by the name of the exact one.
+    """
+    if model.gated:
+        return F.silu
+    return F.gelu if fused else gelu_tanh
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU in its tanh form (arXiv:1606.08415, section 2)."""
+    return F.gelu(x, approximate="tanh")
 
 
 def _layout(pieces: Sequence[Piece]) -> list[list[str]]:

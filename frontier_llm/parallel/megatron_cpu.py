@@ -68,7 +68,9 @@ REPLACEMENTS = (
     Replacement("torch.cuda", "synchronize", _nothing, "point-to-point sends wait on it"),
     Replacement("torch.cuda", "empty_cache", _nothing, "called between phases"),
     Replacement("torch.cuda", "current_stream", _CpuStream, "side streams join it"),
-    Replacement("torch.cuda", "manual_seed", torch.manual_seed, "the dropout tracker seeds with it"),
+    Replacement(
+        "torch.cuda", "manual_seed", torch.manual_seed, "the dropout tracker seeds with it"
+    ),
     Replacement("torch.cuda", "get_rng_state", _get_state, "the dropout tracker keeps states"),
     Replacement("torch.cuda", "set_rng_state", _set_state, "the dropout tracker sets states"),
     Replacement(_RANDOM, "_get_cuda_rng_state", _get_state, "recomputation replays dropout"),

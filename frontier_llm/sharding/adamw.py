@@ -48,12 +48,11 @@ class AdamW:
         self, decays: bool, weight_decay: float, learning_rate: float, divisor: torch.Tensor
     ) -> None:
         gradients = [unit.gradients for unit in self._units]
-        parts = [
-            self._part(buffers, decays)
-            for buffers in (self.masters, gradients, self.exp_avgs, self.exp_avg_sqs)
-        ]
         adamw(
-            *parts,
+            self._part(self.masters, decays),
+            self._part(gradients, decays),
+            self._part(self.exp_avgs, decays),
+            self._part(self.exp_avg_sqs, decays),
             max_exp_avg_sqs=[],
             state_steps=self._steps[0 if decays else 1 :: 2],
             fused=True,

@@ -33,6 +33,7 @@ CATEGORIES = (
 _POINTS = 600
 """Points of a line: more cannot be seen, and would only make the page heavy."""
 _WIDTH_INCHES = 10.8
+_LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -76,10 +77,13 @@ def loss_figure(history: History, initial_validation_loss: float | None) -> str:
             ax.plot(x, y, "o-", color=ORANGE, markersize=5, linewidth=1.5, label="validation")
             ax.annotate(
                 f"{y[-1]:.3f}", (x[-1], y[-1]), xytext=(0, 9), textcoords="offset points",
-                ha="right", color=ORANGE, weight="bold",
+                ha="right", color=ORANGE, weight="bold", bbox=_LABEL_BOX,
             )  # fmt: skip
+        if history.skipped:
+            _rug(ax, history.skipped)
         _over_steps(ax, "Loss", "nats a token")
-        ax.legend(loc="upper right")
+        if train or validation or history.skipped:
+            ax.legend(loc="upper right")
         return _svg(figure, "loss")
 
 
@@ -89,7 +93,7 @@ def speed_figure(history: History) -> str:
         figure, (left, right) = _panels(2)
         _line(left, history.points("tokens_per_second"), BLUE)
         _over_steps(left, "Throughput of the job", "tokens/s")
-        left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
+        left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_count(value)))
         _line(right, history.points("model_tflops_per_device"), BLUE, "model")
         if history.points("hardware_tflops_per_device") != history.points(
             "model_tflops_per_device"
@@ -158,7 +162,7 @@ def wire_figure(sent: Mapping[str, Sent]) -> str:
     """Draw bytes a step by collective, inside nodes and between them."""
     names = sorted(sent, key=lambda name: sent[name].intra + sent[name].inter)
     with matplotlib.rc_context(_STYLE):
-        figure, axes = _panels(1, height=1.3 + 0.3 * len(names))
+        figure, axes = _panels(1, height=1.2 + 0.3 * len(names))
         ax = axes[0]
         unit, suffix = _byte_unit(max(sent[name].intra + sent[name].inter for name in names))
         intra = [sent[name].intra / unit for name in names]
@@ -168,8 +172,10 @@ def wire_figure(sent: Mapping[str, Sent]) -> str:
         ax.barh(places, inter, 0.62, intra, color=ORANGE, label="between nodes")
         ax.set_yticks(places, [name.replace("_", " ") for name in names])
         ax.grid(visible=False, axis="y")
+        ax.set_xlim(left=0)
+        ax.set_ylim(-0.6, len(names) - 0.4)
         ax.set_xlabel(f"{suffix} a step, all ranks together")
-        ax.legend(loc="lower right")
+        figure.legend(loc="outside upper right", ncols=2)
         return _svg(figure, "wire")
 
 
@@ -184,13 +190,24 @@ def _line(ax: Axes, points: Sequence[tuple[int, float]], color: str, label: str 
     ax.plot(*_thinned(points), marker=marker, color=color, linewidth=1.4, label=label)
 
 
+def _rug(ax: Axes, steps: Sequence[int]) -> None:
+    """Mark steps along the lower edge, whatever the scale of the numbers."""
+    ax.plot(
+        steps, [0.015] * len(steps), "|", color=INK, markersize=8,
+        transform=ax.get_xaxis_transform(), label="update left out",
+    )  # fmt: skip
+
+
 def _over_steps(ax: Axes, title: str, unit: str) -> None:
     ax.set_title(title)
     ax.set_xlabel("step")
     ax.set_ylabel(unit)
-    ax.set_xlim(left=0)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.margins(x=0.01)
+    ax.set_xlim(left=0)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if not any(len(line.get_path()) for line in ax.lines):
+        ax.set(xticks=[], yticks=[])
+        ax.text(0.5, 0.5, "no finite numbers", transform=ax.transAxes, ha="center", color=INK)
 
 
 def _over_bars(ax: Axes, labels: Sequence[str], title: str, suffix: str, axis: str) -> None:
@@ -220,6 +237,14 @@ def _thinned(points: Sequence[tuple[int, float]]) -> tuple[list[float], list[flo
     x = [sum(step for step, _ in group) / len(group) for group in groups]
     y = [sum(value for _, value in group) / len(group) for group in groups]
     return x, y
+
+
+def _short_count(value: float) -> str:
+    """Write a number on an axis: `12k`, `2.5M`, `0`."""
+    words = format_count(value)
+    if not words[-1].isalpha():
+        return words
+    return f"{float(words[:-1]):g}{words[-1]}"
 
 
 def _byte_unit(largest: float) -> tuple[float, str]:

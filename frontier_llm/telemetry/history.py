@@ -41,9 +41,9 @@ class History:
         return [row["step"] for row in self._rows]
 
     @property
-    def skipped(self) -> int:
+    def skipped(self) -> list[int]:
         """Steps whose update was left out."""
-        return sum(row.get("skipped") is True for row in self._rows)
+        return [row["step"] for row in self._rows if row.get("skipped") is True]
 
     def column(self, name: str) -> list[float]:
         """Return one number a step."""

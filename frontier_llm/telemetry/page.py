@@ -19,11 +19,12 @@ header p { margin: 8px 0 0; max-width: none; }
   padding: 3px 12px; margin-left: 12px; vertical-align: 5px; letter-spacing: 0; }
 .good { background: #dcfce7; color: #166534; } .mild { background: #fef3c7; color: #92400e; }
 .bad { background: #fee2e2; color: #991b1b; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(200px, 1fr)); gap: 12px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)); gap: 12px; }
 .tile { background: white; border: 1px solid var(--line); border-radius: 10px;
   padding: 14px 16px; }
 .tile .name { font-size: 13px; color: var(--soft); }
 .tile .value { font-size: 25px; font-weight: 650; letter-spacing: -0.02em; line-height: 1.35; }
+.tile .unit { font-size: 15px; font-weight: 500; color: var(--soft); letter-spacing: 0; }
 .tile .note { font-size: 13px; color: var(--soft); }
 section { background: white; border: 1px solid var(--line); border-radius: 10px;
   padding: 22px 24px; margin-top: 20px; }
@@ -34,7 +35,8 @@ svg.ranks g text { text-anchor: middle; }
 svg.ranks .rank, svg.ranks .stage { font-weight: 650; font-size: 13px; }
 svg.ranks .small { font-size: 11.5px; } svg.ranks .faint { fill: var(--soft); }
 svg.ranks .node { fill: none; stroke: #334155; stroke-width: 2.5; stroke-linecap: round; }
-.scroll { overflow-x: auto; }
+.scroll { overflow: auto; max-height: 560px; }
+.scroll th { position: sticky; top: 0; background: white; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; margin-top: 8px; }
 th { text-align: right; font-weight: 600; color: var(--soft); font-size: 13px; }
 td { text-align: right; font-variant-numeric: tabular-nums; }
@@ -51,8 +53,13 @@ details pre { margin-top: 14px; }
 code { font-family: ui-monospace, Consolas, "DejaVu Sans Mono", monospace; font-size: 13px;
   overflow-wrap: anywhere; }
 footer { color: var(--soft); font-size: 13px; margin-top: 24px; }
-@media print { body { background: white; } section, .tile { break-inside: avoid; } }
+@media print { body { background: white; } .scroll { max-height: none; }
+  section, .tile { break-inside: avoid; } }
 """
+
+
+UNKNOWN = "unknown"
+"""What stands for a figure that a run has not got."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +68,16 @@ class Tile:
 
     name: str
     value: str
+    unit: str = ""
     note: str = ""
 
     def html(self) -> str:
         """Write it as an element."""
+        unit = "" if self.value == UNKNOWN else self.unit
         return (
             f'<div class="tile"><div class="name">{escape(self.name)}</div>'
-            f'<div class="value">{escape(self.value)}</div>'
+            f'<div class="value">{escape(self.value)} <span class="unit">{escape(unit)}</span>'
+            "</div>"
             f'<div class="note">{escape(self.note)}</div></div>'
         )
 
@@ -118,6 +128,11 @@ def folded(title: str, words: str, text: str) -> str:
 def footer(words: str) -> str:
     """Write the small print."""
     return f"<footer>{escape(words)}</footer>"
+
+
+def counted(number: int, noun: str) -> str:
+    """Write `1 rank`, `2 ranks`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def page(title: str, badge: tuple[str, str], subtitle: str, body: Iterable[str]) -> str:

@@ -8,9 +8,11 @@ from frontier_llm.telemetry.summary import Layout, RankSummary
 
 LARGEST = 64
 """Ranks that are drawn one by one."""
-_COLUMNS = 16
+_COLUMNS = 8
 _WIDTH, _HEAD, _CELL_HEIGHT = 1080, 200, 66
 _TINTS = ("#dbeafe", "#fef3c7", "#dcfce7", "#fce7f3", "#ede9fe", "#cffafe", "#ffedd5", "#e2e8f0")
+COLOURS = len(_TINTS)
+"""Replicas that have a colour of their own."""
 
 
 def grid_of(layout: Layout) -> Grid:
@@ -36,7 +38,7 @@ class _RankMap:
         self._layout, self._grid = layout, grid_of(layout)
         self._known = {rank.rank: rank for rank in ranks}
         stage_ranks = layout.tensor * layout.data
-        self._columns = min(stage_ranks, _COLUMNS)
+        self._columns = _columns(stage_ranks)
         self._lines = -(-stage_ranks // self._columns)
         self._stage_ranks = stage_ranks
         self._cell_width = min(220.0, (_WIDTH - _HEAD - 4) / self._columns)
@@ -80,25 +82,22 @@ class _RankMap:
         width, middle = self._cell_width, x + self._cell_width / 2
         known = self._known.get(rank)
         layers = layer_words(known.layers) if known else ""
-        words = f"layers {layers}" if width > 100 else layers
-        slices = self._part_words(at, wide=width > 100)
         return (
             f"<g><title>{escape(self._tooltip(rank, known))}</title>"
             f'<rect x="{x + 4:.1f}" y="{y + 4:.1f}" width="{width - 8:.1f}" '
             f'height="{_CELL_HEIGHT - 8}" rx="6" fill="{_TINTS[at.data % len(_TINTS)]}"/>'
             f'<text x="{middle:.1f}" y="{y + 24:.1f}" class="rank">rank {rank}</text>'
             f'<text x="{middle:.1f}" y="{y + 39:.1f}" class="small">'
-            f"{_shortened(words, int(width / 6.5))}</text>"
-            f'<text x="{middle:.1f}" y="{y + 53:.1f}" class="small faint">{slices}</text></g>'
+            f"{_shortened(f'layers {layers}', int(width / 6.5))}</text>"
+            f'<text x="{middle:.1f}" y="{y + 53:.1f}" class="small faint">'
+            f"{self._part_words(at)}</text></g>"
         )
 
-    def _part_words(self, at: Coordinates, *, wide: bool) -> str:
+    def _part_words(self, at: Coordinates) -> str:
         """Which replica and which slice of each matrix; axes of one rank go without saying."""
         tensor, data = self._layout.tensor > 1, self._layout.data > 1
-        if not wide:
-            return " ".join(tensor * [f"t{at.tensor}"] + data * [f"d{at.data}"])
         words = data * [f"data {at.data}"] + tensor * [f"tensor {at.tensor}"]
-        return " · ".join(words)
+        return ", ".join(words)
 
     def _tooltip(self, rank: int, known: RankSummary | None) -> str:
         at = self._grid.coordinates(rank)
@@ -127,6 +126,12 @@ class _RankMap:
                 yield f"M{left:.1f},{top}H{right:.1f}"
             if nodes.get((column, row + 1)) != node:
                 yield f"M{left:.1f},{bottom}H{right:.1f}"
+
+
+def _columns(stage_ranks: int) -> int:
+    """Choose cells a line, so that the lines of a stage are of equal length where they can be."""
+    fitting = [n for n in range(4, _COLUMNS + 1) if stage_ranks % n == 0]
+    return max(fitting, default=min(stage_ranks, _COLUMNS))
 
 
 def _shortened(text: str, length: int) -> str:

@@ -4,17 +4,16 @@ Made again at any time by `python -m tools.report RUN_DIR`, also of a run that d
 """
 
 import hashlib
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.telemetry import figures, page
 from frontier_llm.telemetry.history import History
-from frontier_llm.telemetry.page import Tile
-from frontier_llm.telemetry.rank_map import LARGEST, grid_of, layer_words, rank_map
-from frontier_llm.telemetry.summary import Layout, RankSummary, RunSummary
+from frontier_llm.telemetry.page import UNKNOWN, Tile, counted
+from frontier_llm.telemetry.rank_sections import layout_section, memory_section
+from frontier_llm.telemetry.summary import RunSummary
 from frontier_llm.units import format_bytes, format_count, format_seconds
 
 REPORT_FILE = "report.html"
@@ -49,8 +48,8 @@ def make_report(run_dir: Path) -> str:
         body=[
             page.tiles(_tiles(history, summary)),
             *_charts(history, summary),
-            *_cut(summary),
-            *_memory(summary),
+            *layout_section(summary),
+            *memory_section(summary),
             *_wire(history),
             *_samples(summary),
             *_config(run_dir),
@@ -62,7 +61,7 @@ def make_report(run_dir: Path) -> str:
 def _badge(summary: RunSummary, history: History) -> tuple[str, str]:
     """How the run ended: colour and words."""
     if summary.exit_code is None and summary.exit_reason is None:
-        return "bad", f"no end recorded, {len(history)} steps"
+        return "bad", f"no end recorded, {counted(len(history), 'step')}"
     kinds = {None: "mild", 0: "good", 3: "mild"}
     words = summary.exit_reason or ("finished" if summary.exit_code == 0 else "stopped")
     return kinds.get(summary.exit_code, "bad"), words
@@ -72,46 +71,51 @@ def _subtitle(summary: RunSummary, run_dir: Path) -> str:
     layout = summary.layout
     words = [run_dir.resolve().name if summary.model else ""]
     if layout is not None:
-        words.append(_counted(layout.ranks, "rank"))
+        words.append(counted(layout.ranks, "rank"))
     words += [summary.precision or "", summary.device or ""]
     return " · ".join(word for word in words if word)
 
 
 def _tiles(history: History, summary: RunSummary) -> Iterator[Tile]:
     loss = _first(summary.final_loss, history.last("loss"))
-    yield Tile("Training loss", _fixed(loss), "nats a token, last step")
+    yield Tile("Training loss", _fixed(loss), "nats a token", "last step")
     yield _validation_tile(history, summary)
-    yield Tile("Throughput", f"{_count(history.typical('tokens_per_second'))} tokens/s", "median")
+    speed = history.typical("tokens_per_second")
+    yield Tile("Throughput", _count(speed), "tokens/s", "all ranks together, median")
     tflops = history.typical("model_tflops_per_device")
-    yield Tile("Speed of a device", f"{_digits(tflops)} TFLOP/s", "model FLOPs, median")
+    yield Tile("Speed of a device", _digits(tflops), "TFLOP/s", "model FLOPs, median")
     mfu, hfu = history.typical("mfu"), history.typical("hfu")
     if mfu is None:
-        yield Tile("MFU", "peak unknown", "share of the device's peak")
+        yield Tile("MFU", UNKNOWN, note="peak unknown for this device")
     else:
-        yield Tile("MFU", f"{mfu:.1%}", f"HFU {hfu:.1%}, median" if hfu is not None else "median")
-    yield Tile("Parameters", _count(summary.parameters), summary.precision or "")
+        executed = f", HFU {hfu:.1%} with recomputation" if hfu is not None else ""
+        yield Tile("MFU", f"{mfu:.1%}", "of the peak", f"median{executed}")
+    yield Tile("Parameters", _count(summary.parameters), note=summary.precision or "")
     tokens = _first(summary.tokens, history.last("tokens"))
-    yield Tile("Tokens", _count(tokens), _step_words(history, summary))
+    yield Tile("Trained on", _count(tokens), "tokens", _step_words(history, summary))
     yield _duration_tile(history, summary)
 
 
 def _validation_tile(history: History, summary: RunSummary) -> Tile:
     loss = _first(summary.validation_loss, history.last("validation_loss"))
     bits = _first(summary.validation_bits_per_byte, history.last("validation_bits_per_byte"))
-    note = f"nats a token = {bits:.3f} bits per byte" if bits is not None else "nats a token"
-    return Tile("Validation loss", _fixed(loss), note)
+    note = f"{bits:.3f} bits per byte of text" if bits is not None else "bits per byte unknown"
+    return Tile("Validation loss", _fixed(loss), "nats a token", note)
 
 
 def _duration_tile(history: History, summary: RunSummary) -> Tile:
-    seconds = summary.seconds if summary.seconds is not None else history.total("step_seconds")
+    seconds = _first(summary.seconds, history.total("step_seconds") or None)
+    step = history.typical("step_seconds")
+    note = f"{format_seconds(step)} a step, median" if step is not None else ""
     stall = history.total("checkpoint_stall_seconds")
-    note = f"{format_seconds(stall)} waiting for checkpoints" if stall else "wall time"
-    return Tile("Duration", format_seconds(seconds), note)
+    if stall:
+        note += f"; {format_seconds(stall)} waiting for checkpoints"
+    return Tile("Duration", UNKNOWN if seconds is None else format_seconds(seconds), note=note)
 
 
 def _step_words(history: History, summary: RunSummary) -> str:
     wanted = f" of {summary.total_steps}" if summary.total_steps else ""
-    skipped = f", {history.skipped} skipped" if history.skipped else ""
+    skipped = f", {len(history.skipped)} left out" if history.skipped else ""
     return f"{len(history)}{wanted} steps{skipped}"
 
 
@@ -140,72 +144,10 @@ def _loss_words(history: History, summary: RunSummary) -> str:
         sentences[0] += f", which is {bits:.3f} bits per byte of the validation text"
     bad = len(history) - len(history.points("loss"))
     if bad:
-        sentences.append(f"{_counted(bad, 'step')} had a loss that is not finite")
+        sentences.append(f"{counted(bad, 'step')} had a loss that is not finite")
     if history.skipped:
-        sentences.append(f"{_counted(history.skipped, 'update')} left out")
+        sentences.append(f"{counted(len(history.skipped), 'update')} left out")
     return "".join(f"{sentence}. " for sentence in sentences).strip()
-
-
-def _cut(summary: RunSummary) -> Iterator[str]:
-    layout = summary.layout
-    if layout is None:
-        return
-    words = (
-        f"{_counted(layout.ranks, 'rank')} = {layout.tensor} tensor x {layout.pipeline} pipeline x "
-        f"{layout.data} data; {_counted(layout.chunks, 'chunk')} a stage; sequence parallel "
-        f"{'on' if layout.sequence else 'off'}; {_counted(layout.ranks_per_node, 'rank')} a node. "
-    )
-    if layout.ranks > LARGEST:
-        words += f"Above {LARGEST} ranks this shows stages instead of single ranks."
-        yield page.section("How the model is cut", _stage_table(layout, summary.ranks), words)
-        return
-    words += "Cells of one colour together hold one copy of the model; dark lines bound a node."
-    yield page.section("How the model is cut", rank_map(layout, summary.ranks), words)
-
-
-def _stage_table(layout: Layout, ranks: Sequence[RankSummary]) -> str:
-    grid, per_stage = grid_of(layout), layout.tensor * layout.data
-    rows = []
-    for stage, members in _by_stage(layout, ranks).items():
-        first, last = stage * per_stage, (stage + 1) * per_stage - 1
-        peaks = [rank.peak_bytes for rank in members if rank.peak_bytes is not None]
-        rows.append(
-            [
-                f"stage {stage}",
-                layer_words(members[0].layers) if members else "",
-                f"{first}-{last}",
-                f"{grid.node(first)}-{grid.node(last)}",
-                format_bytes(max(peaks)) if peaks else "unknown",
-            ]
-        )
-    return page.table(["Stage", "Layers", "Ranks", "Nodes", "Largest peak memory"], rows)
-
-
-def _by_stage(layout: Layout, ranks: Sequence[RankSummary]) -> dict[int, list[RankSummary]]:
-    return {
-        stage: [rank for rank in ranks if rank.pipeline == stage]
-        for stage in range(layout.pipeline)
-    }
-
-
-def _memory(summary: RunSummary) -> Iterator[str]:
-    ranks = summary.ranks
-    if not any(rank.memory_bytes or rank.peak_bytes for rank in ranks):
-        return
-    labels, groups, axis = [str(rank.rank) for rank in ranks], [[rank] for rank in ranks], "rank"
-    words = "One bar a rank."
-    if len(ranks) > LARGEST and summary.layout is not None:
-        stages = _by_stage(summary.layout, ranks)
-        labels, groups, axis = [str(stage) for stage in stages], list(stages.values()), "stage"
-        words = f"Above {LARGEST} ranks: one bar a stage, the most that any of its ranks holds."
-    names = list(dict.fromkeys(name for rank in ranks for name in rank.memory_bytes))
-    by_category = {
-        name: [float(max((r.memory_bytes.get(name, 0) for r in g), default=0)) for g in groups]
-        for name in names
-    }
-    peaks = [float(max((r.peak_bytes or math.nan for r in g), default=math.nan)) for g in groups]
-    drawing = figures.memory_figure(labels, by_category, peaks, axis)
-    yield page.section("Where memory goes", drawing, words)
 
 
 def _wire(history: History) -> Iterator[str]:
@@ -261,21 +203,17 @@ def _versions(summary: RunSummary) -> Iterator[str]:
         yield page.footer(" · ".join(words))
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
 
 
 def _fixed(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3f}"
+    return UNKNOWN if value is None else f"{value:.3f}"
 
 
 def _digits(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3g}"
+    return UNKNOWN if value is None else f"{value:.3g}"
 
 
 def _count(value: float | None) -> str:
-    return "unknown" if value is None else format_count(value)
+    return UNKNOWN if value is None else format_count(value)

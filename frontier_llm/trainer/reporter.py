@@ -7,12 +7,13 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.telemetry.log import close_logging, setup_logging
-from frontier_llm.telemetry.metrics import Recorder, StepMetrics
+from frontier_llm.telemetry.metrics import Recorder, Sink, StepMetrics
 from frontier_llm.telemetry.report import write_report
 from frontier_llm.telemetry.sinks import make_sinks
 from frontier_llm.telemetry.summary import Layout, RankSummary, RunSummary, TextSample
@@ -91,7 +92,7 @@ class Reporter:
                 validation_bits_per_byte=bits,
             )
         )
-        update = {"final_loss": result.loss, "tokens": self._tokens}
+        update: dict[str, Any] = {"final_loss": result.loss, "tokens": self._tokens}
         if validation_loss is not None:
             update |= {"validation_loss": validation_loss, "validation_bits_per_byte": bits}
         self._summary = self._summary.model_copy(update=update)
@@ -135,7 +136,7 @@ class Reporter:
     def _tokens(self) -> int:
         return self._samples * self._parts.config.data.sequence_length
 
-    def _sinks(self) -> list:
+    def _sinks(self) -> list[Sink]:
         config = self._parts.config
         return make_sinks(
             config.telemetry, self._run_dir, config.trainer.steps, config.model_dump(mode="json")

@@ -112,9 +112,7 @@ class TrainStep:
     ) -> dict[str, float | torch.Tensor]:
         """Give this rank's part of the totals; one tensor rank of the last stage has the loss."""
         counts = self._groups.is_last_stage and self._groups.at.tensor == 0
-        weighted = [
-            loss * batch.samples for loss, batch in zip(losses, batches, strict=counts)
-        ]
+        weighted = [loss * batch.samples for loss, batch in zip(losses, batches, strict=counts)]
         return {
             "squared_norm": self._states.squared_norm(),
             "loss_sum": torch.stack(weighted).sum() if counts else 0.0,

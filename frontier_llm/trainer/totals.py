@@ -47,5 +47,7 @@ class Totals:
         all_reduce(vector, group, self._traffic, "totals").wait()
         numbers = vector.tolist()
         sums = dict(zip(SCALARS, numbers, strict=False))
-        pairs = iter(numbers[len(SCALARS) :])
-        return sums, {name: Sent(*pair) for name, pair in zip(COLLECTIVES, zip(pairs, pairs))}
+        intra, inter = numbers[len(SCALARS) :: 2], numbers[len(SCALARS) + 1 :: 2]
+        return sums, {
+            name: Sent(*by_link) for name, *by_link in zip(COLLECTIVES, intra, inter, strict=True)
+        }

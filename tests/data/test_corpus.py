@@ -122,7 +122,7 @@ def test_fingerprint_and_digest_see_a_change(tmp_path: Path):
 def test_a_missing_path_is_refused(tmp_path: Path):
     with pytest.raises(DataError, match=r"there is no .*nothing\n  do: set data.path"):
         find_source(config(tmp_path, tmp_path / "nothing"))
-    with pytest.raises(DataError, match="set data.path"):
+    with pytest.raises(DataError, match=r"set data\.path"):
         find_source(config(tmp_path, None))
 
 
@@ -134,7 +134,7 @@ def test_an_empty_source_is_refused(tmp_path: Path, kind: str):
         find_source(config(tmp_path, path))
 
 
-@pytest.mark.parametrize("content", [b"caf\xe9", b"GIF89a\0\0"])
+@pytest.mark.parametrize("content", [b"na\xefve", b"GIF89a\0\0"])
 def test_one_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes):
     path = tmp_path / "file.txt"
     path.write_bytes(content)

@@ -67,7 +67,9 @@ def dropout_statistics(world: World) -> dict[str, Any]:
     return {
         "bias": (draws.mean(0) - exact).abs().max().item(),
         "spread": draws.std(0)[1:].min().item(),
-        "first_row": sorted(set(ones[0].flatten().round(decimals=3).double().round(decimals=3).tolist())),
+        "first_row": sorted(
+            set(ones[0].flatten().round(decimals=3).double().round(decimals=3).tolist())
+        ),
         "gradient_finite": bool(gradient.isfinite().all()),
     }
 

@@ -55,9 +55,7 @@ def describe(world: World, values: dict[str, Any]) -> list[tuple[str, str, Any, 
     (2, ["parallel.tensor=2"]),
     (4, ["parallel.tensor=2", "parallel.pipeline=2", "parallel.chunks=2"]),
 ])  # fmt: skip
-def test_counted_parts_are_the_whole_model_once(
-    size: int, layout: list[str], variant: str
-) -> None:
+def test_counted_parts_are_the_whole_model_once(size: int, layout: list[str], variant: str) -> None:
     values = tiny_values(*layout, *VARIANTS[variant])
     ranks = run_ranks(describe, size, values)
     counted = sum(math.prod(part[3]) for parts in ranks for part in parts if part[4])

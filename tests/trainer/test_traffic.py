@@ -4,7 +4,6 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -51,7 +50,7 @@ class SeenCalls(TorchDispatchMode):
             return
         else:
             raise AssertionError(f"unexpected collective {name}")
-        # megatron sends to one neighbour over the pipeline's group and to the other over the world's
+        # megatron sends over the pipeline's group to one neighbour, over the world's to the other
         self.bytes_by_group["sends" if name == "send" else group.group_name] += sent
 
 

@@ -1,0 +1,161 @@
+"""Every set-up of conf/ can be started by its user: it decodes, divides, fits, names sources."""
+
+import re
+import shlex
+
+import pytest
+
+from frontier_llm.config import decode
+from frontier_llm.config.rules import check
+from frontier_llm.geometry.inventory import count_parameters
+from frontier_llm.units import GIB
+from tools.compose import CONF, compose, groups
+from tools.tables import Header, models, state_bytes
+
+EXPERIMENTS = groups()["experiment"]
+CLUSTERS = groups()["cluster"]
+
+
+def _header(name):
+    return Header.read(CONF / "experiment" / f"{name}.yaml")
+
+
+def _nodes_and_ranks(run):
+    """Read (nodes, ranks a node) from a command of srun or torchrun."""
+    options = dict(w.removeprefix("--").split("=", 1) for w in shlex.split(run) if "--" in w)
+    if run.startswith("srun"):
+        return int(re.search(r"-N (\d+)", run)[1]), int(options["ntasks-per-node"])
+    return int(options["nnodes"]), int(options["nproc-per-node"])
+
+
+@pytest.mark.parametrize("name", models())
+def test_a_model_decodes_under_its_own_name(name):
+    assert decode(compose([f"model={name}"])).model.name == name
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_can_be_laid_out_over_its_ranks(name):
+    config = decode(compose([f"experiment={name}"]))
+    check(config, _header(name).ranks)
+    assert config.model.hidden % config.model.heads == 0
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_command_of_an_experiment_starts_that_experiment_on_its_ranks(name):
+    header, config = _header(name), decode(compose([f"experiment={name}"]))
+    assert shlex.split(header.run)[-1] == f"experiment={name}"
+    if header.run.startswith("python"):
+        assert config.launch.ranks == header.ranks
+        return
+    nodes, per_node = _nodes_and_ranks(header.run)
+    assert nodes * per_node == header.ranks
+    assert per_node == config.cluster.ranks_per_node
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_tensor_parallelism_stays_inside_a_node(name):
+    config = decode(compose([f"experiment={name}", *_header(name).meanwhile]))
+    assert config.cluster.ranks_per_node % config.parallel.tensor == 0
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_states_of_an_experiment_fit_its_devices(name):
+    header = _header(name)
+    config = decode(compose([f"experiment={name}", *header.meanwhile]))
+    check(config, header.ranks)
+    assert state_bytes(config) < 0.9 * config.cluster.device.memory_gib * GIB
+
+
+@pytest.mark.parametrize("name", [n for n in EXPERIMENTS if _header(n).meanwhile])
+def test_what_an_experiment_adds_meanwhile_is_needed(name):
+    config = decode(compose([f"experiment={name}"]))
+    assert state_bytes(config) > config.cluster.device.memory_gib * GIB
+
+
+@pytest.mark.parametrize("name", [n for n in EXPERIMENTS if n != "laptop_3d"])
+def test_a_published_experiment_trains_as_the_frontier_scripts_do(name):
+    optimizer = decode(compose([f"experiment={name}"])).optimizer
+    assert (optimizer.learning_rate, optimizer.minimum_learning_rate) == (6e-5, 6e-6)
+    assert (optimizer.beta1, optimizer.beta2) == (0.9, 0.95)
+    assert (optimizer.weight_decay, optimizer.clip_norm) == (0.1, 1.0)
+
+
+@pytest.mark.parametrize("name", [n for n in EXPERIMENTS if n != "laptop_3d"])
+def test_a_published_experiment_names_its_source_and_its_factors(name):
+    text = (CONF / "experiment" / f"{name}.yaml").read_text()
+    assert re.search(r"arXiv:\d{4}\.\d{5}", _header(name).title)
+    assert "# The paper's factors: (" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "tolerance"),
+    [
+        ("gpt_22b", 22.06e9, 1e-3),
+        ("gpt_175b", 174.6e9, 1e-3),
+        ("gpt_1t", 1.008e12, 1e-3),
+        ("llama_7b", 6_738_415_616, 0),
+        ("llama_13b", 13_015_864_320, 0),
+        ("llama_30b", 32_528_943_616, 0),
+        ("llama_70b", 68_976_648_192, 0),
+        # BLOOM-3B's own count; it also normalises the embedding, and we learn positions
+        ("gpt_3b", 3_002_557_440 - 2 * 2560 + 2048 * 2560, 0),
+    ],
+)
+def test_a_model_has_its_published_number_of_parameters(model, parameters, tolerance):
+    counted = count_parameters(decode(compose([f"model={model}"])).model, 2048)
+    assert counted == pytest.approx(parameters, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", [n for n in models() if n.startswith("megatron_")])
+def test_megatrons_models_have_the_size_of_their_names_to_the_last_digit(name):
+    billions = name.removeprefix("megatron_").removesuffix("b").replace("_", ".")
+    decimals = len(billions.partition(".")[2])
+    counted = count_parameters(decode(compose([f"model={name}"])).model, 2048)
+    assert f"{counted / 1e9:.{decimals}f}" == billions
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_cluster_names_a_source_for_every_block(name):
+    cluster = decode(compose([f"cluster={name}"])).cluster
+    assert cluster.name == name
+    for part in (cluster.device, cluster.host, *cluster.links, *cluster.storage):
+        assert len(part.source) > 10, part
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_clusters_links_get_slower_and_end_with_the_whole_machine(name):
+    cluster = decode(compose([f"cluster={name}"])).cluster
+    speeds = [link.gb_per_second for link in cluster.links]
+    assert speeds == sorted(speeds, reverse=True)
+    assert cluster.links[-1].ranks is None
+    if len(cluster.links) > 1:
+        assert cluster.links[-2].ranks == cluster.ranks_per_node
+
+
+@pytest.mark.parametrize(
+    ("device", "cluster"),
+    [
+        ("cpu", "cpu_laptop"),
+        ("AMD Instinct MI250X", "frontier_mi250x"),
+        ("NVIDIA A100-SXM4-80GB", "a100_80g"),
+        ("NVIDIA A800-SXM4-80GB", "a800_amsp"),
+        ("NVIDIA A100-SXM4-40GB", "polaris_a100_40g"),
+        ("Tesla V100-SXM3-32GB", "dgx2_v100"),
+        ("NVIDIA H200", "h200_8"),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H100 80GB HBM3", None),
+        ("AMD Instinct MI300X", None),
+    ],
+)
+def test_a_drivers_name_is_recognised_by_its_own_cluster_alone(device, cluster):
+    clusters = [decode(compose([f"cluster={name}"])).cluster for name in CLUSTERS]
+    found = [c.name for c in clusters if re.search(c.device.name_pattern, device)]
+    assert found == ([cluster] if cluster else [])
+
+
+def test_an_unknown_peak_is_absent_not_zero():
+    for name in CLUSTERS:
+        peaks = decode(compose([f"cluster={name}"])).cluster.device.peak_tflops
+        assert all(peak > 0 for peak in peaks.values())
+    assert decode(compose(["cluster=cpu_laptop"])).cluster.device.peak_tflops == {}
+    assert "bf16" not in decode(compose(["cluster=dgx2_v100"])).cluster.device.peak_tflops

@@ -1,0 +1,222 @@
+import multiprocessing
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+from frontier_llm.data import prepare as module
+from frontier_llm.data.corpus import find_source
+from frontier_llm.data.datasets import open_corpus
+from frontier_llm.data.prepare import prepare
+from frontier_llm.errors import ConfigError, DataError
+from tests.data.conftest import config, write_jsonl
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "text.jsonl")
+
+
+def test_every_document_comes_back_from_its_split(tmp_path: Path, text: Path):
+    settings = config(tmp_path / "corpora", text)
+    folder = prepare(settings)
+    corpus = open_corpus(folder, verify=True)
+    wanted: dict[str, list[str]] = {"train": [], "validation": []}
+    for document in find_source(settings).documents():
+        wanted["validation" if document.is_validation(10) else "train"].append(document.text)
+    for name, texts in wanted.items():
+        documents = IndexedDataset(str(folder / name))
+        assert all(tokens[-1] == corpus.tokenizer.eod for tokens in documents)
+        assert [corpus.tokenizer.decode(tokens.tolist()) for tokens in documents] == texts
+        split = getattr(corpus.manifest, name)
+        assert split.documents == len(texts) == len(documents.document_indices) - 1
+        assert split.tokens == sum(map(len, documents))
+        assert split.text_bytes == sum(len(text.encode()) for text in texts)
+    assert corpus.manifest.pieces == corpus.tokenizer.vocabulary <= 400
+    assert folder.name == f"tiny-{folder.name[-12:]}"
+
+
+def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(module.DType, "optimal_dtype", lambda cardinality: np.int32)
+    corpus = open_corpus(prepare(config(tmp_path, write_jsonl(tmp_path / "text.jsonl"))))
+    assert corpus.manifest.dtype == "int32"
+    assert corpus.train.read(0, 3).dtype == np.int32
+
+
+def test_of_a_long_corpus_a_part_trains_the_tokenizer(tmp_path: Path, text: Path, monkeypatch):
+    whole = open_corpus(prepare(config(tmp_path / "whole", text)))
+    monkeypatch.setattr(module, "TOKENIZER_TEXT_BYTES", text.stat().st_size // 10)
+    part = open_corpus(prepare(config(tmp_path / "part", text)))
+    assert part.manifest.tokenizer_sha256 != whole.manifest.tokenizer_sha256
+    assert part.manifest.train.documents == whole.manifest.train.documents
+
+
+def test_unchanged_sources_are_not_read_again(tmp_path: Path, text: Path, monkeypatch):
+    settings = config(tmp_path / "corpora", text)
+    folder = prepare(settings)
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    monkeypatch.setattr(module.Source, "digest", None)
+    monkeypatch.setattr(module.Source, "documents", None)
+    assert prepare(settings) == folder
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_touched_sources_give_the_same_folder(tmp_path: Path, text: Path, monkeypatch):
+    settings = config(tmp_path / "corpora", text)
+    folder = prepare(settings)
+    os.utime(text, (1, 1))
+    monkeypatch.setattr(module.Source, "documents", None)
+    assert prepare(settings) == folder
+
+
+def test_changed_sources_or_settings_give_another_folder(tmp_path: Path, text: Path):
+    folders = {prepare(config(tmp_path / "corpora", text))}
+    folders.add(prepare(config(tmp_path / "corpora", text, pieces=290)))
+    folders.add(prepare(config(tmp_path / "corpora", text, validation_percent=30.0)))
+    with text.open("a") as stream:
+        stream.write('{"text": "one more document"}\n')
+    folders.add(prepare(config(tmp_path / "corpora", text)))
+    assert len(folders) == 4
+    assert len({open_corpus(folder).manifest.digest for folder in folders}) == 4
+    # what is only of the training changes nothing
+    assert prepare(config(tmp_path / "corpora", text, sequence_length=99)) in folders
+
+
+def test_the_digest_depends_on_what_is_prepared_not_on_where(tmp_path: Path, text: Path):
+    one = open_corpus(prepare(config(tmp_path / "one", text)))
+    other = open_corpus(prepare(config(tmp_path / "two", text, name="other")))
+    assert one.manifest.digest == other.manifest.digest
+
+
+def test_a_deleted_folder_is_prepared_again(tmp_path: Path, text: Path):
+    settings = config(tmp_path / "corpora", text)
+    folder = prepare(settings)
+    for path in folder.iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match=r"damaged: manifest\.json: No such file"):
+        prepare(settings)
+    folder.rmdir()
+    assert prepare(settings) == folder
+    open_corpus(folder, verify=True)
+
+
+def _prepare_and_tell(settings, barrier, results):
+    said: list[str] = []
+    barrier.wait()
+    folder = prepare(settings, lambda what, share: said.append(what))
+    results.put((folder, said))
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_two_processes_at_once_prepare_one_corpus(
+    tmp_path: Path, text: Path, locks: bool, monkeypatch
+):
+    if not locks:
+        monkeypatch.setattr(module.fcntl, "flock", _no_locks)
+    settings = config(tmp_path / "corpora", text)
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(2), context.Queue()
+    processes = [
+        context.Process(target=_prepare_and_tell, args=(settings, barrier, results))
+        for _ in range(2)
+    ]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=30) for _ in processes]
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert found[0][0] == found[1][0]
+    open_corpus(found[0][0], verify=True)
+    assert [path.name for path in (tmp_path / "corpora").glob("*partial*")] == []
+    trained = sum(any("training a tokenizer" in what for what in said) for _, said in found)
+    assert trained == 1 if locks else trained >= 1
+
+
+def _no_locks(stream, operation):
+    raise OSError(module.errno.ENOLCK, "No locks available")
+
+
+def test_progress_goes_from_zero_to_one_in_each_stage(tmp_path: Path, text: Path):
+    told: dict[str, list[float]] = {}
+    prepare(config(tmp_path, text), lambda what, share: told.setdefault(what, []).append(share))
+    assert [what.split()[0] for what in told] == ["reading", "choosing", "training", "tokenising"]
+    for what, shares in told.items():
+        assert shares == sorted(shares)
+        assert all(0 <= share <= 1 for share in shares)
+        if not what.startswith("training"):
+            assert shares[-1] == 1
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path: Path, text: Path):
+    with text.open("a") as stream:
+        stream.write('{"body": "no text"}\n')
+    directory = tmp_path / "corpora"
+    with pytest.raises(DataError, match=r"text.jsonl:201: no text under the key 'text'"):
+        prepare(config(directory, text))
+    assert [path.name for path in directory.iterdir()] == [".tiny.lock"]
+
+
+def test_what_a_killed_process_left_is_removed_when_it_is_old(tmp_path: Path, text: Path):
+    old, young = tmp_path / ".tiny-old.partial", tmp_path / ".tiny-young.partial"
+    for folder in (old, young):
+        folder.mkdir()
+        (folder / "train.bin").write_bytes(b"x")
+    ago = time.time() - module.STALE_SECONDS - 1
+    os.utime(old, (ago, ago))
+    prepare(config(tmp_path, text))
+    assert not old.exists()
+    assert young.exists()
+
+
+@pytest.mark.parametrize(("documents", "percent"), [(1, 40.0), (3, 0.001)])
+def test_an_empty_split_is_refused(tmp_path: Path, documents: int, percent: float):
+    text = write_jsonl(tmp_path / "text.jsonl", documents)
+    with pytest.raises(DataError, match=r"both need some\n  do: add text, or raise data.valid"):
+        prepare(config(tmp_path / "corpora", text, validation_percent=percent))
+
+
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path, text: Path):
+    (tmp_path / "corpora").write_text("a file")
+    with pytest.raises(DataError, match=r"cannot write a corpus to .*corpora.*\n  do: free space"):
+        prepare(config(tmp_path / "corpora", text))
+
+
+def test_a_name_that_is_a_path_is_refused(tmp_path: Path, text: Path):
+    with pytest.raises(ConfigError, match=r"data\.name"):
+        prepare(config(tmp_path, text, name="../other"))
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path):
+    point = tmp_path / "disk"
+    point.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=16k", "tmpfs"]
+    if subprocess.run(["mount", *options, str(point)], capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk here")
+    yield point
+    subprocess.run(["umount", str(point)], check=True)
+
+
+def test_a_full_disk_is_named_and_left_clean(full_disk: Path, text: Path):
+    with pytest.raises(DataError, match=r"No space left on device\n  do: free space"):
+        prepare(config(full_disk, text))
+    assert not list(full_disk.glob("*partial*"))
+    assert not list(full_disk.glob("tiny-*"))
+
+
+def test_the_standard_library_is_ready_in_seconds_and_at_once_the_next_time(tmp_path: Path):
+    settings = config(tmp_path, None, kind="stdlib", name="stdlib", pieces=1000)
+    folder = prepare(settings)
+    start = time.perf_counter()
+    assert prepare(settings) == folder
+    assert time.perf_counter() - start < 1
+    corpus = open_corpus(folder)
+    assert corpus.manifest.pieces == 1000
+    assert corpus.manifest.train.tokens > 5 * corpus.manifest.validation.tokens > 500_000
+    text = corpus.tokenizer.decode(corpus.train.read(0, 1000).tolist())
+    assert "import" in text

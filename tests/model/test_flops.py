@@ -1,0 +1,69 @@
+"""geometry/flops.py against torch's counter on the real modules."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from frontier_llm.config.run import RunConfig
+from frontier_llm.geometry.flops import forward_flops, step_hardware_flops, step_model_flops
+from frontier_llm.parallel.world import World
+from tests.ranks import run_ranks
+from tests.trainer.rig import make_rig
+from tests.values import tiny_values
+
+MODELS = {
+    "gelu": [],
+    "swiglu_gqa": ["model.activation=swiglu", "model.kv_heads=2", "model.tied=false"],
+    "wide_heads": ["model.head_dim=16", "model.ffn=96"],
+}
+
+
+def count(world: World, values: dict[str, Any], *, train: bool) -> float:
+    """Count the operations of a rank (the vocabularies used here need no padding)."""
+    rig = make_rig(world, values)
+    batches = rig.batches(0)
+    # the textbook kernel: made of products that the counter knows
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        if train:
+            rig.step.run(batches, 1e-3, stop=False)
+        else:
+            with torch.no_grad():
+                batch = batches[0]
+                rig.model.chunks[0](batch.tokens, batch.positions, None, labels=batch.labels)
+    return float(counter.get_total_flops())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_forward_is_counted_exactly(model: str) -> None:
+    values = tiny_values(*MODELS[model])
+    counted = run_ranks(lambda w: count(w, values, train=False), 1)[0]
+    config = make_config(values)
+    assert counted == forward_flops(config.model, config.data.sequence_length).total
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("layout", [[], ["parallel.tensor=2"], ["parallel.pipeline=2"]])
+def test_step_is_counted_exactly_over_all_ranks(layout: list[str], model: str) -> None:
+    values = tiny_values("model.vocabulary=256", *MODELS[model], *layout)
+    config = make_config(values)
+    counted = sum(run_ranks(lambda w: count(w, values, train=True), 2))
+    expected = step_model_flops(config.model, config.data.sequence_length, config.data.global_batch)
+    assert counted == expected
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation_counts_as_hardware_only(recompute: str) -> None:
+    values = tiny_values(f"recompute={recompute}")
+    config = make_config(values)
+    counted = sum(run_ranks(lambda w: count(w, values, train=True), 1))
+    data = config.data
+    hardware = step_hardware_flops(config.model, data.sequence_length, data.global_batch, recompute)
+    assert counted == hardware
+    assert hardware > step_model_flops(config.model, data.sequence_length, data.global_batch)
+
+
+def make_config(values: dict[str, Any]) -> RunConfig:
+    return RunConfig.model_validate(values)

@@ -1,0 +1,64 @@
+"""The page of models and clusters says what conf/ says."""
+
+import subprocess
+import sys
+
+import pytest
+
+from frontier_llm.config import decode
+from tools.compose import CONF, compose, groups
+from tools.tables import PAGE, Header, models, page, state_bytes
+
+
+def test_the_page_is_current():
+    assert PAGE.read_text() == page(), "python tools/tables.py --write"
+
+
+def test_the_page_has_a_row_for_everything_that_can_be_chosen():
+    text = page()
+    for name in [*models(), *groups()["experiment"], *groups()["cluster"]]:
+        assert f"| `{name}` |" in text
+
+
+def test_the_tool_says_whether_the_page_is_current():
+    tool = [sys.executable, str(CONF.parent / "tools" / "tables.py")]
+    assert subprocess.run(tool, check=False).returncode == 0
+
+
+def test_a_stale_page_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, capsys):
+    from tools import tables
+
+    stale = tmp_path / "models_and_clusters.md"
+    monkeypatch.setattr(tables, "PAGE", stale)
+    assert tables.main([]) == 1
+    assert "python tools/tables.py --write" in capsys.readouterr().err
+    assert tables.main(["--write"]) == 0
+    assert tables.main([]) == 0
+
+
+def test_a_header_joins_what_a_backslash_splits(tmp_path):
+    file = tmp_path / "one.yaml"
+    file.write_text(
+        "# @package _global_\n# A title (arXiv:1).\n# More.\n# ranks: 16\n# run: srun -N 2 \\\n"
+        "#   python train.py\n# meanwhile: a=1 b=2\ndefaults: []\n# ranks: 3\n"
+    )
+    assert Header.read(file) == Header(
+        "A title (arXiv:1). More.", 16, "srun -N 2 python train.py", ("a=1", "b=2")
+    )
+
+
+def test_a_header_without_its_ranks_is_refused(tmp_path):
+    file = tmp_path / "one.yaml"
+    file.write_text("# A title.\n# run: python train.py\n")
+    with pytest.raises(ValueError, match=r"one\.yaml: '# ranks: N'"):
+        Header.read(file)
+
+
+def test_states_are_those_of_the_fullest_stage():
+    sizes = ["model.layers=3", "model.hidden=8", "model.heads=2", "model.vocabulary=100"]
+    run = ["data.pieces=100", "data.sequence_length=16", "parallel.pipeline=2"]
+    config = decode(compose([*sizes, *run]))
+    layer = 12 * 8 * 8 + 13 * 8
+    first = 2 * layer + 100 * 8 + 16 * 8  # embedding and positions
+    last = layer + 100 * 8 + 2 * 8  # the tied head's copy and the last norm
+    assert state_bytes(config) == 18 * max(first, last)
