@@ -33,7 +33,7 @@ def _start(*arguments, **environment):
 def _train(*arguments, **environment):
     """Return (exit code, stdout, stderr)."""
     process = _start(*arguments, **environment)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     return process.returncode, out, err
 
 
@@ -66,8 +66,7 @@ def test_a_wrong_configuration_is_refused_before_torch_is_imported(arguments, ke
 
 
 def test_a_wrong_configuration_is_refused_at_once():
-    best = min(_seconds("parallel.tensr=2") for _ in range(3))
-    assert best < 1.5
+    assert any(_seconds("parallel.tensr=2") < 1.5 for _ in range(5))  # others may use the cores
 
 
 def _seconds(*arguments):
@@ -137,7 +136,7 @@ def _srun(size, *arguments):
         )
         for rank in range(size)
     ]
-    said = [task.communicate(timeout=120)[1] for task in tasks]
+    said = [task.communicate(timeout=240)[1] for task in tasks]
     return [task.returncode for task in tasks], said
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
@@ -65,6 +66,12 @@ class Header:
         )
 
 
+@cache
+def composed(*overrides: str) -> RunConfig:
+    """Compose and decode once; a configuration cannot be changed."""
+    return decode(compose(overrides))
+
+
 def models() -> list[str]:
     """Return the names of the models that can be built."""
     return [name for name in groups()["model"] if name not in BASES]
@@ -117,7 +124,7 @@ def _models() -> Iterator[str]:
     yield ""
     rows = []
     for name in models():
-        model = decode(compose([f"model={name}"])).model
+        model = composed(f"model={name}").model
         title = " ".join(_comments(CONF / "model" / f"{name}.yaml"))
         rows.append((f"`{name}`", *_dimensions(model), title))
     columns = "name|parameters|layers|hidden|heads|KV heads|FFN|vocabulary|positions|source"
@@ -152,7 +159,7 @@ def _experiments() -> Iterator[str]:
     rows = []
     for name in groups()["experiment"]:
         header = Header.read(CONF / "experiment" / f"{name}.yaml")
-        config = decode(compose([f"experiment={name}"]))
+        config = composed(f"experiment={name}")
         rows.append((f"`{name}`", *_layout(config, header)))
     columns = (
         "name|model|cluster|ranks|tensor x pipeline x data|sequence|global batch|"
@@ -187,7 +194,7 @@ def _clusters() -> Iterator[str]:
         "rank in one direction, nearest first, with the ranks that share them."
     )
     yield ""
-    clusters = [decode(compose([f"cluster={name}"])).cluster for name in groups()["cluster"]]
+    clusters = [composed(f"cluster={name}").cluster for name in groups()["cluster"]]
     rows = [(f"`{cluster.name}`", *_hardware(cluster)) for cluster in clusters]
     columns = (
         "name|device|ranks a node|memory, GiB|memory, GB/s|fp32 TFLOP/s|bf16|fp16|links|"

@@ -13,7 +13,7 @@ class ParallelConfig(Section):
     pipeline: int = Field(ge=1)
     """Stages: ranks over which the layers are cut."""
     chunks: int = Field(ge=1)
-    """Pieces of the model on each stage (interleaved 1F1B). More shrink the bubble and send more."""
+    """Pieces of the model on each stage (interleaved 1F1B): more shrink the bubble, send more."""
     sequence: bool
     """Also cut norms and dropout along the sequence, over the tensor ranks (sequence parallel)."""
     layers_per_stage: tuple[int, ...] | None = Field(strict=False)

@@ -4,6 +4,7 @@ Each rule is one function that raises `ConfigError`; `check` runs them in an ord
 first failure is the one to mend first.
 """
 
+from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
@@ -62,16 +63,22 @@ def _check_world(config: RunConfig, world_size: int) -> None:
         )
 
 
+def _next_heads(model: ModelConfig, tensor: int) -> int:
+    """Find the next number of heads that tensor ranks divide and, if there is one, the width."""
+    first = -(-model.heads // tensor) * tensor
+    return next((h for h in range(first, model.hidden + 1, tensor) if model.hidden % h == 0), first)
+
+
 def _check_tensor(config: RunConfig) -> None:
     tensor, model = config.parallel.tensor, config.model
     for key, size in (("heads", model.heads), ("kv_heads", model.kv_heads), ("ffn", model.ffn)):
         if size % tensor:
+            fitting = _next_heads(model, tensor) if key == "heads" else -(-size // tensor) * tensor
             raise ConfigError(
                 f"model.{key}",
                 f"{size}, cut over parallel.tensor={tensor}",
                 f"a multiple of parallel.tensor ({tensor})",
-                f"set model.{key}={-(-size // tensor) * tensor}, or parallel.tensor to a "
-                f"divisor of {size}",
+                f"set model.{key}={fitting}, or parallel.tensor to a divisor of {size}",
             )
     if model.heads % model.kv_heads:
         raise ConfigError(

@@ -1,7 +1,10 @@
 """Ranks: how they are started, find each other, are grouped, stopped and mourned.
 
-- `world`: which rank this process is, and the store and process group it shares.
-- `launcher`: the parent of local ranks.
+- `world`: which rank this process is, and the store and process group it shares; `slurm` reads
+  what srun says.
+- `groups`: the process groups of a rank; `megatron_cpu` lets megatron-core run without a device.
+- `launcher`: the parent of local ranks; `children` are its processes, `cores` their threads.
+- `rank`: what surrounds the work of one rank; `agreement`: what rank 0 does once for all.
 - `failure`: what a rank leaves behind when it fails, and which failure was the cause.
 - `stop`: the flag that a signal raises.
 """

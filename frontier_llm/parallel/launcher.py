@@ -21,14 +21,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from frontier_llm.errors import LaunchError
 from frontier_llm.parallel import failure
 from frontier_llm.parallel.agreement import run_and_leave
+from frontier_llm.parallel.children import POLL_SECONDS, Children
 from frontier_llm.parallel.rank import run_rank
-from frontier_llm.parallel.stop import REQUESTS, StopFlag
+from frontier_llm.parallel.stop import REQUESTS, Requests, StopFlag
 from frontier_llm.parallel.world import World, listen, make_store
 
 if TYPE_CHECKING:
@@ -40,10 +40,7 @@ TERMINATION_SECONDS = 5.0
 """Between SIGTERM and SIGKILL."""
 INTERRUPTED = 130
 """Exit code after a second Ctrl-C, as shells have it."""
-_POLL_SECONDS = 0.02
-_SAME_KEY_SECONDS = 0.2
 _PR_SET_PDEATHSIG = 1
-_NO_FAILURE = (0, 3)
 
 
 @dataclass(frozen=True)
@@ -82,8 +79,8 @@ def launch(target: Callable[[World, "Store"], None], what: Launch) -> int:
     """
     failure.clear(what.failure_dir)
     server = listen("127.0.0.1", what.port or 0)
-    ranks = _Ranks()
-    with _Requests() as requests:
+    ranks = Children()
+    with Requests() as requests:
         try:
             for rank in range(what.ranks):
                 world = _world(rank, what, server.getsockname()[1])
@@ -170,72 +167,7 @@ def _listen_for_requests() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
 
 
-class _Ranks:
-    """The children: who runs, who ended and how."""
-
-    def __init__(self) -> None:
-        self.running: dict[int, int] = {}
-        self.ended: dict[int, tuple[int, float]] = {}
-        self.signalled: set[int] = set()
-
-    def poll(self) -> None:
-        """Notice who ended, with the exit code and a time at which it still ran."""
-        for rank, pid in list(self.running.items()):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                code = os.waitstatus_to_exitcode(status)
-                self.ended[rank] = code, time.time() - _POLL_SECONDS
-                del self.running[rank]
-
-    def failed(self) -> bool:
-        return any(code not in _NO_FAILURE for code, _ in self.ended.values())
-
-    def signal(self, number: signal.Signals) -> None:
-        for rank, pid in self.running.items():
-            os.kill(pid, number)
-            self.signalled.add(rank)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        while self.running:
-            self.poll()
-            time.sleep(_POLL_SECONDS / 10)
-
-
-class _Requests:
-    """Signals that came to the parent while it waits."""
-
-    def __init__(self) -> None:
-        self._interrupts: list[float] = []
-        self._stop = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> "_Requests":
-        self._before = {number: signal.signal(number, self._note) for number in REQUESTS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._stop = True
-        if number == signal.SIGINT:
-            self._interrupts.append(time.monotonic())
-
-    def take_stop(self) -> bool:
-        """Whether a request has come that was not yet taken."""
-        stop, self._stop = self._stop, False
-        return stop
-
-    @property
-    def is_impatient(self) -> bool:
-        """Whether a second Ctrl-C came, and not the first one twice (make hands it on too)."""
-        times = self._interrupts
-        return len(times) > 1 and times[-1] - times[0] > _SAME_KEY_SECONDS
-
-
-def _wait(ranks: _Ranks, requests: _Requests) -> bool:
+def _wait(ranks: Children, requests: Requests) -> bool:
     """Wait until every rank has ended; False if a second Ctrl-C came first."""
     asked, failed_at, terminated = False, None, False
     while ranks.running:
@@ -244,26 +176,25 @@ def _wait(ranks: _Ranks, requests: _Requests) -> bool:
         if requests.take_stop() and not asked:
             asked = True
             _say("stopping in order (Ctrl-C once more kills at once)")
-            ranks.signal(signal.SIGTERM)
+            ranks.send(signal.SIGTERM)
         ranks.poll()
         if ranks.failed():
             now = time.monotonic()
             failed_at = failed_at or now
             if now - failed_at > PATIENCE_SECONDS and not terminated:
                 terminated = True
-                ranks.signal(signal.SIGTERM)
+                ranks.send(signal.SIGTERM)
             if now - failed_at > PATIENCE_SECONDS + TERMINATION_SECONDS:
                 ranks.kill()
-        time.sleep(_POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
     return True
 
 
-def _conclude(ranks: _Ranks, what: Launch) -> int:
+def _conclude(ranks: Children, what: Launch) -> int:
     """Name the cause, last of all that is printed."""
     found = {failed.rank: failed for failed in failure.read_all(what.failure_dir)}
     for rank, (code, seconds) in ranks.ended.items():
-        ours = rank in ranks.signalled and code in (-signal.SIGTERM, -signal.SIGKILL)
-        if code and rank not in found and not ours:
+        if code and rank not in found and not ranks.died_of_ours(rank):
             found[rank] = failure.died(rank, code, seconds)
     if not found:
         return 0

@@ -92,7 +92,7 @@ def make_store(world: World, timeout: timedelta, listen_fd: int | None = None) -
         LaunchError: the port is taken (at once); not all ranks came, or rank 0 did not answer, in
             time.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import TCPStore
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 

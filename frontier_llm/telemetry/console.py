@@ -27,7 +27,9 @@ class ConsoleSink:
     def write(self, metrics: StepMetrics) -> None:
         """Show a step."""
         self._seconds.append(metrics.step_seconds)
-        words = [*_numbers(metrics), f"ETA {format_seconds(self._remaining_seconds(metrics.step))}"]
+        words = _numbers(metrics)
+        if metrics.step < self._total_steps:
+            words.append(f"ETA {format_seconds(self._remaining_seconds(metrics.step))}")
         if self._progress is not None:
             task = self._progress.task_ids[0]
             self._progress.update(task, completed=metrics.step, status="  ".join(words))

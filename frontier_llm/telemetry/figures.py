@@ -79,9 +79,9 @@ def loss_figure(history: History, initial_validation_loss: float | None) -> str:
                 f"{y[-1]:.3f}", (x[-1], y[-1]), xytext=(0, 9), textcoords="offset points",
                 ha="right", color=ORANGE, weight="bold", bbox=_LABEL_BOX,
             )  # fmt: skip
+        _over_steps(ax, "Loss", "nats a token")
         if history.skipped:
             _rug(ax, history.skipped)
-        _over_steps(ax, "Loss", "nats a token")
         if train or validation or history.skipped:
             ax.legend(loc="upper right")
         return _svg(figure, "loss")

@@ -1,6 +1,6 @@
 """report.html: a run on one page, made of its three files alone and needing no other file.
 
-Made again at any time by `python -m tools.report RUN_DIR`, also of a run that died.
+Made again at any time by `python tools/report.py RUN_DIR`, also of a run that died.
 """
 
 import hashlib
@@ -77,8 +77,7 @@ def _subtitle(summary: RunSummary, run_dir: Path) -> str:
 
 
 def _tiles(history: History, summary: RunSummary) -> Iterator[Tile]:
-    loss = _first(summary.final_loss, history.last("loss"))
-    yield Tile("Training loss", _fixed(loss), "nats a token", "last step")
+    yield _training_tile(history, summary)
     yield _validation_tile(history, summary)
     speed = history.typical("tokens_per_second")
     yield Tile("Throughput", _count(speed), "tokens/s", "all ranks together, median")
@@ -96,10 +95,19 @@ def _tiles(history: History, summary: RunSummary) -> Iterator[Tile]:
     yield _duration_tile(history, summary)
 
 
+def _training_tile(history: History, summary: RunSummary) -> Tile:
+    points = history.points("loss")
+    if points and points[-1][0] != history.steps[-1]:
+        note = f"step {points[-1][0]}; not finite since"
+        return Tile("Training loss", _fixed(points[-1][1]), "nats a token", note)
+    loss = _first(summary.final_loss, history.last("loss"))
+    return Tile("Training loss", _fixed(loss), "nats a token", "last step")
+
+
 def _validation_tile(history: History, summary: RunSummary) -> Tile:
     loss = _first(summary.validation_loss, history.last("validation_loss"))
     bits = _first(summary.validation_bits_per_byte, history.last("validation_bits_per_byte"))
-    note = f"{bits:.3f} bits per byte of text" if bits is not None else "bits per byte unknown"
+    note = f"{bits:.3f} bits per byte of text" if bits is not None else ""
     return Tile("Validation loss", _fixed(loss), "nats a token", note)
 
 

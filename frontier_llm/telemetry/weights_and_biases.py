@@ -55,7 +55,10 @@ class WandbSink:
 
     def close(self) -> None:
         """Finish the run; online, wait a while for the upload."""
+        import wandb
+
         self._run.finish()
+        wandb.teardown()  # its service writes the file's end after `finish` has returned
 
 
 def run_id(run_dir: Path) -> str:

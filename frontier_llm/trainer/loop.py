@@ -34,7 +34,7 @@ class Loop:
     ) -> None:
         self._parts.loader.close()
         self._parts.validation_loader.close()
-        self._reporter.close()
+        self._reporter.close(error)
 
     def run(self) -> None:
         """Train to the last step, or until asked to stop.

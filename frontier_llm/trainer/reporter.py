@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.telemetry.log import close_logging, setup_logging
 from frontier_llm.telemetry.metrics import Recorder, Sink, StepMetrics
@@ -127,10 +128,31 @@ class Reporter:
         report = write_report(self._run_dir)
         self._log_end(report)
 
-    def close(self) -> None:
-        """Close all sinks and the log."""
-        self._recorder.close()
-        close_logging()
+    def close(self, error: BaseException | None) -> None:
+        """Close all sinks and the log; a run that failed gets its report here.
+
+        Not collective: other ranks may be gone.
+        """
+        try:
+            self._recorder.close()
+            if self._is_writer and error is not None and self._summary.exit_code is None:
+                self._report_failure(error)
+        finally:
+            close_logging()
+
+    def _report_failure(self, error: BaseException) -> None:
+        code = error.exit_code if isinstance(error, FrontierError) else 1
+        update = {
+            "seconds": time.perf_counter() - self._start,
+            "exit_code": code,
+            "exit_reason": str(error) or type(error).__name__,
+        }
+        self._summary = self._summary.model_copy(update=update)
+        try:
+            self._summary.write(self._run_dir)
+            write_report(self._run_dir)
+        except Exception as trouble:  # the cause of the failure must not be hidden by this
+            _LOG.warning("no report: %s", trouble)
 
     @property
     def _tokens(self) -> int:

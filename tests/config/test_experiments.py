@@ -5,12 +5,11 @@ import shlex
 
 import pytest
 
-from frontier_llm.config import decode
 from frontier_llm.config.rules import check
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.units import GIB
-from tools.compose import CONF, compose, groups
-from tools.tables import Header, models, state_bytes
+from tools.compose import CONF, groups
+from tools.tables import Header, composed, models, state_bytes
 
 EXPERIMENTS = groups()["experiment"]
 CLUSTERS = groups()["cluster"]
@@ -30,19 +29,19 @@ def _nodes_and_ranks(run):
 
 @pytest.mark.parametrize("name", models())
 def test_a_model_decodes_under_its_own_name(name):
-    assert decode(compose([f"model={name}"])).model.name == name
+    assert composed(f"model={name}").model.name == name
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_can_be_laid_out_over_its_ranks(name):
-    config = decode(compose([f"experiment={name}"]))
+    config = composed(f"experiment={name}")
     check(config, _header(name).ranks)
     assert config.model.hidden % config.model.heads == 0
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_command_of_an_experiment_starts_that_experiment_on_its_ranks(name):
-    header, config = _header(name), decode(compose([f"experiment={name}"]))
+    header, config = _header(name), composed(f"experiment={name}")
     assert shlex.split(header.run)[-1] == f"experiment={name}"
     if header.run.startswith("python"):
         assert config.launch.ranks == header.ranks
@@ -54,27 +53,27 @@ def test_the_command_of_an_experiment_starts_that_experiment_on_its_ranks(name):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_tensor_parallelism_stays_inside_a_node(name):
-    config = decode(compose([f"experiment={name}", *_header(name).meanwhile]))
+    config = composed(f"experiment={name}", *_header(name).meanwhile)
     assert config.cluster.ranks_per_node % config.parallel.tensor == 0
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_states_of_an_experiment_fit_its_devices(name):
     header = _header(name)
-    config = decode(compose([f"experiment={name}", *header.meanwhile]))
+    config = composed(f"experiment={name}", *header.meanwhile)
     check(config, header.ranks)
     assert state_bytes(config) < 0.9 * config.cluster.device.memory_gib * GIB
 
 
 @pytest.mark.parametrize("name", [n for n in EXPERIMENTS if _header(n).meanwhile])
 def test_what_an_experiment_adds_meanwhile_is_needed(name):
-    config = decode(compose([f"experiment={name}"]))
+    config = composed(f"experiment={name}")
     assert state_bytes(config) > config.cluster.device.memory_gib * GIB
 
 
 @pytest.mark.parametrize("name", [n for n in EXPERIMENTS if n != "laptop_3d"])
 def test_a_published_experiment_trains_as_the_frontier_scripts_do(name):
-    optimizer = decode(compose([f"experiment={name}"])).optimizer
+    optimizer = composed(f"experiment={name}").optimizer
     assert (optimizer.learning_rate, optimizer.minimum_learning_rate) == (6e-5, 6e-6)
     assert (optimizer.beta1, optimizer.beta2) == (0.9, 0.95)
     assert (optimizer.weight_decay, optimizer.clip_norm) == (0.1, 1.0)
@@ -102,7 +101,7 @@ def test_a_published_experiment_names_its_source_and_its_factors(name):
     ],
 )
 def test_a_model_has_its_published_number_of_parameters(model, parameters, tolerance):
-    counted = count_parameters(decode(compose([f"model={model}"])).model, 2048)
+    counted = count_parameters(composed(f"model={model}").model, 2048)
     assert counted == pytest.approx(parameters, rel=tolerance)
 
 
@@ -110,13 +109,13 @@ def test_a_model_has_its_published_number_of_parameters(model, parameters, toler
 def test_megatrons_models_have_the_size_of_their_names_to_the_last_digit(name):
     billions = name.removeprefix("megatron_").removesuffix("b").replace("_", ".")
     decimals = len(billions.partition(".")[2])
-    counted = count_parameters(decode(compose([f"model={name}"])).model, 2048)
+    counted = count_parameters(composed(f"model={name}").model, 2048)
     assert f"{counted / 1e9:.{decimals}f}" == billions
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_a_cluster_names_a_source_for_every_block(name):
-    cluster = decode(compose([f"cluster={name}"])).cluster
+    cluster = composed(f"cluster={name}").cluster
     assert cluster.name == name
     for part in (cluster.device, cluster.host, *cluster.links, *cluster.storage):
         assert len(part.source) > 10, part
@@ -124,7 +123,7 @@ def test_a_cluster_names_a_source_for_every_block(name):
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_a_clusters_links_get_slower_and_end_with_the_whole_machine(name):
-    cluster = decode(compose([f"cluster={name}"])).cluster
+    cluster = composed(f"cluster={name}").cluster
     speeds = [link.gb_per_second for link in cluster.links]
     assert speeds == sorted(speeds, reverse=True)
     assert cluster.links[-1].ranks is None
@@ -148,14 +147,14 @@ def test_a_clusters_links_get_slower_and_end_with_the_whole_machine(name):
     ],
 )
 def test_a_drivers_name_is_recognised_by_its_own_cluster_alone(device, cluster):
-    clusters = [decode(compose([f"cluster={name}"])).cluster for name in CLUSTERS]
+    clusters = [composed(f"cluster={name}").cluster for name in CLUSTERS]
     found = [c.name for c in clusters if re.search(c.device.name_pattern, device)]
     assert found == ([cluster] if cluster else [])
 
 
 def test_an_unknown_peak_is_absent_not_zero():
     for name in CLUSTERS:
-        peaks = decode(compose([f"cluster={name}"])).cluster.device.peak_tflops
+        peaks = composed(f"cluster={name}").cluster.device.peak_tflops
         assert all(peak > 0 for peak in peaks.values())
-    assert decode(compose(["cluster=cpu_laptop"])).cluster.device.peak_tflops == {}
-    assert "bf16" not in decode(compose(["cluster=dgx2_v100"])).cluster.device.peak_tflops
+    assert composed("cluster=cpu_laptop").cluster.device.peak_tflops == {}
+    assert "bf16" not in composed("cluster=dgx2_v100").cluster.device.peak_tflops

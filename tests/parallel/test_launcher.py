@@ -316,6 +316,22 @@ def test_a_second_ctrl_c_kills_at_once(job, tmp_path):
     assert running.alive() == []
 
 
+def test_dying_while_stopping_is_not_an_orderly_stop(job, tmp_path, impatient):
+    def target(world, store):
+        _note_pid(tmp_path, world)
+        while not StopFlag.install().requested:
+            time.sleep(0.01)
+        if world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise StopRequested("stopped")
+
+    running = job(target, 2)
+    running.wait_for_ranks(2)
+    os.kill(running.pid, signal.SIGTERM)
+    assert running.wait() == 1
+    assert "rank 1 was killed by SIGKILL" in running.said()
+
+
 def test_the_same_ctrl_c_handed_on_twice_is_one_request(job, tmp_path):
     running = job(_polling(tmp_path), 2)
     running.wait_for_ranks(2)

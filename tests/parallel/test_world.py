@@ -175,7 +175,7 @@ def test_waiting_for_rank_zero_ends_with_its_address():
 
 
 def test_rank_zero_says_when_not_all_ranks_came():
-    with pytest.raises(LaunchError, match="not all of 2 ranks came .*1/2"):
+    with pytest.raises(LaunchError, match=r"not all of 2 ranks came .*1/2"):
         make_store(_world(0, 2, _free_port()), timedelta(seconds=1))
 
 

@@ -1,0 +1,258 @@
+"""Each rule names the key to change, and what it says to do passes the rule."""
+
+import copy
+import re
+
+import pytest
+import yaml
+
+from frontier_llm.config import decode
+from frontier_llm.config.rules import check, data_size
+from frontier_llm.errors import ConfigError
+from tools.compose import compose
+
+MICS = {"params": 2, "grads": 2, "optimizer": 2}
+
+
+@pytest.fixture(scope="module")
+def defaults():
+    """Compose the root once; a test changes a copy."""
+    return compose([])
+
+
+def _refusal(values, ranks):
+    with pytest.raises(ConfigError) as caught:
+        check(decode(values), ranks)
+    return caught.value
+
+
+def _changed(values, changes):
+    values = copy.deepcopy(values)
+    for key, value in changes.items():
+        section, _, leaf = key.rpartition(".")
+        place = values
+        for part in filter(None, section.split(".")):
+            place = place[part]
+        place[leaf] = value
+    return values
+
+
+def _advised(values, ranks, todo):
+    """Follow the first assignment of a `do:` line."""
+    key, value = re.search(r"([a-z_.]+)=([^\s,;:)]+)", todo).groups()
+    if key == "launch.ranks":
+        return values, int(value)
+    return _changed(values, {key: yaml.safe_load(value)}), ranks
+
+
+# a row: ranks, what is wrong, the key that is named, what `do:` begins with
+REFUSED = {
+    "ranks that stages do not divide": (
+        6,
+        {"parallel.pipeline": 4},
+        "parallel.tensor x parallel.pipeline",
+        "start 8 ranks (launch.ranks=8",
+    ),
+    "more stages than ranks": (
+        2,
+        {"parallel.pipeline": 4},
+        "parallel.tensor x parallel.pipeline",
+        "start 4 ranks (launch.ranks=4",
+    ),
+    "unequal nodes": (
+        4,
+        {"launch.ranks_per_node": 3},
+        "launch.ranks_per_node",
+        "set launch.ranks_per_node=2;",
+    ),
+    "heads that tensor ranks do not divide": (
+        4,
+        {"parallel.tensor": 2, "model.heads": 5, "model.hidden": 40},
+        "model.heads",
+        "set model.heads=8, or parallel.tensor to a divisor of 5",
+    ),
+    "KV heads that tensor ranks do not divide": (
+        4,
+        {"parallel.tensor": 2, "model.kv_heads": 1},
+        "model.kv_heads",
+        "set model.kv_heads=2, or parallel.tensor to a divisor of 1",
+    ),
+    "an ffn that tensor ranks do not divide": (
+        4,
+        {"parallel.tensor": 2, "model.ffn": 101},
+        "model.ffn",
+        "set model.ffn=102",
+    ),
+    "queries in unequal groups": (
+        4,
+        {"model.kv_heads": 3},
+        "model.kv_heads",
+        "set model.kv_heads=2;",
+    ),
+    "a width that heads do not divide": (
+        4,
+        {"model.hidden": 255},
+        "model.heads",
+        "set model.hidden=256, or model.heads to one of 1, 3, 5, 15, 17, 51, 85, 255",
+    ),
+    "chunks without a pipeline": (
+        4,
+        {"parallel.pipeline": 1, "parallel.chunks": 2},
+        "parallel.chunks",
+        "set parallel.chunks=1",
+    ),
+    "more pieces than layers": (
+        4,
+        {"parallel.pipeline": 4, "parallel.chunks": 2},
+        "parallel.pipeline x parallel.chunks",
+        "lower parallel.pipeline or parallel.chunks, or set model.layers=8",
+    ),
+    "a cut of the wrong length": (
+        4,
+        {"parallel.layers_per_stage": [1, 1, 2]},
+        "parallel.layers_per_stage",
+        "set parallel.layers_per_stage=null",
+    ),
+    "a cut with the wrong sum": (
+        4,
+        {"parallel.layers_per_stage": [2, 3]},
+        "parallel.layers_per_stage",
+        "set parallel.layers_per_stage=null",
+    ),
+    "a stage without layers": (
+        4,
+        {"parallel.layers_per_stage": [4, 0]},
+        "parallel.layers_per_stage",
+        "set parallel.layers_per_stage=null",
+    ),
+    "a sequence that tensor ranks do not divide": (
+        4,
+        {"parallel.tensor": 2, "parallel.sequence": True, "data.sequence_length": 255},
+        "data.sequence_length",
+        "set data.sequence_length=256, or parallel.sequence=false",
+    ),
+    "a batch that replicas do not divide": (
+        4,
+        {"data.global_batch": 12},
+        "data.global_batch",
+        "set data.global_batch=16, or another data.micro_batch",
+    ),
+    "micro-batches that do not go around the pipeline": (
+        4,
+        {"parallel.chunks": 2, "data.global_batch": 24},
+        "data.global_batch",
+        "set data.global_batch=32",
+    ),
+    "sharded states": (
+        4,
+        {"sharding": {"name": "mics", **MICS}},
+        "sharding",
+        "use sharding=replicated",
+    ),
+    "more pieces of text than rows of the embedding": (
+        4,
+        {"data.pieces": 5000},
+        "data.pieces",
+        "set data.pieces=4096",
+    ),
+    "an odd number of rotated dimensions": (
+        4,
+        {"model.positions": "rotary", "model.head_dim": 9},
+        "model.head_dim",
+        "set model.head_dim=10",
+    ),
+    "no rotated dimension": (
+        4,
+        {"model.positions": "rotary", "model.rotary_fraction": 0.01},
+        "model.head_dim",
+        "set model.head_dim=200",
+    ),
+    "a rate that would rise": (
+        4,
+        {"optimizer.minimum_learning_rate": 0.1},
+        "optimizer.minimum_learning_rate",
+        "set optimizer.minimum_learning_rate=0.003 or less",
+    ),
+    "a text corpus without a path": (
+        4,
+        {"data.kind": "text"},
+        "data.path",
+        "set data.path=FILE",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_what_cannot_be_laid_out_is_refused_by_its_key(defaults, wrong):
+    ranks, changes, key, todo = REFUSED[wrong]
+    refusal = _refusal(_changed(defaults, changes), ranks)
+    assert refusal.key == key
+    assert refusal.todo.startswith(todo)
+    assert refusal.exit_code == 2
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_what_a_refusal_says_to_do_passes(defaults, wrong):
+    ranks, changes, _, _ = REFUSED[wrong]
+    values = _changed(defaults, changes)
+    todo = _refusal(values, ranks).todo
+    if wrong == "sharded states":
+        values = _changed(values, {"sharding": compose([todo.removeprefix("use ")])["sharding"]})
+    else:
+        values, ranks = _advised(values, ranks, todo)
+    check(decode(values), ranks)
+
+
+def test_what_it_got_is_said_with_what_it_depends_on(defaults):
+    values = _changed(defaults, {"parallel.pipeline": 4})
+    assert str(_refusal(values, 6)) == (
+        "configuration error at parallel.tensor x parallel.pipeline\n"
+        "  got:    1 x 4 = 4 on 6 ranks\n"
+        "  wants:  a divisor of the number of ranks; the rest is data parallelism\n"
+        "  do:     start 8 ranks (launch.ranks=8 on one machine), or choose factors of 6: "
+        "1, 2, 3, 6"
+    )
+
+
+def test_the_first_rule_that_fails_is_the_one_to_mend_first(defaults):
+    """The batch depends on the number of replicas, which depends on the ranks."""
+    values = _changed(defaults, {"parallel.pipeline": 4, "data.global_batch": 7})
+    assert _refusal(values, 6).key == "parallel.tensor x parallel.pipeline"
+    assert _refusal(values, 8).key == "data.global_batch"
+
+
+def test_a_head_width_that_is_given_need_not_fit_the_width(defaults):
+    values = _changed(defaults, {"model.hidden": 255, "model.head_dim": 32})
+    check(decode(values), 4)
+
+
+def test_a_node_may_be_larger_than_the_run(defaults):
+    check(decode(_changed(defaults, {"launch.ranks_per_node": 64})), 4)
+
+
+def test_an_uneven_cut_is_accepted_as_given(defaults):
+    check(decode(_changed(defaults, {"parallel.layers_per_stage": [3, 1]})), 4)
+
+
+def test_what_remains_is_data_parallelism(defaults):
+    config = decode(_changed(defaults, {"parallel.tensor": 2, "parallel.pipeline": 4}))
+    assert data_size(config, 64) == 8
+
+
+@pytest.mark.parametrize(
+    "ranks", [[8], [None, None], [4, 2, None], [4, 4, None], [None, 8], [2, None, 8, None]]
+)
+def test_links_out_of_order_are_refused(defaults, ranks):
+    link = defaults["cluster"]["links"][0]
+    links = [{**link, "ranks": number} for number in ranks]
+    refusal = _refusal(_changed(defaults, {"cluster.links": links}), 4)
+    assert refusal.key == "cluster.links"
+    assert "null" in refusal.wants
+    assert refusal.todo.endswith("conf/cluster/cpu_laptop.yaml")
+
+
+def test_a_device_name_that_is_no_regular_expression_is_refused(defaults):
+    with pytest.raises(ConfigError) as caught:
+        decode(_changed(defaults, {"cluster.device.name_pattern": "A100("}))
+    assert caught.value.key == "cluster.device.name_pattern"
+    assert "not a regular expression" in caught.value.wants

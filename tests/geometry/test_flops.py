@@ -1,0 +1,75 @@
+"""Operations of a step against the published closed formulas and against the weights."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontier_llm.geometry.flops import forward_flops, step_hardware_flops, step_model_flops
+from frontier_llm.geometry.inventory import piece_parameters
+from frontier_llm.geometry.stages import Piece
+from tests.geometry.models import any_models, make_model
+
+widths = st.integers(1, 400).map(lambda width: 64 * width)
+lengths = st.integers(1, 8192)
+
+
+@given(st.integers(1, 128), widths, st.integers(2, 250_000), lengths, st.integers(1, 4096))
+def test_a_gpts_step_is_megatrons_formula(layers, hidden, vocabulary, length, samples):
+    """Narayanan et al. (arXiv:2104.04473), equation 3: full recomputation."""
+    model = make_model(layers=layers, hidden=hidden, vocabulary=vocabulary)
+    formula = (
+        96
+        * samples
+        * length
+        * layers
+        * hidden**2
+        * (1 + length / (6 * hidden) + vocabulary / (16 * layers * hidden))
+    )
+    assert step_hardware_flops(model, length, samples, "full") == pytest.approx(formula, rel=1e-6)
+
+
+@given(any_models(), lengths)
+def test_every_weight_of_a_matrix_costs_two_operations_a_token(model, length):
+    piece = Piece(0, 0, range(model.layers), has_embedding=True, has_head=True)
+    looked_up = {"embedding.positions.weight"}
+    if not model.tied:
+        looked_up.add("embedding.tokens.weight")
+    weights = sum(
+        parameter.elements
+        for parameter in piece_parameters(model, piece, 16)
+        if len(parameter.shape) == 2 and parameter.name not in looked_up
+    )
+    once = forward_flops(model, length)
+    assert once.total - once.attention == pytest.approx(2 * length * weights, rel=1e-9)
+
+
+@given(any_models(), lengths)
+def test_attention_is_scores_and_weighted_values_of_every_query_head(model, length):
+    one_head = 2 * (2 * length * length * model.head_dim)
+    attention = forward_flops(model, length).attention
+    assert attention == pytest.approx(model.layers * model.heads * one_head, rel=1e-9)
+
+
+@given(any_models(), lengths)
+def test_causality_halves_attention_alone(model, length):
+    full, causal = forward_flops(model, length), forward_flops(model, length, causal=True)
+    assert causal.attention == full.attention / 2
+    assert causal.total - causal.attention == pytest.approx(full.total - full.attention, rel=1e-9)
+
+
+@given(any_models(), lengths, st.integers(1, 64))
+def test_recomputation_adds_what_it_runs_again(model, length, samples):
+    once, needed = forward_flops(model, length), step_model_flops(model, length, samples)
+    added = {
+        kind: step_hardware_flops(model, length, samples, kind) - needed
+        for kind in ("none", "selective", "full")
+    }
+    tolerance = 1e-9 * needed
+    assert added["none"] == 0
+    assert added["selective"] == pytest.approx(samples * once.attention, abs=tolerance)
+    assert added["full"] == pytest.approx(samples * once.layers, abs=tolerance)
+
+
+def test_the_backward_pass_costs_twice_the_forward():
+    model = make_model()
+    assert step_model_flops(model, 32, 5) == 3 * 5 * forward_flops(model, 32).total

@@ -1,0 +1,102 @@
+import json
+import logging
+import math
+
+import pytest
+
+from frontier_llm.errors import TrainingError
+from frontier_llm.geometry.wire import Sent
+from frontier_llm.telemetry.jsonl import JsonlSink
+from frontier_llm.telemetry.metrics import Recorder, StepMetrics
+from tests.telemetry.runs import step_metrics
+
+
+class Kept:
+    """A sink that remembers."""
+
+    def __init__(self) -> None:
+        self.seen: list[StepMetrics] = []
+        self.closed = False
+
+    def write(self, metrics: StepMetrics) -> None:
+        self.seen.append(metrics)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Unclosable(Kept):
+    def close(self) -> None:
+        raise TrainingError("the disk is full")
+
+
+def _refuse(constant: str) -> float:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def test_a_step_is_one_line_of_strict_json_with_the_documented_keys():
+    metrics = step_metrics(
+        7, loss=math.nan, grad_norm=math.inf, sent_bytes={"gradients": Sent(12.0, 3.0)}
+    )
+    text = metrics.to_json()
+    assert "\n" not in text
+    row = json.loads(text, parse_constant=_refuse)
+    assert row["step"] == 7
+    assert row["loss"] is None
+    assert row["grad_norm"] is None
+    assert row["mfu"] is None
+    assert row["skipped"] is False
+    assert row["sent_bytes"] == {"gradients": {"intra": 12.0, "inter": 3.0}}
+    assert {
+        "learning_rate", "tokens", "step_seconds", "tokens_per_second",
+        "model_tflops_per_device", "checkpoint_stall_seconds",
+    } <= set(row)  # fmt: skip
+
+
+def test_scalars_are_flat_and_finite():
+    scalars = step_metrics(3, loss=math.nan, sent_bytes={"tensor": Sent(5.0, 6.0)}).scalars()
+    assert "loss" not in scalars
+    assert "mfu" not in scalars
+    assert scalars["sent_bytes/tensor/inter"] == 6.0
+    assert scalars["step"] == 3.0
+
+
+def test_an_impossible_mfu_is_withheld_and_reported_once(caplog):
+    sink, recorder = Kept(), None
+    recorder = Recorder([sink])
+    with caplog.at_level(logging.ERROR, logger="frontier_llm"):
+        for step in (1, 2):
+            recorder.write(step_metrics(step, mfu=0.9, hfu=1.2))
+        recorder.write(step_metrics(3, mfu=0.5, hfu=0.6))
+    assert [(m.mfu, m.hfu) for m in sink.seen] == [(0.9, None), (0.9, None), (0.5, 0.6)]
+    assert len(caplog.records) == 1
+    assert "peak_tflops" in caplog.text
+
+
+def test_a_sink_that_cannot_be_closed_leaves_none_open():
+    sink = Kept()
+    with pytest.raises(TrainingError, match="disk is full"):
+        Recorder([Unclosable(), sink]).close()
+    assert sink.closed
+
+
+def test_lines_are_on_disk_before_the_run_ends(tmp_path):
+    sink = JsonlSink(tmp_path)
+    sink.write(step_metrics(1))
+    sink.write(step_metrics(2))
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    sink.close()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    sink = JsonlSink(tmp_path)
+    with pytest.raises(TrainingError, match=r"metrics\.jsonl cannot be written: No space left"):
+        sink.write(step_metrics(1))
+    sink.close()
+
+
+def test_a_run_directory_that_is_gone_is_an_error_that_names_the_file(tmp_path):
+    with pytest.raises(TrainingError, match=r"metrics\.jsonl"):
+        JsonlSink(tmp_path / "gone")

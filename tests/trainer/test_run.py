@@ -1,0 +1,177 @@
+"""The program as a user starts it: one run in 3D, its directory, and what can be done with it."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "data=text",
+    "data.pieces=300",
+    "data.sequence_length=32",
+    "data.global_batch=8",
+    "data.micro_batch=1",
+    "model.vocabulary=300",
+    "model.hidden=32",
+    "precision=fp32",
+    "telemetry.progress=false",
+)
+STEPS = 6
+
+
+def train(*overrides: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "train.py", *SMALL, *overrides]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small corpus: the repository's own sources."""
+    folder = tmp_path_factory.mktemp("runs")
+    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))
+    (folder / "text.txt").write_text("\n\n".join(s.read_text() for s in sources))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def corpus(folder: Path) -> list[str]:
+    return [f"data.path={folder}/text.txt", f"data.directory={folder}/corpora"]
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, corpus: list[str]) -> Path:
+    """A finished run on 8 ranks, cut by tensor, pipeline and data, as two nodes of four."""
+    ended = train(
+        *corpus,
+        f"run.dir={folder}/run",
+        f"trainer.steps={STEPS}",
+        "trainer.evaluate_every_steps=3",
+        "trainer.sample_tokens=4",
+        "launch.ranks=8",
+        "launch.ranks_per_node=4",
+        "parallel.tensor=2",
+        "parallel.pipeline=2",
+        "parallel.chunks=2",
+        "parallel.sequence=true",
+        "telemetry.tensorboard=true",
+        "optimizer.warmup_steps=0",
+    )
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    assert "tensor 2 x pipeline 2 x data 2" in ended.stdout
+    return folder / "run"
+
+
+def test_metrics_have_every_field_of_the_contract_once_a_step(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    for line in lines:
+        assert {
+            "step", "loss", "grad_norm", "learning_rate", "tokens", "step_seconds",
+            "tokens_per_second", "model_tflops_per_device", "mfu", "sent_bytes",
+            "checkpoint_stall_seconds", "skipped",
+        } <= line.keys()  # fmt: skip
+        assert line["mfu"] is None
+        assert line["tokens"] == line["step"] * 8 * 32
+        sent = line["sent_bytes"]
+        assert sent["tensor"]["intra"] > 0
+        assert sent["tensor"]["inter"] == 0, "tensor ranks are neighbours"
+        assert sent["pipeline"]["inter"] > 0, "stages lie on different nodes here"
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert lines[2]["validation_loss"] is not None
+    assert lines[1]["validation_loss"] is None
+
+
+def test_directory_is_complete(run: Path) -> None:
+    config = (run / "config.yaml").read_bytes()
+    assert hashlib.sha256(config).hexdigest() in (run / "config.yaml.sha256").read_text()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["exit_code"] == 0
+    assert len(summary["ranks"]) == 8
+    assert len(summary["samples"]) == 3
+    assert summary["validation_loss"] < summary["initial_validation_loss"]
+    report = (run / "report.html").read_text()
+    assert "<svg" in report
+    assert not (run / "failures").exists() or not list((run / "failures").iterdir())
+    assert list((run / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_used_directory_is_refused(run: Path, corpus: list[str]) -> None:
+    ended = train(*corpus, f"run.dir={run}")
+    assert ended.returncode == 2
+    assert "run.dir" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_generate_reads_the_weights_of_eight_ranks_on_one(run: Path) -> None:
+    command = [sys.executable, "tools/generate.py", str(run), "import", "--tokens", "5"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("import")
+
+
+def test_same_seed_is_the_same_run_in_another_layout(
+    run: Path, folder: Path, corpus: list[str]
+) -> None:
+    """The order of samples and the initial weights know nothing of the layout."""
+    ended = train(
+        *corpus, f"run.dir={folder}/alone", f"trainer.steps={STEPS}", "launch.ranks=1",
+        "parallel.pipeline=1", "optimizer.warmup_steps=0", "telemetry.wandb=off",
+        "trainer.sample_tokens=0",
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    losses = [
+        [json.loads(line)["loss"] for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for path in (run, folder / "alone")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_loss_that_is_not_finite_ends_the_run_with_a_report(
+    folder: Path, corpus: list[str]
+) -> None:
+    ended = train(
+        *corpus, f"run.dir={folder}/nan", "optimizer.learning_rate=1e30", "launch.ranks=2",
+        "optimizer.warmup_steps=0", "trainer.bad_steps_allowed=1", "telemetry.wandb=off",
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert "not finite for 2 steps in a row" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    summary = json.loads((folder / "nan" / "summary.json").read_text())
+    assert summary["exit_code"] == 1
+    assert (folder / "nan" / "report.html").exists()
+
+
+@pytest.mark.parametrize("victim", ["parent", "group"])
+def test_request_to_stop_ends_in_order(folder: Path, corpus: list[str], victim: str) -> None:
+    run_dir = folder / f"stopped_{victim}"
+    command = [sys.executable, "train.py", *SMALL, *corpus, f"run.dir={run_dir}",
+               "trainer.steps=100000", "launch.ranks=2", "telemetry.wandb=off"]  # fmt: skip
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_for_line(run_dir / "metrics.jsonl")
+    if victim == "parent":
+        process.send_signal(signal.SIGTERM)
+    else:
+        os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C does
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 3, stderr
+    assert "the weights are in" in stderr
+    assert (run_dir / "weights" / "manifest.json").exists()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # nobody is left
+
+
+def wait_for_line(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.stat().st_size):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
