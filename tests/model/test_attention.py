@@ -1,7 +1,6 @@
 """The attention core against the textbook, and its memory against an [s, s] matrix."""
 
 import math
-import resource
 from typing import Any
 
 import pytest
@@ -9,11 +8,15 @@ import torch
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from frontier_llm.model.attention import QUERY_BLOCK, SdpaAttention
 from frontier_llm.parallel.megatron_cpu import install
 from frontier_llm.parallel.world import World
 from tests.ranks import run_ranks
+
+TOKENS = 1024
 
 
 def make_core(dropout: float = 0.0, heads: int = 4) -> SdpaAttention:
@@ -82,17 +85,36 @@ def test_dropout_keeps_the_mean_and_recomputes_the_same_masks() -> None:
     assert found["gradient_finite"]
 
 
-def resident_growth(world: World, dropout: float) -> int:
+class LargestTensor(TorchDispatchMode):
+    """Remembers the largest tensor that any operator returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def largest_tensor(world: World, dropout: float) -> int:
     install()
     model_parallel_cuda_manual_seed(0, tp_rank=0, ep_rank=0, etp_rank=0)
     core = make_core(dropout, heads=2)
-    inputs = [torch.randn(8192, 1, 2, 8, requires_grad=True) for _ in range(3)]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    core(*inputs).sum().backward()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    inputs = [torch.randn(TOKENS, 1, 2, 8, requires_grad=True) for _ in range(3)]
+    with LargestTensor() as largest:
+        core(*inputs).sum().backward()
+    return largest.elements
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_no_square_matrix_in_memory(dropout: float) -> None:
-    square = 2 * 8192 * 8192 * 4
-    assert run_ranks(resident_growth, 1, dropout)[0] < square / 2
+    assert run_ranks(largest_tensor, 1, dropout)[0] <= 2 * QUERY_BLOCK * TOKENS
+
+
+def test_the_textbook_would_be_caught() -> None:
+    inputs = [torch.randn(TOKENS, 1, 2, 8) for _ in range(3)]
+    with LargestTensor() as largest:
+        textbook(*inputs)
+    assert largest.elements >= 2 * TOKENS**2
