@@ -16,6 +16,7 @@ from pathlib import Path
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
 from frontier_llm.errors import FrontierError
+from frontier_llm.geometry.layout import make_grid, resolve_factors
 from frontier_llm.parallel import failure
 from frontier_llm.parallel.agreement import made_once, run_and_leave
 from frontier_llm.parallel.cores import prepare_environment, share
@@ -83,7 +84,11 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     StopFlag.install()
     store = make_store(world, MEETING_TIMEOUT)
     text = made_once(
-        world, store, "configuration", lambda: configure(overrides, world.size), MEETING_TIMEOUT
+        world,
+        store,
+        "configuration",
+        lambda: configure(overrides, world.size, world.ranks_per_node),
+        MEETING_TIMEOUT,
     )
     config = decode(run_directory.from_yaml(text))
     made_once(world, store, "corpus", lambda: begin(config, text), CORPUS_TIMEOUT)
@@ -103,11 +108,16 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     return report(world.rank, world.size, failures(config)) if code else 0
 
 
-def configure(overrides: Sequence[str], world_size: int | None = None) -> str:
+def configure(
+    overrides: Sequence[str], world_size: int | None = None, ranks_per_node: int | None = None
+) -> str:
     """Compose, check and claim the run directory; return the configuration as YAML."""
     values = compose(overrides)
     config = decode(values)
-    check(config, world_size or config.launch.ranks)
+    size = world_size or config.launch.ranks
+    check(config, size)
+    per_node = config.launch.ranks_per_node or ranks_per_node or size
+    resolve_factors(config, make_grid(config, size, per_node))
     run_directory.claim(Path(config.run.dir))
     return run_directory.to_yaml(values)
 

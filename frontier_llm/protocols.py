@@ -65,3 +65,19 @@ class ParameterRecord:
     def name(self) -> str:
         """Global name of its first part: for messages."""
         return self.placements[0].name
+
+
+@dataclass(frozen=True, eq=False)
+class StateShard:
+    """What one rank holds of one parameter's optimizer states: a run of its elements."""
+
+    record: ParameterRecord
+    """The parameter."""
+    start: int
+    """First element of the run in the flattened local parameter."""
+    master: torch.Tensor
+    """[elements] fp32, the weights."""
+    exp_avg: torch.Tensor
+    """[elements] fp32, first moments."""
+    exp_avg_sq: torch.Tensor
+    """[elements] fp32, second moments."""

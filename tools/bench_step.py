@@ -39,8 +39,8 @@ from frontier_llm.device.kernels import resolve
 from frontier_llm.model.build import build_model
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import Groups, destroy_groups, make_groups
-from frontier_llm.sharding.sharded_states import ReductionGroups, ShardedStates
 from frontier_llm.trainer.loss_scale import LossScale
+from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
 from tools.compose import compose
 
@@ -118,8 +118,7 @@ def our_step(
     kernels = resolve(config.kernels, accelerator.device)
     model = build_model(config, groups, precision, accelerator.device, kernels)
     traffic = Traffic(groups.grid, 0)
-    reduction = ReductionGroups(groups.data, groups.tensor, groups.embedding)
-    states = ShardedStates(model.records, reduction, traffic, config.optimizer)
+    states = shard(config, model, groups, traffic)
     scale = LossScale(config.precision, precision)
     step = TrainStep(model, states, groups, config, scale, traffic)
 

@@ -7,7 +7,7 @@ The manifest is written last: without it there are no weights. Padding is not st
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,19 @@ from frontier_llm.protocols import ParameterRecord, Placement
 MANIFEST = "manifest.json"
 
 
-def save_weights(folder: Path, records: Sequence[ParameterRecord], is_first_replica: bool) -> None:
+def save_weights(
+    folder: Path,
+    parameters: Iterable[tuple[ParameterRecord, torch.Tensor]],
+    is_first_replica: bool,
+) -> None:
     """Write the weights of all ranks.
 
     Collective over all ranks; blocks until the manifest is there.
 
     Args:
         folder: made if absent.
-        records: this rank's parameters.
+        parameters: this rank's parameters, each whole until the next one is drawn. Drawing may be
+            collective, so every rank draws them all.
         is_first_replica: whether this rank's data-parallel replica is the one that writes.
 
     Raises:
@@ -37,14 +42,16 @@ def save_weights(folder: Path, records: Sequence[ParameterRecord], is_first_repl
     """
     rank = dist.get_rank()
     name = f"rank_{rank:05d}.safetensors"
-    boxes = []
+    tensors: dict[str, tuple[Placement, torch.Tensor]] = {}
+    for record, tensor in parameters:
+        if is_first_replica and record.counted:
+            tensors.update(_boxes(record, tensor))
+    boxes = [_entry(name, placement) for placement, _ in tensors.values()]
     error = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = dict(_boxes(records)) if is_first_replica else {}
         if tensors:
-            save_file({key: view.contiguous() for key, (_, view) in tensors.items()}, folder / name)
-        boxes = [_entry(name, key, placement) for key, (placement, _) in tensors.items()]
+            save_file({key: view for key, (_, view) in tensors.items()}, folder / name)
     except Exception as failure:  # told to all ranks, which then fail together
         error = f"{folder / name}: {failure}"
     gathered: list[Any] = [None] * dist.get_world_size()
@@ -71,23 +78,21 @@ def load_weights(folder: Path, records: Sequence[ParameterRecord]) -> None:
 
 
 def _boxes(
-    records: Sequence[ParameterRecord],
-) -> "Sequence[tuple[str, tuple[Placement, torch.Tensor]]]":
-    return [
-        (placement.name, (placement, placement.local_view(record.parameter.data).cpu()))
-        for record in records
-        if record.counted
-        for placement in record.placements
-        if 0 not in placement.shape
-    ]
+    record: ParameterRecord, tensor: torch.Tensor
+) -> Iterator[tuple[str, tuple[Placement, torch.Tensor]]]:
+    """Yield copies of the boxes that a parameter is made of, by name; empty ones left out."""
+    for placement in record.placements:
+        if 0 not in placement.shape:
+            box = placement.local_view(tensor).clone(memory_format=torch.contiguous_format)
+            yield placement.name, (placement, box.cpu())
 
 
-def _entry(file: str, key: str, placement: Placement) -> dict[str, Any]:
+def _entry(file: str, placement: Placement) -> dict[str, Any]:
     return {
         "name": placement.name,
         "global_shape": placement.global_shape,
         "file": file,
-        "key": key,
+        "key": placement.name,
         "start": placement.global_start,
         "shape": placement.shape,
     }

@@ -1,5 +1,6 @@
 """Something under way that can be waited for."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 
@@ -10,9 +11,17 @@ class Handle(Protocol):
         """Block until the result is there (on a GPU: make the current stream wait)."""
 
 
-class _Done:
+class Together:
+    """Several handles as one; none of them is done at once."""
+
+    def __init__(self, handles: Sequence[Handle] = ()) -> None:
+        self._handles = handles
+
     def wait(self) -> None:
-        """Return at once."""
+        """Wait for all of them, once."""
+        handles, self._handles = self._handles, ()
+        for handle in handles:
+            handle.wait()
 
 
-DONE: Handle = _Done()
+DONE: Handle = Together()

@@ -20,7 +20,6 @@ def check(config: RunConfig, world_size: int) -> None:
     _check_pipeline(config)
     _check_sequence(config)
     _check_batch(config, world_size)
-    _check_sharding(config, world_size)
     _check_vocabulary(config)
     _check_positions(config)
     _check_schedule(config)
@@ -164,17 +163,6 @@ def _check_batch(config: RunConfig, world_size: int) -> None:
             f"with parallel.chunks > 1, micro-batches in multiples of parallel.pipeline "
             f"({parallel.pipeline})",
             f"set data.global_batch={-(-data.global_batch // step) * step}",
-        )
-
-
-def _check_sharding(config: RunConfig, world_size: int) -> None:
-    factors = config.sharding.params, config.sharding.grads, config.sharding.optimizer
-    if factors != (1, 1, 1):
-        raise ConfigError(
-            "sharding",
-            "params={}, grads={}, optimizer={}".format(*factors),
-            "1, 1, 1: every data-parallel replica holds whole model states",
-            "use sharding=replicated",
         )
 
 

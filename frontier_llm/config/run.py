@@ -3,6 +3,7 @@
 from typing import Literal
 
 from frontier_llm.config.cluster import ClusterConfig
+from frontier_llm.config.collectives import CollectivesConfig
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.launch import LaunchConfig
 from frontier_llm.config.model import ModelConfig
@@ -33,6 +34,8 @@ class RunConfig(Section):
     """How the model is cut."""
     sharding: ShardingConfig
     """How its states are cut over data-parallel ranks."""
+    collectives: CollectivesConfig
+    """What travels between the replicas."""
     precision: PrecisionConfig
     """Number format of the computation."""
     recompute: Literal["none", "selective", "full"]

@@ -82,7 +82,7 @@ def piece_parameters(
     for layer in piece.layers:
         yield from layer_parameters(model, layer)
     if piece.has_head:
-        yield from _norm(model, "final_norm", "head")
+        yield from _norm(model, "final_norm", "final_norm")
         if not model.tied:
             yield ParameterShape("head.weight", table, "head", 0, True)
 

@@ -10,6 +10,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from frontier_llm.config.parallel import ParallelConfig
 from frontier_llm.geometry.grid import Coordinates, Grid
+from frontier_llm.geometry.partition import DIGITS, Digit, Factors
 
 SEED_STRIDE = 10_007
 """Between the dropout seeds of two ranks: larger than megatron's offsets within one rank."""
@@ -87,6 +88,39 @@ def make_groups(parallel: ParallelConfig, ranks_per_node: int, seed: int) -> Gro
         embedding=collection.embd if ends else None,
         megatron=collection,
     )
+
+
+def make_digit_groups(groups: Groups, factors: Factors) -> dict[Digit, dist.ProcessGroup | None]:
+    """Make the groups along which this rank's model states are gathered and added up.
+
+    Collective over all ranks, in one fixed order.
+
+    Args:
+        groups: where this rank stands.
+        factors: how states are cut over the data axis.
+
+    Returns:
+        One group a digit of the data rank; None where the digit has one value.
+    """
+    return {digit: _digit_group(groups, factors, digit) for digit in DIGITS}
+
+
+def _digit_group(groups: Groups, factors: Factors, digit: Digit) -> dist.ProcessGroup | None:
+    width, grid = factors.width(digit), groups.grid
+    if width == 1:
+        return None
+    if width == grid.data:
+        return groups.data
+    mine = None
+    lines = sorted({factors.group(digit, rank) for rank in range(grid.data)})
+    for pipeline in range(grid.pipeline):
+        for tensor in range(grid.tensor):
+            for line in lines:
+                ranks = [grid.rank(Coordinates(tensor, data, pipeline)) for data in line]
+                group = dist.new_group(ranks)
+                if groups.rank in ranks:
+                    mine = group
+    return mine
 
 
 def destroy_groups() -> None:

@@ -1,4 +1,4 @@
-"""AdamW on flat fp32 buffers: master weights and moments, updated by torch's fused kernel.
+"""AdamW on fp32 intervals: master weights and moments, updated by torch's fused kernel.
 
 Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization (arXiv:1711.05101).
 """
@@ -9,29 +9,48 @@ import torch
 from torch.optim.adamw import adamw
 
 from frontier_llm.config.optimizer import OptimizerConfig
-from frontier_llm.sharding.flat_buffer import FlatUnit
+from frontier_llm.sharding.unit import Unit
 
 
 class AdamW:
-    """The optimizer states of all units of a rank.
+    """The optimizer states of this rank: n/o elements of each unit.
 
-    Where the model computes in fp32 the parameters are the master weights: no copy is kept.
+    Where the model computes in fp32 the parameters' shards are the master weights: no copy is
+    kept.
 
     Attributes:
-        masters: a unit each, [n] fp32.
-        exp_avgs: a unit each, [n] fp32, first moments.
-        exp_avg_sqs: a unit each, [n] fp32, second moments.
+        masters: a unit each, [n / o] fp32.
+        exp_avgs: a unit each, [n / o] fp32, first moments.
+        exp_avg_sqs: a unit each, [n / o] fp32, second moments.
     """
 
-    def __init__(self, units: Sequence[FlatUnit], config: OptimizerConfig) -> None:
-        self._units, self._config = units, config
-        self.masters = [unit.parameters.float() for unit in units]  # fp32: the same storage
+    def __init__(
+        self, units: Sequence[Unit], gradients: Sequence[torch.Tensor], config: OptimizerConfig
+    ) -> None:
+        """Make the states.
+
+        Args:
+            units: the trainable ones.
+            gradients: a unit each, [n / o] fp32; read in `step`, and divided in place.
+            config: the rule's constants.
+        """
+        self._units, self._gradients, self._config = units, gradients, config
+        self._parameters = [unit.shard_part(unit.optimizer) for unit in units]
+        self.masters = [parameters.float() for parameters in self._parameters]
         self.exp_avgs = [torch.zeros_like(master) for master in self.masters]
         self.exp_avg_sqs = [torch.zeros_like(master) for master in self.masters]
-        self._steps = [torch.zeros((), device=m.device) for m in self.masters for _ in range(2)]
+        self._steps = {
+            decays: [torch.zeros((), device=master.device) for master in self.masters]
+            for decays in (True, False)
+        }
+
+    @property
+    def own_masters(self) -> bool:
+        """Whether masters are kept beside the parameters."""
+        return any(m is not p for m, p in zip(self.masters, self._parameters, strict=True))
 
     def step(self, learning_rate: float, gradient_divisor: torch.Tensor) -> None:
-        """Update masters and moments, then write the parameters.
+        """Update masters and moments, then write this rank's interval of the parameters.
 
         Args:
             learning_rate: of this step.
@@ -40,21 +59,28 @@ class AdamW:
         """
         for decays, decay in ((True, self._config.weight_decay), (False, 0.0)):
             self._update(decays, decay, learning_rate, gradient_divisor)
-        for unit, master in zip(self._units, self.masters, strict=True):
-            if master is not unit.parameters:
-                unit.parameters.copy_(master)
+        for master, parameters in zip(self.masters, self._parameters, strict=True):
+            if master is not parameters:
+                parameters.copy_(master)
 
     def _update(
         self, decays: bool, weight_decay: float, learning_rate: float, divisor: torch.Tensor
     ) -> None:
-        gradients = [unit.gradients for unit in self._units]
+        masters = self._range(self.masters, decays)
+        here = [index for index, master in enumerate(masters) if master.numel()]
+
+        def nonempty(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return [tensors[index] for index in here]
+
+        if not here:
+            return
         adamw(
-            self._part(self.masters, decays),
-            self._part(gradients, decays),
-            self._part(self.exp_avgs, decays),
-            self._part(self.exp_avg_sqs, decays),
+            nonempty(masters),
+            nonempty(self._range(self._gradients, decays)),
+            nonempty(self._range(self.exp_avgs, decays)),
+            nonempty(self._range(self.exp_avg_sqs, decays)),
             max_exp_avg_sqs=[],
-            state_steps=self._steps[0 if decays else 1 :: 2],
+            state_steps=nonempty(self._steps[decays]),
             fused=True,
             grad_scale=divisor,
             amsgrad=False,
@@ -66,9 +92,10 @@ class AdamW:
             maximize=False,
         )
 
-    def _part(self, buffers: Sequence[torch.Tensor], decays: bool) -> list[torch.Tensor]:
-        """Take the decayed or the undecayed range of each unit's buffer."""
-        return [
-            buffer[: unit.layout.decayed] if decays else buffer[unit.layout.decayed :]
-            for unit, buffer in zip(self._units, buffers, strict=True)
-        ]
+    def _range(self, tensors: Sequence[torch.Tensor], decays: bool) -> list[torch.Tensor]:
+        """Take the decayed or the undecayed range of each unit's interval; it may be empty."""
+        ranges = []
+        for unit, tensor in zip(self._units, tensors, strict=True):
+            border = min(max(unit.layout.decayed - unit.optimizer.start, 0), tensor.numel())
+            ranges.append(tensor[:border] if decays else tensor[border:])
+        return ranges

@@ -1,31 +1,63 @@
 """Gradients: accumulated in fp32 as the backward pass makes them, reduced as units complete.
 
-The backward of a unit is complete when each of its parameters has got its gradient. In the last
-micro-batch its reduction starts right then and runs while the next unit computes.
+The backward of a unit is complete when each of its parameters has got its gradient. What happens
+then depends on the factors p | g | o | D (geometry/partition.py):
+
+    g = 1   gradients add up in a buffer of n elements on every rank; in the last micro-batch it
+            is reduced along c, then d
+    g > 1   in every micro-batch they are packed, reduced along a, then b, and added to the
+            interval of n/g elements; in the last one that is reduced along c, then d
+
+Reductions run while the next unit computes. When a unit completes, those under way take one step
+more, so that the second hop of one overlaps with the first of the next.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import torch
+import torch.distributed as dist
 
-from frontier_llm.collectives.handle import Handle
-from frontier_llm.sharding.flat_buffer import FlatUnit
-
-Reduce = Callable[[FlatUnit], Handle]
+from frontier_llm.collectives.chain import Chain, Steps
+from frontier_llm.collectives.reduce import all_reduce
+from frontier_llm.collectives.reduce_scatter import ReduceScatter
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.sharding.groups import StateGroups
+from frontier_llm.sharding.unit import Unit
 
 
 class Gradients:
-    """The accumulated gradients of all units of a rank.
+    """The accumulated gradients of all trainable units of a rank.
 
     Order of calls in a step: `begin_step`, backward passes (all but the last inside
-    `accumulating`), `finish`.
+    `accumulating`, each preceded by `begin_backward`), `finish`.
     """
 
-    def __init__(self, units: Sequence[FlatUnit], reduce: Reduce) -> None:
-        self._units = [_AccumulatingUnit(unit) for unit in units]
-        self._reduce = reduce
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        groups: StateGroups,
+        traffic: Traffic,
+        wire_dtype: torch.dtype,
+        units_in_flight: int,
+        on_complete: Callable[[Unit], None],
+    ) -> None:
+        """Hook into autograd.
+
+        Args:
+            units: the trainable ones.
+            groups: along which to reduce.
+            traffic: where the bytes are counted.
+            wire_dtype: in which gradients travel; they add up in fp32.
+            units_in_flight: reductions under way at most.
+            on_complete: told when a unit's backward is complete and its parameters unneeded.
+        """
+        self._on_complete = on_complete
+        self._units = [_UnitGradients(unit, groups, traffic, wire_dtype) for unit in units]
+        self._units_in_flight = units_in_flight
+        self._under_way: deque[Chain] = deque()
         self._last_micro_batch = True
         for unit in self._units:
             for index, record in enumerate(unit.flat.records):
@@ -38,9 +70,17 @@ class Gradients:
         for unit in self._units:
             unit.begin_step()
 
+    def begin_backward(self) -> None:
+        """Close the backward pass before this one: a parameter it did not reach gets none."""
+        for unit in self._units:
+            if unit.is_partial:
+                unit.expect_all()
+                if unit.is_cut:
+                    self._reduce(unit, last_micro_batch=False)
+
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Mark backward passes after which more will follow in this step: nothing is reduced."""
+        """Mark backward passes after which more will follow in this step."""
         self._last_micro_batch = False
         try:
             yield
@@ -48,59 +88,143 @@ class Gradients:
             self._last_micro_batch = True
 
     def finish(self) -> None:
-        """Reduce what is not yet under way and wait for all; then every gradient is whole."""
+        """Reduce what is not yet under way and wait for all; then every interval is whole."""
         for unit in self._units:
-            unit.zero_untouched()
-            if unit.handle is None:
-                unit.handle = self._reduce(unit.flat)
-        for unit in self._units:
-            assert unit.handle is not None
-            unit.handle.wait()
+            if not unit.is_final:
+                self._reduce(unit, last_micro_batch=True)
+        while self._under_way:
+            self._under_way.popleft().wait()
 
-    def _on_gradient(self, unit: "_AccumulatingUnit", index: int, _: torch.Tensor) -> None:
-        unit.add(index)
-        if unit.is_complete and self._last_micro_batch:
-            unit.handle = self._reduce(unit.flat)
+    def of(self, unit: Unit) -> torch.Tensor:
+        """Return [n / o] fp32, this rank's optimizer interval of a unit's gradient."""
+        return next(g.own for g in self._units if g.flat is unit)
+
+    def memory_bytes(self) -> int:
+        """Return the bytes that stay allocated between steps."""
+        return sum(unit.accumulated.numel() * 4 for unit in self._units)
+
+    def _on_gradient(self, unit: "_UnitGradients", index: int, _: torch.Tensor) -> None:
+        if unit.add(index):
+            self._on_complete(unit.flat)
+            if self._last_micro_batch or unit.is_cut:
+                self._reduce(unit, self._last_micro_batch)
+
+    def _reduce(self, unit: "_UnitGradients", last_micro_batch: bool) -> None:
+        for chain in self._under_way:
+            chain.advance()
+        self._under_way.append(Chain(unit.reduction(last_micro_batch)))
+        while len(self._under_way) > self._units_in_flight:
+            self._under_way.popleft().wait()
 
 
-class _AccumulatingUnit:
-    """A unit in the middle of a step."""
+class _UnitGradients:
+    """A unit in the middle of a step.
 
-    def __init__(self, flat: FlatUnit) -> None:
+    Attributes:
+        flat: the unit.
+        accumulated: [n / g] fp32.
+        own: [n / o] fp32, the part of it that this rank updates with.
+        is_cut: whether gradients are cut (g > 1).
+        is_final: whether the reduction of this step's last micro-batch has begun.
+    """
+
+    def __init__(
+        self, flat: Unit, groups: StateGroups, traffic: Traffic, wire_dtype: torch.dtype
+    ) -> None:
         self.flat = flat
-        self.handle: Handle | None = None
-        self._views = [flat.view(flat.gradients, i) for i in range(len(flat.records))]
-        self._touched = [False] * len(self._views)
-        self._waiting = set(range(len(self._views)))
-
-    def begin_step(self) -> None:
-        self.handle = None
-        self._touched = [False] * len(self._views)
-        self._waiting = set(range(len(self._views)))
+        self.is_cut = groups.factors.grads > 1
+        self.is_final = False
+        self._groups, self._traffic, self._wire_dtype = groups, traffic, wire_dtype
+        device = flat.whole.device
+        self.accumulated = torch.zeros(flat.grads.length, dtype=torch.float32, device=device)
+        self.own = flat.part(self.accumulated, flat.optimizer, flat.grads)
+        self._waiting = set(range(len(flat.records)))
+        self._touched: set[int] = set()
+        self._has_sum = False
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the current backward pass has reached every parameter (then waits anew)."""
+    def is_partial(self) -> bool:
+        """Whether a backward pass has reached some parameters, and not all."""
+        return 0 < len(self._waiting) < len(self.flat.records)
+
+    def expect_all(self) -> None:
+        """Wait anew for every parameter's gradient."""
+        self._waiting = set(range(len(self.flat.records)))
+
+    def begin_step(self) -> None:
+        self.expect_all()
+        self._touched = set()
+        self.is_final = self._has_sum = False
+
+    def add(self, index: int) -> bool:
+        """Take a parameter's gradient; return whether the unit's backward is complete with it."""
+        assert not self.is_final, f"gradient of {self.flat.name} arrived after its reduction"
+        self._waiting.discard(index)
+        if not self.is_cut:
+            self._accumulate(index)
         if self._waiting:
             return False
-        self._waiting = set(range(len(self._views)))
+        self.expect_all()
         return True
 
-    def add(self, index: int) -> None:
-        """Move a parameter's gradient into the fp32 buffer and free it."""
-        assert self.handle is None, f"gradient of {self.flat.name} arrived after its reduction"
-        parameter = self.flat.records[index].parameter
-        assert parameter.grad is not None
-        if self._touched[index]:
-            self._views[index].add_(parameter.grad)
+    def reduction(self, last_micro_batch: bool) -> Steps:
+        """Reduce what there is; in the last micro-batch down to this rank's optimizer interval."""
+        self.is_final = last_micro_batch
+        groups = self._groups
+        if self.is_cut:
+            part = self._pack()
+            for group in (groups.a, groups.b):
+                if group is not None:
+                    part = yield self._scatter(part, group, "reduce_grads")
+            self._add_sum(part)
         else:
-            self._views[index].copy_(parameter.grad)
-            self._touched[index] = True
-        parameter.grad = None
-        self._waiting.discard(index)
+            self._zero_untouched()
+        if not last_micro_batch:
+            return
+        if groups.c is not None:
+            self.own.copy_((yield self._scatter(self.accumulated, groups.c, "reduce_states")))
+        if groups.d is not None:
+            yield all_reduce(self.own, groups.d, self._traffic, "reduce_states")
 
-    def zero_untouched(self) -> None:
+    def _scatter(self, whole: torch.Tensor, group: dist.ProcessGroup, name: str) -> ReduceScatter:
+        return ReduceScatter(whole.to(self._wire_dtype), group, self._traffic, name)
+
+    def _accumulate(self, index: int) -> None:
+        """Move a gradient into the fp32 buffer of the whole unit and free it."""
+        parameter = self.flat.records[index].parameter
+        home = self.flat.view(self.accumulated, index)
+        assert parameter.grad is not None
+        if index in self._touched:
+            home.add_(parameter.grad)
+        else:
+            home.copy_(parameter.grad)
+            self._touched.add(index)
+        parameter.grad = None
+
+    def _zero_untouched(self) -> None:
         """Clear what no backward pass of this step reached: it still holds the last step's."""
-        for view, touched in zip(self._views, self._touched, strict=True):
-            if not touched:
-                view.zero_()
+        for index in range(len(self.flat.records)):
+            if index not in self._touched:
+                self.flat.view(self.accumulated, index).zero_()
+
+    def _pack(self) -> torch.Tensor:
+        """Move all gradients of this micro-batch into one new buffer, [n] of the wire's dtype."""
+        layout = self.flat.layout
+        device = self.accumulated.device
+        packed = torch.empty(layout.size, dtype=self._wire_dtype, device=device)
+        packed[layout.used :].zero_()
+        for index, record in enumerate(self.flat.records):
+            home, gradient = self.flat.view(packed, index), record.parameter.grad
+            if gradient is None:
+                home.zero_()
+            else:
+                home.copy_(gradient)
+                record.parameter.grad = None
+        return packed
+
+    def _add_sum(self, part: torch.Tensor) -> None:
+        if self._has_sum:
+            self.accumulated.add_(part)
+        else:
+            self.accumulated.copy_(part)
+            self._has_sum = True

@@ -1,40 +1,28 @@
 """The face of this package: all model states of one rank, through one step after the other."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
-from frontier_llm.collectives.handle import Handle
 from frontier_llm.collectives.reduce import all_reduce
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.optimizer import OptimizerConfig
-from frontier_llm.protocols import ParameterRecord
+from frontier_llm.protocols import ParameterRecord, StateShard
 from frontier_llm.sharding.adamw import AdamW
-from frontier_llm.sharding.flat_buffer import FlatUnit, make_units
 from frontier_llm.sharding.grad_norm import GradNorm
 from frontier_llm.sharding.gradients import Gradients
-
-
-@dataclass(frozen=True)
-class ReductionGroups:
-    """The groups over which gradients are added up."""
-
-    data: dist.ProcessGroup
-    """Ranks with the same part of the model and other samples."""
-    tensor: dist.ProcessGroup
-    """Ranks that cut the same matrices: for partial gradients under sequence parallel."""
-    embedding: dist.ProcessGroup | None
-    """First and last stage, for a tied embedding; None on the stages between."""
+from frontier_llm.sharding.groups import StateGroups
+from frontier_llm.sharding.parameters import Parameters
+from frontier_llm.sharding.unit import Unit, make_units
 
 
 class ShardedStates:
     """Parameters, gradients, master weights and moments of one rank.
 
-    A step is: `begin_step`, the forward and backward passes (all but the last inside
-    `accumulating()`), `finish_backward`, `squared_norm`, and `step` unless it is skipped.
+    A step is: `begin_step`, the forward and backward passes (all but the last backward inside
+    `accumulating()`), `finish_backward`, `squared_norm`, and `step` unless it is skipped. Around
+    whatever reads parameters stand `acquire` and `release`, by the names of units.
 
     The loss must be divided by the number of replicas before the backward pass: gradients are
     added over them, not averaged.
@@ -43,21 +31,59 @@ class ShardedStates:
     def __init__(
         self,
         records: Sequence[ParameterRecord],
-        groups: ReductionGroups,
+        groups: StateGroups,
         traffic: Traffic,
         optimizer: OptimizerConfig,
+        wire_dtype: torch.dtype = torch.float32,
+        units_in_flight: int = 2,
     ) -> None:
+        """Take over the parameters.
+
+        Args:
+            records: this rank's parameters, initialised, in the order of the forward pass. Their
+                storage is replaced.
+            groups: along which states are cut.
+            traffic: where bytes are counted.
+            optimizer: the update rule's constants.
+            wire_dtype: in which gradients travel when they are scattered.
+            units_in_flight: units whose parameters are whole, and reductions that are under way,
+                at most.
+        """
         self._groups, self._traffic = groups, traffic
-        self._units = make_units(records)
-        self._gradients = Gradients(self._units, self._reduce)
-        self._adamw = AdamW(self._units, optimizer)
-        self._norm = GradNorm(self._units)
-        self._partial = self._gradient_views(lambda record: record.tensor_partial)
-        self._tied = self._gradient_views(lambda record: record.tied)
+        self._units = make_units(records, groups.factors, groups.data_rank)
+        trained = [unit for unit in self._units if unit.is_trainable]
+        self._parameters = Parameters(self._units, groups, traffic, units_in_flight)
+        self._gradients = Gradients(
+            trained, groups, traffic, wire_dtype, units_in_flight, self._parameters.release
+        )
+        own = [self._gradients.of(unit) for unit in trained]
+        self._trained = list(zip(trained, own, strict=True))
+        self._adamw = AdamW(trained, own, optimizer)
+        self._norm = GradNorm(trained, own)
+        self._partial = self._intervals(lambda record: record.tensor_partial)
+        self._tied = self._intervals(lambda record: record.tied)
 
     def begin_step(self) -> None:
         """Start a step with empty gradients."""
+        self._parameters.begin_step()
         self._gradients.begin_step()
+
+    def acquire(self, units: Iterable[str]) -> None:
+        """Make units' parameters whole and up to date; what follows in this step is prefetched.
+
+        Collective over the ranks that hold their parts.
+        """
+        for unit in self._named(units):
+            self._parameters.acquire(unit)
+
+    def release(self, units: Iterable[str]) -> None:
+        """Let go of units' whole parameters."""
+        for unit in self._named(units):
+            self._parameters.release(unit)
+
+    def begin_backward(self) -> None:
+        """Mark that a backward pass begins (and that the one before is over)."""
+        self._gradients.begin_backward()
 
     def accumulating(self) -> AbstractContextManager[None]:
         """Wrap the backward passes that are not the last of the step."""
@@ -69,6 +95,7 @@ class ShardedStates:
         Collective over the reduction groups; blocks.
         """
         self._gradients.finish()
+        self._parameters.end_step()
         self._add_partial()
         for gradient in self._tied:
             assert self._groups.embedding is not None
@@ -77,49 +104,83 @@ class ShardedStates:
     def squared_norm(self) -> torch.Tensor:
         """Return [] fp64: this rank's share; the sum over all ranks is the squared norm.
 
-        Every replica has the whole gradient, so each gives an equal share of it.
+        Ranks that hold the same optimizer interval give equal shares of it.
         """
-        return self._norm.squared() / dist.get_world_size(self._groups.data)
+        return self._norm.squared() / self._groups.replicas
 
     def step(self, learning_rate: float, gradient_divisor: torch.Tensor) -> None:
-        """Update all parameters.
+        """Update this rank's intervals, and start to refresh the parameters of all ranks.
+
+        Collective over the ranks that hold parts of the same parameters; returns before the
+        refresh is over: `acquire` waits for it, unit by unit.
 
         Args:
             learning_rate: of this step.
             gradient_divisor: [] fp32; the gradients are divided by it.
         """
         self._adamw.step(learning_rate, gradient_divisor)
+        self._parameters.refresh()
 
-    def gradients(self) -> Iterator[tuple[ParameterRecord, torch.Tensor]]:
-        """Yield each parameter's accumulated gradient, fp32 in the parameter's shape. Read only."""
+    def gradients(self) -> Iterator[tuple[ParameterRecord, int, torch.Tensor]]:
+        """Yield what this rank holds of each gradient.
+
+        Yields:
+            (record, first element in the flattened parameter, [elements] fp32). Read only.
+        """
+        for unit, gradient in self._trained:
+            for index, interval, start in unit.held_parameters():
+                yield unit.records[index], start, unit.part(gradient, interval, unit.optimizer)
+
+    def shards(self) -> Iterator[StateShard]:
+        """Yield what this rank holds of the optimizer states, parameter by parameter."""
+        for position, (unit, _) in enumerate(self._trained):
+            states = [
+                tensors[position]
+                for tensors in (self._adamw.masters, self._adamw.exp_avgs, self._adamw.exp_avg_sqs)
+            ]
+            for index, interval, start in unit.held_parameters():
+                parts = (unit.part(state, interval, unit.optimizer) for state in states)
+                yield StateShard(unit.records[index], start, *parts)
+
+    def parameters(self) -> Iterator[tuple[ParameterRecord, torch.Tensor]]:
+        """Yield every parameter, whole and up to date until the next one is drawn.
+
+        Collective over the ranks that hold their parts: all of them draw all of them.
+        """
         for unit in self._units:
-            for index, record in enumerate(unit.records):
-                yield record, unit.view(unit.gradients, index)
+            self._parameters.acquire(unit)
+            for record in unit.records:
+                yield record, record.parameter.detach()
+            self._parameters.release(unit)
 
     def memory_bytes(self) -> dict[str, int]:
         """Return the bytes that stay allocated between steps, by category."""
-        elements = sum(unit.layout.size for unit in self._units)
-        compute = sum(u.parameters.numel() * u.parameters.element_size() for u in self._units)
-        own_master = self._units and self._adamw.masters[0] is not self._units[0].parameters
+        held = sum(unit.shard.numel() * unit.shard.element_size() for unit in self._units)
+        elements = sum(master.numel() for master in self._adamw.masters)
         return {
-            "parameters": compute,
-            "gradients": 4 * elements,
-            "master": 4 * elements if own_master else 0,
+            "parameters": held,
+            "gradients": self._gradients.memory_bytes(),
+            "master": 4 * elements if self._adamw.own_masters else 0,
             "moments": 8 * elements,
         }
 
-    def _reduce(self, unit: FlatUnit) -> Handle:
-        return all_reduce(unit.gradients, self._groups.data, self._traffic, "gradients")
+    def _named(self, names: Iterable[str]) -> list[Unit]:
+        """Return the units of these names, and what is frozen of them."""
+        wanted = set(names)
+        return [unit for unit in self._units if unit.name.removesuffix(" (frozen)") in wanted]
 
     def _add_partial(self) -> None:
-        """Add up gradients of which each tensor rank saw only its part of the sequence."""
+        """Add up gradients of which each tensor rank saw only its part of the sequence.
+
+        Tensor ranks of one data rank hold the same intervals, so the parts need no gathering.
+        """
         if not self._partial:
             return
-        together = torch.cat([gradient.flatten() for gradient in self._partial])
+        together = torch.cat(self._partial)
         all_reduce(together, self._groups.tensor, self._traffic, "sequence_norms").wait()
         sizes = [gradient.numel() for gradient in self._partial]
-        for gradient, whole in zip(self._partial, together.split(sizes), strict=True):
-            gradient.copy_(whole.view_as(gradient))
+        for gradient, summed in zip(self._partial, together.split(sizes), strict=True):
+            gradient.copy_(summed)
 
-    def _gradient_views(self, wanted: Callable[[ParameterRecord], bool]) -> list[torch.Tensor]:
-        return [gradient for record, gradient in self.gradients() if wanted(record)]
+    def _intervals(self, wanted: Callable[[ParameterRecord], bool]) -> list[torch.Tensor]:
+        return [gradient for record, _, gradient in self.gradients() if wanted(record)]

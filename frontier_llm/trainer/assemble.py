@@ -19,12 +19,12 @@ from frontier_llm.parallel.agreement import made_once
 from frontier_llm.parallel.groups import Groups, destroy_groups, make_groups
 from frontier_llm.parallel.stop import StopFlag
 from frontier_llm.parallel.world import World, init_process_group
-from frontier_llm.sharding.sharded_states import ReductionGroups, ShardedStates
 from frontier_llm.trainer.evaluate import Evaluation
 from frontier_llm.trainer.loop import Loop
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.parts import Choices, Parts
 from frontier_llm.trainer.sample import Sampler
+from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
 
 if TYPE_CHECKING:
@@ -82,12 +82,7 @@ def assemble(
     corpus = open_corpus(prepare(config.data))
     model = build_model(config, groups, choices.precision, accelerator.device, kernels)
     traffic = Traffic(groups.grid, world.rank)
-    states = ShardedStates(
-        model.records,
-        ReductionGroups(groups.data, groups.tensor, groups.embedding),
-        traffic,
-        config.optimizer,
-    )
+    states = shard(config, model, groups, traffic)
     loss_scale = LossScale(config.precision, choices.precision)
     validation = loader(config, groups, corpus, train=False)
     return Parts(

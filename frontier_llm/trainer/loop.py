@@ -93,7 +93,7 @@ class Loop:
     def _finish(self, stopped_at: int | None) -> None:
         """Save the weights, then let the model speak and write the report."""
         first_replica = self._parts.groups.at.data == 0
-        save_weights(self._weights_folder, self._parts.model.records, first_replica)
+        save_weights(self._weights_folder, self._parts.states.parameters(), first_replica)
         trainer = self._config.trainer
         texts: list[str] = []
         if trainer.sample_tokens and stopped_at is None:

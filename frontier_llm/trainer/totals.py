@@ -9,7 +9,8 @@ from frontier_llm.geometry.wire import Sent
 
 SCALARS = ("squared_norm", "loss_sum", "samples", "stop")
 COLLECTIVES = (
-    "gradients", "sequence_norms", "tied_embedding", "tensor", "pipeline", "totals",
+    "gather_params", "reduce_grads", "reduce_states", "refresh_params", "sequence_norms",
+    "tied_embedding", "tensor", "pipeline", "totals",
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ LAYOUTS: dict[str, tuple[int, list[str]]] = {
 
 def save(world: World, folder: Path, values: dict[str, Any]) -> None:
     rig = make_rig(world, values)
-    save_weights(folder, rig.model.records, rig.groups.at.data == 0)
+    save_weights(folder, rig.states.parameters(), rig.groups.at.data == 0)
 
 
 def load(world: World, folder: Path, values: dict[str, Any]) -> dict[str, Any]:

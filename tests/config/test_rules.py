@@ -143,12 +143,6 @@ REFUSED = {
         "data.global_batch",
         "set data.global_batch=32",
     ),
-    "sharded states": (
-        4,
-        {"sharding": {"name": "mics", **MICS}},
-        "sharding",
-        "use sharding=replicated",
-    ),
     "more pieces of text than rows of the embedding": (
         4,
         {"data.pieces": 5000},

@@ -1,52 +1,218 @@
-"""A unit's parameters lie side by side in its flat buffer, the decayed ones first."""
+"""Intervals tile and nest; every collective runs along one digit over contiguous parts."""
+
+import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.geometry.partition import flat_layout
+from frontier_llm.config.sharding import ShardingConfig
+from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.grid import Coordinates, Grid
+from frontier_llm.geometry.partition import Digits, Factors, Interval, data_ranks_per_node
+from tests.geometry.factors import any_factors
 
-parameters = st.lists(st.tuples(st.integers(1, 50), st.booleans()), min_size=1, max_size=20)
-
-
-def _ranges(layout, sizes):
-    return [range(start, start + size) for start, size in zip(layout.starts, sizes, strict=True)]
-
-
-@given(parameters, st.integers(1, 16))
-def test_the_parameters_tile_the_used_part(items, multiple):
-    sizes, decayed = zip(*items, strict=True)
-    layout = flat_layout(sizes, decayed, multiple)
-    elements = sorted(element for span in _ranges(layout, sizes) for element in span)
-    assert elements == list(range(layout.used))
-    assert layout.used == sum(sizes)
-
-
-@given(parameters)
-def test_decayed_parameters_are_one_range_and_the_rest_another(items):
-    sizes, decayed = zip(*items, strict=True)
-    layout = flat_layout(sizes, decayed)
-    for span, decays in zip(_ranges(layout, sizes), decayed, strict=True):
-        assert span.stop <= layout.decayed if decays else span.start >= layout.decayed
+INTERVALS = (Factors.params_interval, Factors.grads_interval, Factors.optimizer_interval)
+HOLDERS = (Factors.params_holders, Factors.grads_holders, Factors.optimizer_holders)
+GATHERS = (  # along a digit, in its order: what each rank brings, what all then have
+    ("c", Factors.optimizer_interval, Factors.grads_interval),
+    ("b", Factors.grads_interval, Factors.params_interval),
+    ("a", Factors.params_interval, lambda factors, elements, rank: Interval(0, elements)),
+)
+blocks = st.integers(1, 4)
+units = st.integers(1, 500)
 
 
-@given(parameters)
-def test_parameters_of_a_kind_keep_their_order(items):
-    sizes, decayed = zip(*items, strict=True)
-    starts = flat_layout(sizes, decayed).starts
-    for kind in (True, False):
-        own = [start for start, decays in zip(starts, decayed, strict=True) if decays is kind]
-        assert own == sorted(own)
+def make_sharding(params, grads, optimizer):
+    return ShardingConfig(
+        name="test", params=params, grads=grads, optimizer=optimizer, units_in_flight=2
+    )
 
 
-@given(parameters, st.integers(1, 64))
-def test_padding_fills_to_the_multiple_and_no_further(items, multiple):
-    sizes, decayed = zip(*items, strict=True)
-    layout = flat_layout(sizes, decayed, multiple)
-    assert layout.size % multiple == 0
-    assert layout.used <= layout.size < layout.used + multiple
+@given(any_factors())
+def test_digits_and_data_ranks_are_one_to_one(factors):
+    digits = [factors.digits(rank) for rank in range(factors.data)]
+    assert len(set(digits)) == factors.data
+    assert [factors.data_rank(at) for at in digits] == list(range(factors.data))
+    widths = Digits(*(factors.width(name) for name in "abcd"))
+    assert all(0 <= digit < width for at in digits for digit, width in zip(at, widths, strict=True))
 
 
-def test_a_flag_for_each_size_is_required():
-    with pytest.raises(ValueError, match="zip"):
-        flat_layout([1, 2], [True])
+@given(any_factors(), units, blocks)
+def test_the_ranks_of_a_replica_tile_the_buffer_with_each_state(factors, elements, block):
+    size = factors.padded(elements, block)
+    for interval, factor in zip(
+        INTERVALS, (factors.params, factors.grads, factors.optimizer), strict=True
+    ):
+        parts = sorted({interval(factors, size, rank) for rank in range(factors.data)})
+        assert len(parts) == factor
+        assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
+        assert parts[-1].stop == size
+
+
+@given(any_factors(), units)
+def test_optimizer_lies_in_gradients_lie_in_parameters(factors, elements):
+    size = factors.padded(elements)
+    for rank in range(factors.data):
+        outer, middle, inner = (interval(factors, size, rank) for interval in INTERVALS)
+        assert outer.start <= middle.start <= inner.start
+        assert inner.stop <= middle.stop <= outer.stop
+
+
+@given(any_factors(), units)
+def test_a_gather_along_a_digit_is_contiguous_in_its_order(factors, elements):
+    """A reduce-scatter is its mirror: part i of the whole is what the i-th rank keeps."""
+    size = factors.padded(elements)
+    for digit, part, whole in GATHERS:
+        for rank in range(factors.data):
+            group = factors.group(digit, rank)
+            parts = [part(factors, size, member) for member in group]
+            wanted = whole(factors, size, rank)
+            assert parts[0].start == wanted.start
+            assert all(a.stop == b.start for a, b in pairwise(parts))
+            assert parts[-1].stop == wanted.stop
+            assert len({whole(factors, size, member) for member in group}) == 1
+
+
+@given(any_factors(), units)
+def test_ranks_along_the_last_digit_hold_the_same(factors, elements):
+    size = factors.padded(elements)
+    for rank in range(factors.data):
+        replicas = factors.group("d", rank)
+        for interval in INTERVALS:
+            assert len({interval(factors, size, member) for member in replicas}) == 1
+
+
+@given(any_factors())
+def test_the_groups_of_a_digit_partition_the_ranks(factors):
+    for digit in "abcd":
+        groups = {factors.group(digit, rank) for rank in range(factors.data)}
+        assert sorted(rank for group in groups for rank in group) == list(range(factors.data))
+        for group in groups:
+            assert len(group) == factors.width(digit)
+            assert [getattr(factors.digits(rank), digit) for rank in group] == list(
+                range(len(group))
+            )
+
+
+@given(any_factors(), units, st.data())
+def test_the_holders_of_an_element_are_those_whose_interval_has_it(factors, elements, data):
+    size = factors.padded(elements)
+    element = data.draw(st.integers(0, size - 1))
+    for interval, holders in zip(INTERVALS, HOLDERS, strict=True):
+        spans = [interval(factors, size, rank) for rank in range(factors.data)]
+        wanted = [r for r, span in enumerate(spans) if span.start <= element < span.stop]
+        assert list(holders(factors, size, element)) == wanted
+
+
+@given(any_factors(), units, st.data())
+def test_one_rank_of_each_replica_updates_an_element(factors, elements, data):
+    size = factors.padded(elements)
+    holders = factors.optimizer_holders(size, data.draw(st.integers(0, size - 1)))
+    assert [factors.digits(rank).d for rank in holders] == list(
+        range(factors.data // factors.optimizer)
+    )
+
+
+@given(any_factors(), units, blocks)
+def test_padding_is_the_least_that_makes_whole_blocks(factors, elements, block):
+    size = factors.padded(elements, block)
+    multiple = factors.multiple(block)
+    assert size % multiple == 0
+    assert elements <= size < elements + multiple
+    assert factors.optimizer_interval(size, 0).length % block == 0
+
+
+@given(any_factors(), st.integers(1, 4), st.integers(1, 3), st.integers(1, 64), st.integers(1, 4))
+def test_parameters_are_gathered_inside_a_node_if_a_copy_fits_there(
+    factors, tensor, pipeline, copies, nodes
+):
+    per_node = factors.params * copies
+    factors = Factors(factors.params, factors.params, factors.params, per_node * nodes)
+    grid = Grid(tensor, per_node * nodes, pipeline, ranks_per_node=tensor * per_node)
+    assert data_ranks_per_node(grid) == per_node
+    ranks = grid.data_group(grid.rank(Coordinates(tensor - 1, 0, pipeline - 1)))
+    for rank in range(factors.data):
+        assert len({grid.node(ranks[member]) for member in factors.group("a", rank)}) == 1
+
+
+def test_the_layout_of_two_four_eight_on_sixteen_ranks():
+    factors = Factors(params=2, grads=4, optimizer=8, data=16)
+    assert factors.digits(13) == Digits(a=1, b=0, c=1, d=1)
+    assert factors.params_interval(32, 13) == Interval(16, 16)
+    assert factors.grads_interval(32, 13) == Interval(16, 8)
+    assert factors.optimizer_interval(32, 13) == Interval(20, 4)
+    groups = {digit: factors.group(digit, 13) for digit in "abcd"}
+    assert groups == {"a": (12, 13), "b": (13, 15), "c": (9, 13), "d": (5, 13)}
+    assert factors.params_holders(32, 20) == (1, 3, 5, 7, 9, 11, 13, 15)
+    assert factors.grads_holders(32, 20) == (1, 5, 9, 13)
+    assert factors.optimizer_holders(32, 20) == (5, 13)
+
+
+@pytest.mark.parametrize(
+    ("grid", "wanted"),
+    [
+        (Grid(1, 8, 1, ranks_per_node=4), 4),
+        (Grid(2, 8, 2, ranks_per_node=8), 4),
+        (Grid(8, 4, 2, ranks_per_node=4), 1),  # tensor ranks fill more than a node
+        (Grid(1, 4, 2, ranks_per_node=16), 4),
+        (Grid(1, 8, 1, ranks_per_node=3), None),
+        (Grid(1, 4, 3, ranks_per_node=6), None),  # the middle stage lies on two nodes
+        (Grid(2, 3, 1, ranks_per_node=3), None),  # tensor ranks differ in it
+    ],
+)
+def test_a_node_holds_equally_many_data_ranks_or_the_word_has_no_meaning(grid, wanted):
+    assert data_ranks_per_node(grid) == wanted
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        ((1, 1, "all"), (1, 1, 16)),
+        (("node", "node", "node"), (4, 4, 4)),
+        (("node", "all", "all"), (4, 16, 16)),
+        ((2, "node", 8), (2, 4, 8)),
+    ],
+)
+def test_words_become_integers(written, wanted):
+    assert Factors.resolve(make_sharding(*written), 16, 4) == Factors(*wanted, 16)
+
+
+def test_uneven_nodes_matter_only_to_the_word_node():
+    grid = Grid(1, 8, 1, ranks_per_node=3)
+    whole = Factors.resolve(make_sharding(1, 2, "all"), grid.data, data_ranks_per_node(grid))
+    assert whole == Factors(1, 2, 8, 8)
+    with pytest.raises(ConfigError) as caught:
+        Factors.resolve(make_sharding("node", "all", "all"), grid.data, data_ranks_per_node(grid))
+    assert caught.value.key == "sharding.params"
+    assert "set sharding.params to one of 1, 2, 4, 8" in caught.value.todo
+
+
+# a row: what is written, the key that is named, what `do:` says; on 8 ranks, 4 a node
+REFUSED = [
+    ((2, 1, 1), "sharding.grads", "set sharding.grads=2 sharding.optimizer=2"),
+    ((3, "all", "all"), "sharding.params", "set sharding.params=4"),
+    ((0, 1, 1), "sharding.params", "set sharding.params=1"),
+    ((1, -1, 1), "sharding.grads", "set sharding.grads=1"),
+    ((16, "all", "all"), "sharding.params", "set sharding.params=8"),
+    (("node", 2, 2), "sharding.grads", "set sharding.grads=4 sharding.optimizer=4"),
+    ((2, "all", "node"), "sharding.optimizer", "set sharding.optimizer=8"),
+]
+
+
+@pytest.mark.parametrize(("written", "key", "todo"), REFUSED)
+def test_factors_that_do_not_divide_are_refused_with_those_that_do(written, key, todo):
+    config = make_sharding(*written)
+    with pytest.raises(ConfigError) as caught:
+        Factors.resolve(config, 8, 4)
+    assert (caught.value.key, caught.value.todo) == (key, todo)
+    changes = {name: int(value) for name, value in re.findall(r"sharding\.(\w+)=(\d+)", todo)}
+    Factors.resolve(config.model_copy(update=changes), 8, 4)
+
+
+def test_a_refusal_says_what_a_word_stood_for():
+    with pytest.raises(ConfigError) as caught:
+        Factors.resolve(make_sharding(2, "all", "node"), 8, 4)
+    assert caught.value.got == "node (4), beside params=2, grads=all on 8 data-parallel ranks"
+    assert caught.value.wants.startswith("one of 8: params divides grads")

@@ -13,9 +13,10 @@ from frontier_llm.model.build import Model, build_model
 from frontier_llm.parallel.groups import Groups, make_groups
 from frontier_llm.parallel.megatron_cpu import install
 from frontier_llm.parallel.world import World
-from frontier_llm.sharding.sharded_states import ReductionGroups, ShardedStates
+from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.schedule import LearningRate
+from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import StepResult, TrainStep
 
 CPU = torch.device("cpu")
@@ -62,8 +63,7 @@ def make_rig(world: World, values: dict[str, Any], precision: str = "fp32") -> R
     groups = make_groups(config.parallel, world.ranks_per_node, config.trainer.seed)
     model = build_model(config, groups, precision, CPU, TORCH)
     traffic = Traffic(groups.grid, world.rank)
-    reduction = ReductionGroups(groups.data, groups.tensor, groups.embedding)
-    states = ShardedStates(model.records, reduction, traffic, config.optimizer)
+    states = shard(config, model, groups, traffic)
     scale = LossScale(config.precision, precision)
     step = TrainStep(model, states, groups, config, scale, traffic)
     return Rig(config, groups, model, states, step, traffic)

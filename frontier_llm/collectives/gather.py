@@ -1,0 +1,46 @@
+"""All-gathers of equal shards, in place and asynchronously."""
+
+import torch
+import torch.distributed as dist
+
+from frontier_llm.collectives.handle import DONE, Handle, Together
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.geometry.wire import gather_bytes
+
+
+def all_gather(
+    whole: torch.Tensor, group: dist.ProcessGroup | None, traffic: Traffic, name: str
+) -> Handle:
+    """Fill a buffer from the parts that each rank of a group already holds in it.
+
+    Collective over `group`; returns at once. `whole` must not be touched until `wait()`.
+
+    Args:
+        whole: [n], n divisible by the ranks; this rank's part, at its place in the group's order,
+            is read, the others are overwritten.
+        group: the ranks that hold the parts, in order; None = this rank alone.
+        traffic: where the bytes are counted.
+        name: under which they are counted.
+    """
+    if group is None:
+        return DONE
+    ranks = dist.get_process_group_ranks(group)
+    total_bytes = whole.numel() * whole.element_size()
+    traffic.ring(name, tuple(ranks), gather_bytes(total_bytes, len(ranks)))
+    parts = whole.view(len(ranks), -1)
+    mine = group.rank()
+    if whole.device.type != "cpu":
+        work = dist.all_gather_into_tensor(whole, parts[mine], group=group, async_op=True)
+        assert work is not None
+        return work
+    return _by_messages(parts, mine, ranks, group)
+
+
+def _by_messages(
+    parts: torch.Tensor, mine: int, ranks: list[int], group: dist.ProcessGroup
+) -> Handle:
+    """Send this rank's part to each other one: on gloo three times as fast as its all-gather."""
+    others = [(mine + step) % len(ranks) for step in range(1, len(ranks))]
+    receives = [dist.irecv(parts[i], ranks[i], group=group) for i in reversed(others)]
+    sends = [dist.isend(parts[mine], ranks[i], group=group) for i in others]
+    return Together([work for work in (*receives, *sends) if work is not None])

@@ -1,0 +1,56 @@
+"""Reduce-scatters that add up in fp32, whatever travels, asynchronously."""
+
+import torch
+import torch.distributed as dist
+
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.geometry.wire import gather_bytes
+
+
+class ReduceScatter:
+    """A reduce-scatter under way.
+
+    Each rank sends every other one its part, and the receiver adds them up in fp32, once: the
+    volume of a ring's reduce-scatter without its rounding at every hop. gloo's own
+    reduce_scatter_tensor moves as much as an all-reduce. Where fp32 travels on a GPU the native
+    one is used.
+    """
+
+    def __init__(
+        self,
+        whole: torch.Tensor,
+        group: dist.ProcessGroup,
+        traffic: Traffic,
+        name: str,
+    ) -> None:
+        """Start; returns at once.
+
+        Collective over `group`.
+
+        Args:
+            whole: [n], n divisible by the ranks, fp32 or bf16. Must not be touched until `wait()`.
+            group: the ranks that add up, in the order of the parts they will own.
+            traffic: where the bytes are counted.
+            name: under which they are counted.
+        """
+        size = group.size()
+        ranks = tuple(dist.get_process_group_ranks(group))
+        traffic.ring(name, ranks, gather_bytes(whole.numel() * whole.element_size(), size))
+        self._whole = whole  # kept alive until it is sent
+        self._native = whole.device.type != "cpu" and whole.dtype == torch.float32
+        if self._native:
+            self._received = whole.new_empty(whole.numel() // size)
+            work = dist.reduce_scatter_tensor(self._received, whole, group=group, async_op=True)
+        else:
+            received = torch.empty_like(whole)
+            work = dist.all_to_all_single(received, whole, group=group, async_op=True)
+            self._received = received.view(size, -1)
+        assert work is not None
+        self._work: dist.Work = work
+
+    def wait(self) -> torch.Tensor:
+        """Return [n / ranks] fp32, the sum of this rank's part over the group."""
+        self._work.wait()
+        if self._native:
+            return self._received
+        return self._received.sum(0, dtype=torch.float32)

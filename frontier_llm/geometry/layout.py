@@ -1,0 +1,84 @@
+"""A configuration laid out over ranks: the grid, and the factors that cut its model states."""
+
+from frontier_llm.config.run import RunConfig
+from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.partition import Factors, data_ranks_per_node
+from frontier_llm.geometry.state_memory import needs_master, state_bytes
+from frontier_llm.geometry.units import unit_elements
+from frontier_llm.units import GIB, format_bytes
+
+STATES_SHARE = 0.7
+"""Of a device's memory that model states may take; the rest is for activations and buffers."""
+MIXED_BYTES = 2
+"""Of a parameter in bf16 or fp16, which `auto` plans for."""
+
+
+def make_grid(config: RunConfig, world_size: int, ranks_per_node: int) -> Grid:
+    """Arrange the ranks; what tensor and pipeline leave is data parallelism."""
+    parallel = config.parallel
+    data = world_size // (parallel.tensor * parallel.pipeline)
+    return Grid(parallel.tensor, data, parallel.pipeline, ranks_per_node)
+
+
+def resolve_factors(config: RunConfig, grid: Grid) -> Factors:
+    """Turn the configuration's factors into integers.
+
+    Raises:
+        ConfigError: they do not divide one another, or nothing fits the device's memory.
+    """
+    sharding = config.sharding
+    if {sharding.params, sharding.grads, sharding.optimizer} == {"auto"}:
+        return smallest_that_fits(config, grid)
+    return Factors.resolve(sharding, grid.data, data_ranks_per_node(grid))
+
+
+def smallest_that_fits(config: RunConfig, grid: Grid) -> Factors:
+    """Choose the smallest factors whose states fit, those inside a node first.
+
+    Parameters are cut last, since they are gathered in every micro-batch; optimizer states first,
+    since they cost one refresh a step (the order of AMSP, arXiv:2311.00257).
+
+    Raises:
+        ConfigError: not even states cut over all replicas fit.
+    """
+    node = data_ranks_per_node(grid) or 1
+    candidates = sorted(_chains(grid.data), key=lambda f: _preference(f, node))
+    budget = STATES_SHARE * config.cluster.device.memory_gib * GIB
+    for factors in candidates:
+        if _most_bytes(config, grid, factors) <= budget:
+            return factors
+    least = min(_most_bytes(config, grid, factors) for factors in candidates)
+    raise ConfigError(
+        "sharding",
+        f"auto: at least {format_bytes(least)} of model states on a rank",
+        f"{STATES_SHARE:.0%} of the device's {config.cluster.device.memory_gib:g} GiB at most",
+        "raise parallel.tensor or parallel.pipeline, or start more ranks",
+    )
+
+
+def _chains(data: int) -> list[Factors]:
+    divisors = [d for d in range(1, data + 1) if data % d == 0]
+    return [
+        Factors(p, g, o, data)
+        for o in divisors
+        for g in divisors
+        for p in divisors
+        if o % g == 0 and g % p == 0
+    ]
+
+
+def _preference(factors: Factors, node: int) -> tuple[int, ...]:
+    sizes = (factors.params, factors.grads, factors.optimizer)
+    return (*(size > node for size in sizes), *sizes)
+
+
+def _most_bytes(config: RunConfig, grid: Grid, factors: Factors) -> int:
+    """Return the states of the fullest stage's rank."""
+    return max(
+        sum(
+            sum(state_bytes(n, factors, MIXED_BYTES, needs_master(MIXED_BYTES)).values())
+            for n in unit_elements(config, stage, factors).values()
+        )
+        for stage in range(grid.pipeline)
+    )

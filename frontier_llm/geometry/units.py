@@ -1,0 +1,104 @@
+"""The units of a stage: their sizes on one tensor rank, and how often they are gathered."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.run import RunConfig
+from frontier_llm.geometry.inventory import (
+    ParameterShape,
+    padded_vocabulary,
+    piece_parameters,
+)
+from frontier_llm.geometry.partition import Factors
+from frontier_llm.geometry.schedule import stage_passes
+from frontier_llm.geometry.stages import Piece, make_pieces, pieces_of_stage
+
+Event = tuple[str, str]
+"""`acquire` or `release`, and the unit."""
+
+
+def stage_pieces(config: RunConfig, stage: int) -> tuple[Piece, ...]:
+    """Return a stage's pieces of the model, by chunk."""
+    parallel = config.parallel
+    pieces = make_pieces(
+        config.model.layers, parallel.pipeline, parallel.chunks, parallel.layers_per_stage
+    )
+    return pieces_of_stage(pieces, stage)
+
+
+def unit_elements(config: RunConfig, stage: int, factors: Factors) -> dict[str, int]:
+    """Return the size of each unit's buffer on a tensor rank of a stage, padding included."""
+    elements: Counter[str] = Counter()
+    for piece in stage_pieces(config, stage):
+        for shape in piece_parameters(config.model, piece, config.data.sequence_length):
+            elements[shape.unit] += _local_elements(shape, config.model, config.parallel.tensor)
+    return {unit: factors.padded(count) for unit, count in elements.items()}
+
+
+def gathers(config: RunConfig, stage: int, micro_batches: int) -> dict[str, int]:
+    """Count how often each unit is gathered in a step of a stage, where parameters are cut.
+
+    A unit is acquired before its forward pass and again before its backward pass, but stays whole
+    where the one follows the other at once. (In a run's first step, whose order is not known
+    beforehand, nothing stays.)
+    """
+    parallel = config.parallel
+    passes = stage_passes(stage, parallel.pipeline, parallel.chunks, micro_batches)
+    pieces = stage_pieces(config, stage)
+    events = [
+        event
+        for forward, chunk in passes
+        for event in _events(config.model, pieces[chunk], forward=forward)
+    ]
+    return _count(events)
+
+
+def _events(model: ModelConfig, piece: Piece, *, forward: bool) -> Iterator[Event]:
+    """Yield what one pass does with units (trainer/hooks.py does the same with modules)."""
+    table = ["embedding", "positions"] if model.positions == "learned" else ["embedding"]
+    output = "embedding" if model.tied else "head"
+    middle = [f"layers.{layer}" for layer in piece.layers]
+    middle += ["final_norm", output] if piece.has_head else []
+    if forward:
+        if piece.has_embedding:
+            yield from (("acquire", unit) for unit in table)
+            yield from (("release", unit) for unit in table)
+        for unit in middle:
+            yield "acquire", unit
+            yield "release", unit
+        return
+    # a table that is the head's too is complete only after its look-up's backward pass
+    late = output if piece.has_head and piece.has_embedding and model.tied else None
+    for unit in reversed(middle):
+        yield "acquire", unit
+        if unit != late:
+            yield "release", unit
+    if late:
+        yield "release", late
+
+
+def _count(events: Sequence[Event]) -> dict[str, int]:
+    gathered: Counter[str] = Counter()
+    whole: set[str] = set()
+    following = [unit for kind, unit in events if kind == "acquire"]
+    position = 0
+    for kind, unit in events:
+        if kind == "acquire":
+            position += 1
+            gathered[unit] += unit not in whole
+            whole.add(unit)
+        elif position == len(following) or following[position] != unit:
+            whole.discard(unit)
+    return dict(gathered)
+
+
+def _local_elements(shape: ParameterShape, model: ModelConfig, tensor: int) -> int:
+    """Count a parameter's elements on one tensor rank, the vocabulary's padding included."""
+    dims = list(shape.shape)
+    if shape.cut_dim is not None:
+        if shape.name in ("embedding.tokens.weight", "head.weight"):
+            dims[0] = padded_vocabulary(model, tensor)
+        dims[shape.cut_dim] //= tensor
+    return math.prod(dims)

@@ -1,0 +1,68 @@
+"""The seam between modules and their states: parameters are whole just while they are read.
+
+A reader's units are acquired before its forward pass and, when the gradient of its output
+arrives, before its backward pass. They are released after the forward pass; after the backward
+pass `sharding` releases them itself, when the last gradient has come.
+
+Hooks on tensors, not on modules, mark the backward pass: a module's backward hooks would make its
+output a view, which the pipeline's deallocation forbids, and fire before its weight gradients.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from frontier_llm.model.build import Model
+from frontier_llm.model.units import UnitReader, unit_readers
+from frontier_llm.sharding.sharded_states import ShardedStates
+
+
+def attach(model: Model, states: ShardedStates, tied: bool) -> None:
+    """Hook a rank's modules to its states, for good."""
+    for chunk in model.chunks:
+        for reader in unit_readers(chunk, tied):
+            _attach_reader(reader, states)
+        _before_backward(chunk, states.begin_backward)
+
+
+def _attach_reader(reader: UnitReader, states: ShardedStates) -> None:
+    units = reader.units
+
+    def acquire(*_: Any) -> None:
+        states.acquire(units)
+
+    def release(*_: Any) -> None:
+        if not _in_backward():  # recomputing: the backward pass that follows reads them at once
+            states.release(units)
+
+    reader.module.register_forward_pre_hook(acquire)
+    if reader.in_backward:
+        _before_backward(reader.module, lambda: states.acquire(units))
+    reader.module.register_forward_hook(release)
+
+
+def _before_backward(module: nn.Module, action: Callable[[], None]) -> None:
+    """Call `action` when the gradient of a module's output arrives."""
+
+    def on_gradient(_: torch.Tensor) -> None:
+        action()
+
+    def on_output(_: nn.Module, __: Any, output: Any) -> None:
+        for tensor in _tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(on_gradient)
+                return
+
+    module.register_forward_hook(on_output)
+
+
+def _tensors(output: Any) -> Sequence[torch.Tensor]:
+    items = output if isinstance(output, tuple) else (output,)
+    return [item for item in items if isinstance(item, torch.Tensor)]
+
+
+def _in_backward() -> bool:
+    """Whether autograd is running: a forward pass inside it is a recomputation."""
+    return torch._C._current_graph_task_id() != -1

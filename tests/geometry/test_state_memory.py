@@ -1,0 +1,45 @@
+"""Bytes of model states a rank, against the papers' 2/p + 2/g + 12/o."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontier_llm.geometry.partition import Factors
+from frontier_llm.geometry.state_memory import needs_master, state_bytes
+from tests.geometry.factors import any_factors
+
+SCHEMES = {  # 18 bytes a parameter: 2 to compute with, 4 accumulated, 4 of master, 8 of moments
+    "replicated": ((1, 1, 1), 18),
+    "zero1": ((1, 1, 8), 2 + 4 + 12 / 8),
+    "zero2": ((1, 8, 8), 2 + 16 / 8),
+    "zero3": ((8, 8, 8), 18 / 8),
+    "mics": ((4, 4, 4), 18 / 4),
+    "zeropp": ((4, 8, 8), 2 / 4 + 16 / 8),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_bytes_a_parameter_in_mixed_precision(name):
+    numbers, wanted = SCHEMES[name]
+    factors = Factors(*numbers, 8)
+    assert needs_master(compute_bytes=2)
+    stored = state_bytes(800, factors, compute_bytes=2, master=True)
+    assert sum(stored.values()) == 800 * wanted
+
+
+@given(any_factors(), st.integers(1, 1000))
+def test_each_state_is_cut_by_its_own_factor(factors, elements):
+    size = factors.padded(elements)
+    stored = state_bytes(size, factors, compute_bytes=2, master=True)
+    assert stored == {
+        "parameters": 2 * factors.params_interval(size, 0).length,
+        "gradients": 4 * factors.grads_interval(size, 0).length,
+        "master": 4 * factors.optimizer_interval(size, 0).length,
+        "moments": 8 * factors.optimizer_interval(size, 0).length,
+    }
+
+
+def test_fp32_parameters_are_the_master_weights():
+    assert not needs_master(compute_bytes=4)
+    stored = state_bytes(800, Factors(1, 2, 8, 8), compute_bytes=4, master=False)
+    assert stored == {"parameters": 3200, "gradients": 1600, "master": 0, "moments": 800}

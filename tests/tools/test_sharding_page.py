@@ -1,0 +1,77 @@
+"""docs/sharding.md says what conf/ and geometry/ say."""
+
+import subprocess
+import sys
+
+import pytest
+
+from frontier_llm.geometry.partition import Factors
+from tools import sharding_page
+from tools.compose import CONF, groups
+from tools.sharding_page import amsp, amsp_elements, filled, presets
+
+
+def _cells(line):
+    return [cell.strip(" `") for cell in line.strip("|").split("|")]
+
+
+def test_the_page_and_its_figure_are_current():
+    tool = [sys.executable, str(CONF.parent / "tools" / "sharding_page.py")]
+    done = subprocess.run(tool, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stale_page_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, capsys):
+    page, drawing = tmp_path / "sharding.md", tmp_path / "images" / "a.svg"
+    page.write_text(sharding_page.PAGE.read_text().replace("| `zero3` |", "| `zero4` |"))
+    monkeypatch.setattr(sharding_page, "PAGE", page)
+    monkeypatch.setattr(sharding_page, "FIGURE", drawing)
+    assert sharding_page.main([]) == 1
+    said = capsys.readouterr().err
+    assert "sharding.md is not current: python tools/sharding_page.py --write" in said
+    assert "a.svg is not current" in said
+    assert sharding_page.main(["--write"]) == 0
+    assert sharding_page.main([]) == 0
+
+
+def test_what_is_written_by_hand_stays():
+    before = "above\n<!-- presets -->\nold\n<!-- end of presets -->\nbetween\n"
+    after = "<!-- amsp -->\n<!-- end of amsp -->\nbelow\n"
+    text = filled(before + after)
+    assert text.startswith("above\n<!-- presets -->\n|")
+    assert "\n<!-- end of presets -->\nbetween\n<!-- amsp -->\n|" in text
+    assert text.endswith("\n<!-- end of amsp -->\nbelow\n")
+    assert "old" not in text
+
+
+def test_a_page_without_its_markers_is_refused():
+    with pytest.raises(ValueError, match="markers of presets"):
+        filled("<!-- presets -->\n")
+
+
+def test_every_choice_has_a_row_of_numbers_done_by_hand():
+    """32 data ranks, 8 a node, 4 micro-batches, 2 bytes of parameters and 4 of gradients."""
+    rows = {cells[0]: cells[1:] for cells in map(_cells, list(presets())[2:])}
+    assert set(rows) == set(groups()["sharding"]) - {"amsp"}  # its factors depend on the model
+    kept, refresh = 2 + 4 + 12 / 32, 2 * 31 / 32
+    states = 4 * 31 / 32
+    assert rows["zero1"] == [
+        "1, 1, 32", f"{kept:.2f}", "0", "0", f"{states:.2f}", f"{refresh:.2f}",
+        f"{states + refresh:.2f}", f"{states + refresh:.2f}",
+    ]  # fmt: skip
+    gather, reduce, sums = 8 * 2 * 7 / 8, 4 * 4 * 7 / 8, 4 * 2 * (1 / 8 - 1 / 32)
+    assert rows["mics"] == [
+        "8, 8, 8", f"{18 / 8:.2f}", f"{gather:.2f}", f"{reduce:.2f}", f"{sums:.2f}", "0",
+        f"{gather + reduce + sums:.2f}", f"{8 * sums:.2f}",
+    ]  # fmt: skip
+
+
+def test_amsps_flows_by_hand():
+    """(4, 4, 8) on 64 ranks in 16 micro-batches: MiCS' flows, and one broadcast to spread."""
+    wanted = 16 * 3 * 3 / 4 + 2 * (1 / 4 - 1 / 64) + 1 / 8
+    assert amsp_elements(Factors(4, 4, 8, 64), 16) == pytest.approx(wanted)
+    row = next(cells for cells in map(_cells, amsp()) if cells[:3] == _13B_ON_64)
+    assert row[3:5] == ["16", f"{2 * wanted:.2f}"]
+
+
+_13B_ON_64 = ["amsp_llama_13b", "4, 4, 8", "64"]

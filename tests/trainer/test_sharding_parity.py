@@ -1,0 +1,40 @@
+"""Every way to cut the model states is the same computation as one process."""
+
+import pytest
+
+from tests.trainer.test_parity import MODELS, compare
+
+
+def chains(data: int) -> list[tuple[int, int, int]]:
+    divisors = [d for d in range(1, data + 1) if data % d == 0]
+    return [
+        (p, g, o) for o in divisors for g in divisors for p in divisors
+        if o % g == 0 and g % p == 0
+    ]  # fmt: skip
+
+
+def factors(chain: tuple[int, int, int]) -> list[str]:
+    names = ("params", "grads", "optimizer")
+    return [f"sharding.{name}={value}" for name, value in zip(names, chain, strict=True)]
+
+
+@pytest.mark.parametrize("chain", chains(4), ids=str)
+def test_every_chain_of_four_replicas(chain: tuple[int, int, int]) -> None:
+    compare(4, factors(chain), [])
+
+
+@pytest.mark.parametrize("chain", chains(6), ids=str)
+def test_every_chain_of_six_replicas(chain: tuple[int, int, int]) -> None:
+    compare(6, ["data.global_batch=12", *factors(chain)], MODELS["untied_gqa_swiglu"])
+
+
+IN_3D = ["parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2"]
+
+
+@pytest.mark.parametrize("chain", chains(2), ids=str)
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_chain_in_three_dimensions(
+    chain: tuple[int, int, int], chunks: int, model: str
+) -> None:
+    compare(8, [*IN_3D, f"parallel.chunks={chunks}", *factors(chain)], MODELS[model])

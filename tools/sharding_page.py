@@ -1,0 +1,188 @@
+"""The figure and the tables of docs/sharding.md, which are counted from `conf/` and `geometry/`.
+
+`python tools/sharding_page.py` says whether they are current; with `--write` it writes them.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from frontier_llm.geometry.partition import Factors
+from frontier_llm.geometry.wire import Sent, all_reduce_bytes, gather_bytes
+from tools.compose import CONF, compose, groups
+from tools.layout_svg import draw
+from tools.state_layout import StateLayout
+
+PAGE = CONF.parent / "docs" / "sharding.md"
+FIGURE = CONF.parent / "docs" / "images" / "sharding_2_4_8.svg"
+FIGURE_OVERRIDES = (
+    "parallel.pipeline=1",
+    "launch.ranks=16",
+    "launch.ranks_per_node=4",
+    "sharding.params=2",
+    "sharding.grads=4",
+    "sharding.optimizer=8",
+)
+PRESET_OVERRIDES = (
+    "parallel.pipeline=1",
+    "launch.ranks=32",
+    "launch.ranks_per_node=8",
+    "precision=bf16",
+    "data.micro_batch=1",
+    "data.global_batch=128",
+)
+"""32 data ranks on 4 nodes, 4 micro-batches."""
+COLLECTIVES = ("gather_params", "reduce_grads", "reduce_states", "refresh_params")
+AMSP_CHOICES = {
+    "amsp_llama_7b": (1, 1, 8),
+    "amsp_llama_13b": (4, 4, 8),
+    "amsp_llama_30b": (8, 8, 32),
+}
+"""The factors that the paper's search found, from 8 to 1024 GPUs (arXiv:2311.00257)."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page's tables and its figure, or say whether they are current."""
+    wanted = {PAGE: filled(PAGE.read_text()), FIGURE: figure()}
+    if list(arguments) == ["--write"]:
+        FIGURE.parent.mkdir(exist_ok=True)
+        for path, text in wanted.items():
+            path.write_text(text)
+        return 0
+    stale = [path for path, text in wanted.items() if not _has(path, text)]
+    for path in stale:
+        print(f"{path.name} is not current: python tools/sharding_page.py --write", file=sys.stderr)
+    return 1 if stale else 0
+
+
+def figure() -> str:
+    """Draw the page's figure."""
+    return draw(StateLayout.of(compose(FIGURE_OVERRIDES)))
+
+
+def filled(text: str) -> str:
+    """Put the tables between their markers: `<!-- NAME -->` and `<!-- end of NAME -->`.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
+    for name, lines in (("presets", presets()), ("amsp", amsp())):
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, begun, rest = text.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not (begun and ended):
+            raise ValueError(f"{PAGE.name}: the markers of {name} are missing")
+        text = "".join([before, begin, *(f"{line}\n" for line in lines), end, after])
+    return text
+
+
+def presets() -> Iterator[str]:
+    """Yield the table of bytes an element of conf/sharding's files, most kept first.
+
+    Without those whose factors depend on the model.
+    """
+    yield (
+        "| `sharding=` | params, grads, optimizer | kept | "
+        + " | ".join(f"`{name}`" for name in COLLECTIVES)
+        + " | sent | leaves a node |"
+    )
+    yield "|" + "---|" * (len(COLLECTIVES) + 5)
+    layouts = [
+        StateLayout.of(compose([*PRESET_OVERRIDES, f"sharding={name}"]))
+        for name in groups()["sharding"]
+    ]
+    fixed = [layout for layout in layouts if layout.config.sharding.params != "auto"]
+    for layout in sorted(fixed, key=_kept, reverse=True):
+        yield f"| `{layout.config.sharding.name}` | " + " | ".join(_preset(layout)) + " |"
+
+
+def amsp() -> Iterator[str]:
+    """Yield the table that compares bytes an element with AMSP's own flows."""
+    yield (
+        "| model | params, grads, optimizer | ranks | micro-batches | AMSP's flows | here, "
+        "`grads_format=fp32` | `bf16` |"
+    )
+    yield "|" + "---|" * 7
+    for experiment, numbers in AMSP_CHOICES.items():
+        for ranks in (64, 1024):
+            yield f"| `{experiment}` | " + " | ".join(_choice(experiment, numbers, ranks)) + " |"
+
+
+def amsp_elements(factors: Factors, micro_batches: int) -> float:
+    """Count what a rank sends in a step by AMSP's own flows, in buffers (arXiv:2311.00257).
+
+    Per micro-batch two gathers and a reduce-scatter over p; in all but the last an all-reduce of
+    1/p over g/p; in the last one over D/p; o/p broadcasts of 1/o over o/p ranks, of which a rank
+    passes on each but for the last in line.
+    """
+    p, g, o, data = factors.params, factors.grads, factors.optimizer, factors.data
+    return (
+        micro_batches * 3 * gather_bytes(1, p)
+        + (micro_batches - 1) * all_reduce_bytes(1 / p, g // p)
+        + all_reduce_bytes(1 / p, data // p)
+        + (o // p - 1) / o
+    )
+
+
+def _preset(layout: StateLayout) -> Iterator[str]:
+    factors, sent = layout.factors, _sent(layout)
+    yield f"{factors.params}, {factors.grads}, {factors.optimizer}"
+    yield _number(_kept(layout))
+    of_a_rank = sent[0]
+    yield from (_number(_all_links(of_a_rank.get(name, Sent()))) for name in COLLECTIVES)
+    yield _number(sum(map(_all_links, of_a_rank.values())))
+    node = sent[: layout.grid.ranks_per_node]
+    yield _number(sum(one.inter for rank in node for one in rank.values()))
+
+
+def _kept(layout: StateLayout) -> float:
+    """Return what a rank keeps, per element of the buffer."""
+    return sum(layout.stored().values()) / layout.elements
+
+
+def _choice(experiment: str, numbers: tuple[int, int, int], ranks: int) -> Iterator[str]:
+    keys = ("params", "grads", "optimizer")
+    chosen = [f"sharding.{key}={number}" for key, number in zip(keys, numbers, strict=True)]
+    where = [f"experiment={experiment}", f"launch.ranks={ranks}", "launch.ranks_per_node=8"]
+    layouts = [
+        StateLayout.of(compose([*where, *chosen, f"collectives.grads_format={name}"]))
+        for name in ("fp32", "bf16")
+    ]
+    first = layouts[0]
+    yield ", ".join(map(str, numbers))
+    yield str(ranks)
+    yield str(first.micro_batches)
+    yield _number(2 * amsp_elements(first.factors, first.micro_batches))
+    for layout in layouts:
+        yield _number(sum(map(_all_links, _sent(layout, ranks=1)[0].values())))
+
+
+def _sent(layout: StateLayout, ranks: int | None = None) -> list[dict[str, Sent]]:
+    """Return what ranks send, per element of a buffer that is gathered in every pass."""
+    size = layout.factors.padded(1)
+    return [
+        {
+            name: Sent(sent.intra / size, sent.inter / size)
+            for name, sent in layout.traffic.unit(rank, size).items()
+        }
+        for rank in layout.ranks[:ranks]
+    ]
+
+
+def _all_links(sent: Sent) -> float:
+    return sent.intra + sent.inter
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value else "0"
+
+
+def _has(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text() == text
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
