@@ -29,7 +29,6 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from torch.nn import functional as F
 
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
@@ -43,55 +42,21 @@ from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
 from tools.compose import compose
+from tools.plain_gpt import PlainGpt
 
 LEARNING_RATE = 1e-4
 
 
-class PlainLayer(nn.Module):
-    """A pre-norm transformer layer as a torch user writes it."""
-
-    def __init__(self, hidden: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_norm, self.ffn_norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-        self.qkv, self.output = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
-        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [b, s, hidden] to the same shape."""
-        b, s, hidden = x.shape
-        parts = self.qkv(self.attention_norm(x)).chunk(3, dim=-1)
-        q, k, v = (part.view(b, s, self.heads, -1).transpose(1, 2) for part in parts)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.output(mixed.transpose(1, 2).reshape(b, s, hidden))
-        return x + self.down(F.gelu(self.up(self.ffn_norm(x)), approximate="tanh"))
-
-
-class PlainGpt(nn.Module):
-    """GPT-2 as a torch user writes it, with a tied head."""
-
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__()
-        model = config.model
-        self.tokens = nn.Embedding(model.vocabulary, model.hidden)
-        self.positions = nn.Embedding(config.data.sequence_length, model.hidden)
-        self.layers = nn.ModuleList(
-            PlainLayer(model.hidden, model.heads) for _ in range(model.layers)
-        )
-        self.norm = nn.LayerNorm(model.hidden)
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """Return the mean loss of a batch."""
-        x = self.tokens(batch.tokens) + self.positions(batch.positions)
-        for layer in self.layers:
-            x = layer(x)
-        logits = self.norm(x) @ self.tokens.weight.T
-        return F.cross_entropy(logits.flatten(0, 1).float(), batch.labels.flatten())
-
-
 def plain_step(config: RunConfig, precision: str, device: torch.device) -> Callable[..., None]:
     """Return a function that makes one step of the plain model."""
-    model = PlainGpt(config).to(device)
+    shape = config.model
+    model = PlainGpt(
+        layers=shape.layers,
+        hidden=shape.hidden,
+        heads=shape.heads,
+        vocabulary=shape.vocabulary,
+        sequence=config.data.sequence_length,
+    ).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
 
     def step(batches: list[Batch]) -> None:
@@ -102,7 +67,7 @@ def plain_step(config: RunConfig, precision: str, device: torch.device) -> Calla
                 else torch.autocast(device.type, dtype=torch.bfloat16)
             )
             with compute:
-                loss = model(batch)
+                loss = model(batch.tokens, batch.labels)
             (loss / len(batches)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -5,6 +5,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def figure() -> str:
     """Draw the page's figure."""
-    return draw(StateLayout.of(compose(FIGURE_OVERRIDES)))
+    return draw(_layout(*FIGURE_OVERRIDES))
 
 
 def filled(text: str) -> str:
@@ -90,10 +91,7 @@ def presets() -> Iterator[str]:
         + " | sent | leaves a node |"
     )
     yield "|" + "---|" * (len(COLLECTIVES) + 5)
-    layouts = [
-        StateLayout.of(compose([*PRESET_OVERRIDES, f"sharding={name}"]))
-        for name in groups()["sharding"]
-    ]
+    layouts = [_layout(*PRESET_OVERRIDES, f"sharding={name}") for name in groups()["sharding"]]
     fixed = [layout for layout in layouts if layout.config.sharding.params != "auto"]
     for layout in sorted(fixed, key=_kept, reverse=True):
         yield f"| `{layout.config.sharding.name}` | " + " | ".join(_preset(layout)) + " |"
@@ -127,6 +125,11 @@ def amsp_elements(factors: Factors, micro_batches: int) -> float:
     )
 
 
+@cache
+def _layout(*overrides: str) -> StateLayout:
+    return StateLayout.of(compose(overrides))
+
+
 def _preset(layout: StateLayout) -> Iterator[str]:
     factors, sent = layout.factors, _sent(layout)
     yield f"{factors.params}, {factors.grads}, {factors.optimizer}"
@@ -148,8 +151,7 @@ def _choice(experiment: str, numbers: tuple[int, int, int], ranks: int) -> Itera
     chosen = [f"sharding.{key}={number}" for key, number in zip(keys, numbers, strict=True)]
     where = [f"experiment={experiment}", f"launch.ranks={ranks}", "launch.ranks_per_node=8"]
     layouts = [
-        StateLayout.of(compose([*where, *chosen, f"collectives.grads_format={name}"]))
-        for name in ("fp32", "bf16")
+        _layout(*where, *chosen, f"collectives.grads_format={name}") for name in ("fp32", "bf16")
     ]
     first = layouts[0]
     yield ", ".join(map(str, numbers))

@@ -56,12 +56,16 @@ class Rig:
         return (drawn**3 * self.config.model.vocabulary).long()
 
 
-def make_rig(world: World, values: dict[str, Any], precision: str = "fp32") -> Rig:
+def make_rig(
+    world: World, values: dict[str, Any], precision: str = "fp32", frozen: tuple[str, ...] = ()
+) -> Rig:
     """Build a rank from composed values, as trainer/assemble.py does."""
     install()
     config = RunConfig.model_validate(values)
     groups = make_groups(config.parallel, world.ranks_per_node, config.trainer.seed)
     model = build_model(config, groups, precision, CPU, TORCH)
+    for record in model.records:
+        record.parameter.requires_grad_(record.name not in frozen)
     traffic = Traffic(groups.grid, world.rank)
     states = shard(config, model, groups, traffic)
     scale = LossScale(config.precision, precision)

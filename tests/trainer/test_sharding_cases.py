@@ -1,0 +1,188 @@
+"""Cut model states in the situations that have bitten others, and proof that the tests bite."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from frontier_llm.collectives.reduce_scatter import ReduceScatter
+from frontier_llm.parallel.world import World
+from frontier_llm.sharding.gradients import Gradients
+from frontier_llm.sharding.parameters import Parameters
+from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.trainer.evaluate import Evaluation
+from tests.ranks import RanksFailedError, run_ranks
+from tests.trainer.rig import Rig, make_rig
+from tests.trainer.test_parity import MODELS, compare, reference, train_and_collect
+from tests.trainer.test_sharding_parity import factors
+from tests.values import tiny_values
+
+CUTS = [(1, 1, 2), (1, 2, 4), (2, 2, 4), (2, 4, 4), (4, 4, 4)]
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation(recompute: str, cut: tuple[int, int, int]) -> None:
+    compare(4, [f"recompute={recompute}", *factors(cut)], [])
+
+
+@pytest.mark.parametrize("micro_batches", [3, 5])
+@pytest.mark.parametrize("cut", [(1, 1, 4), (1, 2, 4), (2, 4, 4), (4, 4, 4)], ids=str)
+def test_odd_numbers_of_micro_batches(cut: tuple[int, int, int], micro_batches: int) -> None:
+    compare(4, [f"data.global_batch={4 * micro_batches}", *factors(cut)], [])
+
+
+@pytest.mark.parametrize("cut", [(1, 1, 2), (1, 2, 2), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("model", MODELS)
+def test_three_stages_of_two_chunks(model: str, cut: tuple[int, int, int]) -> None:
+    overrides = ["parallel.pipeline=3", "parallel.chunks=2", "data.global_batch=12"]
+    compare(6, ["model.layers=7", *overrides, *factors(cut)], MODELS[model])
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_bf16_stays_near_fp32(cut: tuple[int, int, int], wire: str) -> None:
+    """The bound of plain bf16: 1% on the loss of each of ten steps, also when bf16 travels."""
+    values = tiny_values(*factors(cut), f"collectives.grads_format={wire}")
+    for losses, _, _ in run_ranks(train_and_collect, 4, values, "bf16"):
+        np.testing.assert_allclose(losses, reference(())[0], rtol=1e-2)
+
+
+def losses_with(rig: Rig, steps: int, between: Callable[[Rig], None]) -> list[float]:
+    losses = []
+    for step in range(steps):
+        losses.append(rig.train(1, first=step)[0].loss)
+        between(rig)
+    return losses
+
+
+def evaluate(rig: Rig) -> None:
+    class Loader:
+        def micro_batches(self, step: int) -> list[Any]:
+            return rig.batches(100 + step)
+
+    loss = Evaluation(rig.model, rig.groups, rig.config, Loader()).run()  # type: ignore[arg-type]
+    assert np.isfinite(loss)
+
+
+def draw_all(rig: Rig) -> None:
+    for _, tensor in rig.states.parameters():
+        assert tensor.isfinite().all()
+
+
+@pytest.mark.parametrize("between", [evaluate, draw_all])
+@pytest.mark.parametrize("cut", [(1, 2, 4), (2, 2, 4), (4, 4, 4)], ids=str)
+def test_reading_between_steps(cut: tuple[int, int, int], between: Callable[[Rig], None]) -> None:
+    """Evaluation and saving read fresh parameters, in another order than the step's."""
+    values = tiny_values(*factors(cut))
+    for losses in run_ranks(lambda w: losses_with(make_rig(w, values), 5, between), 4):
+        np.testing.assert_allclose(losses, reference(())[0][:5], rtol=1e-5)
+
+
+def freeze(world: World, values: dict[str, Any]) -> tuple[list[float], bool]:
+    """Train with one matrix frozen; say whether it stayed as it was."""
+    rig = make_rig(world, values, frozen=("layers.1.ffn.up.weight", "final_norm.bias"))
+    before = {r.name: t.clone() for r, t in rig.states.parameters()}
+    losses = [result.loss for result in rig.train(4)]
+    same = {r.name: torch.equal(before[r.name], t) for r, t in rig.states.parameters()}
+    frozen = {name for name, kept in same.items() if kept}
+    return losses, frozen == {"layers.1.ffn.up.weight", "final_norm.bias"}
+
+
+@pytest.mark.parametrize("cut", [(1, 1, 1), (1, 2, 4), (4, 4, 4)], ids=str)
+def test_frozen_parameters_are_gathered_and_not_updated(cut: tuple[int, int, int]) -> None:
+    expected, stayed = run_ranks(freeze, 1, tiny_values())[0]
+    assert stayed
+    for losses, stayed in run_ranks(freeze, 4, tiny_values(*factors(cut))):
+        assert stayed
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def leave_out(world: World, values: dict[str, Any]) -> list[float]:
+    """Train with a layer that some micro-batches do not use at all, and others do."""
+    rig = make_rig(world, values)
+    layer = rig.model.chunks[0].decoder.layers[2]
+    forward, calls = layer.mlp.forward, [0]
+
+    def sometimes(hidden: torch.Tensor, **options: Any) -> Any:
+        calls[0] += 1
+        out, bias = forward(hidden, **options)
+        unused = calls[0] % 2 == 0
+        return (torch.zeros_like(out), None) if unused else (out, bias)
+
+    layer.mlp.forward = sometimes
+    return [result.loss for result in rig.train(4)]
+
+
+@pytest.mark.parametrize("cut", [(1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2)], ids=str)
+def test_parameter_without_gradient_in_some_micro_batches(cut: tuple[int, int, int]) -> None:
+    expected = run_ranks(leave_out, 1, tiny_values("data.micro_batch=2"))[0]
+    values = tiny_values("data.micro_batch=1", *factors(cut))
+    for losses in run_ranks(leave_out, 2, values):
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def broken(name: str) -> Callable[[World, dict[str, Any]], Any]:
+    """Leave one thing out of the engine, in the ranks only."""
+
+    def nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    def own_part(reduction: ReduceScatter) -> torch.Tensor:
+        reduction._work.wait()
+        return reduction._received[0].float()
+
+    damage: dict[str, Callable[[], None]] = {
+        "reduction": lambda: setattr(ReduceScatter, "wait", own_part),
+        "refresh": lambda: setattr(Parameters, "refresh", nothing),
+        "sequence_norms": lambda: setattr(ShardedStates, "_add_partial", nothing),
+        "fresh_start": lambda: setattr(Gradients, "begin_step", keep_sums),
+    }
+
+    def run(world: World, values: dict[str, Any]) -> Any:
+        damage[name]()
+        return train_and_collect(world, values, "fp32")
+
+    return run
+
+
+def keep_sums(gradients: Gradients) -> None:
+    for unit in gradients._units:
+        kept = unit._has_sum
+        unit.begin_step()
+        unit._has_sum = kept
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "overrides"),
+    [
+        ("reduction", 2, factors((2, 2, 2))),
+        ("refresh", 2, factors((1, 1, 2))),
+        ("sequence_norms", 2, ["parallel.tensor=2", "parallel.sequence=true"]),
+        ("fresh_start", 2, factors((1, 2, 2))),
+    ],
+)
+def test_what_is_left_out_is_noticed(name: str, size: int, overrides: list[str]) -> None:
+    """Negative controls: without this, the comparisons above would prove nothing."""
+    expected_losses, expected_norms, _ = reference(())
+    losses, norms, _ = run_ranks(broken(name), size, tiny_values(*overrides))[0]
+    found, expected = np.array([losses, norms]), np.array([expected_losses, expected_norms])
+    assert not np.allclose(found, expected, rtol=1e-5, atol=0)
+
+
+def fail_in_hook(world: World, values: dict[str, Any]) -> None:
+    rig = make_rig(world, values)
+    if world.rank == 1:
+        parameter = rig.model.records[0].parameter
+        parameter.register_post_accumulate_grad_hook(lambda _: 1 / 0)
+    rig.train(1)
+
+
+def test_an_error_inside_a_hook_is_the_first_cause() -> None:
+    with pytest.raises(RanksFailedError) as failed:
+        run_ranks(fail_in_hook, 2, tiny_values(*factors((2, 2, 2))), timeout=20)
+    first = str(failed.value).split("--- rank")[1]
+    assert first.startswith(" 1")
+    assert "ZeroDivisionError" in first

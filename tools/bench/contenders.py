@@ -1,0 +1,86 @@
+"""Who can be compared, by name. Says nothing of how each is built."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from frontier_llm.errors import ConfigError
+from tools.bench.turn import Precision
+
+Worker = Literal["ours", "torch_peers", "deepspeed_peer"]
+"""Module of tools/bench that builds a contender; one process imports it and forks the ranks."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to train the same model on the same ranks."""
+
+    name: str
+    what: str
+    worker: Worker
+    ranks_multiple: int = 1
+    """The number of ranks must be a multiple of it."""
+    precisions: tuple[Precision, ...] = ("fp32", "bf16")
+
+    def fits(self, ranks: int, precision: Precision) -> bool:
+        """Whether it can take part."""
+        return ranks % self.ranks_multiple == 0 and precision in self.precisions
+
+
+OUR_FACTORS: dict[str, tuple[str, str, str]] = {
+    "ours-replicated": ("1", "1", "1"),
+    "ours-zero1": ("1", "1", "all"),
+    "ours-zero2": ("1", "all", "all"),
+    "ours-zero3": ("all", "all", "all"),
+    "ours-mics": ("2", "2", "2"),
+    "ours-1-2-4": ("1", "2", "4"),
+}
+"""sharding.params, .grads and .optimizer; any `ours-P-G-O` is understood besides."""
+PEERS = (
+    Contender("ddp", "torch DistributedDataParallel (bf16: autocast)", "torch_peers"),
+    Contender(
+        "ddp-bf16-grads",
+        "the same, gradients travel in bf16 (bf16_compress_hook)",
+        "torch_peers",
+        precisions=("bf16",),
+    ),
+    Contender("fsdp", "torch FSDP2, parameters cut again after the forward pass", "torch_peers"),
+    Contender("fsdp-keep", "torch FSDP2, reshard_after_forward=False", "torch_peers"),
+)
+DEEPSPEED = tuple(
+    Contender(f"deepspeed-zero{stage}", f"DeepSpeed ZeRO-{stage}", "deepspeed_peer")
+    for stage in (1, 2, 3)
+)
+BY_DEFAULT = (*OUR_FACTORS, *(peer.name for peer in PEERS if peer.name != "ddp-bf16-grads"))
+
+
+def find(name: str) -> Contender:
+    """Return the contender of a name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for contender in (*PEERS, *DEEPSPEED):
+        if contender.name == name:
+            return contender
+    factors = factors_of(name)
+    sizes = [int(factor) for factor in factors if factor.isdigit()]
+    # two halves of a node that is the whole world would be zero3 by another name
+    multiple = 4 if name == "ours-mics" else math.lcm(1, *sizes)
+    return Contender(name, f"ours, states cut over {' / '.join(factors)} ranks", "ours", multiple)
+
+
+def factors_of(name: str) -> tuple[str, str, str]:
+    """Return the factors of params, grads and optimizer states of one of ours.
+
+    Raises:
+        ConfigError: it is none of ours.
+    """
+    if name in OUR_FACTORS:
+        return OUR_FACTORS[name]
+    match = re.fullmatch(r"ours-([1-9]\d*|all)-([1-9]\d*|all)-([1-9]\d*|all)", name)
+    if match is None:
+        known = [*OUR_FACTORS, "ours-P-G-O", *(peer.name for peer in (*PEERS, *DEEPSPEED))]
+        raise ConfigError("--contenders", name, "one of " + ", ".join(known), "choose of these")
+    return match[1], match[2], match[3]

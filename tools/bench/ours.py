@@ -1,0 +1,86 @@
+"""This project as a contender."""
+
+from typing import cast
+
+import torch
+
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.data.batch import Batch
+from frontier_llm.device.kernels import resolve
+from frontier_llm.geometry.inventory import count_parameters
+from frontier_llm.model.build import build_model
+from frontier_llm.parallel import megatron_cpu
+from frontier_llm.parallel.groups import make_groups
+from frontier_llm.trainer.loss_scale import LossScale
+from frontier_llm.trainer.states import shard
+from frontier_llm.trainer.step import TrainStep
+from tools.bench.contenders import factors_of
+from tools.bench.peer import BETAS, CLIP_NORM, EPSILON, LEARNING_RATE, WEIGHT_DECAY, MicroBatch
+from tools.bench.turn import Turn
+from tools.compose import compose
+
+
+def make(turn: Turn, rank: int) -> "Ours":
+    """Build a rank. Collective."""
+    return Ours(turn, rank)
+
+
+def overrides(turn: Turn) -> list[str]:
+    """Return the configuration of a turn, as train.py takes it."""
+    shape = turn.shape
+    params, grads, optimizer = factors_of(turn.contender)
+    return [
+        "model=gpt_tiny",
+        f"model.layers={shape.layers}",
+        f"model.hidden={shape.hidden}",
+        f"model.heads={shape.heads}",
+        f"model.vocabulary={shape.vocabulary}",
+        f"data.sequence_length={shape.sequence}",
+        f"data.micro_batch={turn.samples}",
+        f"data.global_batch={turn.samples * turn.micro_batches * turn.ranks}",
+        "parallel.pipeline=1",
+        f"precision={turn.precision}",
+        f"sharding.params={params}",
+        f"sharding.grads={grads}",
+        f"sharding.optimizer={optimizer}",
+        f"collectives.grads_format={turn.precision}",
+        f"optimizer.beta1={BETAS[0]}",
+        f"optimizer.beta2={BETAS[1]}",
+        f"optimizer.epsilon={EPSILON}",
+        f"optimizer.weight_decay={WEIGHT_DECAY}",
+        f"optimizer.clip_norm={CLIP_NORM}",
+    ]
+
+
+class Ours:
+    """A rank of ours."""
+
+    def __init__(self, turn: Turn, rank: int) -> None:
+        megatron_cpu.install()
+        config: RunConfig = decode(compose(overrides(turn)))
+        device = torch.device("cpu")
+        groups = make_groups(config.parallel, turn.ranks_per_node, config.trainer.seed)
+        kernels = resolve(config.kernels, device)
+        model = build_model(config, groups, turn.precision, device, kernels)
+        self.parameters = count_parameters(config.model, turn.shape.sequence)
+        traffic = Traffic(groups.grid, rank)
+        states = shard(config, model, groups, traffic)
+        scale = LossScale(config.precision, turn.precision)
+        self._step = TrainStep(model, states, groups, config, scale, traffic)
+        self._ranks = turn.ranks
+        self._counted = 0.0
+
+    def step(self, batches: list[MicroBatch]) -> float:
+        """Make one step; return the loss of all ranks."""
+        made = [
+            Batch(tokens, labels, torch.arange(tokens.shape[1]).expand_as(tokens))
+            for tokens, labels in batches
+        ]
+        result = self._step.run(made, LEARNING_RATE, stop=False)
+        self._counted = sum(sent.inter for sent in result.sent.values()) / self._ranks
+        return cast(float, result.loss)
+
+    def counted_bytes(self) -> float | None:
+        """Return what a rank sent between nodes in the last step, on average over ranks."""
+        return self._counted

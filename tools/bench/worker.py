@@ -1,0 +1,191 @@
+"""A worker: imports one library, then forks the ranks of a turn as often as it is asked.
+
+    python -m tools.bench.worker MODULE    # of tools/bench: ours, torch_peers, deepspeed_peer
+
+Reads turns from standard input, a line of JSON each, and answers each with a line: {"ranks":
+[figures, ...]} or {"error": text}. What libraries print goes to standard error. Needs torch and
+what MODULE imports; ends when its input does.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+
+from tools.bench.peer import SEED, MicroBatch, Peer
+from tools.bench.turn import RankFigures, Turn
+
+CLONE_NEWNET = 0x40000000
+PR_SET_PDEATHSIG = 1
+PATIENCE_SECONDS = 3.0
+"""For the other ranks to end after one failed."""
+MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
+"""Unit of ru_maxrss."""
+
+
+def main() -> None:
+    """Serve turns until the input ends."""
+    _die_with_parent()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    module = importlib.import_module(f"tools.bench.{sys.argv[1]}")
+    for line in sys.stdin:
+        _serve(module, Turn.from_json(line), answers)
+
+
+def _serve(module: ModuleType, turn: Turn, answers: TextIO) -> None:
+    with tempfile.TemporaryDirectory(prefix="bench_turn_") as name:
+        folder = Path(name)
+        pids = [_fork(module, turn, rank, folder) for rank in range(turn.ranks)]
+        failed = _wait(pids, turn.limit_seconds)
+        answer: dict[str, Any]
+        if failed:
+            answer = {"error": _cause(folder) or failed}
+        else:
+            files = [folder / f"{rank}.json" for rank in range(turn.ranks)]
+            answer = {"ranks": [json.loads(file.read_text()) for file in files]}
+    print(json.dumps(answer), file=answers, flush=True)
+
+
+def _fork(module: ModuleType, turn: Turn, rank: int, folder: Path) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        _die_with_parent()
+        figures = _run(module, turn, rank, folder)
+        (folder / f"{rank}.json").write_text(json.dumps(asdict(figures)))
+        dist.barrier()  # nobody closes its sockets while another still reads from them
+        code = 0
+    except BaseException:
+        (folder / f"{rank}.error").write_text(f"rank {rank}: {traceback.format_exc()}")
+    finally:
+        os._exit(code)
+
+
+def _run(module: ModuleType, turn: Turn, rank: int, folder: Path) -> RankFigures:
+    interface = _enter(turn, rank)
+    torch.set_num_threads(turn.threads)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=turn.ranks,
+        timeout=timedelta(seconds=turn.limit_seconds),
+    )
+    start_bytes = _peak_bytes()
+    peer: Peer = module.make(turn, rank)
+    losses = [peer.step(_batches(turn, rank, index)) for index in range(turn.warmup)]
+    dist.barrier()
+    peer.step(_batches(turn, rank, turn.warmup))
+    # No barrier from here on: what a step leaves under way counts in the next one, so that as
+    # much flows in at the start of the timed steps as flows out at their end.
+    seconds, counted = [], []
+    sent_before = _sent_bytes(interface)
+    for index in range(turn.warmup + 1, turn.warmup + 1 + turn.steps):
+        batches = _batches(turn, rank, index)
+        start = time.perf_counter()
+        losses.append(peer.step(batches))
+        seconds.append(time.perf_counter() - start)
+        counted.append(peer.counted_bytes())
+    sent = _sent_bytes(interface) - sent_before
+    known = [count for count in counted if count is not None]
+    return RankFigures(
+        step_seconds=tuple(seconds),
+        losses=tuple(losses),
+        parameters=peer.parameters,
+        start_bytes=start_bytes,
+        peak_bytes=_peak_bytes(),
+        sent_bytes=sent / turn.steps / turn.ranks_per_node if turn.namespaces else None,
+        counted_bytes=sum(known) / len(known) if known else None,
+    )
+
+
+def _enter(turn: Turn, rank: int) -> str:
+    """Enter this rank's network namespace, if it has one; return the interface to use."""
+    interface = "lo"
+    if turn.namespaces:
+        interface = "eth0"
+        with Path("/run/netns", turn.namespaces[rank]).open() as file:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(file.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns", turn.namespaces[rank])
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    return interface
+
+
+def _sent_bytes(interface: str) -> int:
+    """Read what an interface has sent, of all processes in this namespace."""
+    file = Path("/proc/self/net/dev")
+    for line in file.read_text().splitlines() if file.exists() else ():
+        name, _, counters = line.partition(":")
+        if name.strip() == interface:
+            return int(counters.split()[8])
+    return 0
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS_BYTES
+
+
+def _batches(turn: Turn, rank: int, step: int) -> list[MicroBatch]:
+    """Draw random tokens that depend on the step, the rank and the micro-batch alone."""
+    first = (step * turn.ranks + rank) * turn.micro_batches
+    return [_batch(turn, SEED + first + micro) for micro in range(turn.micro_batches)]
+
+
+def _batch(turn: Turn, seed: int) -> MicroBatch:
+    generator = torch.Generator().manual_seed(seed)
+    size = (turn.samples, turn.shape.sequence + 1)
+    rows = torch.randint(turn.shape.vocabulary, size, generator=generator)
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+def _wait(pids: list[int], limit_seconds: float) -> str | None:
+    """Wait for all ranks; return why it went wrong. None outlives this call."""
+    running, failed = set(pids), None
+    deadline = time.monotonic() + limit_seconds
+    try:
+        while running and time.monotonic() < deadline:
+            for pid in list(running):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    running.remove(pid)
+            time.sleep(0.01)
+        if running:
+            failed = f"not done after {limit_seconds:.0f} s"
+    finally:
+        for pid in running:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return failed
+
+
+def _cause(folder: Path) -> str | None:
+    """Return the traceback that was written first: the others are its echo."""
+    errors = sorted(folder.glob("*.error"), key=lambda file: file.stat().st_mtime_ns)
+    return errors[0].read_text() if errors else None
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, however it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
