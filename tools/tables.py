@@ -17,8 +17,9 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.rules import data_size
-from frontier_llm.geometry.inventory import count_parameters, piece_parameters
-from frontier_llm.geometry.stages import make_pieces
+from frontier_llm.geometry.inventory import count_parameters
+from frontier_llm.geometry.layout import MIXED_BYTES, make_grid, predict_bytes, resolve_factors
+from frontier_llm.geometry.partition import Factors
 from frontier_llm.units import GIB, format_count
 from tools.compose import CONF, compose, groups
 
@@ -27,9 +28,6 @@ BASES = ("gpt", "llama")
 """Files of conf/model/ that lack dimensions: other models start from them."""
 SEQUENCE_LENGTH = 2048
 """Rows of the learned position tables in the counts of the models' table."""
-STATE_BYTES = 18
-"""A parameter's states on one rank in mixed precision: 2 to compute with, 4 for the accumulated
-gradient, 12 for the master weight and two moments."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,6 @@ class Header:
     """Ranks it is meant for (`# ranks: N`)."""
     run: str
     """The command that runs it (`# run: ...`)."""
-    meanwhile: tuple[str, ...]
-    """Overrides without which its states do not fit a device (`# meanwhile: ...`)."""
 
     @classmethod
     def read(cls, path: Path) -> "Header":
@@ -62,7 +58,6 @@ class Header:
             title=" ".join(comments[:first]),
             ranks=int(keyed["ranks"]),
             run=keyed["run"],
-            meanwhile=tuple(keyed.get("meanwhile", "").split()),
         )
 
 
@@ -77,18 +72,18 @@ def models() -> list[str]:
     return [name for name in groups()["model"] if name not in BASES]
 
 
-def state_bytes(config: RunConfig) -> int:
-    """Return the model states of the fullest rank, in mixed precision and without sharding."""
-    parallel, model = config.parallel, config.model
-    pieces = make_pieces(
-        model.layers, parallel.pipeline, parallel.chunks, parallel.layers_per_stage
+def factors_of(config: RunConfig, ranks: int) -> Factors:
+    """Return the factors that cut the model states of a configuration on so many ranks."""
+    return resolve_factors(config, make_grid(config, ranks, config.cluster.ranks_per_node))
+
+
+def state_bytes(config: RunConfig, ranks: int) -> int:
+    """Return the model states of the fullest rank in mixed precision, as the run holds them."""
+    factors = factors_of(config, ranks)
+    return max(
+        sum(predict_bytes(config, stage, factors, MIXED_BYTES).values())
+        for stage in range(config.parallel.pipeline)
     )
-    elements = [0] * parallel.pipeline
-    for piece in pieces:
-        for parameter in piece_parameters(model, piece, config.data.sequence_length):
-            cut = 1 if parameter.cut_dim is None else parallel.tensor
-            elements[piece.stage] += -(-parameter.elements // cut)
-    return STATE_BYTES * max(elements)
 
 
 def page() -> str:
@@ -151,9 +146,9 @@ def _experiments() -> Iterator[str]:
     yield (
         "Each file of `conf/experiment` says in its first lines where it comes from, which "
         "figures are ours, and the command that runs it. All read the standard library's "
-        "sources until `data=text data.path=FILE` names a corpus. States are those of the "
-        f"fullest rank, at {STATE_BYTES} bytes a parameter, without activations; the last column "
-        "is what to add where they do not fit the device."
+        "sources until `data=text data.path=FILE` names a corpus. The factors cut parameters, "
+        "gradients and optimizer states; states are those of the fullest rank in mixed precision, "
+        "with what is gathered for a while and without activations."
     )
     yield ""
     rows = []
@@ -163,7 +158,7 @@ def _experiments() -> Iterator[str]:
         rows.append((f"`{name}`", *_layout(config, header)))
     columns = (
         "name|model|cluster|ranks|tensor x pipeline x data|sequence|global batch|"
-        "micro-batches a replica|recompute|states, GiB of device|to fit"
+        "micro-batches a replica|recompute|factors|states, GiB of device"
     )
     yield from _table(columns, rows)
 
@@ -171,6 +166,7 @@ def _experiments() -> Iterator[str]:
 def _layout(config: RunConfig, header: Header) -> tuple[object, ...]:
     data, parallel = config.data, config.parallel
     replicas = data_size(config, header.ranks)
+    factors = factors_of(config, header.ranks)
     return (
         config.model.name,
         config.cluster.name,
@@ -180,8 +176,8 @@ def _layout(config: RunConfig, header: Header) -> tuple[object, ...]:
         data.global_batch,
         data.global_batch // (replicas * data.micro_batch),
         config.recompute,
-        f"{state_bytes(config) / GIB:.2f} of {config.cluster.device.memory_gib:g}",
-        f"`{' '.join(header.meanwhile)}`" if header.meanwhile else "",
+        f"{factors.params}, {factors.grads}, {factors.optimizer}",
+        f"{state_bytes(config, header.ranks) / GIB:.2f} of {config.cluster.device.memory_gib:g}",
     )
 
 

@@ -11,5 +11,7 @@ Words, one for one thing:
     factor    over how many ranks one copy is cut
     interval  a contiguous part of a flat buffer
     shard     what one rank stores of a tensor
+    digit     one of the four numbers a, b, c, d of a data rank; a state's flows run along one
+    replica   data ranks that together hold one copy of all optimizer states
     link      how far apart two ranks are: inside a node (intra) or between nodes (inter)
 """

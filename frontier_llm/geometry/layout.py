@@ -57,6 +57,24 @@ def smallest_that_fits(config: RunConfig, grid: Grid) -> Factors:
     )
 
 
+def predict_bytes(
+    config: RunConfig, stage: int, factors: Factors, compute_bytes: int
+) -> dict[str, int]:
+    """Predict what a rank of a stage holds of model states, by category.
+
+    `gathered` is a bound: the largest `sharding.units_in_flight` units (and one more, whose
+    forward pass has just ended while the next is already there). All others are exact.
+    """
+    units = unit_elements(config, stage, factors)
+    total: dict[str, int] = {}
+    for elements in units.values():
+        held = state_bytes(elements, factors, compute_bytes, needs_master(compute_bytes))
+        total = {name: total.get(name, 0) + count for name, count in held.items()}
+    largest = sorted(units.values(), reverse=True)[: config.sharding.units_in_flight + 1]
+    total["gathered"] = sum(largest) * compute_bytes if factors.params > 1 else 0
+    return total
+
+
 def _chains(data: int) -> list[Factors]:
     divisors = [d for d in range(1, data + 1) if data % d == 0]
     return [
@@ -76,9 +94,6 @@ def _preference(factors: Factors, node: int) -> tuple[int, ...]:
 def _most_bytes(config: RunConfig, grid: Grid, factors: Factors) -> int:
     """Return the states of the fullest stage's rank."""
     return max(
-        sum(
-            sum(state_bytes(n, factors, MIXED_BYTES, needs_master(MIXED_BYTES)).values())
-            for n in unit_elements(config, stage, factors).values()
-        )
+        sum(predict_bytes(config, stage, factors, MIXED_BYTES).values())
         for stage in range(grid.pipeline)
     )

@@ -41,6 +41,8 @@ class Parameters:
         self._plan: list[Unit] = []
         self._seen: list[Unit] = []
         self._in_step = False
+        self.peak_gathered_bytes = 0
+        """Most memory that gathered parameters held at once, over the run."""
 
     def begin_step(self) -> None:
         """Start a step: the order of the one before is what is expected now."""
@@ -104,9 +106,12 @@ class Parameters:
             chain.wait()
 
     def _start_gather(self, unit: Unit) -> None:
-        if unit not in self._gathers:
-            whole = unit.materialise()
-            self._gathers[unit] = all_gather(whole, self._groups.a, self._traffic, "gather_params")
+        if unit in self._gathers:
+            return
+        whole = unit.materialise()
+        self._gathers[unit] = all_gather(whole, self._groups.a, self._traffic, "gather_params")
+        held = sum(u.whole_bytes for u in (*self._whole, *self._gathers))
+        self.peak_gathered_bytes = max(self.peak_gathered_bytes, held)
 
     def _expected(self) -> Unit | None:
         """Return the unit that will be acquired next, if this step still follows the plan."""

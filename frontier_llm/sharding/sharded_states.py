@@ -8,6 +8,7 @@ import torch
 from frontier_llm.collectives.reduce import all_reduce
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.optimizer import OptimizerConfig
+from frontier_llm.geometry.partition import Factors
 from frontier_llm.protocols import ParameterRecord, StateShard
 from frontier_llm.sharding.adamw import AdamW
 from frontier_llm.sharding.grad_norm import GradNorm
@@ -62,6 +63,11 @@ class ShardedStates:
         self._norm = GradNorm(trained, own)
         self._partial = self._intervals(lambda record: record.tensor_partial)
         self._tied = self._intervals(lambda record: record.tied)
+
+    @property
+    def factors(self) -> Factors:
+        """Over how many ranks each state is cut."""
+        return self._groups.factors
 
     def begin_step(self) -> None:
         """Start a step with empty gradients."""
@@ -154,7 +160,11 @@ class ShardedStates:
             self._parameters.release(unit)
 
     def memory_bytes(self) -> dict[str, int]:
-        """Return the bytes that stay allocated between steps, by category."""
+        """Return the bytes that stay allocated between steps, by category.
+
+        `gathered` is apart: the most that whole parameters held at once since the beginning; it
+        is zero where parameters are not cut.
+        """
         held = sum(unit.shard.numel() * unit.shard.element_size() for unit in self._units)
         elements = sum(master.numel() for master in self._adamw.masters)
         return {
@@ -162,6 +172,7 @@ class ShardedStates:
             "gradients": self._gradients.memory_bytes(),
             "master": 4 * elements if self._adamw.own_masters else 0,
             "moments": 8 * elements,
+            "gathered": self._parameters.peak_gathered_bytes,
         }
 
     def _named(self, names: Iterable[str]) -> list[Unit]:

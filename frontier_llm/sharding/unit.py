@@ -52,6 +52,11 @@ class Unit:
             self.shard = self.part(self.whole, self.params).clone()
             self.release()
 
+    @property
+    def whole_bytes(self) -> int:
+        """Memory of the whole buffer while it is there."""
+        return self.whole.numel() * self.whole.element_size()
+
     def view(self, flat: torch.Tensor, index: int) -> torch.Tensor:
         """Return record `index`'s part of a buffer of n elements, in the parameter's shape."""
         start = self.layout.starts[index]
@@ -75,7 +80,7 @@ class Unit:
             [n] of which all but `params` is undefined until it is gathered.
         """
         whole = self.whole
-        whole.untyped_storage().resize_(whole.numel() * whole.element_size())
+        whole.untyped_storage().resize_(self.whole_bytes)
         self.part(whole, self.params).copy_(self.shard)
         return whole
 

@@ -73,4 +73,19 @@ def memory_section(summary: RunSummary) -> Iterator[str]:
     }
     peaks = [float(max((r.peak_bytes or math.nan for r in g), default=math.nan)) for g in groups]
     drawing = figures.memory_figure(labels, by_category, peaks, axis)
-    yield page.section("Where memory goes", drawing, words)
+    yield page.section("Where memory goes", drawing, f"{words} {_prediction_words(ranks)}".strip())
+
+
+def _prediction_words(ranks: Sequence[RankSummary]) -> str:
+    """Compare what is held with what was predicted; `gathered` is only bounded."""
+    if not all(rank.predicted_bytes for rank in ranks):
+        return ""
+    for rank in ranks:
+        for name, predicted in rank.predicted_bytes.items():
+            held = rank.memory_bytes.get(name, 0)
+            if held > predicted or (held < predicted and name != "gathered"):
+                return (
+                    f"Rank {rank.rank} holds {format_bytes(held)} of {name}, where "
+                    f"{format_bytes(predicted)} was predicted."
+                )
+    return "Every category is as predicted, to the byte (gathered parameters: within their bound)."

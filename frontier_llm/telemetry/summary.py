@@ -56,6 +56,8 @@ class RankSummary(_Part):
     """First and last layer of each chunk, both included."""
     memory_bytes: dict[str, int] = Field(default_factory=dict)
     """Allocated bytes by category: parameters, gradients, master, moments, ..."""
+    predicted_bytes: dict[str, int] = Field(default_factory=dict)
+    """What geometry says these must be (`gathered`: may be at most)."""
     peak_bytes: int | None = None
     """Most that was held: allocations of the device, or the resident set on CPU."""
 

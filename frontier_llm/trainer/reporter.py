@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.inventory import count_parameters
+from frontier_llm.geometry.layout import predict_bytes
 from frontier_llm.telemetry.log import close_logging, setup_logging
 from frontier_llm.telemetry.metrics import Recorder, Sink, StepMetrics
 from frontier_llm.telemetry.report import write_report
@@ -188,6 +189,12 @@ class Reporter:
                 if piece.stage == at.pipeline
             ],
             memory_bytes=parts.states.memory_bytes(),
+            predicted_bytes=predict_bytes(
+                parts.config,
+                at.pipeline,
+                parts.states.factors,
+                parts.model.transformer.params_dtype.itemsize,
+            ),
             peak_bytes=parts.accelerator.peak_bytes(),
         )
         gathered: list[RankSummary] = [mine] * parts.world.size
@@ -233,11 +240,19 @@ class Reporter:
             config.model.layers,
         )
         _LOG.info(
-            "layout     %d ranks = tensor %d x pipeline %d x data %d; %s of states on rank 0",
+            "layout     %d ranks = tensor %d x pipeline %d x data %d",
             grid.size,
             grid.tensor,
             grid.pipeline,
             grid.data,
+        )
+        factors = parts.states.factors
+        _LOG.info(
+            "sharding   %s: parameters / %d, gradients / %d, optimizer / %d; %s on rank 0",
+            config.sharding.name,
+            factors.params,
+            factors.grads,
+            factors.optimizer,
             format_bytes(held),
         )
         _LOG.info("precision  %s (%s)", parts.choices.precision, parts.choices.reason)

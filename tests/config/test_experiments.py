@@ -9,7 +9,7 @@ from frontier_llm.config.rules import check
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.units import GIB
 from tools.compose import CONF, groups
-from tools.tables import Header, composed, models, state_bytes
+from tools.tables import Header, composed, factors_of, models, state_bytes
 
 EXPERIMENTS = groups()["experiment"]
 CLUSTERS = groups()["cluster"]
@@ -53,22 +53,22 @@ def test_the_command_of_an_experiment_starts_that_experiment_on_its_ranks(name):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_tensor_parallelism_stays_inside_a_node(name):
-    config = composed(f"experiment={name}", *_header(name).meanwhile)
+    config = composed(f"experiment={name}")
     assert config.cluster.ranks_per_node % config.parallel.tensor == 0
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_states_of_an_experiment_fit_its_devices(name):
-    header = _header(name)
-    config = composed(f"experiment={name}", *header.meanwhile)
-    check(config, header.ranks)
-    assert state_bytes(config) < 0.9 * config.cluster.device.memory_gib * GIB
-
-
-@pytest.mark.parametrize("name", [n for n in EXPERIMENTS if _header(n).meanwhile])
-def test_what_an_experiment_adds_meanwhile_is_needed(name):
     config = composed(f"experiment={name}")
-    assert state_bytes(config) > config.cluster.device.memory_gib * GIB
+    assert state_bytes(config, _header(name).ranks) < 0.9 * config.cluster.device.memory_gib * GIB
+
+
+@pytest.mark.parametrize("name", [n for n in EXPERIMENTS if n.startswith("amsp_")])
+def test_amsps_experiments_use_the_papers_factors(name):
+    text = (CONF / "experiment" / f"{name}.yaml").read_text()
+    paper = re.search(r"# The paper's factors: \((\d+), (\d+), (\d+)\)", text).groups()
+    factors = factors_of(composed(f"experiment={name}"), _header(name).ranks)
+    assert (factors.params, factors.grads, factors.optimizer) == tuple(map(int, paper))
 
 
 @pytest.mark.parametrize("name", [n for n in EXPERIMENTS if n != "laptop_3d"])

@@ -1,14 +1,11 @@
 """This project as a contender."""
 
-from typing import cast
-
 import torch
 
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import Batch
 from frontier_llm.device.kernels import resolve
-from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.model.build import build_model
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import make_groups
@@ -63,7 +60,7 @@ class Ours:
         groups = make_groups(config.parallel, turn.ranks_per_node, config.trainer.seed)
         kernels = resolve(config.kernels, device)
         model = build_model(config, groups, turn.precision, device, kernels)
-        self.parameters = count_parameters(config.model, turn.shape.sequence)
+        self.parameters = sum(record.parameter.numel() for record in model.records)
         traffic = Traffic(groups.grid, rank)
         states = shard(config, model, groups, traffic)
         scale = LossScale(config.precision, turn.precision)
@@ -79,7 +76,7 @@ class Ours:
         ]
         result = self._step.run(made, LEARNING_RATE, stop=False)
         self._counted = sum(sent.inter for sent in result.sent.values()) / self._ranks
-        return cast(float, result.loss)
+        return result.loss
 
     def counted_bytes(self) -> float | None:
         """Return what a rank sent between nodes in the last step, on average over ranks."""

@@ -91,13 +91,11 @@ def _run(module: ModuleType, turn: Turn, rank: int, folder: Path) -> RankFigures
     start_bytes = _peak_bytes()
     peer: Peer = module.make(turn, rank)
     losses = [peer.step(_batches(turn, rank, index)) for index in range(turn.warmup)]
-    dist.barrier()
-    peer.step(_batches(turn, rank, turn.warmup))
-    # No barrier from here on: what a step leaves under way counts in the next one, so that as
-    # much flows in at the start of the timed steps as flows out at their end.
+    # No barrier: what a step leaves under way counts in the next one, so as much flows in at the
+    # start of the timed steps as flows out at their end.
     seconds, counted = [], []
     sent_before = _sent_bytes(interface)
-    for index in range(turn.warmup + 1, turn.warmup + 1 + turn.steps):
+    for index in range(turn.warmup, turn.warmup + turn.steps):
         batches = _batches(turn, rank, index)
         start = time.perf_counter()
         losses.append(peer.step(batches))
@@ -158,21 +156,22 @@ def _batch(turn: Turn, seed: int) -> MicroBatch:
 
 def _wait(pids: list[int], limit_seconds: float) -> str | None:
     """Wait for all ranks; return why it went wrong. None outlives this call."""
-    running, failed = set(pids), None
-    deadline = time.monotonic() + limit_seconds
+    running = {pid: rank for rank, pid in enumerate(pids)}
+    deadline, failed = time.monotonic() + limit_seconds, None
     try:
         while running and time.monotonic() < deadline:
             for pid in list(running):
-                if os.waitpid(pid, os.WNOHANG)[0]:
-                    running.remove(pid)
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                rank = running.pop(pid) if ended else None
+                if status and not failed:
+                    failed = f"rank {rank} ended with {os.waitstatus_to_exitcode(status)}"
+                    deadline = min(deadline, time.monotonic() + PATIENCE_SECONDS)
             time.sleep(0.01)
-        if running:
-            failed = f"not done after {limit_seconds:.0f} s"
+        return failed or (f"not done after {limit_seconds:.0f} s" if running else None)
     finally:
         for pid in running:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    return failed
 
 
 def _cause(folder: Path) -> str | None:

@@ -1,0 +1,123 @@
+"""What the rounds of one contender amount to, and the table of all."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.box import HORIZONTALS
+from rich.table import Table
+
+from frontier_llm.units import MIB
+from tools.bench.turn import RankFigures, Turn
+
+MEGA = 1e6
+
+
+@dataclass
+class Outcome:
+    """One contender's turns under one set of conditions."""
+
+    contender: str
+    tokens_per_second: list[float] = field(default_factory=list)
+    """A round each, over all ranks."""
+    step_seconds: list[list[float]] = field(default_factory=list)
+    """Rank 0's, a round each."""
+    first_loss: float = math.nan
+    """Of rank 0 (ours: of all ranks) before any update. Same of all but ours, which draw other
+    weights and so differ a little."""
+    last_loss: float = math.nan
+    parameters: int = 0
+    peak_bytes: int = 0
+    """Of the fullest rank in any round."""
+    own_bytes: int = 0
+    """The same less what it had before the model was built."""
+    sent_bytes: list[float] = field(default_factory=list)
+    """A step and rank by the interface's counter, mean over ranks, a round each."""
+    counted_bytes: float | None = None
+    """The same as frontier_llm counts."""
+    error: str | None = None
+    """Why it did not finish; its rounds before that stand."""
+
+    def add(self, turn: Turn, ranks: Sequence[RankFigures]) -> None:
+        """Take in a round.
+
+        Raises:
+            ValueError: a loss is not finite.
+        """
+        if not all(math.isfinite(loss) for rank in ranks for loss in rank.losses):
+            raise ValueError(f"a loss is not finite: {[rank.losses for rank in ranks]}")
+        seconds = statistics.mean(statistics.mean(rank.step_seconds) for rank in ranks)
+        self.tokens_per_second.append(turn.tokens / seconds)
+        self.step_seconds.append(list(ranks[0].step_seconds))
+        self.first_loss, self.last_loss = ranks[0].losses[0], ranks[0].losses[-1]
+        self.parameters = ranks[0].parameters
+        self.peak_bytes = max(self.peak_bytes, *(rank.peak_bytes for rank in ranks))
+        own = (rank.peak_bytes - rank.start_bytes for rank in ranks)
+        self.own_bytes = max(self.own_bytes, *own)
+        sent = [rank.sent_bytes for rank in ranks if rank.sent_bytes is not None]
+        counted = [rank.counted_bytes for rank in ranks if rank.counted_bytes is not None]
+        self.sent_bytes += [statistics.mean(sent)] if sent else []
+        self.counted_bytes = statistics.mean(counted) if counted else None
+
+    def ratios(self, baseline: "Outcome") -> list[float]:
+        """Return tokens/s over the baseline's, round by round."""
+        pairs = zip(self.tokens_per_second, baseline.tokens_per_second, strict=False)
+        return [mine / other for mine, other in pairs]
+
+    def to_dict(self, baseline: "Outcome") -> dict[str, Any]:
+        """Return everything, for JSON."""
+        ratios = self.ratios(baseline)
+        return {
+            "contender": self.contender,
+            "median_tokens_per_second": _median(self.tokens_per_second),
+            "baseline": baseline.contender,
+            "median_ratio": _median(ratios),
+            "ratios": ratios,
+            "tokens_per_second": self.tokens_per_second,
+            "step_seconds": self.step_seconds,
+            "first_loss": self.first_loss,
+            "last_loss": self.last_loss,
+            "parameters": self.parameters,
+            "peak_bytes": self.peak_bytes,
+            "own_bytes": self.own_bytes,
+            "sent_bytes": self.sent_bytes,
+            "counted_bytes": self.counted_bytes,
+            "error": self.error,
+        }
+
+
+def make_table(title: str, outcomes: Sequence[Outcome], baseline: Outcome) -> Table:
+    """Lay the outcomes out, in the order in which they took turns."""
+    table = Table(title=title, title_justify="left", box=HORIZONTALS, pad_edge=False)
+    table.add_column("contender", no_wrap=True)
+    on_wire = any(outcome.sent_bytes for outcome in outcomes)
+    wire = ("sent\nMB", "counted\nMB") if on_wire else ("counted\nMB",)
+    of = f"of\n{baseline.contender}"
+    for heading in ("tokens/s", "min..max", of, "own\nMiB", "peak\nMiB", *wire):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for outcome in outcomes:
+        table.add_row(*_cells(outcome, baseline, on_wire))
+    return table
+
+
+def _cells(outcome: Outcome, baseline: Outcome, on_wire: bool) -> list[str]:
+    if not outcome.tokens_per_second:
+        return [outcome.contender, "failed"]
+    speeds, ratios = outcome.tokens_per_second, outcome.ratios(baseline)
+    counted = outcome.counted_bytes
+    return [
+        outcome.contender + (" (failed later)" if outcome.error else ""),
+        f"{statistics.median(speeds):.0f}",
+        f"{min(speeds):.0f}..{max(speeds):.0f}",
+        f"{statistics.median(ratios):.2f}" if ratios else "-",
+        f"{outcome.own_bytes / MIB:.0f}",
+        f"{outcome.peak_bytes / MIB:.0f}",
+        *([f"{statistics.median(outcome.sent_bytes) / MEGA:.2f}"] if on_wire else []),
+        "-" if counted is None else f"{counted / MEGA:.2f}",
+    ]
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
