@@ -90,7 +90,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--ranks", type=int, nargs="+", default=[2, 4], metavar="N", help="default 2 4")
     add("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
     add("--contenders", nargs="+", metavar="NAME",
-        help="default: " + " ".join(BY_DEFAULT) + "; besides: ddp-bf16-grads, "
+        help="default: " + " ".join(BY_DEFAULT) + "; besides: "
         + ", ".join(peer.name for peer in DEEPSPEED) + ", ours-P-G-O for any factors")  # fmt: skip
     add("--deepspeed", action="store_true",
         help=f"compare DeepSpeed too; makes {deepspeed_venv.FOLDER.name} (1 GB) once")  # fmt: skip
@@ -161,7 +161,7 @@ def make_cases(options: argparse.Namespace) -> list[Case]:
                 "change one of them",
             )  # fmt: skip
     return [
-        Case(ranks, precision, tuple(one for one in contenders if one.fits(ranks, precision)))
+        Case(ranks, precision, tuple(one for one in contenders if one.fits(ranks)))
         for ranks in options.ranks
         for precision in options.precision
     ]

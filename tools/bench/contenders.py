@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from frontier_llm.errors import ConfigError
-from tools.bench.turn import Precision
 
 Worker = Literal["ours", "torch_peers", "deepspeed_peer"]
 """Module of tools/bench that builds a contender; one process imports it and forks the ranks."""
@@ -21,11 +20,10 @@ class Contender:
     worker: Worker
     ranks_multiple: int = 1
     """The number of ranks must be a multiple of it."""
-    precisions: tuple[Precision, ...] = ("fp32", "bf16")
 
-    def fits(self, ranks: int, precision: Precision) -> bool:
+    def fits(self, ranks: int) -> bool:
         """Whether it can take part."""
-        return ranks % self.ranks_multiple == 0 and precision in self.precisions
+        return ranks % self.ranks_multiple == 0
 
 
 OUR_FACTORS: dict[str, tuple[str, str, str]] = {
@@ -39,12 +37,6 @@ OUR_FACTORS: dict[str, tuple[str, str, str]] = {
 """sharding.params, .grads and .optimizer; any `ours-P-G-O` is understood besides."""
 PEERS = (
     Contender("ddp", "torch DistributedDataParallel (bf16: autocast)", "torch_peers"),
-    Contender(
-        "ddp-bf16-grads",
-        "the same, gradients travel in bf16 (bf16_compress_hook)",
-        "torch_peers",
-        precisions=("bf16",),
-    ),
     Contender("fsdp", "torch FSDP2, parameters cut again after the forward pass", "torch_peers"),
     Contender("fsdp-keep", "torch FSDP2, reshard_after_forward=False", "torch_peers"),
 )
@@ -52,7 +44,7 @@ DEEPSPEED = tuple(
     Contender(f"deepspeed-zero{stage}", f"DeepSpeed ZeRO-{stage}", "deepspeed_peer")
     for stage in (1, 2, 3)
 )
-BY_DEFAULT = (*OUR_FACTORS, *(peer.name for peer in PEERS if peer.name != "ddp-bf16-grads"))
+BY_DEFAULT = (*OUR_FACTORS, *(peer.name for peer in PEERS))
 
 
 def find(name: str) -> Contender:

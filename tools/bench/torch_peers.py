@@ -5,7 +5,6 @@ from dataclasses import asdict
 
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -28,7 +27,7 @@ def make(turn: Turn, rank: int) -> Peer:
     """Build a rank. Collective."""
     torch.manual_seed(SEED)  # FSDP2 takes each rank's weights as they are: they must agree
     model = PlainGpt(**asdict(turn.shape))
-    if turn.contender.startswith("ddp"):
+    if turn.contender == "ddp":
         return Ddp(model, turn)
     return Fsdp(model, turn, keep=turn.contender == "fsdp-keep")
 
@@ -59,12 +58,13 @@ class _TorchPeer:
 
 
 class Ddp(_TorchPeer):
-    """Everything on each rank. Gradients are added up once a step, under the last backward."""
+    """Everything on each rank. Gradients are added up once a step, under the last backward.
+
+    They are fp32: torch's hook that sends bf16 refuses CPU ranks.
+    """
 
     def __init__(self, model: PlainGpt, turn: Turn) -> None:
         self._ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        if turn.contender == "ddp-bf16-grads":
-            self._ddp.register_comm_hook(None, bf16_compress_hook)
         self._autocast = turn.precision == "bf16"
         super().__init__(self._ddp, _count(model))
 

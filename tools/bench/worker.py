@@ -33,6 +33,8 @@ CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG = 1
 PATIENCE_SECONDS = 3.0
 """For the other ranks to end after one failed."""
+QUIET_SECONDS = 0.05
+"""Without a byte sent: what was under way has arrived."""
 MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 """Unit of ru_maxrss."""
 
@@ -93,25 +95,40 @@ def _run(module: ModuleType, turn: Turn, rank: int, folder: Path) -> RankFigures
     losses = [peer.step(_batches(turn, rank, index)) for index in range(turn.warmup)]
     # No barrier: what a step leaves under way counts in the next one, so as much flows in at the
     # start of the timed steps as flows out at their end.
-    seconds, counted = [], []
-    sent_before = _sent_bytes(interface)
+    seconds = []
     for index in range(turn.warmup, turn.warmup + turn.steps):
         batches = _batches(turn, rank, index)
         start = time.perf_counter()
         losses.append(peer.step(batches))
         seconds.append(time.perf_counter() - start)
-        counted.append(peer.counted_bytes())
-    sent = _sent_bytes(interface) - sent_before
-    known = [count for count in counted if count is not None]
+    peak_bytes = _peak_bytes()
     return RankFigures(
         step_seconds=tuple(seconds),
         losses=tuple(losses),
         parameters=peer.parameters,
         start_bytes=start_bytes,
-        peak_bytes=_peak_bytes(),
-        sent_bytes=sent / turn.steps / turn.ranks_per_node if turn.namespaces else None,
-        counted_bytes=sum(known) / len(known) if known else None,
+        peak_bytes=peak_bytes,
+        sent_bytes=_count_sent(peer, turn, rank, interface) if turn.namespaces else None,
+        counted_bytes=peer.counted_bytes(),
     )
+
+
+def _count_sent(peer: Peer, turn: Turn, rank: int, interface: str) -> float:
+    """Make one more step, from quiet to quiet; return what a rank of this node sent in it."""
+    dist.barrier()
+    before = _quiet_sent_bytes(interface)
+    peer.step(_batches(turn, rank, turn.warmup + turn.steps))
+    dist.barrier()
+    return (_quiet_sent_bytes(interface) - before) / turn.ranks_per_node
+
+
+def _quiet_sent_bytes(interface: str) -> int:
+    """Wait until nothing moves; return what was sent so far. All ranks wait alike."""
+    last = -1
+    while last != (last := _sent_bytes(interface)):
+        time.sleep(QUIET_SECONDS)
+    dist.barrier()
+    return last
 
 
 def _enter(turn: Turn, rank: int) -> str:
