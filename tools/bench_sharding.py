@@ -128,10 +128,12 @@ def run(options: argparse.Namespace, console: Console, status: Console) -> int:
     if any(one.worker == "deepspeed_peer" for case in cases for one in case.contenders):
         pythons["deepspeed_peer"] = deepspeed_venv.ensure(status)
     compared, failed = [], False
-    with tempfile.TemporaryDirectory(prefix="bench_sharding_") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench_sharding_") as folder,
+        Workers(Path(folder, "log"), pythons) as workers,
+    ):
         for case in cases:
-            with Workers(Path(folder, "log"), pythons) as workers:
-                outcomes = compare(case, options, workers, status)
+            outcomes = compare(case, options, workers, status)
             baseline = _baseline(outcomes, options.baseline)
             console.print(make_table(case.title(options.link), outcomes, baseline))
             for outcome in outcomes:

@@ -19,10 +19,10 @@ from frontier_llm.telemetry.metrics import Recorder, Sink, StepMetrics
 from frontier_llm.telemetry.report import write_report
 from frontier_llm.telemetry.sinks import make_sinks
 from frontier_llm.telemetry.summary import Layout, RankSummary, RunSummary, TextSample
+from frontier_llm.trainer import announce
 from frontier_llm.trainer.parts import Parts
 from frontier_llm.trainer.step import StepResult
 from frontier_llm.trainer.throughput import Throughput
-from frontier_llm.units import format_bytes, format_count, format_seconds
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Reporter:
             return
         self._summary = self._describe(ranks, validation_loss)
         self._summary.write(self._run_dir)
-        self._log_beginning(validation_loss)
+        announce.beginning(self._parts, self._summary, self._throughput.peak_reason)
 
     def step(
         self,
@@ -126,8 +126,7 @@ class Reporter:
         self._recorder.close()  # ends the live progress line before the last words
         self._recorder = Recorder([])
         self._summary.write(self._run_dir)
-        report = write_report(self._run_dir)
-        self._log_end(report)
+        announce.end(self._summary, write_report(self._run_dir))
 
     def close(self, error: BaseException | None) -> None:
         """Close all sinks and the log; a run that failed gets its report here.
@@ -227,62 +226,3 @@ class Reporter:
             total_steps=parts.config.trainer.steps,
             initial_validation_loss=validation_loss,
         )
-
-    def _log_beginning(self, validation_loss: float) -> None:
-        parts, summary, grid = self._parts, self._summary, self._parts.groups.grid
-        config, manifest = parts.config, parts.corpus.manifest
-        held = sum(summary.ranks[0].memory_bytes.values())
-        _LOG.info("run        %s", self._run_dir)
-        _LOG.info(
-            "model      %s, %s parameters, %s layers",
-            summary.model,
-            format_count(summary.parameters or 0),
-            config.model.layers,
-        )
-        _LOG.info(
-            "layout     %d ranks = tensor %d x pipeline %d x data %d",
-            grid.size,
-            grid.tensor,
-            grid.pipeline,
-            grid.data,
-        )
-        factors = parts.states.factors
-        _LOG.info(
-            "sharding   %s: parameters / %d, gradients / %d, optimizer / %d; %s on rank 0",
-            config.sharding.name,
-            factors.params,
-            factors.grads,
-            factors.optimizer,
-            format_bytes(held),
-        )
-        _LOG.info("precision  %s (%s)", parts.choices.precision, parts.choices.reason)
-        _LOG.info("kernels    %s", parts.kernels.source)
-        _LOG.info("peak       %s", self._throughput.peak_reason)
-        _LOG.info(
-            "data       %s: %s training tokens, %s validation tokens; %s tokens a step",
-            config.data.name,
-            format_count(manifest.train.tokens),
-            format_count(manifest.validation.tokens),
-            format_count(config.data.global_batch * config.data.sequence_length),
-        )
-        _LOG.info(
-            "untrained  validation loss %.3f nats a token = %.2f bits a byte (ln %d = %.2f)",
-            validation_loss,
-            self._bits_per_byte(validation_loss),
-            config.model.vocabulary,
-            math.log(config.model.vocabulary),
-        )
-
-    def _log_end(self, report: Path) -> None:
-        summary = self._summary
-        for sample in summary.samples:
-            _LOG.info("sample     %s", f"{sample.prompt}|{sample.text}".replace("\n", "\n    "))
-        if summary.validation_loss is not None:
-            _LOG.info(
-                "validation %.3f -> %.3f nats a token = %.2f bits a byte",
-                summary.initial_validation_loss,
-                summary.validation_loss,
-                summary.validation_bits_per_byte,
-            )
-        _LOG.info("done       %s in %s", summary.exit_reason, format_seconds(summary.seconds or 0))
-        _LOG.info("report     %s", report)

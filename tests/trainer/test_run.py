@@ -47,7 +47,7 @@ def corpus(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(folder: Path, corpus: list[str]) -> Path:
-    """A finished run on 8 ranks, cut by tensor, pipeline and data, as two nodes of four."""
+    """A finished run on 8 ranks as two nodes of four: everything is cut that can be."""
     ended = train(
         *corpus,
         f"run.dir={folder}/run",
@@ -60,6 +60,7 @@ def run(folder: Path, corpus: list[str]) -> Path:
         "parallel.pipeline=2",
         "parallel.chunks=2",
         "parallel.sequence=true",
+        "sharding=zero3",
         "telemetry.tensorboard=true",
         "optimizer.warmup_steps=0",
     )
@@ -83,6 +84,8 @@ def test_metrics_have_every_field_of_the_contract_once_a_step(run: Path) -> None
         assert sent["tensor"]["intra"] > 0
         assert sent["tensor"]["inter"] == 0, "tensor ranks are neighbours"
         assert sent["pipeline"]["inter"] > 0, "stages lie on different nodes here"
+        assert sent["gather_params"]["intra"] > 0
+        assert sent["reduce_grads"]["intra"] > 0
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert lines[2]["validation_loss"] is not None
     assert lines[1]["validation_loss"] is None
@@ -94,10 +97,15 @@ def test_directory_is_complete(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert summary["exit_code"] == 0
     assert len(summary["ranks"]) == 8
+    for rank in summary["ranks"]:
+        held, predicted = rank["memory_bytes"], rank["predicted_bytes"]
+        assert 0 < held.pop("gathered") <= predicted.pop("gathered")
+        assert held == predicted
     assert len(summary["samples"]) == 3
     assert summary["validation_loss"] < summary["initial_validation_loss"]
     report = (run / "report.html").read_text()
     assert "<svg" in report
+    assert "as predicted, to the byte" in report
     assert not (run / "failures").exists() or not list((run / "failures").iterdir())
     assert list((run / "wandb").glob("offline-run-*/*.wandb"))
 

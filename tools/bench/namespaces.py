@@ -74,7 +74,7 @@ def check(rate: str) -> None:
 
 
 def _make(name: str, node: int, bridge: str, rate: str) -> None:
-    outer = name.replace("n", "v")
+    outer = _outer(name)
     shape = ["root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY]
     for command in (
         ["ip", "netns", "add", name],
@@ -102,12 +102,15 @@ def _do(rate: str, *command: str) -> None:
 
 
 def _remove(names: tuple[str, ...], bridge: str) -> None:
-    # a veth pair goes when its end inside the namespace does
-    for command in (
-        *(["ip", "netns", "del", name] for name in names),
-        ["ip", "link", "del", bridge],
-    ):
+    # a link would go with its namespace, but some time later
+    links = [["ip", "link", "del", name] for name in (*map(_outer, names), bridge)]
+    for command in (*links, *(["ip", "netns", "del", name] for name in names)):
         subprocess.run(command, check=False, capture_output=True)
+
+
+def _outer(name: str) -> str:
+    """Name the end outside of a namespace's link."""
+    return name.replace("n", "v")
 
 
 def _remove_stale() -> None:

@@ -26,6 +26,7 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
+from frontier_llm.errors import FrontierError
 from tools.bench.peer import SEED, MicroBatch, Peer
 from tools.bench.turn import RankFigures, Turn
 
@@ -74,6 +75,8 @@ def _fork(module: ModuleType, turn: Turn, rank: int, folder: Path) -> int:
         (folder / f"{rank}.json").write_text(json.dumps(asdict(figures)))
         dist.barrier()  # nobody closes its sockets while another still reads from them
         code = 0
+    except FrontierError as error:
+        (folder / f"{rank}.error").write_text(f"rank {rank}: {error}")
     except BaseException:
         (folder / f"{rank}.error").write_text(f"rank {rank}: {traceback.format_exc()}")
     finally:

@@ -1,0 +1,173 @@
+"""The benchmark compares the same training, counts what is really sent, and leaves nothing."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from frontier_llm.errors import ConfigError
+from tools.bench.contenders import BY_DEFAULT, DEEPSPEED, factors_of, find
+from tools.bench.results import Outcome
+from tools.bench.turn import RankFigures, Shape, Turn
+from tools.bench_sharding import make_cases, parse
+
+ROOT = Path(__file__).parents[2]
+TURN = Turn(
+    "ddp", 2, "fp32", Shape(2, 64, 4, 512, 64), samples=2, micro_batches=1, warmup=1, steps=2,
+    threads=1, ranks_per_node=1, namespaces=(), limit_seconds=60,
+)  # fmt: skip
+
+can_make_namespaces = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("tc"),
+    reason="needs Linux, root and iproute2",
+)
+
+
+def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    tool = [sys.executable, str(ROOT / "tools" / "bench_sharding.py"), "--quick", *arguments]
+    return subprocess.run(tool, check=False, capture_output=True, text=True, timeout=120)
+
+
+def tables(file: Path) -> list[dict[str, dict]]:
+    cases = json.loads(file.read_text())["cases"]
+    return [{row["contender"]: row for row in case["rows"]} for case in cases]
+
+
+def figures(**changes: object) -> RankFigures:
+    values = {
+        "step_seconds": (0.5, 0.5), "losses": (6.0, 5.9, 5.8), "parameters": 9, "start_bytes": 100,
+        "peak_bytes": 150, "sent_bytes": None, "counted_bytes": None,
+    }  # fmt: skip
+    return RankFigures(**{**values, **changes})
+
+
+def test_contenders_train_the_same_model(tmp_path):
+    names = ["ours-zero3", "ddp", "fsdp"]
+    file = tmp_path / "figures.json"
+    done = bench("--contenders", *names, "--micro-batches", "2", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    fp32, bf16 = tables(file)
+    for table in (fp32, bf16):
+        assert list(table) == names
+        assert len({row["parameters"] for row in table.values()}) == 1
+        for row in table.values():
+            assert row["median_tokens_per_second"] > 0
+            assert row["first_loss"] == pytest.approx(math.log(512), rel=0.02)
+            assert row["last_loss"] != row["first_loss"]
+            assert 0 < row["own_bytes"] < row["peak_bytes"]
+        assert table["ddp"]["first_loss"] == pytest.approx(table["fsdp"]["first_loss"], rel=1e-3)
+        assert table["ddp"]["median_ratio"] == 1
+    assert bf16["ours-zero3"]["counted_bytes"] < 0.6 * fp32["ours-zero3"]["counted_bytes"]
+
+
+@can_make_namespaces
+def test_what_we_count_is_what_the_interfaces_sent(tmp_path):
+    file = tmp_path / "figures.json"
+    ours = ["ours-replicated", "ours-zero1", "ours-zero3"]
+    size = ["--hidden", "128", "--precision", "fp32", "--link", "1gbit"]
+    done = bench("--contenders", *ours, *size, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    (table,) = tables(file)
+    for row in table.values():
+        assert row["sent_bytes"] == [pytest.approx(row["counted_bytes"], rel=0.03)]
+
+
+def test_a_failing_contender_is_named_and_the_others_go_on(tmp_path):
+    file = tmp_path / "figures.json"
+    wrong = "ours-2-1-2"  # gradients cannot be cut over fewer ranks than parameters
+    done = bench("--contenders", wrong, "ddp", "--precision", "fp32", "--json", str(file))
+    assert done.returncode == 1
+    assert f"{wrong}: rank" in done.stderr
+    assert "configuration error at sharding" in done.stderr
+    assert "Traceback" not in done.stderr
+    (table,) = tables(file)
+    assert table["ddp"]["error"] is None
+
+
+def test_an_unknown_contender_is_refused_before_anything_starts():
+    done = bench("--contenders", "horovod")
+    assert done.returncode == 2
+    assert "got:    horovod" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_links_need_root_and_iproute2(monkeypatch):
+    from tools.bench import namespaces
+
+    monkeypatch.setattr(namespaces.sys, "platform", "linux")
+    monkeypatch.setattr(namespaces.shutil, "which", lambda program: None)
+    with pytest.raises(ConfigError, match="apt-get install iproute2"):
+        namespaces.check("1gbit")
+    monkeypatch.setattr(namespaces.shutil, "which", lambda program: program)
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    with pytest.raises(ConfigError, match="as root"):
+        namespaces.check("1gbit")
+
+
+@can_make_namespaces
+def test_nothing_of_a_link_stays_behind():
+    from tools.bench.namespaces import namespaces
+
+    def ours() -> list[str]:
+        shown = [
+            subprocess.run(["ip", *what], check=True, capture_output=True, text=True).stdout
+            for what in (["netns", "list"], ["-brief", "link"])
+        ]
+        return [line for line in "".join(shown).splitlines() if f"flm{os.getpid()}" in line]
+
+    with namespaces(2, "1gbit"):
+        assert len(ours()) == 5  # two namespaces, their links' outer ends, a bridge
+    assert ours() == []
+    with pytest.raises(ConfigError, match="rate"), namespaces(2, "fast"):
+        pass
+    assert ours() == []
+
+
+def test_who_takes_part_depends_on_the_ranks():
+    cases = make_cases(parse(["--ranks", "2", "4", "--precision", "fp32", "--deepspeed"]))
+    two, four = ({one.name for one in case.contenders} for case in cases)
+    assert four - two == {"ours-mics", "ours-1-2-4"}
+    assert {peer.name for peer in DEEPSPEED} < two
+
+
+def test_any_factors_can_be_named():
+    assert factors_of("ours-2-4-all") == ("2", "4", "all")
+    assert find("ours-2-4-all").ranks_multiple == 4
+    assert [find(name).name for name in BY_DEFAULT] == list(BY_DEFAULT)
+
+
+def test_nodes_must_be_full():
+    with pytest.raises(ConfigError, match="--ranks-per-node=3"):
+        make_cases(parse(["--ranks", "4", "--ranks-per-node", "3"]))
+
+
+def test_quick_only_changes_defaults():
+    options = parse(["--quick", "--layers", "3"])
+    assert (options.layers, options.hidden, options.rounds) == (3, 64, 1)
+
+
+def test_a_turn_survives_its_journey():
+    assert Turn.from_json(TURN.to_json()) == TURN
+
+
+def test_an_outcome_is_of_all_ranks_and_rounds():
+    base, mine = Outcome("ddp"), Outcome("ours-zero1")
+    for seconds in (0.5, 1.0):
+        base.add(TURN, [figures(step_seconds=(seconds,)), figures(step_seconds=(seconds,))])
+        mine.add(TURN, [figures(step_seconds=(0.25,)), figures(step_seconds=(0.75,))])
+    mine.add(TURN, [figures(peak_bytes=400), figures(start_bytes=50)])
+    assert base.tokens_per_second == [2 * 2 * 64 / 0.5, 2 * 2 * 64 / 1.0]
+    assert mine.ratios(base) == [1.0, 2.0]  # round by round: the machine was as slow for both
+    assert (mine.peak_bytes, mine.own_bytes) == (400, 300)
+
+
+def test_a_loss_that_is_not_finite_is_no_result():
+    outcome = Outcome("ddp")
+    with pytest.raises(ValueError, match="not finite"):
+        outcome.add(TURN, [figures(), figures(losses=(6.0, math.nan))])
+    assert outcome.tokens_per_second == []
