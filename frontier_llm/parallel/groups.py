@@ -14,6 +14,8 @@ from frontier_llm.geometry.partition import DIGITS, Digit, Factors
 
 SEED_STRIDE = 10_007
 """Between the dropout seeds of two ranks: larger than megatron's offsets within one rank."""
+STEP_STRIDE = 1_000_000_007
+"""Between the dropout seeds of two steps: larger than those of all ranks together."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,21 @@ class Groups:
     """First and last stage, which hold a tied embedding; None on the stages between."""
     megatron: ProcessGroupCollection
     """The same groups as megatron's modules take them."""
+
+    def seed_dropout(self, seed: int, step: int) -> None:
+        """Begin a step's random numbers: a function of (seed, step, place), with no history.
+
+        Every (data, pipeline) rank draws its own masks; tensor ranks share those of what they
+        all hold and differ in what they cut. A run that goes on later draws the same ones.
+        """
+        place = self.at.pipeline * self.grid.data + self.at.data
+        model_parallel_cuda_manual_seed(
+            (seed + STEP_STRIDE * step + SEED_STRIDE * place) % 2**63,
+            tp_rank=self.at.tensor,
+            ep_rank=0,
+            etp_rank=self.at.tensor,
+            force_reset_rng=True,
+        )
 
     @property
     def is_first_stage(self) -> bool:
@@ -50,8 +67,7 @@ def make_groups(parallel: ParallelConfig, ranks_per_node: int, seed: int) -> Gro
     Args:
         parallel: sizes of the tensor and pipeline axes.
         ranks_per_node: where a node ends.
-        seed: of dropout. Every (data, pipeline) rank draws its own masks; tensor ranks share
-            those of what they all hold and differ in what they cut.
+        seed: of dropout.
     """
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor,
@@ -70,15 +86,8 @@ def make_groups(parallel: ParallelConfig, ranks_per_node: int, seed: int) -> Gro
     _check("tensor", collection.tp, grid.tensor_group(rank))
     _check("data", collection.dp, grid.data_group(rank))
     _check("pipeline", collection.pp, grid.pipeline_group(rank))
-    model_parallel_cuda_manual_seed(
-        seed + SEED_STRIDE * (at.pipeline * grid.data + at.data),
-        tp_rank=at.tensor,
-        ep_rank=0,
-        etp_rank=at.tensor,
-        force_reset_rng=True,
-    )
     ends = at.pipeline in (0, grid.pipeline - 1)
-    return Groups(
+    groups = Groups(
         grid=grid,
         rank=rank,
         at=at,
@@ -88,6 +97,8 @@ def make_groups(parallel: ParallelConfig, ranks_per_node: int, seed: int) -> Gro
         embedding=collection.embd if ends else None,
         megatron=collection,
     )
+    groups.seed_dropout(seed, step=0)
+    return groups
 
 
 def make_digit_groups(groups: Groups, factors: Factors) -> dict[Digit, dist.ProcessGroup | None]:

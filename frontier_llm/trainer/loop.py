@@ -63,7 +63,7 @@ class Loop:
         device = self._parts.accelerator.device
         batches = [batch.to(device) for batch in self._parts.loader.micro_batches(step - 1)]
         rate = self._learning_rate(step)
-        result = self._parts.step.run(batches, rate, self._parts.stop.requested)
+        result = self._parts.step.run(step, batches, rate, self._parts.stop.requested)
         seconds = time.perf_counter() - start
         self._count_bad_steps(step, result)
         validation_loss = self._parts.evaluation.run() if self._evaluates_at(step) else None

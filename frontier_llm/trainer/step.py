@@ -61,12 +61,15 @@ class TrainStep:
         model.transformer.no_sync_func = states.accumulating
         model.transformer.grad_scale_func = self._scale_loss
 
-    def run(self, batches: Sequence[Batch], learning_rate: float, stop: bool) -> StepResult:
+    def run(
+        self, step: int, batches: Sequence[Batch], learning_rate: float, stop: bool
+    ) -> StepResult:
         """Make one step.
 
         Collective over all ranks.
 
         Args:
+            step: its number, from 1: decides its dropout masks.
             batches: this replica's micro-batches, on the device.
             learning_rate: of this step.
             stop: whether this rank was asked to stop.
@@ -74,6 +77,7 @@ class TrainStep:
         Raises:
             TrainingError: not as many samples were processed as the step has.
         """
+        self._groups.seed_dropout(self._config.trainer.seed, step)
         self._states.begin_step()
         losses = self._pipeline.losses(batches, train=True)
         self._states.finish_backward()

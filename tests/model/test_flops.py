@@ -28,7 +28,7 @@ def count(world: World, values: dict[str, Any], *, train: bool) -> float:
     # the textbook kernel: made of products that the counter knows
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         if train:
-            rig.step.run(batches, 1e-3, stop=False)
+            rig.step.run(1, batches, 1e-3, stop=False)
         else:
             with torch.no_grad():
                 batch = batches[0]

@@ -34,7 +34,7 @@ class Rig:
     def train(self, steps: int, first: int = 0) -> list[StepResult]:
         rate = LearningRate.of(self.config)
         return [
-            self.step.run(self.batches(index), rate(index + 1), stop=False)
+            self.step.run(index + 1, self.batches(index), rate(index + 1), stop=False)
             for index in range(first, first + steps)
         ]
 

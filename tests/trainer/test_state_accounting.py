@@ -38,7 +38,7 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
     take = rig.traffic.take
     rig.traffic.take = lambda: taken.setdefault("sent", take())  # type: ignore[method-assign]
     with SeenCalls() as seen:
-        rig.step.run(rig.batches(1), 1e-3, stop=False)
+        rig.step.run(2, rig.batches(1), 1e-3, stop=False)
     counted = taken["sent"]
     for name, sent in take().items():  # the refresh comes after the totals
         counted[name] = counted.get(name, Sent()) + sent

@@ -89,7 +89,7 @@ def count(world: World, values: dict[str, Any]) -> tuple[dict[str, float], dict[
     take = rig.traffic.take
     rig.traffic.take = lambda: taken.setdefault("sent", take())  # type: ignore[method-assign]
     with SeenCalls() as seen:
-        rig.step.run(batches, 1e-3, stop=False)
+        rig.step.run(1, batches, 1e-3, stop=False)
     counted = {name: sent.intra + sent.inter for name, sent in taken["sent"].items()}
     return {names[g]: b for g, b in seen.bytes_by_group.items()}, counted
 

@@ -74,7 +74,7 @@ class Ours:
             Batch(tokens, labels, torch.arange(tokens.shape[1]).expand_as(tokens))
             for tokens, labels in batches
         ]
-        result = self._step.run(made, LEARNING_RATE, stop=False)
+        result = self._step.run(1, made, LEARNING_RATE, stop=False)
         self._counted = sum(sent.inter for sent in result.sent.values()) / self._ranks
         return result.loss
 

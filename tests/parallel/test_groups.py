@@ -1,0 +1,62 @@
+"""Random numbers of a step depend on the seed, the step and the place, and on no history."""
+
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+from frontier_llm.config.run import RunConfig
+from frontier_llm.geometry.partition import Factors
+from frontier_llm.parallel.groups import make_digit_groups, make_groups
+from frontier_llm.parallel.megatron_cpu import install
+from frontier_llm.parallel.world import World
+from tests.ranks import run_ranks
+from tests.values import tiny_values
+
+
+def draw(world: World, values: dict[str, Any]) -> dict[str, Any]:
+    install()
+    config = RunConfig.model_validate(values)
+    groups = make_groups(config.parallel, world.ranks_per_node, seed=3)
+
+    def numbers(step: int) -> tuple[float, float]:
+        groups.seed_dropout(3, step)
+        shared = torch.rand(()).item()
+        with get_cuda_rng_tracker().fork():
+            return shared, torch.rand(()).item()
+
+    first, second, again = numbers(1), numbers(2), numbers(1)
+    assert first == again
+    assert first != second
+    return {"at": groups.at, "shared": first[0], "own": first[1]}
+
+
+def test_masks_differ_where_the_data_or_the_matrix_differs() -> None:
+    ranks = run_ranks(draw, 8, tiny_values("parallel.tensor=2", "parallel.pipeline=2"))
+    assert len({rank["own"] for rank in ranks}) == 8
+    by_place: dict[tuple[int, int], set[float]] = {}
+    for rank in ranks:
+        by_place.setdefault((rank["at"].data, rank["at"].pipeline), set()).add(rank["shared"])
+    assert all(len(shared) == 1 for shared in by_place.values()), "tensor ranks share them"
+    assert len({shared.pop() for shared in by_place.values()}) == 4
+
+
+def digit_ranks(world: World, values: dict[str, Any]) -> dict[str, Any]:
+    install()
+    config = RunConfig.model_validate(values)
+    groups = make_groups(config.parallel, world.ranks_per_node, seed=3)
+    factors = Factors(2, 2, 4, 4)
+    made = make_digit_groups(groups, factors)
+    mine = groups.grid.data_group(world.rank)
+    expected = {digit: [mine[i] for i in factors.group(digit, groups.at.data)] for digit in made}
+    found = {
+        digit: torch.distributed.get_process_group_ranks(group) if group else [world.rank]
+        for digit, group in made.items()
+    }
+    assert found == expected
+    return found
+
+
+def test_digit_groups_are_the_partition_s() -> None:
+    found = run_ranks(digit_ranks, 8, tiny_values("parallel.tensor=2"))
+    assert found[0] == {"a": [0, 2], "b": [0], "c": [0, 4], "d": [0]}
