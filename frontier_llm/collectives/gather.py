@@ -26,13 +26,15 @@ def all_gather(
         return DONE
     ranks = dist.get_process_group_ranks(group)
     total_bytes = whole.numel() * whole.element_size()
-    traffic.ring(name, tuple(ranks), gather_bytes(total_bytes, len(ranks)))
+    sent_bytes = gather_bytes(total_bytes, len(ranks))
     parts = whole.view(len(ranks), -1)
     mine = group.rank()
     if whole.device.type != "cpu":
+        traffic.ring(name, tuple(ranks), sent_bytes)
         work = dist.all_gather_into_tensor(whole, parts[mine], group=group, async_op=True)
         assert work is not None
         return work
+    traffic.pairs(name, tuple(ranks), sent_bytes)
     return _by_messages(parts, mine, ranks, group)
 
 

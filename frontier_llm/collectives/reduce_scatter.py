@@ -35,9 +35,11 @@ class ReduceScatter:
         """
         size = group.size()
         ranks = tuple(dist.get_process_group_ranks(group))
-        traffic.ring(name, ranks, gather_bytes(whole.numel() * whole.element_size(), size))
+        sent_bytes = gather_bytes(whole.numel() * whole.element_size(), size)
         self._whole = whole  # kept alive until it is sent
         self._native = whole.device.type != "cpu" and whole.dtype == torch.float32
+        count = traffic.ring if self._native else traffic.pairs
+        count(name, ranks, sent_bytes)
         if self._native:
             self._received = whole.new_empty(whole.numel() // size)
             work = dist.reduce_scatter_tensor(self._received, whole, group=group, async_op=True)

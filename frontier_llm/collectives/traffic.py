@@ -3,14 +3,11 @@
 from collections import defaultdict
 
 from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.wire import Sent, ring_sent
+from frontier_llm.geometry.wire import Sent, pairs_sent, ring_sent
 
 
 class Traffic:
-    """Counts bytes by collective and link; `take` empties it.
-
-    Volumes are those of ring algorithms, each rank sending to its right neighbour in the group.
-    """
+    """Counts bytes by collective and link; `take` empties it."""
 
     def __init__(self, grid: Grid, rank: int) -> None:
         self._grid, self._rank = grid, rank
@@ -19,6 +16,10 @@ class Traffic:
     def ring(self, collective: str, group: tuple[int, ...], sent_bytes: float) -> None:
         """Count what this rank sends around a ring of `group`."""
         self._sent[collective] += ring_sent(self._grid, self._rank, group, sent_bytes)
+
+    def pairs(self, collective: str, group: tuple[int, ...], sent_bytes: float) -> None:
+        """Count what this rank sends in equal messages to all others of `group`."""
+        self._sent[collective] += pairs_sent(self._grid, self._rank, group, sent_bytes)
 
     def add(self, collective: str, sent: Sent) -> None:
         """Count what somebody else sent for us (megatron's layers and schedules)."""

@@ -7,7 +7,8 @@ For a unit of n elements, factors p | g | o | D and M micro-batches a step, a ra
     reduce_states    1 x  reduce-scatter n/g over c, then all-reduce n/o over d
     refresh_params   1 x  all-gather n/g over c, then n/p over b
 
-where a flow over one rank sends nothing. Volumes are those of rings (`wire`). Parameters, what is
+where a flow over one rank sends nothing. Volumes are those of rings (`wire`), or, where gathers and
+scatters are messages between all pairs (gloo), as many bytes over other links. Parameters, what is
 scattered of gradients, and their sums over replicas travel in formats of their own.
 """
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.partition import Digit, Factors
-from frontier_llm.geometry.wire import Sent, all_reduce_bytes, gather_bytes, ring_sent
+from frontier_llm.geometry.wire import Sent, all_reduce_bytes, gather_bytes, pairs_sent, ring_sent
 
 Flow = tuple[str, Digit, float]
 """Name of the collective, digit it runs along, bytes a rank sends in a step."""
@@ -39,6 +40,8 @@ class StateTraffic:
     """Of an element of the gradients' sums, as the all-reduce over replicas sends it."""
     gathers_per_micro_batch: int = 2
     """Forward and backward; 1 where the parameters stay from the one to the other."""
+    pairs: bool = False
+    """Whether gathers and scatters are messages between all pairs of a group, not rings."""
 
     def unit(self, rank: int, elements: int, gathers: int | None = None) -> dict[str, Sent]:
         """Return what a rank sends for one unit, by collective; what sends nothing is absent.
@@ -55,8 +58,10 @@ class StateTraffic:
         position = self.grid.coordinates(rank).data
         for name, digit, sent_bytes in self._flows(elements, gathers):
             if sent_bytes:
-                ring = [ranks[member] for member in self.factors.group(digit, position)]
-                sent[name] += ring_sent(self.grid, rank, ring, sent_bytes)
+                group = [ranks[member] for member in self.factors.group(digit, position)]
+                # sums over replicas are rings everywhere
+                attribute = pairs_sent if self.pairs and digit != "d" else ring_sent
+                sent[name] += attribute(self.grid, rank, group, sent_bytes)
         return dict(sent)
 
     def rank(self, rank: int, units: Sequence[int]) -> dict[str, Sent]:

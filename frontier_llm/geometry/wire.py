@@ -1,7 +1,8 @@
 """Bytes on the wire: what each collective of a step sends, and over which links.
 
 Ring algorithms (Patarasuk and Yuan, 2009): on w ranks, an all-reduce of n bytes makes each rank
-send 2n(w-1)/w, a reduce-scatter or all-gather of n bytes in all n(w-1)/w.
+send 2n(w-1)/w, a reduce-scatter or all-gather of n bytes in all n(w-1)/w. Messages between all
+pairs are as many bytes, but more of them cross the borders of nodes.
 
 Tensor parallel volumes follow Megatron-LM (arXiv:1909.08053, section 3) and, with sequence
 parallel, Korthikanti et al. (arXiv:2205.05198, section 4.2.2); a test holds them against the
@@ -50,6 +51,14 @@ def ring_sent(grid: Grid, rank: int, group: Sequence[int], sent_bytes: float) ->
     """Attribute bytes that a rank sends around a ring: all go to its right neighbour."""
     right = group[(list(group).index(rank) + 1) % len(group)]
     return to_peer(grid, rank, right, sent_bytes)
+
+
+def pairs_sent(grid: Grid, rank: int, group: Sequence[int], sent_bytes: float) -> Sent:
+    """Attribute bytes that a rank sends in equal messages to every other rank of a group."""
+    sent, others = Sent(), [peer for peer in group if peer != rank]
+    for peer in others:
+        sent += to_peer(grid, rank, peer, sent_bytes / len(others))
+    return sent
 
 
 def tensor_bytes(config: RunConfig, piece: Piece, element_bytes: int) -> float:

@@ -88,6 +88,11 @@ class Parameters:
         for unit in self._units:
             if unit.is_trainable:
                 self._refreshes[unit] = Chain(self._refresh_steps(unit))
+        if self._groups.b is None and self._groups.c is None:
+            # nothing to wait for: gather what the next step begins with while nobody computes
+            for unit in dict.fromkeys(self._seen[: self._units_in_flight]):
+                self._finish_refresh(unit)
+                self._start_gather(unit)
 
     def settle(self) -> None:
         """Wait until every shard is up to date."""

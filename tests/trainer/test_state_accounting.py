@@ -45,7 +45,7 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
     element_bytes = rig.model.transformer.params_dtype.itemsize
     wire_bytes = 2.0 if config.collectives.grads_format == "bf16" else 4.0
     micro_batches = len(rig.batches(0))
-    traffic = StateTraffic(grid, cut, micro_batches, element_bytes, wire_bytes)
+    traffic = StateTraffic(grid, cut, micro_batches, element_bytes, wire_bytes, pairs=True)
     how_often = gathers(config, at.pipeline, micro_batches)
     predicted: dict[str, Sent] = {}
     for unit, elements in units.items():

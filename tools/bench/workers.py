@@ -27,7 +27,7 @@ class Workers:
         """Start none yet.
 
         Args:
-            log: receives what libraries print.
+            log: receives what libraries print. Its folder also takes the turns' files.
             pythons: interpreters of workers that need another environment than this one.
         """
         self._log, self._pythons = log, pythons
@@ -70,10 +70,12 @@ class Workers:
             python = self._pythons.get(worker, Path(sys.executable))
             # torch must find one thread when it is imported: pools do not survive a fork
             threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+            # what a killed turn leaves goes with the driver's folder
+            temporary = {"TMPDIR": str(self._log.parent)}
             self._processes[worker] = subprocess.Popen(
                 [python, "-m", "tools.bench.worker", worker],
                 cwd=ROOT,
-                env={**os.environ, **threads},
+                env={**os.environ, **threads, **temporary},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._file,
