@@ -16,7 +16,7 @@ from frontier_llm.trainer.evaluate import Evaluation
 from tests.ranks import RanksFailedError, run_ranks
 from tests.trainer.rig import Rig, make_rig
 from tests.trainer.test_parity import MODELS, compare, reference, train_and_collect
-from tests.trainer.test_sharding_parity import factors
+from tests.trainer.test_sharding_parity import STEPS, factors
 from tests.values import tiny_values
 
 CUTS = [(1, 1, 2), (1, 2, 4), (2, 2, 4), (2, 4, 4), (4, 4, 4)]
@@ -25,20 +25,20 @@ CUTS = [(1, 1, 2), (1, 2, 4), (2, 2, 4), (2, 4, 4), (4, 4, 4)]
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputation(recompute: str, cut: tuple[int, int, int]) -> None:
-    compare(4, [f"recompute={recompute}", *factors(cut)], [])
+    compare(4, [f"recompute={recompute}", *factors(cut)], [], STEPS)
 
 
 @pytest.mark.parametrize("micro_batches", [3, 5])
 @pytest.mark.parametrize("cut", [(1, 1, 4), (1, 2, 4), (2, 4, 4), (4, 4, 4)], ids=str)
 def test_odd_numbers_of_micro_batches(cut: tuple[int, int, int], micro_batches: int) -> None:
-    compare(4, [f"data.global_batch={4 * micro_batches}", *factors(cut)], [])
+    compare(4, [f"data.global_batch={4 * micro_batches}", *factors(cut)], [], STEPS)
 
 
 @pytest.mark.parametrize("cut", [(1, 1, 2), (1, 2, 2), (2, 2, 2)], ids=str)
 @pytest.mark.parametrize("model", MODELS)
 def test_three_stages_of_two_chunks(model: str, cut: tuple[int, int, int]) -> None:
     overrides = ["parallel.pipeline=3", "parallel.chunks=2", "data.global_batch=12"]
-    compare(6, ["model.layers=7", *overrides, *factors(cut)], MODELS[model])
+    compare(6, ["model.layers=7", *overrides, *factors(cut)], MODELS[model], STEPS)
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
