@@ -37,6 +37,10 @@ class DataError(FrontierError):
     """A corpus, a tokenizer or a dataset file is absent or unusable."""
 
 
+class CheckpointError(FrontierError):
+    """A checkpoint cannot be written, or is absent, damaged or of another model."""
+
+
 class TrainingError(FrontierError):
     """The training itself cannot go on: the loss is not finite, samples were lost."""
 

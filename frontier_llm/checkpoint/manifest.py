@@ -1,0 +1,188 @@
+"""The format on disk: what a checkpoint's folder holds, and where each element is.
+
+    step_00000012/rank_00003.safetensors   runs of flattened boxes of global tensors, fp32
+    step_00000012/manifest.json            places each run in its global tensor
+
+The manifest begins with the digest of all that follows in it. No layout is on disk: a piece knows
+a box of a global tensor and a run of that box's elements.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import xxhash
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from frontier_llm.checkpoint.pieces import Shape
+from frontier_llm.errors import CheckpointError
+from frontier_llm.units import MIB
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STATES = ("master", "exp_avg", "exp_avg_sq")
+ELEMENT_BYTES = 4
+CHUNK_BYTES = 16 * MIB
+"""What is written, digested and verified at once."""
+_DIGEST = re.compile(rb'\{"xxh3_128":"([0-9a-f]{32})",')
+_FOLDER = re.compile(r"step_(\d{8,})(\.[a-z]+)?")
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Piece(_Model):
+    """A run of elements of a box of a global tensor, in one file."""
+
+    file: str
+    """Name of the file, in the manifest's folder."""
+    start: Shape
+    """First index of the box in the tensor, one number a dim."""
+    shape: Shape
+    """Extent of the box."""
+    first: int
+    """First element of the run in the flattened box."""
+    count: int
+    """Elements of the run."""
+    keys: dict[str, str]
+    """What the run is called in the file, by state: `master`, `exp_avg`, `exp_avg_sq`."""
+    bytes_at: dict[str, int]
+    """Where it begins in the file, by state."""
+
+
+class Tensor(_Model):
+    """A tensor of the model."""
+
+    shape: Shape
+    """Of the whole tensor, without padding."""
+    pieces: tuple[Piece, ...]
+    """In which it is stored: each element once."""
+
+
+class File(_Model):
+    """A rank's file."""
+
+    size: int
+    """Bytes."""
+    xxh3_128: str
+    """Digest of the whole file."""
+    chunks: tuple[str, ...]
+    """Digest of each `chunk_bytes` of it, so that a reader can verify what it reads."""
+
+
+class RankRecord(_Model):
+    """What one rank has written: what rank 0 makes the manifest of."""
+
+    files: dict[str, File]
+    tensors: dict[str, Tensor]
+
+
+class Manifest(_Model):
+    """What a checkpoint holds."""
+
+    format: Literal[1] = 1
+    step: int
+    """Optimizer steps done."""
+    world: int
+    """Ranks that wrote it."""
+    chunk_bytes: int
+    """Bytes of a file that share a digest."""
+    files: dict[str, File]
+    """By name."""
+    tensors: dict[str, Tensor]
+    """By global name."""
+    meta: dict[str, Any]
+    """What the caller gave: plain JSON."""
+
+    @classmethod
+    def merged(
+        cls, step: int, chunk_bytes: int, records: list[RankRecord], meta: dict[str, Any]
+    ) -> "Manifest":
+        """Put together what all ranks have written."""
+        files: dict[str, File] = {}
+        pieces: dict[str, list[Piece]] = {}
+        shapes: dict[str, Shape] = {}
+        for record in records:
+            files.update(record.files)
+            for name, tensor in record.tensors.items():
+                shapes[name] = tensor.shape
+                pieces.setdefault(name, []).extend(tensor.pieces)
+        tensors = {
+            name: Tensor(shape=shapes[name], pieces=tuple(found)) for name, found in pieces.items()
+        }
+        return cls(
+            step=step,
+            world=len(records),
+            chunk_bytes=chunk_bytes,
+            files=files,
+            tensors=tensors,
+            meta=meta,
+        )
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files.values())
+
+    def to_bytes(self) -> bytes:
+        """Write as JSON, headed by the digest of the rest."""
+        rest = self.model_dump_json().encode()[1:]
+        return b'{"xxh3_128":"%s",%s' % (xxhash.xxh3_128_hexdigest(rest).encode(), rest)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Manifest":
+        """Read the manifest of a checkpoint's folder.
+
+        Raises:
+            CheckpointError: it cannot be read, is damaged, or is of another format.
+        """
+        path = folder / MANIFEST
+        try:
+            text = path.read_bytes()
+            version = json.loads(text).get("format")
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+        except (ValueError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from None
+        if version != FORMAT:
+            raise CheckpointError(
+                f"{path} is of format {version!r}, this version of frontier_llm reads format "
+                f"{FORMAT}: read it with the version that wrote it"
+            )
+        head = _DIGEST.match(text)
+        if head is None or head[1].decode() != xxhash.xxh3_128_hexdigest(text[head.end() :]):
+            raise CheckpointError(f"{path} is damaged: its digest does not fit its content")
+        try:
+            return cls.model_validate_json(b"{" + text[head.end() :])
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise CheckpointError(f"{path} is damaged at {where}: {first['msg']}") from None
+
+
+def rank_file(rank: int) -> str:
+    """Return the name of a rank's file."""
+    return f"rank_{rank:05d}.safetensors"
+
+
+def step_folder(step: int) -> str:
+    """Return the name of a committed checkpoint's folder."""
+    return f"step_{step:08d}"
+
+
+def partial_folder(step: int) -> str:
+    """Return the name of the folder while it is written."""
+    return f"{step_folder(step)}.partial"
+
+
+def parse_folder(name: str) -> tuple[int, str] | None:
+    """Read a folder's name.
+
+    Returns:
+        (step, what it is): "" for a checkpoint, ".partial" while it is written, ".replaced" when
+        another one of the same step takes its place, ".deleting"; None for any other name.
+    """
+    match = _FOLDER.fullmatch(name)
+    return (int(match[1]), match[2] or "") if match else None

@@ -1,0 +1,61 @@
+"""Which checkpoints stay: the newest few, and every so many steps one for good.
+
+Called when a newer one is committed, so there is never less than there was to be kept. A folder
+loses its name before its files: what is half deleted is no checkpoint.
+"""
+
+import logging
+import shutil
+from pathlib import Path
+
+from frontier_llm.checkpoint.durable import remove_folder, sync_folder
+from frontier_llm.checkpoint.faults import reach
+from frontier_llm.checkpoint.manifest import parse_folder
+from frontier_llm.checkpoint.scan import scan
+
+_log = logging.getLogger(__name__)
+
+
+def prune(folder: Path, committed_step: int, keep: int, keep_every_steps: int | None) -> None:
+    """Delete what is no longer to be kept. Rank 0 only.
+
+    Damaged checkpoints neither count nor go: somebody may want to look at them. What earlier
+    attempts left unfinished up to this step goes. A failure to delete is logged, no more.
+
+    Args:
+        folder: of all checkpoints of the run.
+        committed_step: of the checkpoint that is now there; it stays.
+        keep: how many of the newest stay, at least one.
+        keep_every_steps: checkpoints whose step is a multiple of this stay as well.
+    """
+    try:
+        _remove_leftovers(folder, committed_step)
+        for checkpoint in scan(folder).complete[keep:]:
+            step = checkpoint.step
+            kept = keep_every_steps is not None and step % keep_every_steps == 0
+            if step != committed_step and not kept:
+                _delete(checkpoint.folder)
+    except OSError as error:
+        _log.warning("an old checkpoint cannot be deleted: %s", error)
+
+
+def _remove_leftovers(folder: Path, committed_step: int) -> None:
+    for path in folder.iterdir():
+        parsed = parse_folder(path.name)
+        if parsed is None or not path.is_dir():
+            continue
+        step, kind = parsed
+        if kind == ".deleting" or (kind in (".partial", ".replaced") and step <= committed_step):
+            remove_folder(path)
+
+
+def _delete(folder: Path) -> None:
+    doomed = folder.with_name(f"{folder.name}.deleting")
+    folder.rename(doomed)
+    sync_folder(folder.parent)
+    files = sorted(doomed.iterdir())
+    for index, path in enumerate(files):
+        if index == len(files) // 2:
+            reach("deleting", rank=0)
+        path.unlink()
+    shutil.rmtree(doomed)

@@ -1,0 +1,129 @@
+"""Forked processes that may be killed: what each left behind, and how long it took."""
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+HANGS_AFTER_SECONDS = 20
+PATIENCE = timedelta(seconds=10)
+IMPATIENCE = timedelta(seconds=0.7)
+"""Where somebody is missed for certain."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a process ended."""
+
+    code: int
+    """Exit code; negative: the signal."""
+    result: Any
+    """What the function returned."""
+    error: str
+    """What it raised, in words."""
+
+    @property
+    def killed(self) -> bool:
+        return self.code == -signal.SIGKILL
+
+
+def run_crew(
+    function: Callable[..., Any], size: int, *args: Any, store: str = "file"
+) -> list[Outcome]:
+    """Call `function(rank, size, store, *args)` in `size` processes; a death is no failure here.
+
+    Args:
+        function: what each rank does.
+        size: number of processes.
+        args: handed on to each.
+        store: `file`, or `tcp`: rank 0 holds it, and it dies with rank 0.
+    """
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="crew_") as name:
+        folder = Path(name)
+        listener = socket.create_server(("127.0.0.1", 0))
+        pids = []
+        for rank in range(size):
+            pid = os.fork()
+            if not pid:
+                _child(folder, listener, function, rank, size, store, args)
+            pids.append(pid)
+        listener.close()
+        codes = _wait(pids)
+        return [_outcome(folder, rank, code) for rank, code in enumerate(codes)]
+
+
+def _child(
+    folder: Path,
+    listener: socket.socket,
+    function: Callable[..., Any],
+    rank: int,
+    size: int,
+    kind: str,
+    args: tuple[Any, ...],
+) -> None:
+    outcome: tuple[Any, str] = (None, "")
+    try:
+        torch.set_num_threads(1)
+        store = _store(folder, listener, rank, size, kind)
+        outcome = (function(rank, size, store, *args), "")
+        with contextlib.suppress(RuntimeError):  # it may be gone, with rank 0
+            _leave(store, rank, size)
+    except BaseException as error:
+        outcome = (outcome[0], f"{type(error).__name__}: {error}")
+    finally:
+        (folder / f"{rank}.pickle").write_bytes(pickle.dumps(outcome))
+        os._exit(0)
+
+
+def _leave(store: Any, rank: int, size: int) -> None:
+    """Let rank 0, who may hold the store, go last."""
+    store.add("left", 1)
+    deadline = time.monotonic() + 0.5
+    while not rank and store.add("left", 0) < size and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _store(folder: Path, listener: socket.socket, rank: int, size: int, kind: str) -> Any:
+    if kind == "file":
+        return dist.FileStore(str(folder / "store"), size)
+    port = listener.getsockname()[1]
+    options = {"master_listen_fd": listener.detach()} if rank == 0 else {}
+    return dist.TCPStore("127.0.0.1", port, size, rank == 0, wait_for_workers=False, **options)
+
+
+def _wait(pids: list[int]) -> list[int]:
+    codes: dict[int, int] = {}
+    deadline = time.monotonic() + HANGS_AFTER_SECONDS
+    try:
+        while len(codes) < len(pids):
+            assert time.monotonic() < deadline, f"{len(pids) - len(codes)} processes hang"
+            for pid in pids:
+                if pid not in codes and (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                    codes[pid] = os.waitstatus_to_exitcode(ended[1])
+            time.sleep(0.005)
+    finally:
+        for pid in pids:
+            if pid not in codes:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+    return [codes[pid] for pid in pids]
+
+
+def _outcome(folder: Path, rank: int, code: int) -> Outcome:
+    file = folder / f"{rank}.pickle"
+    if code:
+        return Outcome(code, None, "")
+    result, error = pickle.loads(file.read_bytes())
+    return Outcome(code, result, error)

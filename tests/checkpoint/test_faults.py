@@ -1,0 +1,308 @@
+"""Crashes at every point of a save, full and broken disks: what was committed stays readable."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontier_llm.checkpoint.faults import POINTS, VARIABLE
+from frontier_llm.checkpoint.manager import CheckpointManager, Options
+from frontier_llm.checkpoint.manifest import MANIFEST, Manifest
+from frontier_llm.checkpoint.restore import restore
+from frontier_llm.checkpoint.scan import newest, scan
+from frontier_llm.errors import CheckpointError
+from tests.checkpoint.crew import IMPATIENCE, PATIENCE, Outcome, run_crew
+from tests.checkpoint.states import States
+
+SIZE = 4
+SMALL = Options(chunk_bytes=4096)
+EVERY_RANK = ("file.created", "file.half", "file.written", "file.synced", "reported")
+"""The others are points of rank 0."""
+COMMITTED = ("renamed", "concluded", "deleting")
+"""Killed there, the new checkpoint exists."""
+
+
+def save_two(
+    rank: int, size: int, store: Any, folder: Path, mode: Any, kill_at: str, keep: int = 2
+) -> list[str]:
+    """Save step 1, then step 2 with a fault; return what went wrong, in words."""
+    states, wrong = States(tensor=2, data=2, rank=rank), []
+    for step in (1, 2):
+        timeout = PATIENCE
+        if step == 2 and kill_at:
+            os.environ[VARIABLE], timeout = kill_at, IMPATIENCE
+        manager = CheckpointManager(folder, rank, size, store, mode, keep, timeout, SMALL)
+        states.advance(step)
+        try:
+            manager.begin(step, states.shards, {"step": step})
+            manager.fence()
+            states.advance(3)
+            manager.close()
+        except CheckpointError as error:
+            wrong.append(str(error))
+    return wrong
+
+
+def resumed(folder: Path) -> int:
+    """Read the newest checkpoint in another layout; return its step."""
+    states = States()
+    meta = restore(folder, states.shards)
+    assert meta is not None
+    assert not states.wrong(meta["step"])
+    return int(meta["step"])
+
+
+def save_again(folder: Path) -> None:
+    """See that the next attempt, over what the crash has left, works and tidies up."""
+    outcomes = run_crew(save_two, SIZE, folder, "lazy", "")
+    assert not [o for o in outcomes if o.error or o.result], outcomes
+    assert resumed(folder) == 2
+    assert {path.name for path in folder.iterdir()} == {"step_00000001", "step_00000002"}
+
+
+# Where rank 0 is killed its store may live on: a launcher can hold it.
+FAULTS = [
+    *((point, 0, store) for point in POINTS for store in ("tcp", "file")),
+    *((point, 2, "tcp") for point in EVERY_RANK if point != "reported"),  # that one is not missed
+]
+
+
+@pytest.mark.parametrize(("point", "rank", "store"), FAULTS)
+def test_one_rank_is_killed(point: str, rank: int, store: str, tmp_path: Path) -> None:
+    keep = 1 if point == "deleting" else 2
+    outcomes = run_crew(save_two, SIZE, tmp_path, "lazy", f"{point}@{rank}", keep, store=store)
+    assert [index for index, outcome in enumerate(outcomes) if outcome.killed] == [rank]
+    if point in COMMITTED:
+        assert resumed(tmp_path) == 2
+    else:
+        assert resumed(tmp_path) == 1
+        for outcome in outcomes:
+            if not outcome.killed:
+                told(outcome, rank, store)
+    save_again(tmp_path)
+
+
+def told(outcome: Outcome, rank: int, store: str) -> None:
+    """See that a survivor knows that the checkpoint failed, and why."""
+    assert not outcome.error, outcome.error
+    (message,) = outcome.result
+    assert "the checkpoint of step 2 was not written: " in message
+    if rank == 0 and store == "tcp":
+        assert "store does not answer (is rank 0 gone?)" in message
+    elif rank:
+        assert f"rank {rank} did not write within 0.7 s" in message
+
+
+@pytest.mark.parametrize("mode", ["blocking", "lazy"])
+@pytest.mark.parametrize("point", EVERY_RANK)
+def test_all_ranks_are_killed(point: str, mode: str, tmp_path: Path) -> None:
+    outcomes = run_crew(save_two, SIZE, tmp_path, mode, point)
+    assert all(outcome.killed for outcome in outcomes)
+    assert resumed(tmp_path) == 1
+    save_again(tmp_path)
+
+
+def test_a_rank_that_is_lost_after_it_reported_loses_nothing(tmp_path: Path) -> None:
+    outcomes = run_crew(save_two, SIZE, tmp_path, "lazy", "reported@2")
+    assert [outcome.result for outcome in outcomes if not outcome.killed] == [[]] * 3
+    assert resumed(tmp_path) == 2
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    outcomes = run_crew(save_two, SIZE, tmp_path, "blocking", "")
+    assert not [o for o in outcomes if o.error or o.result], outcomes
+    return tmp_path
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+@pytest.mark.parametrize("damage", [truncate, remove])
+def test_a_short_or_absent_file(
+    damage: Callable[[Path], None], saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = saved / "step_00000002" / "rank_00003.safetensors"
+    damage(file)
+    assert resumed(saved) == 1
+    assert f"{file} " in caplog.text
+    (step, _), *more = scan(saved).damaged
+    assert (step, more) == (2, [])
+
+
+def test_a_missing_manifest(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (saved / "step_00000002" / MANIFEST).unlink()
+    assert resumed(saved) == 1
+    assert f"{saved / 'step_00000002'} is no checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 100, -1])
+def test_half_a_manifest(keep_bytes: int, saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = saved / "step_00000002" / MANIFEST
+    path.write_bytes(path.read_bytes()[:keep_bytes])
+    assert resumed(saved) == 1
+    assert f"{path} is damaged" in caplog.text
+
+
+def test_a_changed_manifest(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = saved / "step_00000002" / MANIFEST
+    path.write_bytes(path.read_bytes().replace(b'"first":0', b'"first":1', 1))
+    assert resumed(saved) == 1
+    assert f"{path} is damaged: its digest does not fit its content" in caplog.text
+
+
+def test_another_version(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = saved / "step_00000002" / MANIFEST
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2', 1))
+    with pytest.raises(CheckpointError, match="is of format 2, this version of frontier_llm reads"):
+        Manifest.load(path.parent)
+    assert resumed(saved) == 1
+    assert "format 2" in caplog.text
+
+
+def test_nothing_usable_is_not_nothing(saved: Path, tmp_path_factory: Any) -> None:
+    for step in (1, 2):
+        (saved / f"step_{step:08d}" / MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint of .* can be used: .*and 1 more"):
+        newest(saved)
+    assert newest(tmp_path_factory.mktemp("empty")) is None
+    assert newest(saved / "absent") is None
+
+
+def test_a_flipped_bit_anywhere_is_found_and_named(saved: Path) -> None:
+    """Also where the reader's layout needs only a part of the file."""
+    folder = saved / "step_00000002"
+    files = sorted(folder.glob("*.safetensors"))
+    for file in files:
+        content = bytearray(file.read_bytes())
+        for place in (0, len(content) // 2, len(content) - 1):
+            content[place] ^= 1
+            file.write_bytes(content)
+            states = States()
+            if place == 0:  # the header: not read for the states
+                restore(saved, states.shards)
+            else:
+                with pytest.raises(CheckpointError, match=f"{file} is damaged: bytes"):
+                    restore(saved, states.shards)
+                restore(saved, states.shards, verify=False)
+                assert states.wrong(2)
+            content[place] ^= 1
+            file.write_bytes(content)
+    assert resumed(saved) == 2
+
+
+def mount(folder: Path, options: str) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a file system needs root")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """240 KiB: there is room for two checkpoints, not for three."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount(folder, "size=240k")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill_disk(rank: int, size: int, store: Any, folder: Path, mode: Any) -> list[str]:
+    manager = CheckpointManager(folder, rank, size, store, mode, 9, PATIENCE, SMALL)
+    wrong, states = [], States(tensor=2, rank=rank)
+    for step in range(1, 5):
+        states.advance(step)
+        try:
+            manager.begin(step, states.shards, {"step": step})
+            manager.fence()
+            manager.close()
+        except CheckpointError as error:
+            wrong.append(f"{step}: {error}")
+    return wrong
+
+
+@pytest.mark.parametrize("mode", ["blocking", "lazy"])
+def test_a_full_disk(mode: str, small_disk: Path) -> None:
+    outcomes = run_crew(fill_disk, 2, small_disk, mode)
+    assert outcomes[0].result == outcomes[1].result
+    assert [text[:2] for text in outcomes[0].result] == ["3:", "4:"], outcomes
+    for text in outcomes[0].result:
+        assert "No space left on device" in text
+        assert "free space there, or keep fewer checkpoints" in text
+    assert resumed(small_disk) == 2
+    left = sorted(path.name for path in small_disk.iterdir())
+    assert left == ["step_00000001", "step_00000002"], "what failed takes no room"
+
+
+def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount(folder, "ro")
+    try:
+        outcomes = run_crew(fill_disk, 2, folder, "lazy")
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+    for outcome in outcomes:
+        assert len(outcome.result) == 4
+        assert all("Read-only file system" in text for text in outcome.result)
+
+
+def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    outcomes = run_crew(fill_disk, 2, tmp_path / "file", "lazy")
+    for outcome in outcomes:
+        assert all("cannot be written: Not a directory" in text for text in outcome.result)
+        assert len(outcome.result) == 4
+
+
+def own_disk(rank: int, size: int, store: Any, folder: Path) -> list[str]:
+    return fill_disk(rank, size, store, folder / f"node{rank}", "lazy")
+
+
+def test_ranks_that_do_not_share_a_disk(tmp_path: Path) -> None:
+    outcomes = run_crew(own_disk, 2, tmp_path)
+    for outcome in outcomes:
+        assert len(outcome.result) == 4
+        for text in outcome.result:
+            assert "rank_00001.safetensors is not there" in text
+            assert "run.dir must be on a file system that all nodes share" in text
+
+
+def read_on_and_on(rank: int, size: int, store: Any, folder: Path) -> Any:
+    """Rank 0 saves 30 steps; rank 1 reads what is newest all the while."""
+    if rank == 0:
+        manager = CheckpointManager(folder, 0, 1, store, "lazy", 30, PATIENCE, SMALL)
+        states = States(repeat=3)
+        for step in range(1, 31):
+            states.advance(step)
+            manager.begin(step, states.shards, {"step": step})
+            manager.fence()
+            time.sleep(0.02)
+        manager.close()
+        store.set("over", "")
+        return None
+    seen = []
+    while not store.check(["over"]):
+        states = States(repeat=3)
+        meta = restore(folder, states.shards)
+        if meta is not None:
+            assert not states.wrong(meta["step"])
+            seen.append(meta["step"])
+    return seen
+
+
+def test_a_reader_beside_the_writer(tmp_path: Path) -> None:
+    outcomes = run_crew(read_on_and_on, 2, tmp_path)
+    assert not [outcome.error for outcome in outcomes if outcome.error]
+    seen = outcomes[1].result
+    assert len(set(seen)) > 3
+    assert seen == sorted(seen)

@@ -1,0 +1,245 @@
+"""Saving while training goes on: what is on disk is the state of the step's end, whatever after."""
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from frontier_llm.checkpoint import rank_file
+from frontier_llm.checkpoint.manager import CheckpointManager, Options
+from frontier_llm.checkpoint.manifest import MANIFEST, Manifest
+from frontier_llm.checkpoint.restore import restore
+from frontier_llm.checkpoint.scan import newest
+from frontier_llm.errors import CheckpointError
+from tests.checkpoint.crew import PATIENCE, run_crew
+from tests.checkpoint.states import MODEL, States, value
+
+SMALL = Options(chunk_bytes=4096)
+
+
+def alone(folder: Path, mode: Any = "lazy", options: Options = SMALL) -> CheckpointManager:
+    return CheckpointManager(folder, 0, 1, dist.HashStore(), mode, 2, PATIENCE, options)
+
+
+def saved_states(folder: Path, step: int) -> list[str]:
+    states = States()
+    assert restore(folder, states.shards) is not None
+    return states.wrong(step)
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
+    """Let a chunk be written only when the test releases one."""
+    permits = threading.Semaphore(0)
+    write = rank_file.RankFile.write
+
+    def slow(self: rank_file.RankFile, buffer: torch.Tensor, size: int) -> None:
+        permits.acquire()
+        write(self, buffer, size)
+
+    monkeypatch.setattr(rank_file.RankFile, "write", slow)
+    yield permits
+    permits.release(1000)
+
+
+@pytest.mark.parametrize("mode", ["blocking", "lazy"])
+@pytest.mark.parametrize("chunk_bytes", [4096, 3 * 4096, 1 << 24])
+def test_what_is_saved_comes_back(mode: str, chunk_bytes: int, tmp_path: Path) -> None:
+    manager, states = alone(tmp_path, mode, Options(chunk_bytes=chunk_bytes)), States()
+    meta = {"samples": 96, "scale": 65536.0, "rng": {"seed": 1, "list": [1, 2]}}
+    for step in (3, 4):
+        states.advance(step)
+        manager.begin(step, states.shards, meta)
+        manager.fence()
+    manager.close()
+    states.advance(9)
+    assert restore(tmp_path, states.shards) == meta
+    assert not states.wrong(4)
+
+
+@pytest.mark.parametrize("written", [0, 1, 5])
+def test_states_may_change_right_after_the_fence(
+    written: int, tmp_path: Path, slow_disk: threading.Semaphore
+) -> None:
+    manager, states = alone(tmp_path), States()
+    states.advance(1)
+    manager.begin(1, states.shards, {})
+    for _ in range(written):
+        slow_disk.release()
+    manager.fence()
+    states.advance(2)
+    slow_disk.release(1000)
+    manager.close()
+    assert not saved_states(tmp_path, 1)
+
+
+def test_many_steps_without_a_pause(tmp_path: Path) -> None:
+    manager, states = alone(tmp_path), States(repeat=5)
+    for step in range(1, 30):
+        states.advance(step)
+        manager.begin(step, states.shards, {"step": step})
+        manager.fence()
+        for run, *_ in states.views():
+            run[:] = np.nan
+        if step % 7 == 0:
+            manager.close()
+            states = States(repeat=5)
+            assert restore(tmp_path, states.shards) == {"step": step}
+            assert not states.wrong(step)
+
+
+def test_a_small_pool_makes_the_fence_wait(tmp_path: Path, slow_disk: threading.Semaphore) -> None:
+    """Two chunks of host memory: the update must not begin before the disk has the others."""
+    manager, states = alone(tmp_path, options=Options(pool_bytes=8192, chunk_bytes=4096)), States()
+    states.advance(1)
+    manager.begin(1, states.shards, {})
+    released = threading.Timer(0.3, slow_disk.release, [1000])
+    released.start()
+    manager.fence()
+    assert manager.stall_seconds > 0.25
+    states.advance(2)
+    manager.close()
+    assert not saved_states(tmp_path, 1)
+
+
+def test_the_fence_does_not_wait_for_the_disk(
+    tmp_path: Path, slow_disk: threading.Semaphore
+) -> None:
+    manager, states = alone(tmp_path), States()
+    manager.begin(1, states.shards, {})
+    manager.fence()  # not a chunk can be written: this would hang
+    assert newest(tmp_path) is None
+    slow_disk.release(1000)
+    manager.close()
+    assert newest(tmp_path).step == 1
+
+
+def test_the_next_one_waits_for_the_last(tmp_path: Path, slow_disk: threading.Semaphore) -> None:
+    manager, states = alone(tmp_path), States()
+    states.advance(1)
+    manager.begin(1, states.shards, {})
+    manager.fence()
+    assert manager.stall_seconds < 0.2
+    threading.Timer(0.3, slow_disk.release, [1000]).start()
+    states.advance(2)
+    manager.begin(2, states.shards, {})
+    assert manager.stall_seconds > 0.25
+    assert manager.stall_seconds < 0.2, "the time is counted once"
+    manager.close()
+    assert not saved_states(tmp_path, 2)
+
+
+def test_the_file_is_plain_safetensors_without_padding(tmp_path: Path) -> None:
+    """tensor=2 pads 101 rows to 102 on rank 1."""
+    folder, steps = tmp_path, 5
+
+    def rank_main(rank: int, size: int, store: dist.Store) -> None:
+        states = States(tensor=2, rank=rank)
+        states.advance(steps)
+        manager = CheckpointManager(folder, rank, size, store, "lazy", 1, PATIENCE, SMALL)
+        manager.begin(steps, states.shards, {})
+        manager.close()
+
+    assert not [outcome.error for outcome in run_crew(rank_main, 2) if outcome.error]
+    checkpoint = newest(folder)
+    manifest = checkpoint.manifest
+    assert {name: tensor.shape for name, tensor in manifest.tensors.items()} == MODEL
+    found = np.empty(MODEL["embedding.tokens.weight"], dtype=np.float32)
+    for piece in manifest.tensors["embedding.tokens.weight"].pieces:
+        path = checkpoint.folder / piece.file
+        tensor = load_file(path)[piece.keys["exp_avg"]]
+        raw = np.fromfile(path, np.float32, piece.count, offset=piece.bytes_at["exp_avg"])
+        np.testing.assert_array_equal(tensor.numpy(), raw)
+        assert piece.first == 0
+        found[piece.start[0] :][: piece.shape[0]] = raw.reshape(piece.shape)
+    np.testing.assert_array_equal(found, value("embedding.tokens.weight", "exp_avg", steps))
+    assert sum(p.count for t in manifest.tensors.values() for p in t.pieces) == sum(
+        value(name, "master", 0).size for name in MODEL
+    )
+    for path in checkpoint.folder.glob("*.safetensors"):
+        assert not any(tensor.isnan().any() for tensor in load_file(path).values())
+
+
+def test_the_manifest_is_plain_json(tmp_path: Path) -> None:
+    manager, states = alone(tmp_path, "blocking"), States()
+    manager.begin(12, states.shards, {"digest": "x"})
+    text = json.loads((tmp_path / "step_00000012" / MANIFEST).read_text())
+    assert (text["format"], text["step"], text["world"]) == (1, 12, 1)
+    assert text["meta"] == {"digest": "x"}
+    assert Manifest.load(tmp_path / "step_00000012").tensors.keys() == MODEL.keys()
+
+
+def test_the_same_step_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    manager, states = alone(tmp_path, "blocking"), States()
+    for _ in range(2):
+        states.advance(7)
+        manager.begin(7, states.shards, {})
+        states.advance(8)
+    manager.begin(7, states.shards, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000007"]
+    assert not saved_states(tmp_path, 8)
+
+
+@pytest.mark.parametrize("mode", ["blocking", "lazy"])
+def test_meta_that_is_no_json_is_our_own_mistake(mode: str, tmp_path: Path) -> None:
+    manager = alone(tmp_path, mode)
+    with pytest.raises(TypeError):
+        manager.begin(1, States().shards, {"when": timedelta()})
+
+
+def ranks_with_an_error(rank: int, size: int, store: Any, folder: Path, mode: Any) -> list[Any]:
+    """Rank 2 cannot write its file the second time: what every rank hears, and what comes after."""
+    manager = CheckpointManager(folder, rank, size, store, mode, 3, PATIENCE, SMALL)
+    states = States(tensor=2, data=2, rank=rank)
+    heard = []
+    for step in (1, 2, 3):
+        states.advance(step)
+        if rank == 2:
+            broken = folder / f"step_{step:08d}.partial" / "rank_00002.safetensors"
+            if step == 2:
+                broken.mkdir(parents=True)
+        try:
+            manager.begin(step, states.shards, {})
+            manager.fence()
+            manager.close()
+        except CheckpointError as error:
+            heard.append((step, str(error)))
+        if rank == 2 and step == 2:
+            broken.rmdir()
+    return heard
+
+
+@pytest.mark.parametrize("store", ["file", "tcp"])
+@pytest.mark.parametrize("mode", ["blocking", "lazy"])
+def test_an_error_fails_all_ranks_with_the_first_cause(
+    mode: str, store: str, tmp_path: Path
+) -> None:
+    outcomes = run_crew(ranks_with_an_error, 4, tmp_path, mode, store=store)
+    for outcome in outcomes:
+        assert not outcome.error, outcome.error
+        ((step, message),) = outcome.result
+        assert step == 2
+        assert message == outcomes[0].result[0][1]
+        assert "the checkpoint of step 2 was not written: rank 2: " in message
+        assert "rank_00002.safetensors cannot be written: Is a directory" in message
+    assert {path.name for path in tmp_path.iterdir()} == {"step_00000001", "step_00000003"}
+    assert not saved_states(tmp_path, 3)
+
+
+def test_keys_do_not_pile_up(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    manager = CheckpointManager(tmp_path, 0, 1, store, "blocking", 1, PATIENCE, SMALL)
+    states = States()
+    counts = []
+    for step in range(1, 6):
+        manager.begin(step, states.shards, {})
+        counts.append(store.num_keys())
+    assert counts[1] == counts[-1]

@@ -1,0 +1,160 @@
+"""Any cut reads any other's checkpoint, only what it needs; what does not fit is named."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from frontier_llm.checkpoint.manager import CheckpointManager, Options
+from frontier_llm.checkpoint.manifest import MANIFEST, STATES, Manifest
+from frontier_llm.checkpoint.restore import load, read_tensor, restore
+from frontier_llm.checkpoint.scan import Checkpoint, newest
+from frontier_llm.errors import CheckpointError
+from frontier_llm.protocols import Placement, StateShard
+from tests.checkpoint.crew import PATIENCE, run_crew
+from tests.checkpoint.states import MODEL, States, value
+
+SMALL = Options(chunk_bytes=4096)
+CUTS = [(1, 1), (2, 1), (1, 3), (2, 2), (4, 1), (3, 2)]
+
+
+def save(rank: int, size: int, store: Any, folder: Path, tensor: int, data: int) -> None:
+    states = States(tensor, data, rank)
+    states.advance(4)
+    manager = CheckpointManager(folder, rank, size, store, "blocking", 1, PATIENCE, SMALL)
+    manager.begin(4, states.shards, {"of": "test"})
+
+
+def checkpoint_of(folder: Path, tensor: int = 1, data: int = 1) -> Checkpoint:
+    outcomes = run_crew(save, tensor * data, folder, tensor, data)
+    assert not [outcome.error for outcome in outcomes if outcome.error]
+    return newest(folder)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize(("tensor", "data"), CUTS)
+def test_any_cut_reads_any_other(tensor: int, data: int, verify: bool, tmp_path: Path) -> None:
+    """Sizes that nothing divides: 101 rows over 4 ranks, 48 columns, runs that end within rows."""
+    checkpoint = checkpoint_of(tmp_path, tensor, data)
+    for other_tensor, other_data in CUTS:
+        for rank in range(other_tensor * other_data):
+            states = States(other_tensor, other_data, rank)
+            load(checkpoint, states.shards, verify)
+            assert not states.wrong(4)
+
+
+@pytest.mark.parametrize("name", MODEL)
+def test_a_whole_tensor(name: str, tmp_path: Path) -> None:
+    tensors = read_tensor(checkpoint_of(tmp_path, 2, 2), name)
+    assert tensors.keys() == set(STATES)
+    for state, tensor in tensors.items():
+        np.testing.assert_array_equal(tensor.numpy(), value(name, state, 4))
+
+
+def test_padding_is_left_alone(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(tmp_path)
+    states = States(tensor=2, rank=1)
+    load(checkpoint, states.shards)
+    tokens = states.shards[0].master.view(51, 24)
+    assert (tokens[-1] == -1).all()
+    assert (tokens[:-1] != -1).all()
+
+
+def test_only_the_bytes_that_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 40 ranks reads a fortieth; when verifying, at most two chunks more for each run."""
+    checkpoint = checkpoint_of(tmp_path, 1, 2)
+    read = 0
+    preadv = os.preadv
+
+    def counting(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        nonlocal read
+        count = preadv(fd, buffers, offset)
+        read += count
+        return count
+
+    monkeypatch.setattr(os, "preadv", counting)
+    states = States(data=40, rank=7)
+    states.shards = [s for s in states.shards if s.record.name == "embedding.tokens.weight"]
+    wanted = 3 * 4 * states.shards[0].master.numel()
+    load(checkpoint, states.shards, verify=False)
+    # whole rows of 24 elements: of the first and the last one perhaps only a part is wanted
+    assert wanted <= read <= wanted + 3 * 2 * 24 * 4
+    read = 0
+    load(checkpoint, states.shards, verify=True)
+    assert read <= 3 * 2 * 4096
+    assert not states.wrong(4)
+
+
+def test_unverified_reads_stay_within_what_is_wanted(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(tmp_path)
+    path = checkpoint.folder / "rank_00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 255  # the last second moment of the last tensor
+    path.write_bytes(content)
+    states = States()
+    load(checkpoint, states.shards, verify=False)
+    assert states.wrong(4) == ["final_norm.weight exp_avg_sq"]
+
+
+def renamed(shard: StateShard, **changes: Any) -> StateShard:
+    box = replace(shard.record.placements[0], **changes)
+    return replace(shard, record=replace(shard.record, placements=(box,)))
+
+
+def test_another_model_is_named(tmp_path: Path) -> None:
+    checkpoint_of(tmp_path)
+    states = States()
+    with pytest.raises(CheckpointError, match=r"layers\.7\.x is absent; is it a checkpoint of an"):
+        restore(tmp_path, [renamed(states.shards[1], name="layers.7.x")])
+    with pytest.raises(
+        CheckpointError, match=r"up\.weight is of shape \[48, 24\], the model wants \[96, 24\]"
+    ):
+        restore(tmp_path, [renamed(states.shards[1], global_shape=(96, 24))])
+    smaller = {name: shape for name, shape in MODEL.items() if not name.startswith("layers.1")}
+    with pytest.raises(CheckpointError, match=r"layers\.1\.ffn\.up\.weight is stored, the model"):
+        restore(tmp_path, [], model=smaller)
+    assert restore(tmp_path, states.shards, model=MODEL) == {"of": "test"}
+
+
+def tampered(folder: Path, change: Any) -> None:
+    """Write another manifest, with a digest that fits."""
+    manifest = newest(folder).manifest
+    name = "layers.0.ffn.up.weight"
+    tensor = manifest.tensors[name]
+    changed = tensor.model_copy(update={"pieces": change(tensor.pieces)})
+    tensors = {**manifest.tensors, name: changed}
+    path = folder / "step_00000004" / MANIFEST
+    path.write_bytes(manifest.model_copy(update={"tensors": tensors}).to_bytes())
+    assert Manifest.load(path.parent).tensors[name] == changed
+
+
+def test_every_element_exactly_once(tmp_path: Path) -> None:
+    checkpoint_of(tmp_path, 2, 1)
+    states = States()
+    tampered(tmp_path, lambda pieces: pieces[1:])
+    with pytest.raises(CheckpointError, match=r"576 of 1152 elements of layers\.0\.ffn\.up\.wei"):
+        restore(tmp_path, states.shards)
+    tampered(tmp_path, lambda pieces: (*pieces, pieces[0]))
+    with pytest.raises(CheckpointError, match=r"layers\.0\.ffn\.up\.weight are stored more than"):
+        restore(tmp_path, states.shards)
+
+
+def test_a_scalar(tmp_path: Path) -> None:
+    record = replace(
+        States().shards[0].record,
+        parameter=torch.nn.Parameter(torch.empty((), device="meta")),
+        placements=(Placement("scalar", (), (), (), ()),),
+    )
+    shard = StateShard(record, 0, *[torch.tensor([float(i)]) for i in (5, 6, 7)])
+    manager = CheckpointManager(tmp_path, 0, 1, dist.HashStore(), "blocking", 1, PATIENCE, SMALL)
+    manager.begin(1, [shard], {})
+    for state in STATES:
+        getattr(shard, state).zero_()
+    restore(tmp_path, [shard])
+    assert [getattr(shard, state).item() for state in STATES] == [5, 6, 7]

@@ -1,0 +1,44 @@
+"""A fused kernel is believed after a call that agrees with torch's, and not before."""
+
+import pytest
+import torch
+
+from frontier_llm.device import kernels
+from frontier_llm.device.kernels import Kernels, resolve, torch_layer_norm, torch_rms_norm
+from frontier_llm.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+def test_without_extensions_torch_is_used_and_the_reason_is_kept() -> None:
+    found = resolve("auto", CPU)
+    assert found.source == "torch"
+    assert "apex" in found.reason
+    assert "transformer_engine" in found.reason
+    assert resolve("torch", CPU).reason == "kernels=torch"
+
+
+def test_asking_for_fused_kernels_says_why_there_are_none() -> None:
+    with pytest.raises(ConfigError, match="apex: No module named 'apex'"):
+        resolve("fused", CPU)
+
+
+def test_a_kernel_that_computes_something_else_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Importing proves nothing; neither does a right forward pass with a wrong gradient."""
+
+    def wrong_gradient(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, e: float) -> torch.Tensor:
+        return torch_layer_norm(x, w.detach() + 0 * w, b, e)
+
+    def good() -> Kernels:
+        return Kernels(torch_layer_norm, torch_rms_norm, "good", "")
+
+    def bad() -> Kernels:
+        return Kernels(wrong_gradient, torch_rms_norm, "bad", "")
+
+    monkeypatch.setattr(kernels, "_apex", bad)
+    monkeypatch.setattr(kernels, "_transformer_engine", good)
+    assert resolve("fused", CPU).source == "good"
+    monkeypatch.setattr(kernels, "_transformer_engine", bad)
+    assert resolve("auto", CPU).source == "torch"
