@@ -117,7 +117,7 @@ def _prove(kernels: Kernels, device: torch.device) -> None:
     for ours, reference, arguments in pairs:
         results = []
         for function in (ours, reference):
-            leaves = [a.to(device).requires_grad_() for a in arguments]
+            leaves = [a.to(device, copy=True).requires_grad_() for a in arguments]
             out = function(*leaves, 1e-5)
             out.square().sum().backward()
             results.append([out.detach(), *(leaf.grad for leaf in leaves)])
