@@ -28,6 +28,8 @@ from frontier_llm.trainer import run_directory
 from tools.compose import compose
 from tools.help import help_text
 
+PRINT = {"--cfg", "--cfg=job"}
+"""Print the composed configuration (`--cfg job`, as hydra's programs have it) and stop."""
 MEETING_TIMEOUT = timedelta(minutes=5)
 """Under srun, nodes may start minutes apart."""
 CORPUS_TIMEOUT = timedelta(hours=4)
@@ -40,8 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         if {"--help", "-h"} & set(arguments):
             print(help_text())
             return 0
-        if arguments and arguments[0].startswith("--cfg"):
-            overrides = arguments[2:] if arguments[0] == "--cfg" else arguments[1:]
+        if PRINT & set(arguments):
+            overrides = [argument for argument in arguments if argument not in {*PRINT, "job"}]
             print(run_directory.to_yaml(compose(overrides)), end="")
             return 0
         world = World.from_environment(os.environ)
