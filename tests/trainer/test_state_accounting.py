@@ -16,6 +16,8 @@ from tests.trainer.test_traffic import SeenCalls
 from tests.values import tiny_values
 
 FLOWS = ("gather_params", "reduce_grads", "reduce_states", "refresh_params")
+TELLING = [(1, 1, 4), (1, 2, 4), (2, 4, 4), (4, 4, 4)]
+"""Chains in which each flow has a hop of its own."""
 LAYOUTS = {
     "data4": (4, []),
     "untied": (4, ["model.tied=false", "model.positions=rotary", "model.layers=3"]),
@@ -75,7 +77,8 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
 def test_predicted_is_counted_is_sent(layout: str, precision: str) -> None:
     size, overrides = LAYOUTS[layout]
     data = 2 if "tensor=2" in str(overrides) else 4
-    for chain in chains(data):
+    every = layout == "data4" or data == 2
+    for chain in chains(data) if every else TELLING:
         values = tiny_values(*overrides, *factors(chain), f"collectives.grads_format={precision}")
         for found in run_ranks(account, size, values, precision, ranks_per_node=2):
             assert found["counted"] == found["predicted"], chain
