@@ -154,13 +154,7 @@ class CheckpointManager:
             self._join()
             self.poll()
             self.prepare(shards)
-            try:
-                task, ballot = self._task(step, meta)
-            except RuntimeError as error:
-                raise CheckpointError(
-                    f"the checkpoint of step {step} was not written: the store does not answer "
-                    f"(is rank 0 gone?): {error}"
-                ) from error
+            task, ballot = self._task(step, meta)
             assert self._pool is not None
             snapshot = Snapshot(task.plan, self._pool)
             if not self._is_lazy:
