@@ -1,4 +1,4 @@
-"""Sample text from the final weights of a run.
+"""Sample text from the newest checkpoint of a run.
 
     python tools/generate.py runs/gpt_tiny-20260131-120000 "def main("
     python tools/generate.py RUN --tokens 200 --temperature 0.6 "import os" "class Node:"
@@ -66,9 +66,9 @@ def generate(config: RunConfig, arguments: argparse.Namespace) -> list[str]:
     """Build the model on one rank, load the weights of the run and sample."""
     import torch.distributed as dist
 
-    from frontier_llm.checkpoint.weights import load_weights
-    from frontier_llm.data.datasets import open_corpus
-    from frontier_llm.data.prepare import prepare
+    from frontier_llm.checkpoint.restore import load_weights
+    from frontier_llm.checkpoint.scan import find
+    from frontier_llm.data.corpora import open_data
     from frontier_llm.device.accelerator import Accelerator
     from frontier_llm.device.kernels import resolve
     from frontier_llm.model.build import build_model
@@ -85,8 +85,8 @@ def generate(config: RunConfig, arguments: argparse.Namespace) -> list[str]:
         groups = make_groups(config.parallel, 1, arguments.seed)
         kernels = resolve(config.kernels, accelerator.device)
         model = build_model(config, groups, "fp32", accelerator.device, kernels)
-        load_weights(Path(config.run.dir) / "weights", model.records)
-        tokenizer = open_corpus(prepare(config.data)).tokenizer
+        load_weights(find(Path(config.run.dir)), model.records)
+        tokenizer = open_data(config.data).tokenizer
         sampler = Sampler(model, groups, config, tokenizer)
         texts = sampler.continue_texts(
             arguments.prompts, arguments.tokens, arguments.temperature, arguments.seed

@@ -1,9 +1,14 @@
-"""Look into a checkpoint: `python tools/inspect_checkpoint.py PATH [--verify | --diff OTHER]`.
+"""Look into a checkpoint.
 
-PATH is a checkpoint, or a folder of them, or a run.dir: of these the newest is taken. Without an
-option prints what is stored. `--verify` reads everything and compares all digests. `--diff`
-compares the values with those of another checkpoint, whatever the layouts they were written from.
-Exit code 1: damage, or a difference, was found.
+    python tools/inspect_checkpoint.py PATH                  # what is in it
+    python tools/inspect_checkpoint.py PATH --verify         # is every byte what was written?
+    python tools/inspect_checkpoint.py PATH --statistics     # mean, deviation, extremes, NaN
+    python tools/inspect_checkpoint.py PATH --diff OTHER     # the values of two, of any layouts
+    python tools/inspect_checkpoint.py PATH --export FILE    # the weights as plain safetensors
+
+PATH is a checkpoint, or a folder of them, or a run.dir: of these the newest is taken. All but the
+first read everything and compare digests on the way. Exit code 1: damage, a difference, or a value
+that is not finite was found.
 """
 
 import argparse
@@ -24,30 +29,30 @@ if __package__ in (None, ""):  # run as a file: the repository's root is not on 
 import torch
 
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES, STATES, Tensor
-from frontier_llm.checkpoint.reader import FileReader
+from frontier_llm.checkpoint.reader import ReadAhead, chunk_ranges
 from frontier_llm.checkpoint.restore import read_tensor
-from frontier_llm.checkpoint.scan import Checkpoint, newest
-from frontier_llm.errors import FrontierError
+from frontier_llm.checkpoint.scan import Checkpoint, find
+from frontier_llm.errors import CheckpointError, FrontierError
 from frontier_llm.units import format_bytes, format_count
+from tools.checkpoint_export import DTYPES, export
+from tools.checkpoint_statistics import spreads
 
-CHECKPOINTS = "checkpoints"
 _LAYER = re.compile(r"\blayers\.\d+\.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what is in a checkpoint, and what is wrong with it; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("path", type=Path, help="a checkpoint, a folder of them, or a run.dir")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--verify", action="store_true", help="compare the digests of all files")
-    what.add_argument("--diff", type=Path, metavar="OTHER", help="compare the values of two")
-    options = parser.parse_args(arguments)
+    options = parse(arguments)
     console = Console()
     try:
         checkpoint = find(options.path)
         console.print(_headline(checkpoint), highlight=False)
         if options.verify:
             return verify(checkpoint, console)
+        if options.statistics:
+            return show_statistics(checkpoint, console, each=options.each)
+        if options.export:
+            return write_weights(checkpoint, console, options.export, options.dtype)
         if options.diff:
             other = find(options.diff)
             console.print(_headline(other), highlight=False)
@@ -59,16 +64,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def find(path: Path) -> Checkpoint:
-    """Return the checkpoint that a path means.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
-    if (path / CHECKPOINTS).is_dir():
-        path = path / CHECKPOINTS
-    found = newest(path)
-    return Checkpoint.open(path) if found is None else found
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("path", type=Path, help="a checkpoint, a folder of them, or a run.dir")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--verify", action="store_true", help="compare the digests of all files")
+    what.add_argument("--statistics", action="store_true", help="of weights and both moments")
+    what.add_argument("--diff", type=Path, metavar="OTHER", help="compare the values of two")
+    what.add_argument("--export", type=Path, metavar="FILE", help="write the weights to one file")
+    parser.add_argument(
+        "--each", action="store_true", help="statistics: of each tensor, not of all layers together"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="export: of the weights")
+    return parser.parse_args(arguments)
 
 
 def show(checkpoint: Checkpoint, console: Console) -> None:
@@ -89,18 +100,57 @@ def show(checkpoint: Checkpoint, console: Console) -> None:
 
 def verify(checkpoint: Checkpoint, console: Console) -> int:
     """Compare all digests; return the exit code."""
-    damages = 0
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("verifying", total=checkpoint.manifest.size)
-        for name in checkpoint.manifest.files:
-            with FileReader(checkpoint, name, verify=True) as reader:
-                for size, damage in reader.chunks():
-                    progress.advance(bar, size)
-                    if damage is not None:
-                        damages += 1
-                        progress.console.print(str(damage), style="bold red", soft_wrap=True)
+    damages, manifest = 0, checkpoint.manifest
+    ranges = [chunk for name in manifest.files for chunk in chunk_ranges(checkpoint, name)]
+    with (
+        Progress(console=console, transient=True) as progress,
+        ReadAhead(checkpoint, ranges, verify=True) as reader,
+    ):
+        bar = progress.add_task("verifying", total=manifest.size)
+        for range_, content in reader:
+            progress.advance(bar, range_.stop - range_.start)
+            if isinstance(content, CheckpointError):
+                damages += 1
+                progress.console.print(str(content), style="bold red", soft_wrap=True)
     console.print("every byte is what was written" if not damages else f"{damages} chunks damaged")
     return 1 if damages else 0
+
+
+def show_statistics(checkpoint: Checkpoint, console: Console, *, each: bool) -> int:
+    """Print how the values of each state spread; return the exit code.
+
+    Args:
+        checkpoint: of any layout.
+        console: to print on.
+        each: whether the tensors of layers are told apart.
+    """
+    group = str if each else _group
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("reading", total=checkpoint.manifest.size)
+        found = spreads(checkpoint, group, lambda size: progress.advance(bar, size))
+    table = Table(box=HORIZONTALS)
+    table.add_column("tensor", overflow="fold")
+    table.add_column("state")
+    for title in ("mean", "deviation", "smallest", "largest", "not finite"):
+        table.add_column(title, justify="right")
+    for (name, state), spread in found.items():
+        numbers = (spread.mean, spread.deviation, spread.smallest, spread.largest)
+        bad = f"{spread.not_finite} of {spread.elements}" if spread.not_finite else "0"
+        name_once = name if state == STATES[0] else ""
+        table.add_row(name_once, state, *(f"{number:.4g}" for number in numbers), bad)
+    console.print(table)
+    return 1 if any(spread.not_finite for spread in found.values()) else 0
+
+
+def write_weights(checkpoint: Checkpoint, console: Console, path: Path, dtype: str) -> int:
+    """Write all weights to one file; return the exit code."""
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("writing", total=_elements(checkpoint))
+        export(checkpoint, path, dtype, lambda count: progress.advance(bar, count))
+    size = format_bytes(path.stat().st_size)
+    count = len(checkpoint.manifest.tensors)
+    console.print(f"{path}: {count} tensors, {dtype}, {size}", highlight=False)
+    return 0
 
 
 def diff(one: Checkpoint, other: Checkpoint, console: Console) -> int:
@@ -141,9 +191,18 @@ def _differences(one: Checkpoint, other: Checkpoint, name: str) -> list[tuple[st
 def _rows(checkpoint: Checkpoint) -> dict[tuple[str, ...], int]:
     rows: dict[tuple[str, ...], int] = {}
     for name, tensor in checkpoint.manifest.tensors.items():
-        row = (_LAYER.sub("layers.*.", name), *_columns(tensor))
+        row = (_group(name), *_columns(tensor))
         rows[row] = rows.get(row, 0) + 1
     return rows
+
+
+def _group(name: str) -> str:
+    """Name the tensors together that layers have at the same place."""
+    return _LAYER.sub("layers.*.", name)
+
+
+def _elements(checkpoint: Checkpoint) -> int:
+    return sum(prod(tensor.shape) for tensor in checkpoint.manifest.tensors.values())
 
 
 def _columns(tensor: Tensor) -> tuple[str, ...]:
@@ -157,7 +216,7 @@ def _columns(tensor: Tensor) -> tuple[str, ...]:
 
 def _headline(checkpoint: Checkpoint) -> str:
     manifest = checkpoint.manifest
-    parameters = sum(prod(tensor.shape) for tensor in manifest.tensors.values())
+    parameters = _elements(checkpoint)
     return (
         f"{checkpoint.folder}: step {manifest.step}, {format_count(parameters)} parameters, "
         f"{format_bytes(manifest.size)} in {len(manifest.files)} files of {manifest.world} ranks"

@@ -88,8 +88,19 @@ class Ballot:
             raise CheckpointError(self._late()) from None
         if self._store.check([self._key("verdict")]):
             raise CheckpointError(self._read("verdict"))
-        keys = [self._key(f"rank/{rank}") for rank in range(self._size)]
-        return [record.decode() for record in self._store.multi_get(keys)]
+        return self.records(range(self._size))
+
+    def records(self, ranks: range) -> list[str]:
+        """Return what some ranks said, once all have arrived.
+
+        Raises:
+            UndecidedError: rank 0's store is lost.
+        """
+        keys = [self._key(f"rank/{rank}") for rank in ranks]
+        try:
+            return [record.decode() for record in self._store.multi_get(keys)]
+        except RuntimeError as error:
+            raise UndecidedError(_no_answer(error)) from None
 
     def seal(self) -> None:
         """Decide that the checkpoint is to be committed. Rank 0 only.

@@ -17,9 +17,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import psutil
+
 from frontier_llm.checkpoint.commit import Ballot
 from frontier_llm.checkpoint.manifest import CHUNK_BYTES, STATES
-from frontier_llm.checkpoint.plan import PAGE_BYTES, Plan, make_plan
+from frontier_llm.checkpoint.plan import PAGE_BYTES, Entries, Plan, make_plan
 from frontier_llm.checkpoint.pool import Pool
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
@@ -46,6 +48,13 @@ class Options:
     where the disk is slow."""
     chunk_bytes: int = CHUNK_BYTES
     """Written at once; a multiple of a page."""
+    sharing: range | None = None
+    """The ranks that share the folder, where it is a node's own; None: all do. A node's checkpoint
+    holds all that its ranks pass to `begin`, also what another node has too."""
+    together: range | None = None
+    """The ranks that write one file together, this one's node; None: each writes its own."""
+    neighbours: int = 1
+    """Ranks on this host, which allocate as much memory as this one."""
 
 
 class CheckpointManager:
@@ -87,7 +96,7 @@ class CheckpointManager:
         self._keep, self._options = keep, options
         # managers of one rank are numbered, so that no key is used twice
         self._number = self._store.add(f"checkpoint/managers/{rank}", 1)
-        self._attempt = 0
+        self._attempt = self._layouts = 0
         self._old: list[Ballot] = []
         self._key: list[object] | None = None
         self._plan: Plan | None = None
@@ -111,6 +120,8 @@ class CheckpointManager:
     def prepare(self, shards: Iterable[StateShard]) -> None:
         """Plan the file and allocate host memory now rather than in the first `begin`.
 
+        Where ranks write one file together, they all call this.
+
         Args:
             shards: as for `begin`.
 
@@ -126,7 +137,15 @@ class CheckpointManager:
         if key == self._key:
             return
         self._pool = None  # its memory goes before the new one's comes
-        self._plan = make_plan(shards, self._rank, self._options.chunk_bytes)
+        self._layouts += 1
+        self._plan = make_plan(
+            shards,
+            self._rank,
+            self._options.chunk_bytes,
+            self._options.together,
+            self._exchange,
+            everything=self._options.sharing is not None,
+        )
         self._pool = self._make_pool(self._plan)
         self._key = key
         _log.info(
@@ -200,7 +219,27 @@ class CheckpointManager:
         self._attempt += 1
         prefix = f"checkpoint/{self._number}/{self._attempt}"
         ballot = Ballot(self._store, prefix, self._rank, self._size, self._timeout)
-        return Task(self._folder, step, plain, self._rank, self._plan), ballot
+        sharing = self._options.sharing or range(self._size)
+        return Task(self._folder, step, plain, self._rank, self._plan, sharing), ballot
+
+    def _exchange(self, entries: Entries) -> list[Entries]:
+        """Tell the ranks that write the same file what this one will write, and hear of them.
+
+        Raises:
+            CheckpointError: one of them does not say.
+        """
+        assert self._options.together is not None
+        prefix = f"checkpoint/{self._number}/layout/{self._layouts}"
+        self._store.set(f"{prefix}/{self._rank}", json.dumps(list(entries)))
+        try:
+            keys = [f"{prefix}/{rank}" for rank in self._options.together]
+            self._store.wait(keys, self._timeout)
+            return [json.loads(text) for text in self._store.multi_get(keys)]
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"rank {self._rank} waited in vain for what the other ranks of its node save: "
+                f"{str(error).splitlines()[0]}"
+            ) from None
 
     def _make_pool(self, plan: Plan) -> Pool:
         """Make room for the writer's chunk and, when lazy, for those that wait."""
@@ -208,24 +247,41 @@ class CheckpointManager:
         waiting = chunks if self._is_lazy else 0
         if options.pool_bytes is not None:
             waiting = min(waiting, options.pool_bytes // options.chunk_bytes)
+        self._check_memory((waiting + 1) * options.chunk_bytes if chunks else 0)
         return Pool(waiting + 1 if chunks else 0, options.chunk_bytes, plan.device)
+
+    def _check_memory(self, needed: int) -> None:
+        """Refuse what this host cannot hold beside its other ranks' pools.
+
+        Raises:
+            CheckpointError: says how much there is.
+        """
+        ranks, free = self._options.neighbours, psutil.virtual_memory().available
+        if needed * ranks > free:
+            raise CheckpointError(
+                f"checkpoints need {format_bytes(needed)} of host memory on each of the {ranks} "
+                f"ranks of a node, {format_bytes(needed * ranks)} in all; {format_bytes(free)} "
+                "is free. Set checkpoint.pool_bytes to less (the update then waits for the disk), "
+                "or cut the optimizer states over more ranks"
+            )
 
     def _save(self, task: Task, snapshot: Snapshot, ballot: Ballot) -> None:
         """Save, on whatever thread; what goes wrong is kept for `poll`."""
         begin = time.monotonic()
         try:
             save(task, snapshot, ballot)
+            if task.leads:
+                prune(self._folder, task.step, self._keep, self._options.keep_every_steps)
             if self._rank == 0:
                 seconds = time.monotonic() - begin
-                _log.info("checkpoint of step %d: %s", task.step, format_seconds(seconds))
-                self._clean_up(task, ballot)
+                _log.info("%s: %s", task.final, format_seconds(seconds))
+                self._forget(ballot)
         except BaseException as error:
             self._error = _as_checkpoint_error(task, error)
             self._old.append(ballot)
 
-    def _clean_up(self, task: Task, ballot: Ballot) -> None:
-        """Delete old checkpoints, and the keys of ballots that every rank has left."""
-        prune(self._folder, task.step, self._keep, self._options.keep_every_steps)
+    def _forget(self, ballot: Ballot) -> None:
+        """Delete the keys of ballots that every rank has left."""
         with suppress(RuntimeError):  # the store is gone, and its keys with it
             for old in self._old:
                 old.forget()

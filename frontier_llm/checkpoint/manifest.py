@@ -9,24 +9,25 @@ a box of a global tensor and a run of that box's elements.
 
 import json
 import re
+from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from frontier_llm.checkpoint.names import MANIFEST
 from frontier_llm.checkpoint.pieces import Shape
 from frontier_llm.errors import CheckpointError
 from frontier_llm.units import MIB
 
 FORMAT = 1
-MANIFEST = "manifest.json"
 STATES = ("master", "exp_avg", "exp_avg_sq")
 ELEMENT_BYTES = 4
 CHUNK_BYTES = 16 * MIB
 """What is written, digested and verified at once."""
 _DIGEST = re.compile(rb'\{"xxh3_128":"([0-9a-f]{32})",')
-_FOLDER = re.compile(r"step_(\d{8,})(\.[a-z]+)?")
 
 
 class _Model(BaseModel):
@@ -62,20 +63,27 @@ class Tensor(_Model):
 
 
 class File(_Model):
-    """A rank's file."""
+    """A file of a checkpoint."""
 
     size: int
     """Bytes."""
-    xxh3_128: str
-    """Digest of the whole file."""
+    xxh3_128: str | None
+    """Digest of the whole file; None where several ranks wrote it."""
     chunks: tuple[str, ...]
     """Digest of each `chunk_bytes` of it, so that a reader can verify what it reads."""
+
+
+class FilePart(File):
+    """What one rank wrote of a file: whole chunks, and what remains at the end of the file."""
+
+    at: int
+    """First byte in the file."""
 
 
 class RankRecord(_Model):
     """What one rank has written: what rank 0 makes the manifest of."""
 
-    files: dict[str, File]
+    files: dict[str, FilePart]
     tensors: dict[str, Tensor]
 
 
@@ -87,6 +95,9 @@ class Manifest(_Model):
     """Optimizer steps done."""
     world: int
     """Ranks that wrote it."""
+    repeats: bool = False
+    """Whether elements may be stored more than once: in a node's own checkpoint, which holds all
+    that its ranks need."""
     chunk_bytes: int
     """Bytes of a file that share a digest."""
     files: dict[str, File]
@@ -98,14 +109,25 @@ class Manifest(_Model):
 
     @classmethod
     def merged(
-        cls, step: int, chunk_bytes: int, records: list[RankRecord], meta: dict[str, Any]
+        cls,
+        step: int,
+        chunk_bytes: int,
+        records: Sequence[RankRecord],
+        meta: dict[str, Any],
+        *,
+        repeats: bool = False,
     ) -> "Manifest":
-        """Put together what all ranks have written."""
-        files: dict[str, File] = {}
+        """Put together what ranks have written.
+
+        Raises:
+            CheckpointError: they left something of a file out.
+        """
+        parts: dict[str, list[FilePart]] = {}
         pieces: dict[str, list[Piece]] = {}
         shapes: dict[str, Shape] = {}
         for record in records:
-            files.update(record.files)
+            for name, part in record.files.items():
+                parts.setdefault(name, []).append(part)
             for name, tensor in record.tensors.items():
                 shapes[name] = tensor.shape
                 pieces.setdefault(name, []).extend(tensor.pieces)
@@ -115,8 +137,9 @@ class Manifest(_Model):
         return cls(
             step=step,
             world=len(records),
+            repeats=repeats,
             chunk_bytes=chunk_bytes,
-            files=files,
+            files={name: _joined(name, found) for name, found in parts.items()},
             tensors=tensors,
             meta=meta,
         )
@@ -141,48 +164,54 @@ class Manifest(_Model):
         path = folder / MANIFEST
         try:
             text = path.read_bytes()
-            version = json.loads(text).get("format")
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+        return cls.parse(text, str(path))
+
+    @classmethod
+    def parse(cls, text: bytes, name: str) -> "Manifest":
+        """Read what `to_bytes` wrote.
+
+        Args:
+            text: the content.
+            name: of the file, for messages.
+
+        Raises:
+            CheckpointError: it is damaged, or of another format.
+        """
+        try:
+            version = json.loads(text).get("format")
         except (ValueError, AttributeError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from None
+            raise CheckpointError(f"{name} is damaged: {error}") from None
         if version != FORMAT:
             raise CheckpointError(
-                f"{path} is of format {version!r}, this version of frontier_llm reads format "
+                f"{name} is of format {version!r}, this version of frontier_llm reads format "
                 f"{FORMAT}: read it with the version that wrote it"
             )
         head = _DIGEST.match(text)
         if head is None or head[1].decode() != xxhash.xxh3_128_hexdigest(text[head.end() :]):
-            raise CheckpointError(f"{path} is damaged: its digest does not fit its content")
+            raise CheckpointError(f"{name} is damaged: its digest does not fit its content")
         try:
             return cls.model_validate_json(b"{" + text[head.end() :])
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise CheckpointError(f"{path} is damaged at {where}: {first['msg']}") from None
+            raise CheckpointError(f"{name} is damaged at {where}: {first['msg']}") from None
 
 
-def rank_file(rank: int) -> str:
-    """Return the name of a rank's file."""
-    return f"rank_{rank:05d}.safetensors"
+def _joined(name: str, parts: Sequence[FilePart]) -> File:
+    """Put a file together from what ranks wrote of it.
 
-
-def step_folder(step: int) -> str:
-    """Return the name of a committed checkpoint's folder."""
-    return f"step_{step:08d}"
-
-
-def partial_folder(step: int) -> str:
-    """Return the name of the folder while it is written."""
-    return f"{step_folder(step)}.partial"
-
-
-def parse_folder(name: str) -> tuple[int, str] | None:
-    """Read a folder's name.
-
-    Returns:
-        (step, what it is): "" for a checkpoint, ".partial" while it is written, ".replaced" when
-        another one of the same step takes its place, ".deleting"; None for any other name.
+    Raises:
+        CheckpointError: they leave something out, or overlap.
     """
-    match = _FOLDER.fullmatch(name)
-    return (int(match[1]), match[2] or "") if match else None
+    ordered = sorted(parts, key=attrgetter("at"))
+    end = 0
+    for part in ordered:
+        if part.at != end:
+            raise CheckpointError(f"{name}: nobody, or more than one rank, wrote byte {end}")
+        end += part.size
+    whole = ordered[0].xxh3_128 if len(ordered) == 1 else None
+    return File(
+        size=end, xxh3_128=whole, chunks=tuple(chunk for part in ordered for chunk in part.chunks)
+    )

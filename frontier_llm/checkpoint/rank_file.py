@@ -14,38 +14,47 @@ from types import TracebackType
 import torch
 import xxhash
 
-from frontier_llm.checkpoint.manifest import File
+from frontier_llm.checkpoint.manifest import FilePart
 from frontier_llm.checkpoint.plan import PAGE_BYTES
 from frontier_llm.errors import CheckpointError
-from frontier_llm.units import format_bytes
+from frontier_llm.units import MIB, format_bytes
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
+_CACHED_BYTES = MIB // 4
+"""Of a core's own cache, even on small processors."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class RankFile:
-    """A new file that takes its chunks in order; a context manager that removes it on failure."""
+    """A new file, or a rank's part of one, that takes its chunks in order.
 
-    def __init__(self, path: Path, size: int) -> None:
-        """Create the file and reserve its space.
+    A context manager that removes the file on failure.
+    """
+
+    def __init__(self, path: Path, size: int, at: int = 0, total: int | None = None) -> None:
+        """Create the file and reserve the space of this rank's part.
 
         Args:
-            path: overwritten; its folder is made.
-            size: bytes.
+            path: its folder is made. Overwritten; of a file that ranks share, this part of it.
+            size: bytes of this rank's part.
+            at: where it begins in a file that ranks share, a multiple of a page.
+            total: bytes of such a file; None: it is this rank's alone.
 
         Raises:
             CheckpointError: it cannot be made, or there is no room for it.
         """
-        self._path, self._size, self._written = path, size, 0
+        self._path, self._size, self._at, self._written = path, size, at, 0
+        self._ends_file = total is None or at + size == total
+        self._whole = total is None or size == total
         self._digest = xxhash.xxh3_128()
         self._chunks: list[str] = []
         try:
-            self._fd = _create(path)
+            self._fd = _create(path, os.O_TRUNC if total is None else 0)
         except OSError as error:
             raise self._failure(error) from None
         try:
-            os.posix_fallocate(self._fd, 0, size)
+            os.posix_fallocate(self._fd, at, size)
         except OSError as error:
             # The C library reserves where the file system cannot, by single bytes: O_DIRECT
             # refuses these, and we do without.
@@ -76,33 +85,46 @@ class RankFile:
             CheckpointError: it cannot be written.
         """
         content = buffer.numpy().data
-        self._chunks.append(xxhash.xxh3_128_hexdigest(content[:size]))
-        self._digest.update(content[:size])
+        self._digest_chunk(content[:size])
         whole_pages = -(-size // PAGE_BYTES) * PAGE_BYTES
         try:
             self._write(content[:whole_pages])
         except OSError as error:
             raise self._failure(error) from None
 
-    def finish(self) -> File:
+    def finish(self) -> FilePart:
         """Cut what the last page has too much, and wait until all is on disk.
 
         Raises:
             CheckpointError: it is not.
         """
         try:
-            os.ftruncate(self._fd, self._size)
+            if self._ends_file:
+                os.ftruncate(self._fd, self._at + self._size)
             os.fsync(self._fd)
             os.close(self._fd)
         except OSError as error:
             raise self._failure(error) from None
         self._fd = -1
-        return File(size=self._size, xxh3_128=self._digest.hexdigest(), chunks=tuple(self._chunks))
+        digest = self._digest.hexdigest() if self._whole else None
+        return FilePart(at=self._at, size=self._size, xxh3_128=digest, chunks=tuple(self._chunks))
+
+    def _digest_chunk(self, content: memoryview) -> None:
+        """Add a chunk to both digests, piece by piece: the second finds each in the cache."""
+        if not self._whole:
+            self._chunks.append(xxhash.xxh3_128_hexdigest(content))
+            return
+        chunk = xxhash.xxh3_128()
+        for start in range(0, len(content), _CACHED_BYTES):
+            piece = content[start : start + _CACHED_BYTES]
+            chunk.update(piece)
+            self._digest.update(piece)
+        self._chunks.append(chunk.hexdigest())
 
     def _write(self, content: memoryview) -> None:
         while content:
             try:
-                count = os.pwrite(self._fd, content, self._written)
+                count = os.pwrite(self._fd, content, self._at + self._written)
             except OSError as error:
                 flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
                 if error.errno != errno.EINVAL or not flags & _DIRECT:
@@ -127,9 +149,9 @@ class RankFile:
         )
 
 
-def _create(path: Path) -> int:
-    """Open a new file, without the page cache where the file system can do without."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+def _create(path: Path, truncate: int) -> int:
+    """Open a file for writing, without the page cache where the file system can do without."""
+    flags = os.O_WRONLY | os.O_CREAT | truncate | os.O_CLOEXEC
     for direct in (_DIRECT, _DIRECT, _DIRECT, 0):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -1,46 +1,88 @@
-"""Reading ranges of a checkpoint's files, each verified before its bytes are used."""
+"""Reading ranges of a checkpoint's files: a thread reads ahead of whoever uses them.
 
+A buffer goes around: free -> filled by the thread -> compared with its digest and used -> free.
+There are two: one is being read while one is used, so the disk never waits for a processor.
+"""
+
+import errno
+import fcntl
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 
-import numpy as np
-import numpy.typing as npt
+import torch
 import xxhash
 
-from frontier_llm.checkpoint.manifest import File
+from frontier_llm.checkpoint.plan import PAGE_BYTES
+from frontier_llm.checkpoint.pool import Pool
 from frontier_llm.checkpoint.scan import Checkpoint
 from frontier_llm.errors import CheckpointError
 
-Bytes = npt.NDArray[np.uint8]
+_DIRECT = getattr(os, "O_DIRECT", 0)
+_BUFFERS = 2
 
 
-class FileReader:
-    """One file of a checkpoint, read through a window; a context manager.
+@dataclass(frozen=True)
+class Range:
+    """Bytes [start, stop) of a file, in one chunk: all of it where it is to be verified."""
 
-    What is verified is read in whole chunks. The rest of the last one stays in the window, so a
-    chunk that two ranges share is read once if the ranges come in order.
-    """
+    file: str
+    start: int
+    stop: int
 
-    def __init__(self, checkpoint: Checkpoint, name: str, verify: bool) -> None:
-        """Open the file.
+    @property
+    def first_page(self) -> int:
+        """Where the page begins in which it begins."""
+        return self.start // PAGE_BYTES * PAGE_BYTES
 
-        Raises:
-            CheckpointError: it cannot be opened.
+    @property
+    def pages_bytes(self) -> int:
+        """Of all pages that it touches."""
+        return -(-(self.stop - self.first_page) // PAGE_BYTES) * PAGE_BYTES
+
+
+def chunk_ranges(checkpoint: Checkpoint, name: str) -> list[Range]:
+    """Return the chunks of a file."""
+    size, chunk = checkpoint.manifest.files[name].size, checkpoint.manifest.chunk_bytes
+    return [Range(name, start, min(start + chunk, size)) for start in range(0, size, chunk)]
+
+
+class ReadAhead:
+    """Ranges of files, in order. A context manager that ends its thread."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        ranges: Sequence[Range],
+        verify: bool,
+        past_cache: bool = True,
+    ) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            checkpoint: whose files are read.
+            ranges: those of one file one behind the other.
+            verify: whether to compare digests; then each range is a whole chunk.
+            past_cache: whether to read past the page cache where the file system can: faster,
+                unless other processes of this host read the same.
         """
-        self._path: Path = checkpoint.folder / name
-        self._file: File = checkpoint.manifest.files[name]
-        self._unit = checkpoint.manifest.chunk_bytes if verify else 1
-        self._verify = verify
-        self._start, self._length = 0, 0  # the window, in the file
-        self._buffer = np.empty(0, dtype=np.uint8)  # begins with it
-        try:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise self._unreadable(error) from None
+        self._checkpoint, self._ranges, self._verify = checkpoint, ranges, verify
+        self._flags = os.O_RDONLY | os.O_CLOEXEC | (_DIRECT if past_cache else 0)
+        largest = max((range_.pages_bytes for range_ in ranges), default=0)
+        pool = Pool(min(_BUFFERS, len(ranges)), largest, torch.device("cpu"))
+        self._free: SimpleQueue[torch.Tensor | None] = SimpleQueue()
+        while (buffer := pool.take()) is not None:
+            self._free.put(buffer)
+        self._filled: SimpleQueue[tuple[torch.Tensor, Exception | None]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._read, name="checkpoint reader", daemon=True)
 
-    def __enter__(self) -> "FileReader":
+    def __enter__(self) -> "ReadAhead":
+        self._thread.start()
         return self
 
     def __exit__(
@@ -49,70 +91,89 @@ class FileReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        os.close(self._fd)
+        self._free.put(None)
+        self._thread.join()
 
-    def read(self, start: int, stop: int) -> Bytes:
-        """Return bytes [start, stop) of the file; valid until the next call.
-
-        Raises:
-            CheckpointError: they cannot be read, or are not what was written; names the file and
-                the range.
-        """
-        if start < self._start or stop > self._start + self._length:
-            self._move(start, stop)
-        return self._buffer[start - self._start : stop - self._start]
-
-    def chunks(self) -> Iterator[tuple[int, CheckpointError | None]]:
-        """Verify the whole file.
+    def __iter__(self) -> Iterator[tuple[Range, torch.Tensor | CheckpointError]]:
+        """Yield each range with its content, or with what is wrong with it.
 
         Yields:
-            (bytes looked at, what is wrong with them), chunk by chunk.
+            (range, [stop - start] uint8, valid until the next one is drawn).
         """
-        for start in range(0, self._file.size, self._unit):
-            stop = min(start + self._unit, self._file.size)
-            try:
-                self.read(start, stop)
-            except CheckpointError as error:
-                yield stop - start, error
-            else:
-                yield stop - start, None
+        for range_ in self._ranges:
+            buffer, error = self._filled.get()
+            if error is not None and not isinstance(error, CheckpointError):
+                raise error
+            begin = range_.start - range_.first_page
+            content = buffer[begin : begin + range_.stop - range_.start]
+            yield range_, error or self._damage(range_, content) or content
+            self._free.put(buffer)
 
-    def _move(self, start: int, stop: int) -> None:
-        """Move the window forward over [start, stop), or anywhere else; keep what is in it."""
-        end = self._start + self._length
-        if self._start <= start < end:
-            kept, done = self._buffer[start - self._start : self._length].copy(), end
-        else:
-            kept, done = self._buffer[:0], start // self._unit * self._unit
-        begin = done - kept.size
-        last = min(-(-stop // self._unit) * self._unit, self._file.size)
-        if last - begin > self._buffer.size:
-            self._buffer = np.empty(last - begin, dtype=np.uint8)
-        self._buffer[: kept.size] = kept
-        self._start, self._length = begin, kept.size
-        while done < last:
-            next_ = min(done + self._unit, last) if self._verify else last
-            self._fetch(self._buffer[done - begin : next_ - begin], done)
-            done = next_
-        self._length = last - begin
+    def _read(self) -> None:
+        """Fill buffers until all is read, or nobody uses them any longer."""
+        with ExitStack() as opened:
+            name, descriptor = "", -1
+            for range_ in self._ranges:
+                buffer = self._free.get()
+                if buffer is None:
+                    return
+                error: Exception | None = None
+                try:
+                    if range_.file != name:
+                        opened.close()  # the file before
+                        descriptor, name = self._open(range_.file), range_.file
+                        opened.callback(os.close, descriptor)
+                    self._fetch(descriptor, range_, buffer)
+                except Exception as failure:  # whatever it is, somebody waits for this range
+                    error = failure
+                self._filled.put((buffer, error))
 
-    def _fetch(self, target: Bytes, start: int) -> None:
-        got = 0
-        while got < target.size:
+    def _open(self, name: str) -> int:
+        path = self._checkpoint.folder / name
+        try:
             try:
-                count = os.preadv(self._fd, [target[got:].data], start + got)
+                descriptor = os.open(path, self._flags)
             except OSError as error:
-                raise self._unreadable(error) from None
-            if not count:
-                raise CheckpointError(f"{self._path} is damaged: it ends at byte {start + got}")
-            got += count
-        if self._verify:
-            index = start // self._unit
-            if xxhash.xxh3_128_hexdigest(target.data) != self._file.chunks[index]:
-                raise CheckpointError(
-                    f"{self._path} is damaged: bytes {start} to {start + target.size} are not "
-                    "what was written; move this checkpoint away to use an earlier one"
-                )
+                if error.errno != errno.EINVAL:
+                    raise
+                descriptor = os.open(path, self._flags & ~_DIRECT)
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        if not self._flags & _DIRECT:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        return descriptor
 
-    def _unreadable(self, error: OSError) -> CheckpointError:
-        return CheckpointError(f"{self._path} cannot be read: {error.strerror or error}")
+    def _fetch(self, descriptor: int, range_: Range, buffer: torch.Tensor) -> None:
+        path, needed = self._checkpoint.folder / range_.file, range_.stop - range_.first_page
+        content = buffer.numpy().data[: range_.pages_bytes]
+        got = 0
+        while got < needed:
+            try:
+                count = os.preadv(descriptor, [content[got:]], range_.first_page + got)
+            except OSError as error:
+                flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+                if error.errno != errno.EINVAL or not flags & _DIRECT:
+                    raise _unreadable(path, error) from None
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
+                continue
+            if not count:
+                end = range_.first_page + got
+                raise CheckpointError(f"{path} is damaged: it ends at byte {end}")
+            got += count
+
+    def _damage(self, range_: Range, content: torch.Tensor) -> CheckpointError | None:
+        """Say what is wrong with a chunk, if it is to be verified."""
+        if not self._verify:
+            return None
+        manifest, path = self._checkpoint.manifest, self._checkpoint.folder / range_.file
+        wanted = manifest.files[range_.file].chunks[range_.start // manifest.chunk_bytes]
+        if xxhash.xxh3_128_hexdigest(content.numpy().data) == wanted:
+            return None
+        return CheckpointError(
+            f"{path} is damaged: bytes {range_.start} to {range_.stop} are not what was "
+            "written; move this checkpoint away to use an earlier one"
+        )
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{path} cannot be read: {error.strerror or error}")

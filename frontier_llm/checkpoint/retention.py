@@ -10,14 +10,15 @@ from pathlib import Path
 
 from frontier_llm.checkpoint.durable import remove_folder, sync_folder
 from frontier_llm.checkpoint.faults import reach
-from frontier_llm.checkpoint.manifest import parse_folder
+from frontier_llm.checkpoint.names import COMMITTED, parse_folder
 from frontier_llm.checkpoint.scan import scan
+from frontier_llm.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
 
 
 def prune(folder: Path, committed_step: int, keep: int, keep_every_steps: int | None) -> None:
-    """Delete what is no longer to be kept. Rank 0 only.
+    """Delete what is no longer to be kept. One rank a folder.
 
     Damaged checkpoints neither count nor go: somebody may want to look at them. What earlier
     attempts left unfinished up to this step goes. A failure to delete is logged, no more.
@@ -37,6 +38,32 @@ def prune(folder: Path, committed_step: int, keep: int, keep_every_steps: int | 
                 _delete(checkpoint.folder)
     except OSError as error:
         _log.warning("an old checkpoint cannot be deleted: %s", error)
+
+
+def void_later(folder: Path, step: int) -> None:
+    """Take checkpoints of later steps out of the count: the run goes on from `step` another way.
+
+    They are renamed to `step_N.void`, and stay until somebody deletes them. One process a folder.
+
+    Args:
+        folder: of all checkpoints of the run; it may be absent.
+        step: that the run goes on from.
+
+    Raises:
+        CheckpointError: one cannot be renamed: the next start would take it for the newest.
+    """
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        parsed = parse_folder(path.name)
+        if parsed is None or parsed[0] <= step or parsed[1] not in COMMITTED:
+            continue
+        void = path.with_name(f"{path.name}.void")
+        try:
+            if void.exists():
+                remove_folder(void)
+            path.rename(void)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be renamed: {error.strerror}") from None
+        _log.warning("the run goes on from step %d: %s no longer counts", step, void)
 
 
 def _remove_leftovers(folder: Path, committed_step: int) -> None:

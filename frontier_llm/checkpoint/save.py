@@ -3,10 +3,14 @@
 step_N.partial/   every rank writes and syncs its file, and reports its size and digests
 manifest.json     rank 0 writes and syncs it when all have
 step_N/           rank 0 renames the folder: from here on, and only from here on, it exists
+
+Where each node has a folder of its own, rank 0 decides for all as above, with its own node's
+folder; then the first rank of each other node writes its node's manifest and renames that one.
 """
 
 import contextlib
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +18,8 @@ from typing import Any
 from frontier_llm.checkpoint.commit import Ballot, UndecidedError
 from frontier_llm.checkpoint.durable import remove_folder, sync_folder
 from frontier_llm.checkpoint.faults import reach
-from frontier_llm.checkpoint.manifest import (
-    MANIFEST,
-    File,
-    Manifest,
-    RankRecord,
-    partial_folder,
-    step_folder,
-)
+from frontier_llm.checkpoint.manifest import File, FilePart, Manifest, RankRecord
+from frontier_llm.checkpoint.names import MANIFEST, partial_folder, step_folder
 from frontier_llm.checkpoint.plan import Plan
 from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.checkpoint.snapshot import Snapshot
@@ -42,6 +40,13 @@ class Task:
     """Of this process."""
     plan: Plan
     """What this rank writes."""
+    sharing: range
+    """The ranks that share the folder: all, or those of this rank's node."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank gives the folder its name."""
+        return self.rank == self.sharing.start
 
     @property
     def partial(self) -> Path:
@@ -69,6 +74,8 @@ def save(task: Task, snapshot: Snapshot, ballot: Ballot) -> None:
             _commit(task, ballot)
         else:
             ballot.wait_for_end()
+            if task.leads:
+                _follow(task, ballot)
     except UndecidedError:
         raise  # if rank 0 lives, it may still rename the folder: leave the file in it
     except FrontierError:
@@ -94,11 +101,11 @@ def _write_and_vote(task: Task, snapshot: Snapshot, ballot: Ballot) -> None:
     reach("reported", task.rank)
 
 
-def _write(task: Task, snapshot: Snapshot) -> File | None:
+def _write(task: Task, snapshot: Snapshot) -> FilePart | None:
     plan, rank = task.plan, task.rank
     if not plan.chunks:
         return None
-    with RankFile(task.partial / plan.name, plan.size) as file:
+    with RankFile(task.partial / plan.name, plan.size, plan.at, plan.total) as file:
         reach("file.created", rank)
         for index, (buffer, size) in enumerate(snapshot.chunks()):
             if index == len(plan.chunks) // 2:
@@ -113,11 +120,10 @@ def _write(task: Task, snapshot: Snapshot) -> File | None:
 def _commit(task: Task, ballot: Ballot) -> None:
     """Make the checkpoint exist, and tell the other ranks that it does, or why not."""
     try:
-        records = [RankRecord.model_validate_json(record) for record in ballot.gather()]
-        manifest = Manifest.merged(task.step, task.plan.chunk_bytes, records, task.meta)
-        task.partial.mkdir(parents=True, exist_ok=True)
-        _check_files(task.partial, manifest)
-        _write_manifest(task, manifest)
+        records = ballot.gather()
+        _complete(
+            task, [records[rank] for rank in task.sharing], repeats=len(task.sharing) < len(records)
+        )
         ballot.seal()
         reach("sealed", task.rank)
         _rename(task)
@@ -132,22 +138,43 @@ def _commit(task: Task, ballot: Ballot) -> None:
     reach("concluded", task.rank)
 
 
-def _check_files(partial: Path, manifest: Manifest) -> None:
+def _follow(task: Task, ballot: Ballot) -> None:
+    """Name this node's folder too, after rank 0 has decided and named its own.
+
+    Raises:
+        CheckpointError: on this rank alone: the node lacks this checkpoint, so nobody will use it.
+    """
+    try:
+        _complete(task, ballot.records(task.sharing), repeats=True)
+        _rename(task)
+    except Exception as error:
+        raise CheckpointError(f"rank {task.rank}: {_words(error)}") from error
+
+
+def _complete(task: Task, records: Sequence[str], *, repeats: bool) -> None:
+    """See that all files of this folder are there, and write the manifest beside them."""
+    read = [RankRecord.model_validate_json(record) for record in records]
+    manifest = Manifest.merged(task.step, task.plan.chunk_bytes, read, task.meta, repeats=repeats)
+    task.partial.mkdir(parents=True, exist_ok=True)
+    _check_files(task.partial, manifest.files)
+    _write_manifest(task, manifest.to_bytes())
+
+
+def _check_files(partial: Path, files: Mapping[str, File]) -> None:
     """See that what the ranks wrote is here, and remove what an earlier attempt left."""
     here = {path.name: path.stat().st_size for path in partial.iterdir()}
-    for name, file in manifest.files.items():
+    for name, file in files.items():
         if here.get(name) != file.size:
             found = f"has {here[name]} bytes" if name in here else "is not there"
             raise CheckpointError(
                 f"rank 0 cannot see what another rank wrote: {partial / name} {found} and should "
                 f"have {file.size}; run.dir must be on a file system that all nodes share"
             )
-    for name in here.keys() - manifest.files.keys():
+    for name in here.keys() - files.keys():
         (partial / name).unlink()
 
 
-def _write_manifest(task: Task, manifest: Manifest) -> None:
-    content = manifest.to_bytes()
+def _write_manifest(task: Task, content: bytes) -> None:
     middle = len(content) // 2
     with (task.partial / MANIFEST).open("wb") as stream:
         stream.write(content[:middle])

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontier_llm.checkpoint.manifest import MANIFEST, Manifest, parse_folder
+from frontier_llm.checkpoint.manifest import Manifest
+from frontier_llm.checkpoint.names import COMMITTED, FOLDER, MANIFEST, parse_folder
 from frontier_llm.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def scan(folder: Path) -> Found:
     for path, step, kind in _folders(folder):
         if kind == ".partial":
             partial.append(path)
-        elif kind in ("", ".replaced"):
+        elif kind in COMMITTED:
             try:
                 complete.append(Checkpoint.open(path))
             except CheckpointError as error:
@@ -72,31 +73,57 @@ def scan(folder: Path) -> Found:
     return Found(tuple(complete), tuple(damaged), tuple(partial))
 
 
-def newest(folder: Path) -> Checkpoint | None:
-    """Return the newest complete checkpoint of a folder.
+def usable(folder: Path, fallback: bool) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints that a run may go on from, the newest first.
 
-    What is newer and cannot be used is named in the log. Partial checkpoints were never committed:
-    a folder with nothing else is as good as an empty one.
+    What is left out is named in the log. Partial checkpoints were never committed: a folder with
+    nothing else is as good as an empty one.
 
-    Returns:
-        None if no checkpoint was ever committed.
+    Args:
+        folder: of all checkpoints of a run; it may be absent.
+        fallback: whether older ones may stand in for a newest one that is damaged.
 
     Raises:
-        CheckpointError: there are checkpoints, and every one is damaged.
+        CheckpointError: the newest is damaged and no other may stand in, or all are damaged.
     """
     found = scan(folder)
-    best = found.complete[0] if found.complete else None
-    newer = [error for step, error in found.damaged if best is None or step > best.step]
+    best = found.complete[0].step if found.complete else -1
+    newer = [error for step, error in found.damaged if step > best]
+    if newer and not found.complete:
+        raise CheckpointError(f"every checkpoint of {folder} is damaged; the newest: {newer[0]}")
+    if newer and not fallback:
+        raise CheckpointError(
+            f"the newest checkpoint is damaged: {newer[0]}\n"
+            f"  do: checkpoint.fallback=true goes on from an older one, of step {best}"
+        )
     for path in found.partial:
         _log.warning("%s was never completed and is left out", path)
     for error in newer:
         _log.warning("%s; it is left out", error)
-    if best is None and newer:
-        raise CheckpointError(
-            f"no checkpoint of {folder} can be used: {newer[0]}"
-            + (f" (and {len(newer) - 1} more)" if len(newer) > 1 else "")
-        )
-    return best
+    return found.complete
+
+
+def newest(folder: Path, fallback: bool = False) -> Checkpoint | None:
+    """Return the newest of `usable`; None if no checkpoint was ever committed.
+
+    Raises:
+        CheckpointError: as `usable`.
+    """
+    return next(iter(usable(folder, fallback)), None)
+
+
+def find(path: Path) -> Checkpoint:
+    """Return the checkpoint that a path means.
+
+    Args:
+        path: of a checkpoint, of a folder of them, or a run.dir: of these the newest that is
+            whole.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    folder = path / FOLDER if (path / FOLDER).is_dir() else path
+    return newest(folder, fallback=True) or Checkpoint.open(path)
 
 
 def _folders(folder: Path) -> Iterator[tuple[Path, int, str]]:

@@ -4,14 +4,17 @@ An element's value is a function of its tensor, its place in it, the state and t
 fp32: whatever is read can be compared without having been kept.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from frontier_llm.checkpoint.manifest import STATES
+from frontier_llm.checkpoint.restore import load
+from frontier_llm.checkpoint.scan import newest
 from frontier_llm.protocols import ParameterRecord, Placement, StateShard
 
 MODEL = {
@@ -30,6 +33,15 @@ def value(name: str, state: str, step: int) -> np.ndarray:
     shape = MODEL[name]
     salt = list(MODEL).index(name) * 10_000 + STATES.index(state) * 100_000 + step * 400_000
     return (np.arange(prod(shape), dtype=np.float32) + salt).reshape(shape)
+
+
+def restore(folder: Path, shards: Iterable[StateShard], **options: Any) -> dict[str, Any] | None:
+    """Load the newest checkpoint, or an older one where that is short; return what was saved."""
+    checkpoint = newest(folder, fallback=True)
+    if checkpoint is None:
+        return None
+    load(checkpoint, shards, **options)
+    return checkpoint.manifest.meta
 
 
 class States:

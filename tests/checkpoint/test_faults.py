@@ -11,12 +11,12 @@ import pytest
 
 from frontier_llm.checkpoint.faults import POINTS, VARIABLE
 from frontier_llm.checkpoint.manager import CheckpointManager, Options
-from frontier_llm.checkpoint.manifest import MANIFEST, Manifest
-from frontier_llm.checkpoint.restore import restore
+from frontier_llm.checkpoint.manifest import Manifest
+from frontier_llm.checkpoint.names import MANIFEST
 from frontier_llm.checkpoint.scan import newest, scan
 from frontier_llm.errors import CheckpointError
 from tests.checkpoint.crew import IMPATIENCE, PATIENCE, Outcome, run_crew
-from tests.checkpoint.states import States
+from tests.checkpoint.states import States, restore
 
 SIZE = 4
 SMALL = Options(chunk_bytes=4096)
@@ -175,7 +175,9 @@ def test_another_version(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_nothing_usable_is_not_nothing(saved: Path, tmp_path_factory: Any) -> None:
     for step in (1, 2):
         (saved / f"step_{step:08d}" / MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match=r"no checkpoint of .* can be used: .*and 1 more"):
+    with pytest.raises(
+        CheckpointError, match=r"every checkpoint of .* is damaged; the newest: .*step_00000002"
+    ):
         newest(saved)
     assert newest(tmp_path_factory.mktemp("empty")) is None
     assert newest(saved / "absent") is None

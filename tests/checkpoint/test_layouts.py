@@ -7,18 +7,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch.distributed.distributed_c10d import _get_default_store
 
 from frontier_llm.checkpoint.manager import CheckpointManager, Options
 from frontier_llm.checkpoint.manifest import STATES
-from frontier_llm.checkpoint.restore import restore
+from frontier_llm.checkpoint.scan import find
 from frontier_llm.geometry.layout import resolve_factors
 from frontier_llm.parallel.world import World
 from tests.checkpoint.crew import PATIENCE
-from tests.checkpoint.states import assemble
+from tests.checkpoint.states import assemble, restore
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
-from tests.values import tiny_values
+from tests.values import TINY_T5, tiny_values
 
 MODEL = ("model.vocabulary=131", "model.activation=swiglu", "data.global_batch=8")
 UNTIED = ("model.tied=false", "model.norm=rmsnorm", "model.positions=rotary", "model.bias=false")
@@ -39,11 +40,17 @@ LAYOUTS: dict[str, tuple[int, int | None, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+TOGETHER = ("tensor2_pipeline2_chunks2_amsp", "mics")
+"""The ranks of a node write one file."""
+
+
 @dataclass(frozen=True)
 class Saved:
     folder: Path
     model: tuple[str, ...]
     states: dict[str, dict[tuple[str, str], torch.Tensor]]
+    next_loss: dict[str, float]
+    """Of the step after the checkpoint, in the run that made it."""
 
 
 def values_of(layout: str, model: tuple[str, ...]) -> tuple[int, int | None, dict[str, Any]]:
@@ -67,46 +74,60 @@ def collect(rig: Rig) -> list[Any]:
     return found
 
 
-def train_and_save(world: World, folder: Path, values: dict[str, Any]) -> list[Any]:
+def train_and_save(
+    world: World, folder: Path, values: dict[str, Any], together: bool
+) -> tuple[list[Any], float]:
+    """Save after a step; return the states, and the loss of the step after it."""
+    first = world.rank // world.ranks_per_node * world.ranks_per_node
+    node = range(first, first + world.ranks_per_node)
     rig = make_rig(world, values)
     rig.train(1)
     saved = collect(rig)
     replica = resolve_factors(rig.config, rig.groups.grid).digits(rig.groups.at.data).d
     manager = CheckpointManager(
         folder, world.rank, world.size, _get_default_store(), "lazy", 1, PATIENCE,
-        Options(chunk_bytes=8192),
+        Options(chunk_bytes=8192, together=node if together else None),
     )  # fmt: skip
     shards = list(rig.states.shards()) if replica == 0 else []
     manager.begin(1, shards, {"step": 1})
     manager.fence()
-    rig.train(1, first=1)
+    loss = rig.train(1, first=1)[0].loss
     manager.close()
     dist.barrier()
-    return saved
+    return saved, loss
 
 
-def load_all(world: World, folder: Path, values: dict[str, Any]) -> dict[str, list[Any]]:
-    """Load what every layout has saved, one after the other."""
+def load_all(
+    world: World, folder: Path, values: dict[str, Any]
+) -> dict[str, tuple[list[Any], float]]:
+    """Load what every layout has saved, one after the other, and go on for a step."""
     rig = make_rig(world, {**values, "trainer": {**values["trainer"], "seed": 2}})
     found = {}
     for source in LAYOUTS:
+        rig.states.settle()
         for shard in rig.states.shards():
             for state in STATES:
                 getattr(shard, state).fill_(-1)
         assert restore(folder / source, rig.states.shards()) == {"step": 1}
-        found[source] = collect(rig)
+        states = collect(rig)
+        rig.states.adopt(updates=1)
+        found[source] = states, rig.train(1, first=1)[0].loss
     return found
 
 
-@pytest.fixture(scope="module", params=[(), UNTIED], ids=["tied", "untied"])
+@pytest.fixture(scope="module", params=[(), UNTIED, TINY_T5], ids=["tied", "untied", "t5"])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     folder = tmp_path_factory.mktemp("saved")
-    states = {}
+    states, losses = {}, {}
     for source in LAYOUTS:
         size, per_node, values = values_of(source, request.param)
-        results = run_ranks(train_and_save, size, folder / source, values, ranks_per_node=per_node)
-        states[source] = assemble([piece for rank in results for piece in rank])
-    return Saved(folder, request.param, states)
+        results = run_ranks(
+            train_and_save, size, folder / source, values, source in TOGETHER,
+            ranks_per_node=per_node,
+        )  # fmt: skip
+        states[source] = assemble([piece for rank, _ in results for piece in rank])
+        losses[source] = results[0][1]
+    return Saved(folder, request.param, states, losses)
 
 
 @pytest.mark.parametrize("target", LAYOUTS)
@@ -114,10 +135,22 @@ def test_it_reads_what_every_layout_saved(target: str, saved: Saved) -> None:
     size, per_node, values = values_of(target, saved.model)
     results = run_ranks(load_all, size, saved.folder, values, ranks_per_node=per_node)
     for source, expected in saved.states.items():
-        found = assemble([piece for rank in results for piece in rank[source]])
+        found = assemble([piece for rank in results for piece in rank[source][0]])
         assert found.keys() == expected.keys()
         for key, tensor in expected.items():
             assert torch.equal(found[key], tensor), (source, key)
+        for rank in results:
+            assert rank[source][1] == pytest.approx(saved.next_loss[source], rel=1e-5), source
+
+
+def test_ranks_of_a_node_write_one_plain_safetensors_file(saved: Saved) -> None:
+    for source in TOGETHER:
+        folder = saved.folder / source / "step_00000001"
+        names = sorted(path.name for path in folder.glob("*.safetensors"))
+        assert names == sorted(find(folder).manifest.files)
+        assert names[0] == "ranks_from_00000.safetensors"
+        for name in names:
+            assert load_file(folder / name)
 
 
 def test_states_were_trained(saved: Saved) -> None:

@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 
 from frontier_llm.checkpoint import rank_file
 from frontier_llm.checkpoint.manager import CheckpointManager, Options
-from frontier_llm.checkpoint.manifest import MANIFEST, Manifest
-from frontier_llm.checkpoint.restore import restore
+from frontier_llm.checkpoint.manifest import Manifest
+from frontier_llm.checkpoint.names import MANIFEST
 from frontier_llm.checkpoint.scan import newest
 from frontier_llm.errors import CheckpointError
 from tests.checkpoint.crew import PATIENCE, run_crew
-from tests.checkpoint.states import MODEL, States, value
+from tests.checkpoint.states import MODEL, States, restore, value
 
 SMALL = Options(chunk_bytes=4096)
 
@@ -243,3 +243,9 @@ def test_keys_do_not_pile_up(tmp_path: Path) -> None:
         manager.begin(step, states.shards, {})
         counts.append(store.num_keys())
     assert counts[1] == counts[-1]
+
+
+def test_memory_that_the_node_does_not_have_is_refused(tmp_path: Path) -> None:
+    manager = alone(tmp_path, options=Options(neighbours=10**9))
+    with pytest.raises(CheckpointError, match=r"on each of the 1000000000 ranks of a node.*free"):
+        manager.prepare(States().shards)

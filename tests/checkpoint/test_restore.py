@@ -12,13 +12,14 @@ import torch
 import torch.distributed as dist
 
 from frontier_llm.checkpoint.manager import CheckpointManager, Options
-from frontier_llm.checkpoint.manifest import MANIFEST, STATES, Manifest
-from frontier_llm.checkpoint.restore import load, read_tensor, restore
+from frontier_llm.checkpoint.manifest import STATES, Manifest
+from frontier_llm.checkpoint.names import MANIFEST
+from frontier_llm.checkpoint.restore import check_model, load, read_tensor
 from frontier_llm.checkpoint.scan import Checkpoint, newest
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import Placement, StateShard
 from tests.checkpoint.crew import PATIENCE, run_crew
-from tests.checkpoint.states import MODEL, States, value
+from tests.checkpoint.states import MODEL, States, restore, value
 
 SMALL = Options(chunk_bytes=4096)
 CUTS = [(1, 1), (2, 1), (1, 3), (2, 2), (4, 1), (3, 2)]
@@ -45,7 +46,7 @@ def test_any_cut_reads_any_other(tensor: int, data: int, verify: bool, tmp_path:
     for other_tensor, other_data in CUTS:
         for rank in range(other_tensor * other_data):
             states = States(other_tensor, other_data, rank)
-            load(checkpoint, states.shards, verify)
+            load(checkpoint, states.shards, verify, alone=rank % 2 == 0)
             assert not states.wrong(4)
 
 
@@ -66,29 +67,53 @@ def test_padding_is_left_alone(tmp_path: Path) -> None:
     assert (tokens[:-1] != -1).all()
 
 
-def test_only_the_bytes_that_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of 40 ranks reads a fortieth; when verifying, at most two chunks more for each run."""
-    checkpoint = checkpoint_of(tmp_path, 1, 2)
-    read = 0
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the bytes of every read from here on."""
+    counted: list[int] = []
     preadv = os.preadv
 
     def counting(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        nonlocal read
-        count = preadv(fd, buffers, offset)
-        read += count
-        return count
+        counted.append(preadv(fd, buffers, offset))
+        return counted[-1]
 
     monkeypatch.setattr(os, "preadv", counting)
+    return counted
+
+
+def test_only_the_bytes_that_are_needed(tmp_path: Path, reads: list[int]) -> None:
+    """One of 40 ranks reads a fortieth; when verifying, at most two chunks more for each run."""
+    checkpoint = checkpoint_of(tmp_path, 1, 2)
     states = States(data=40, rank=7)
     states.shards = [s for s in states.shards if s.record.name == "embedding.tokens.weight"]
     wanted = 3 * 4 * states.shards[0].master.numel()
     load(checkpoint, states.shards, verify=False)
-    # whole rows of 24 elements: of the first and the last one perhaps only a part is wanted
-    assert wanted <= read <= wanted + 3 * 2 * 24 * 4
-    read = 0
+    # whole pages: of the first and the last one perhaps only a part is wanted
+    assert wanted <= sum(reads) <= wanted + 3 * 2 * 4096
+    reads.clear()
     load(checkpoint, states.shards, verify=True)
-    assert read <= 3 * 2 * 4096
+    assert sum(reads) <= 3 * 2 * 4096
     assert not states.wrong(4)
+
+
+def test_what_a_node_holds_several_times_is_read_once(tmp_path: Path, reads: list[int]) -> None:
+    checkpoint = checkpoint_of(tmp_path, 1, 2)
+    states = States()
+    load(checkpoint, states.shards)
+    once = sum(reads)
+    tensors = {
+        name: tensor.model_copy(update={"pieces": (*tensor.pieces, *tensor.pieces)})
+        for name, tensor in checkpoint.manifest.tensors.items()
+    }
+    twice = checkpoint.manifest.model_copy(update={"tensors": tensors})
+    with pytest.raises(CheckpointError, match="stored more than once"):
+        load(Checkpoint(checkpoint.folder, twice), states.shards)
+    reads.clear()
+    states = States()
+    node = twice.model_copy(update={"repeats": True})
+    load(Checkpoint(checkpoint.folder, node), states.shards)
+    assert not states.wrong(4)
+    assert sum(reads) == once
 
 
 def test_unverified_reads_stay_within_what_is_wanted(tmp_path: Path) -> None:
@@ -118,8 +143,8 @@ def test_another_model_is_named(tmp_path: Path) -> None:
         restore(tmp_path, [renamed(states.shards[1], global_shape=(96, 24))])
     smaller = {name: shape for name, shape in MODEL.items() if not name.startswith("layers.1")}
     with pytest.raises(CheckpointError, match=r"layers\.1\.ffn\.up\.weight is stored, the model"):
-        restore(tmp_path, [], model=smaller)
-    assert restore(tmp_path, states.shards, model=MODEL) == {"of": "test"}
+        check_model(newest(tmp_path), smaller)
+    check_model(newest(tmp_path), MODEL)
 
 
 def tampered(folder: Path, change: Any) -> None:

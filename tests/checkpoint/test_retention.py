@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from frontier_llm.checkpoint.manager import CheckpointManager, Options
-from frontier_llm.checkpoint.manifest import MANIFEST
+from frontier_llm.checkpoint.names import MANIFEST
 from tests.checkpoint.crew import PATIENCE
 from tests.checkpoint.states import States
 

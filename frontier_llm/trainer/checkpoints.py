@@ -1,0 +1,199 @@
+"""The checkpoints of a run as its loop sees them: when, to which tier, and what a failure means."""
+
+import logging
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from frontier_llm.checkpoint.manager import CheckpointManager, Options
+from frontier_llm.config.run import RunConfig
+from frontier_llm.errors import CheckpointError
+from frontier_llm.parallel.groups import Groups
+from frontier_llm.parallel.world import World
+from frontier_llm.protocols import StateShard
+from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.trainer.checkpoint_places import local_folder, shared_folder
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_LOG = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """Saves this rank's states, after the steps that are due.
+
+    Every rank calls the same methods at the same steps. `saved_step` is the last step that was
+    begun to be saved.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        store: "Store",
+        states: ShardedStates,
+        groups: Groups,
+        meta: Callable[[], dict[str, Any]],
+    ) -> None:
+        """Prepare; nothing is written or allocated.
+
+        Args:
+            config: of the run.
+            world: this rank's place.
+            store: where the ranks met; lives longer than this.
+            states: what is saved.
+            groups: where this rank stands; one replica saves for all.
+            meta: what is saved beside the states, as of now: plain JSON.
+        """
+        self._config, self._world, self._store = config.checkpoint, world, store
+        self._states, self._meta = states, meta
+        self._saves = states.factors.digits(groups.at.data).d == 0
+        self._saves_locally = self._is_first_of_its_node(groups)
+        self.saved_step: int | None = None
+        self.failures = 0
+        self._shared: CheckpointManager | None = None
+        self._local: CheckpointManager | None = None
+        if config.checkpoint.mode != "off":
+            self._shared = self._make_shared(config)
+            self._local = self._make_local(config)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last checkpoint is known to have failed, here."""
+        return any(manager.failed for manager in self._managers)
+
+    def take_stall_seconds(self) -> float:
+        """Return how long training waited for checkpoints since it was last asked."""
+        return sum(manager.stall_seconds for manager in self._managers)
+
+    def before_update(self) -> None:
+        """Wait until the states may change."""
+        for manager in self._managers:
+            manager.fence()
+
+    def prepare(self) -> None:
+        """Allocate host memory now: better refused before the first step than after it.
+
+        Raises:
+            CheckpointError: there is not enough.
+        """
+        for manager in self._managers:
+            manager.prepare(self._shards(manager))
+
+    def after_step(self, step: int, *, last: bool) -> None:
+        """Begin a checkpoint if one is due.
+
+        Args:
+            step: that is done.
+            last: whether no other follows: then it is saved whatever its number.
+
+        Raises:
+            CheckpointError: the one before failed, and `checkpoint.on_error` is `stop`.
+        """
+        if self._shared is not None and (last or step % self._config.every_steps == 0):
+            self.save(step)
+        elif self._local is not None and step % self._config.tiers.local.every_steps == 0:
+            self._begin(self._local, step)
+
+    def save(self, step: int) -> None:
+        """Begin a checkpoint in the run directory, unless this step's is there or under way."""
+        if self._shared is not None and step != self.saved_step:
+            self._begin(self._shared, step)
+            self.saved_step = step
+
+    def replace(self, step: int) -> None:
+        """Save a step once more: what is saved beside its states has changed."""
+        self.saved_step = None
+        self.save(step)
+
+    def settle(self) -> None:
+        """Wait until nothing is being written, and hear of what went wrong.
+
+        Raises:
+            CheckpointError: the last checkpoint failed, and `checkpoint.on_error` is `stop`.
+        """
+        for manager in self._managers:
+            try:
+                manager.close()
+            except CheckpointError as error:
+                self._bear(error)
+
+    @property
+    def _node_ranks(self) -> range:
+        per_node = self._world.ranks_per_node
+        first = self._world.rank // per_node * per_node
+        return range(first, min(first + per_node, self._world.size))
+
+    @property
+    def _managers(self) -> Iterator[CheckpointManager]:
+        yield from (m for m in (self._shared, self._local) if m is not None)
+
+    def _begin(self, manager: CheckpointManager, step: int) -> None:
+        try:
+            manager.begin(step, self._shards(manager), self._meta())
+        except CheckpointError as error:
+            self._bear(error)
+
+    def _bear(self, error: CheckpointError) -> None:
+        """Count a failure, or let it end the run."""
+        if self._config.on_error == "stop":
+            raise error
+        self.failures += 1
+        if self._world.rank == 0:
+            _LOG.error("%s. The run goes on (checkpoint.on_error=continue)", error)
+
+    def _shards(self, manager: CheckpointManager) -> Iterator[StateShard]:
+        saves = self._saves if manager is self._shared else self._saves_locally
+        return self._states.shards() if saves else iter(())
+
+    def _is_first_of_its_node(self, groups: Groups) -> bool:
+        """Whether no rank before it on its node holds the same states."""
+
+        def held(rank: int) -> tuple[int, ...]:
+            at = groups.grid.coordinates(rank)
+            a, b, c, _ = self._states.factors.digits(at.data)
+            return at.tensor, at.pipeline, a, b, c
+
+        mine = held(groups.rank)
+        return all(held(rank) != mine for rank in range(self._node_ranks.start, groups.rank))
+
+    def _make_shared(self, config: RunConfig) -> CheckpointManager:
+        chosen = config.checkpoint
+        assert chosen.mode != "off"
+        return CheckpointManager(
+            shared_folder(config),
+            self._world.rank,
+            self._world.size,
+            self._store,
+            chosen.mode,
+            chosen.keep,
+            timedelta(seconds=chosen.timeout_seconds),
+            Options(
+                keep_every_steps=chosen.keep_every_steps,
+                pool_bytes=chosen.pool_bytes,
+                together=self._node_ranks if chosen.files == "node" else None,
+                neighbours=self._world.ranks_per_node,
+            ),
+        )
+
+    def _make_local(self, config: RunConfig) -> CheckpointManager | None:
+        chosen = config.checkpoint
+        folder = local_folder(config, self._world.rank // self._world.ranks_per_node)
+        if folder is None:
+            return None
+        assert chosen.mode != "off"
+        return CheckpointManager(
+            folder,
+            self._world.rank,
+            self._world.size,
+            self._store,
+            chosen.mode,
+            chosen.tiers.local.keep,
+            timedelta(seconds=chosen.timeout_seconds),
+            Options(
+                pool_bytes=chosen.pool_bytes,
+                sharing=self._node_ranks,
+                neighbours=self._world.ranks_per_node,
+            ),
+        )

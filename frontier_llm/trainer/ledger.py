@@ -1,0 +1,57 @@
+"""ledger.jsonl: which samples each step has read, and what happened to the run.
+
+    {"step": 12, "first_sample": 176, "samples": 16, "digest": "5f0c2a91d3"}
+    {"event": "resume", "step": 10, "time": "2026-01-31T12:00:00+00:00", "changes": {...}}
+
+A step has one line more each time it is made again, after a resume or a rewind: the last one
+counts. `digest` is the sum of the xxh32 of each sample's tokens, so it knows nothing of layouts:
+two runs have read the same data if their digests are the same.
+"""
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from frontier_llm.errors import TrainingError
+
+LEDGER = "ledger.jsonl"
+
+
+class Ledger:
+    """The ledger of a run; one rank writes it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / LEDGER
+
+    def step(self, step: int, first_sample: int, samples: int, digest: int) -> None:
+        """Note what a step has read.
+
+        Raises:
+            TrainingError: the file cannot be written.
+        """
+        self._append(
+            {"step": step, "first_sample": first_sample, "samples": samples,
+             "digest": f"{digest:x}"}
+        )  # fmt: skip
+
+    def event(self, name: str, step: int, **facts: Any) -> None:
+        """Note what happened after a step.
+
+        Args:
+            name: `resume`, `skip`, `rewind`, `checkpoint_failed`.
+            step: the last one that was done.
+            facts: plain JSON.
+
+        Raises:
+            TrainingError: the file cannot be written.
+        """
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._append({"event": name, "step": step, "time": now, **facts})
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+        except OSError as error:
+            raise TrainingError(f"{self._path} cannot be written: {error.strerror}") from None

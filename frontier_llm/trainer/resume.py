@@ -1,0 +1,207 @@
+"""Going on from a checkpoint: which one, and everything that it brings back."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from frontier_llm.checkpoint.names import MANIFEST, parse_folder
+from frontier_llm.checkpoint.restore import check_model, check_stored, load, load_masters
+from frontier_llm.checkpoint.retention import void_later
+from frontier_llm.checkpoint.scan import Checkpoint, find, usable
+from frontier_llm.config.run import RunConfig
+from frontier_llm.errors import CheckpointError, ConfigError
+from frontier_llm.parallel.world import World
+from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.trainer.changes import Changes, changes, refuse
+from frontier_llm.trainer.checkpoint_places import local_folder, shared_folder
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a run goes on from."""
+
+    folder: Path
+    """Of the checkpoint; on another node it may have another number."""
+    meta: dict[str, Any]
+    """What was saved beside the states."""
+    changes: Changes
+    """How the configuration differs from the one that saved it."""
+
+
+class Restorer:
+    """Fills this rank's states from the newest checkpoint of a run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        states: ShardedStates,
+        model: Mapping[str, tuple[int, ...]],
+        corpus: str,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            config: of the run that goes on.
+            world: this rank's place.
+            states: what is filled.
+            model: shapes of all trained tensors of the whole model.
+            corpus: digest of what the run reads.
+        """
+        self._config, self._world, self._states = config, world, states
+        self._model, self._corpus = model, corpus
+
+    def restore(self, before: int | None = None) -> Resumed | None:
+        """Load the newest checkpoint that every rank can read.
+
+        Collective over all ranks. A rank's failure is every rank's: with `checkpoint.fallback`
+        all try the next older one, else all raise.
+
+        Args:
+            before: only checkpoints of earlier steps count.
+
+        Returns:
+            None if there is none.
+
+        Raises:
+            CheckpointError: the newest cannot be used.
+            ConfigError: it was made from another model, other data or another update rule.
+        """
+        self._states.settle()
+        for checkpoint in self._candidates(before):
+            error, resumed = None, None
+            try:
+                resumed = self._load(checkpoint)
+            except CheckpointError as failure:
+                error = str(failure)
+            errors = [text for text in _gathered(error) if text]
+            if not errors and resumed is not None:
+                self._states.adopt(resumed.meta["progress"]["updates"])
+                self._void_later(checkpoint.step)
+                return resumed
+            if not self._config.checkpoint.fallback:
+                raise CheckpointError(
+                    f"{errors[0]}\n  do: checkpoint.fallback=true goes on from the one before"
+                )
+            self._warn(f"{errors[0]}; the checkpoint before it is tried")
+        return None
+
+    def begin_with(self, path: Path) -> None:
+        """Take the weights of another run's checkpoint, or of a converted model, to begin with.
+
+        Collective over all ranks.
+
+        Args:
+            path: as `scan.find` takes it.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or of another model.
+        """
+        self._states.settle()
+        checkpoint = find(path)
+        check_model(checkpoint, self._model)
+        load_masters(checkpoint, self._states.shards(), self._config.checkpoint.verify)
+        self._states.adopt(updates=0)
+
+    def _load(self, checkpoint: Checkpoint) -> Resumed:
+        meta, config = checkpoint.manifest.meta, self._config
+        now = config.model_dump(mode="json")
+        differences = changes(meta["config"], now)
+        refuse(differences, now, config.run.allow_changes)
+        self._check_corpus(meta["corpus"])
+        check_model(checkpoint, self._model)
+        factors = self._states.factors
+        load(
+            checkpoint,
+            self._states.shards(),
+            config.checkpoint.verify,
+            alone=factors.optimizer == factors.data,
+        )
+        return Resumed(checkpoint.folder, meta, differences)
+
+    def _check_corpus(self, before: str) -> None:
+        allowed = {"data", "data.path"} & set(self._config.run.allow_changes)
+        if before != self._corpus and not allowed:
+            raise ConfigError(
+                "data.path",
+                f"{self._config.data.path or self._config.data.name}, with digest {self._corpus}",
+                f"the corpus that the run has read so far, with digest {before}",
+                "give it the same text and tokenizer, or allow it: run.allow_changes=[data.path]",
+            )
+
+    def _candidates(self, before: int | None) -> Iterator[Checkpoint]:
+        """Yield what may be used, the newest first; the same steps and tiers on every rank."""
+        shared = self._shared()
+        local = self._local()
+        steps = {("shared", c.step): c for c in shared} | {("local", c.step): c for c in local}
+        # of one step the local one comes first: it is nearer
+        for kind, step in sorted(steps, key=lambda key: (-key[1], key[0] == "shared")):
+            if before is None or step < before:
+                yield steps[kind, step]
+
+    def _shared(self) -> list[Checkpoint]:
+        """Return those of the run directory, as rank 0 sees them."""
+        answer: list[Any] = [None, None]
+        if self._world.rank == 0:
+            try:
+                found = usable(shared_folder(self._config), self._config.checkpoint.fallback)
+                answer[0] = [str(checkpoint.folder) for checkpoint in found]
+            except CheckpointError as error:
+                answer[1] = str(error)
+        dist.broadcast_object_list(answer, src=0)
+        folders, refusal = answer
+        if refusal is not None:
+            raise CheckpointError(refusal)
+        return [Checkpoint.open(Path(folder)) for folder in folders]
+
+    def _local(self) -> list[Checkpoint]:
+        """Return those on the nodes' disks that all ranks can read."""
+        world = self._world
+        folder = local_folder(self._config, world.rank // world.ranks_per_node)
+        if folder is None:
+            return []
+        here = {checkpoint.step: checkpoint for checkpoint in self._readable(folder)}
+        common = set.intersection(*(set(steps) for steps in _gathered(sorted(here))))
+        return [here[step] for step in common]
+
+    def _readable(self, folder: Path) -> Iterator[Checkpoint]:
+        """Yield the checkpoints of this node that have all that this rank needs.
+
+        Not so where the layout has changed, or a node has taken another's place.
+        """
+        for path in folder.iterdir() if folder.is_dir() else ():
+            parsed = parse_folder(path.name)
+            if parsed is None or parsed[1] or not (path / MANIFEST).exists():
+                continue
+            try:
+                checkpoint = Checkpoint.open(path)
+                check_stored(checkpoint, self._states.shards())
+            except CheckpointError as error:
+                _LOG.info("%s is left out: %s", path, error)
+            else:
+                yield checkpoint
+
+    def _void_later(self, step: int) -> None:
+        """Make sure that what lies ahead on another way is not gone on from, on any tier."""
+        world = self._world
+        if world.rank == 0:
+            void_later(shared_folder(self._config), step)
+        local = local_folder(self._config, world.rank // world.ranks_per_node)
+        if local is not None and world.rank % world.ranks_per_node == 0:
+            void_later(local, step)
+
+    def _warn(self, text: str) -> None:
+        if self._world.rank == 0:
+            _LOG.warning("%s", text)
+
+
+def _gathered(mine: Any) -> list[Any]:
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, mine)
+    return everybody

@@ -1,0 +1,88 @@
+"""train.py in a forked child: what a user starts, without the seconds that imports take.
+
+ended = train("run.dir=/tmp/x", "trainer.steps=3")
+assert ended.code == 0, ended.text
+"""
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import frontier_llm.trainer.assemble  # noqa: F401  (imported here, so that children need not)
+from train import main
+
+TINY = (
+    "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocabulary=300",
+    "data=text", "data.pieces=300", "data.sequence_length=32", "data.global_batch=4",
+    "data.micro_batch=1", "trainer.evaluate_every_steps=null", "trainer.evaluate_batches=1",
+    "trainer.sample_tokens=0", "precision=fp32", "telemetry.wandb=off", "launch.ranks=2",
+    "telemetry.console_every_steps=1",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended."""
+
+    code: int
+    text: str
+    """All that it printed."""
+
+
+class Training:
+    """A run in a session of its own."""
+
+    def __init__(self, *overrides: str) -> None:
+        torch.set_num_threads(1)
+        self._output = Path(tempfile.mkstemp(prefix="train_")[1])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if not self.pid:
+            _child(self._output, overrides)
+
+    def kill(self) -> None:
+        """Kill every process of it."""
+        os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float = 90) -> Ended:
+        """Wait for its end; kill it after so many seconds."""
+        deadline = time.monotonic() + timeout
+        while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            if time.monotonic() > deadline:
+                self.kill()
+            time.sleep(0.01)
+        text = self._output.read_text()
+        self._output.unlink()
+        return Ended(os.waitstatus_to_exitcode(ended[1]), text)
+
+
+def train(*overrides: str) -> Ended:
+    """Run to the end."""
+    return Training(*overrides).wait()
+
+
+def _child(output: Path, overrides: tuple[str, ...]) -> None:
+    code = 70
+    try:
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        file = os.open(output, os.O_WRONLY | os.O_APPEND)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        for name in [name for name in os.environ if name.startswith("SLURM_")]:
+            del os.environ[name]
+        code = main(list(overrides))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,294 @@
+"""A run that goes on is the run that never stopped; what cannot go on says why."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontier_llm.checkpoint.restore import read_tensor
+from frontier_llm.checkpoint.scan import find
+from tests.forked_train import TINY, Training, train
+
+ROOT = Path(__file__).parents[2]
+STEPS = 8
+SCHEDULE = ("optimizer.decay_steps=8", "optimizer.warmup_steps=2")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The overrides of a tiny run on a small corpus of its own."""
+    folder = tmp_path_factory.mktemp("corpus")
+    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:40]
+    (folder / "text.txt").write_text("\n\n".join(s.read_text() for s in sources))
+    where = (f"data.path={folder}/text.txt", f"data.directory={folder}/prepared")
+    return (*TINY, *SCHEDULE, *where)
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbs, with dropout."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    ended = train(*tiny, f"run.dir={folder}", f"trainer.steps={STEPS}", "model.dropout=0.1")
+    assert ended.code == 0, ended.text
+    return folder
+
+
+def lines(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / name).read_text().splitlines()]
+
+
+def learned(run: Path) -> list[tuple[int, float, float, int]]:
+    """What each step was, without what it took."""
+    return [(m["step"], m["loss"], m["grad_norm"], m["samples"]) for m in lines(run)]
+
+
+def events(run: Path, name: str) -> list[dict[str, Any]]:
+    return [entry for entry in lines(run, "ledger.jsonl") if entry.get("event") == name]
+
+
+def read(run: Path) -> list[tuple[int, int, str]]:
+    """The samples of each step; of a step that was made again, those that counted."""
+    found = {e["step"]: e for e in lines(run, "ledger.jsonl") if "digest" in e}
+    return [(step, e["first_sample"], e["digest"]) for step, e in sorted(found.items())]
+
+
+def same_states(one: Path, other: Path) -> bool:
+    a, b = find(one), find(other)
+    assert a.manifest.tensors.keys() == b.manifest.tensors.keys()
+    return all(
+        state.equal(read_tensor(b, name)[kind])
+        for name in a.manifest.tensors
+        for kind, state in read_tensor(a, name).items()
+    )
+
+
+@pytest.mark.parametrize("mode", ["lazy", "blocking"])
+def test_killed_and_resumed_is_never_stopped_to_the_bit(
+    mode: str, tiny: tuple[str, ...], whole: Path, tmp_path: Path
+) -> None:
+    """Killed by -9 while checkpoints are being written, in fp32, with dropout."""
+    run = tmp_path / "run"
+    overrides = (
+        *tiny, f"run.dir={run}", f"trainer.steps={STEPS}", "model.dropout=0.1",
+        f"checkpoint={mode}", "checkpoint.every_steps=1",
+    )  # fmt: skip
+    first = Training(*overrides)
+    wait_for(run / "checkpoints" / "step_00000003" / "manifest.json")
+    first.kill()
+    first.wait()
+    ended = train(*overrides)
+    assert ended.code == 0, ended.text
+    assert "resumed" in ended.text
+    assert learned(run) == learned(whole)
+    assert read(run) == read(whole)
+    assert same_states(run, whole)
+    (event,) = events(run, "resume")
+    assert event["step"] >= 3
+    assert event["changes"] == {}
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def half(tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Half a run, with checkpoints of steps 2 and 4."""
+    run = tmp_path_factory.mktemp("half") / "run"
+    ended = train(*tiny, f"run.dir={run}", "trainer.steps=4", "checkpoint.every_steps=2")
+    assert ended.code == 0, ended.text
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == [
+        "step_00000002", "step_00000004",
+    ]  # fmt: skip
+    return run
+
+
+@pytest.fixture
+def copied(half: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(half, tmp_path / "run"))
+
+
+def test_another_layout_goes_on_as_the_same_run(
+    tiny: tuple[str, ...], copied: Path, tmp_path: Path
+) -> None:
+    """Saved by a pipeline of two, read by tensor parallel ranks under zero3."""
+    alone = train(*tiny, f"run.dir={tmp_path}/alone", f"trainer.steps={STEPS}")
+    assert alone.code == 0, alone.text
+    ended = train(
+        *tiny, f"run.dir={copied}", f"trainer.steps={STEPS}", "launch.ranks=4",
+        "parallel.tensor=2", "parallel.pipeline=1", "sharding=zero3", "run.resume=required",
+    )  # fmt: skip
+    assert ended.code == 0, ended.text
+    assert "changed    parallel.tensor: 1 -> 2" in ended.text
+    assert [m[0] for m in learned(copied)] == list(range(1, STEPS + 1))
+    for mine, wanted in zip(learned(copied), learned(tmp_path / "alone"), strict=True):
+        assert mine == pytest.approx(wanted, rel=1e-4)
+    assert read(copied) == read(tmp_path / "alone")
+
+
+def test_a_change_of_what_is_learned_must_be_allowed(tiny: tuple[str, ...], copied: Path) -> None:
+    going_on = (*tiny, f"run.dir={copied}", "trainer.steps=5")
+    changed = ("optimizer.learning_rate=1e-3", "data.global_batch=8")
+    ended = train(*going_on, *changed)
+    assert ended.code == 2
+    assert "run.allow_changes=[" in ended.text
+    assert "data.global_batch" in ended.text
+    assert "Traceback" not in ended.text
+    ended = train(*going_on, *changed, "run.allow_changes=[data.global_batch,optimizer]")
+    assert ended.code == 0, ended.text
+    assert "changed    data.global_batch: 4 -> 8" in ended.text
+    assert lines(copied, "ledger.jsonl")[-1]["first_sample"] == 16
+    (event,) = events(copied, "resume")
+    assert event["changes"]["optimizer.learning_rate"][1] == 1e-3
+
+
+def test_another_corpus_must_be_allowed(
+    tiny: tuple[str, ...], copied: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other.txt").write_text((ROOT / "train.py").read_text() * 20)
+    other = (*tiny, f"run.dir={copied}", "trainer.steps=5", f"data.path={tmp_path}/other.txt")
+    ended = train(*other)
+    assert ended.code == 2
+    assert "the corpus that the run has read so far" in ended.text
+    assert train(*other, "run.allow_changes=[data.path]").code == 0
+
+
+def test_nothing_to_go_on_from(tiny: tuple[str, ...], copied: Path, tmp_path: Path) -> None:
+    ended = train(*tiny, f"run.dir={tmp_path}/new", "run.resume=required")
+    assert (ended.code, "a checkpoint to go on from" in ended.text) == (2, True)
+    ended = train(*tiny, f"run.dir={copied}", "run.resume=never")
+    assert (ended.code, "holds a run already" in ended.text) == (2, True)
+    shutil.rmtree(copied / "checkpoints")
+    ended = train(*tiny, f"run.dir={copied}")
+    assert (ended.code, "has trained and saved nothing" in ended.text) == (2, True)
+
+
+def test_two_runs_in_one_directory(tiny: tuple[str, ...], tmp_path: Path) -> None:
+    overrides = (*tiny, f"run.dir={tmp_path}/run", "trainer.steps=100000")
+    first = Training(*overrides)
+    try:
+        wait_for(tmp_path / "run" / "metrics.jsonl")
+        ended = train(*overrides)
+        assert ended.code == 2
+        assert "one is at work there" in ended.text
+    finally:
+        first.kill()
+        first.wait()
+
+
+def flip_a_byte(folder: Path) -> None:
+    file = max(folder.glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def cut_a_file(folder: Path) -> None:
+    file = max(folder.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [flip_a_byte, cut_a_file])
+def test_damage_is_named_and_passed_over_when_allowed(
+    damage: Any, tiny: tuple[str, ...], copied: Path
+) -> None:
+    damage(copied / "checkpoints" / "step_00000004")
+    going_on = (*tiny, f"run.dir={copied}", "trainer.steps=5", "checkpoint.every_steps=2")
+    ended = train(*going_on)
+    assert ended.code == 1
+    assert "step_00000004" in ended.text
+    assert "is damaged" in ended.text
+    assert "checkpoint.fallback=true" in ended.text
+    assert "Traceback" not in ended.text
+    ended = train(*going_on, "checkpoint.fallback=true")
+    assert ended.code == 0, ended.text
+    assert events(copied, "resume")[0]["step"] == 2
+    assert [m[0] for m in learned(copied)] == [1, 2, 3, 4, 5]
+    assert (copied / "checkpoints" / "step_00000004.void").is_dir() or (
+        damage is cut_a_file and find(copied).step == 5
+    )
+
+
+@pytest.mark.parametrize(("on_error", "code"), [("stop", 1), ("continue", 0)])
+def test_a_checkpoint_that_cannot_be_written(
+    on_error: str, code: int, tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").write_text("in the way")
+    ended = train(
+        *tiny, f"run.dir={tmp_path}/run", "trainer.steps=4", "checkpoint.every_steps=1",
+        f"checkpoint.on_error={on_error}",
+    )  # fmt: skip
+    assert ended.code == code, ended.text
+    assert "the checkpoint of step 1 was not written" in ended.text
+    assert "Traceback" not in ended.text
+    steps = len(lines(tmp_path / "run"))
+    assert steps == 4 if on_error == "continue" else steps <= 2, "known at the next step"
+    assert ("The run goes on (checkpoint.on_error=continue)" in ended.text) == (code == 0)
+
+
+def test_a_spike_sends_the_run_back_and_on_behind_its_samples(
+    tiny: tuple[str, ...], copied: Path
+) -> None:
+    """Every rise of the loss counts as a spike here; one rewind is allowed."""
+    ended = train(
+        *tiny, f"run.dir={copied}", "trainer.steps=60", "run.allow_changes=[optimizer]",
+        "optimizer.decay_steps=60", "checkpoint.every_steps=2", "trainer.spike_factor=1.0001",
+        "trainer.spike_window=1", "trainer.rewinds_allowed=1",
+    )  # fmt: skip
+    assert ended.code == 1, ended.text
+    assert "the run has been sent back 1 times" in ended.text
+    (rewind,) = events(copied, "rewind")
+    back, spike = rewind["step"], rewind["spike"]
+    assert 0 < spike - back <= 2
+    assert rewind["next_sample"] == 4 * spike
+    made_again = [e for e in lines(copied, "ledger.jsonl") if e.get("step") == back + 1]
+    assert [e["first_sample"] for e in made_again if "digest" in e] == [4 * back, 4 * spike]
+    assert [m[0] for m in learned(copied)] == list(range(1, len(learned(copied)) + 1))
+
+
+def test_the_nearest_tier_that_all_nodes_have_is_used(
+    tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    run, local = tmp_path / "run", tmp_path / "local"
+    overrides = (
+        *tiny, f"run.dir={run}", "launch.ranks=4", "launch.ranks_per_node=2",
+        "checkpoint.every_steps=4", f"checkpoint.tiers.local.path={local}",
+        "checkpoint.tiers.local.every_steps=1", "checkpoint.tiers.local.keep=2", "sharding=zero1",
+    )  # fmt: skip
+    assert train(*overrides, "trainer.steps=7").code == 0
+    shutil.rmtree(run / "checkpoints" / "step_00000007")  # as if killed after step 6
+    (nodes,) = local.iterdir()
+    held = {node.name: sorted(step.name for step in node.iterdir()) for node in nodes.iterdir()}
+    assert held == {f"node_0000{n}": ["step_00000005", "step_00000006"] for n in (0, 1)}
+    ended = train(*overrides, f"trainer.steps={STEPS}")
+    assert ended.code == 0, ended.text
+    assert events(run, "resume")[-1]["step"] == 6
+    # a node is lost: what the others still have of later steps does not help
+    shutil.rmtree(run / "checkpoints" / "step_00000008")
+    shutil.rmtree(nodes / "node_00001")
+    ended = train(*overrides, f"trainer.steps={STEPS}")
+    assert ended.code == 0, ended.text
+    assert events(run, "resume")[-1]["step"] == 4
+
+
+def test_a_new_run_begins_with_the_weights_of_another(
+    tiny: tuple[str, ...], half: Path, tmp_path: Path
+) -> None:
+    ended = train(*tiny, f"run.dir={tmp_path}/on", f"run.init_from={half}", "trainer.steps=1")
+    assert ended.code == 0, ended.text
+    trained = json.loads((half / "summary.json").read_text())["validation_loss"]
+    begun = json.loads((tmp_path / "on" / "summary.json").read_text())["initial_validation_loss"]
+    assert begun == pytest.approx(trained, rel=1e-5)
+    ended = train(
+        *tiny, f"run.dir={tmp_path}/off", f"run.init_from={half}", "model.hidden=64",
+        "run.resume=auto",
+    )  # fmt: skip
+    assert ended.code == 1
+    assert "is it another model?" in ended.text

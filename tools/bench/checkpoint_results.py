@@ -1,0 +1,157 @@
+"""What the rounds of one way to save amount to, and the table of all."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.box import HORIZONTALS
+from rich.table import Table
+
+from tools.bench.checkpoint_turn import RankFigures, Save
+from tools.bench.disk import DiskFigures
+
+GIGA = 1e9
+MEGA = 1e6
+MILLI = 1e-3
+
+
+@dataclass
+class DiskOutcome:
+    """The disk's own speed: bytes a second of all ranks together, a round each."""
+
+    rounds: list[list[DiskFigures]] = field(default_factory=list)
+
+    @property
+    def write_rate(self) -> float:
+        """Median over rounds."""
+        return self._rate("write_seconds")
+
+    @property
+    def read_rate(self) -> float:
+        """Median over rounds of the faster way to read."""
+        return max(self._rate("read_seconds"), self._rate("cached_read_seconds"))
+
+    def _rate(self, which: str) -> float:
+        return statistics.median(
+            sum(rank.size for rank in ranks) / max(getattr(rank, which) for rank in ranks)
+            for ranks in self.rounds
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        return {
+            "write_bytes_per_second": self.write_rate,
+            "direct_read_bytes_per_second": self._rate("read_seconds"),
+            "cached_read_bytes_per_second": self._rate("cached_read_seconds"),
+            "rounds": [[asdict(rank) for rank in ranks] for ranks in self.rounds],
+        }
+
+
+@dataclass
+class Outcome:
+    """One way to save. Of each save, and each pass, the rank that took longest counts."""
+
+    saver: str
+    what: str
+    rounds: list[list[RankFigures]] = field(default_factory=list)
+    error: str | None = None
+    """Why it did not finish; its rounds before that stand."""
+
+    @property
+    def blocked_seconds(self) -> float:
+        """Training was held up, at the beginning of a save and before the update; median."""
+        return statistics.median(
+            max(rank.begin_seconds + rank.fence_seconds for rank in save) for save in self._saves()
+        )
+
+    @property
+    def durable_seconds(self) -> float | None:
+        """Until a save was on disk and complete for every rank; median; None: nobody knows."""
+        found = [[rank.durable_seconds for rank in save] for save in self._saves()]
+        known = [max(s for s in save if s is not None) for save in found if None not in save]
+        return statistics.median(known) if known else None
+
+    @property
+    def compute_share(self) -> float | None:
+        """Compute that went on until then, of what there is without a save; median."""
+        shares = [rank.compute_share for save in self._saves() for rank in save]
+        known = [share for share in shares if share is not None]
+        return statistics.median(known) if known else None
+
+    @property
+    def step_ratio(self) -> float:
+        """A long step with a save over the one before, without; median."""
+        return statistics.median(
+            max(rank.step_seconds for rank in save) / max(rank.plain_step_seconds for rank in save)
+            for save in self._saves()
+        )
+
+    @property
+    def short_ratio(self) -> float:
+        """Short steps with a save in each over as many without; median."""
+        return statistics.median(
+            max(rank.short_seconds for rank in ranks)
+            / max(rank.plain_short_seconds for rank in ranks)
+            for ranks in self.rounds
+        )
+
+    @property
+    def restore_rate(self) -> float:
+        """Bytes a second, all ranks together; median."""
+        return statistics.median(
+            sum(rank.states_bytes for rank in ranks) / max(seconds)
+            for ranks in self.rounds
+            for seconds in zip(*(rank.restore_seconds for rank in ranks), strict=True)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        names = ("blocked_seconds", "durable_seconds", "compute_share", "step_ratio",
+                 "short_ratio", "restore_rate")  # fmt: skip
+        return {
+            "saver": self.saver,
+            "what": self.what,
+            **({name: getattr(self, name) for name in names} if self.rounds else {}),
+            "error": self.error,
+            "rounds": [[asdict(rank) for rank in ranks] for ranks in self.rounds],
+        }
+
+    def _saves(self) -> Iterator[tuple[Save, ...]]:
+        """Yield each save, as all ranks saw it."""
+        for ranks in self.rounds:
+            yield from zip(*(rank.saves for rank in ranks), strict=True)
+
+
+def make_table(title: str, outcomes: Sequence[Outcome], disk: DiskOutcome) -> Table:
+    """Lay the outcomes out, in the order in which they took turns."""
+    table = Table(title=title, title_justify="left", box=HORIZONTALS, pad_edge=False)
+    table.add_column("saver", no_wrap=True)
+    for heading in ("blocked\nms", "durable\ns", "compute\nmeanwhile", "long\nstep",
+                    "short\nsteps", "restore\ns", "of disk's\nrate", "on disk\nMB"):  # fmt: skip
+        table.add_column(heading, justify="right", no_wrap=True)
+    for outcome in outcomes:
+        table.add_row(outcome.saver, *_cells(outcome, disk))
+    table.caption = (
+        f"the disk by itself: writes {disk.write_rate / GIGA:.2f} GB/s, reads "
+        f"{disk.read_rate / GIGA:.2f} GB/s"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _cells(outcome: Outcome, disk: DiskOutcome) -> list[str]:
+    if not outcome.rounds:
+        return ["failed"]
+    durable, share = outcome.durable_seconds, outcome.compute_share
+    ranks = outcome.rounds[0]
+    return [
+        f"{outcome.blocked_seconds / MILLI:.1f}",
+        "-" if durable is None else f"{durable:.2f}",
+        "-" if share is None else f"{share:.2f}",
+        f"{outcome.step_ratio:.3f}",
+        f"{outcome.short_ratio:.2f}",
+        f"{sum(rank.states_bytes for rank in ranks) / outcome.restore_rate:.2f}",
+        f"{outcome.restore_rate / disk.read_rate:.0%}",
+        f"{ranks[0].disk_bytes / MEGA:.0f}",
+    ]
