@@ -9,7 +9,11 @@ from frontier_llm.geometry.wire import gather_bytes
 
 
 def all_gather(
-    whole: torch.Tensor, group: dist.ProcessGroup | None, traffic: Traffic, name: str
+    whole: torch.Tensor,
+    group: dist.ProcessGroup | None,
+    traffic: Traffic,
+    name: str,
+    unquantised_bytes: float | None = None,
 ) -> Handle:
     """Fill a buffer from the parts that each rank of a group already holds in it.
 
@@ -21,8 +25,9 @@ def all_gather(
         group: the ranks that hold the parts, in order; None = this rank alone.
         traffic: where the bytes are counted.
         name: under which they are counted.
+        unquantised_bytes: what this rank would send of what `whole` stands for; absent = the same.
     """
-    if group is None:
+    if group is None or whole.numel() == 0:
         return DONE
     ranks = dist.get_process_group_ranks(group)
     total_bytes = whole.numel() * whole.element_size()
@@ -30,11 +35,11 @@ def all_gather(
     parts = whole.view(len(ranks), -1)
     mine = group.rank()
     if whole.device.type != "cpu":
-        traffic.ring(name, tuple(ranks), sent_bytes)
+        traffic.ring(name, tuple(ranks), sent_bytes, unquantised_bytes)
         work = dist.all_gather_into_tensor(whole, parts[mine], group=group, async_op=True)
         assert work is not None
         return work
-    traffic.pairs(name, tuple(ranks), sent_bytes)
+    traffic.pairs(name, tuple(ranks), sent_bytes, unquantised_bytes)
     return _by_messages(parts, mine, ranks, group)
 
 

@@ -16,7 +16,7 @@ class AdamW:
     """The optimizer states of this rank: n/o elements of each unit.
 
     Where the model computes in fp32 the parameters' shards are the master weights: no copy is
-    kept.
+    kept, unless what is refreshed is rounded on its way.
 
     Attributes:
         masters: a unit each, [n / o] fp32.
@@ -25,7 +25,12 @@ class AdamW:
     """
 
     def __init__(
-        self, units: Sequence[Unit], gradients: Sequence[torch.Tensor], config: OptimizerConfig
+        self,
+        units: Sequence[Unit],
+        gradients: Sequence[torch.Tensor],
+        config: OptimizerConfig,
+        *,
+        own_masters: bool = False,
     ) -> None:
         """Make the states.
 
@@ -33,10 +38,13 @@ class AdamW:
             units: the trainable ones.
             gradients: a unit each, [n / o] fp32; read in `step`, and divided in place.
             config: the rule's constants.
+            own_masters: whether masters are kept beside parameters even of fp32.
         """
         self._units, self._gradients, self._config = units, gradients, config
         self._parameters = [unit.shard_part(unit.optimizer) for unit in units]
-        self.masters = [parameters.float() for parameters in self._parameters]
+        self.masters = [
+            parameters.to(torch.float32, copy=own_masters) for parameters in self._parameters
+        ]
         self.exp_avgs = [torch.zeros_like(master) for master in self.masters]
         self.exp_avg_sqs = [torch.zeros_like(master) for master in self.masters]
         self._steps = {
@@ -59,6 +67,20 @@ class AdamW:
         """
         for decays, decay in ((True, self._config.weight_decay), (False, 0.0)):
             self._update(decays, decay, learning_rate, gradient_divisor)
+        self._write_parameters()
+
+    def resume(self, updates: int) -> None:
+        """Go on from masters and moments that were overwritten from outside.
+
+        Args:
+            updates: `step`s that they have seen: decides the moments' bias correction.
+        """
+        for counters in self._steps.values():
+            for counter in counters:
+                counter.fill_(updates)
+        self._write_parameters()
+
+    def _write_parameters(self) -> None:
         for master, parameters in zip(self.masters, self._parameters, strict=True):
             if master is not parameters:
                 parameters.copy_(master)

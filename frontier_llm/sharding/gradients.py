@@ -18,12 +18,11 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-import torch.distributed as dist
 
 from frontier_llm.collectives.chain import Chain, Steps
 from frontier_llm.collectives.reduce import all_reduce
-from frontier_llm.collectives.reduce_scatter import ReduceScatter
-from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.collectives.transport import DTYPES, Transport
+from frontier_llm.sharding.feedback import Feedback
 from frontier_llm.sharding.groups import StateGroups
 from frontier_llm.sharding.unit import Unit
 
@@ -39,23 +38,24 @@ class Gradients:
         self,
         units: Sequence[Unit],
         groups: StateGroups,
-        traffic: Traffic,
-        wire_dtype: torch.dtype,
+        transport: Transport,
         units_in_flight: int,
         on_complete: Callable[[Unit], None],
+        *,
+        feedback: bool = False,
     ) -> None:
         """Hook into autograd.
 
         Args:
             units: the trainable ones.
             groups: along which to reduce.
-            traffic: where the bytes are counted.
-            wire_dtype: in which gradients travel; they add up in fp32.
+            transport: sends them, in its formats; they add up in fp32.
             units_in_flight: reductions under way at most.
             on_complete: told when a unit's backward is complete and its parameters unneeded.
+            feedback: whether what rounding loses between nodes is kept for the next time.
         """
         self._on_complete = on_complete
-        self._units = [_UnitGradients(unit, groups, traffic, wire_dtype) for unit in units]
+        self._units = [_UnitGradients(unit, groups, transport, feedback) for unit in units]
         self._units_in_flight = units_in_flight
         self._under_way: deque[Chain] = deque()
         self._last_micro_batch = True
@@ -103,6 +103,10 @@ class Gradients:
         """Return the bytes that stay allocated between steps."""
         return sum(unit.accumulated.numel() * 4 for unit in self._units)
 
+    def feedback_bytes(self) -> int:
+        """Return the bytes in which rounding errors are kept."""
+        return sum(unit.feedback.memory_bytes() for unit in self._units)
+
     def _on_gradient(self, unit: "_UnitGradients", index: int, _: torch.Tensor) -> None:
         if unit.add(index):
             self._on_complete(unit.flat)
@@ -129,12 +133,13 @@ class _UnitGradients:
     """
 
     def __init__(
-        self, flat: Unit, groups: StateGroups, traffic: Traffic, wire_dtype: torch.dtype
+        self, flat: Unit, groups: StateGroups, transport: Transport, feedback: bool
     ) -> None:
         self.flat = flat
         self.is_cut = groups.factors.grads > 1
         self.is_final = False
-        self._groups, self._traffic, self._wire_dtype = groups, traffic, wire_dtype
+        self._groups, self._transport = groups, transport
+        self.feedback = Feedback(flat, groups, transport, feedback)
         device = flat.whole.device
         self.accumulated = torch.zeros(flat.grads.length, dtype=torch.float32, device=device)
         self.own = flat.part(self.accumulated, flat.optimizer, flat.grads)
@@ -171,23 +176,27 @@ class _UnitGradients:
         """Reduce what there is; in the last micro-batch down to this rank's optimizer interval."""
         self.is_final = last_micro_batch
         groups = self._groups
+        transport, layout = self._transport, self.flat.layout
         if self.is_cut:
-            part = self._pack()
-            for group in (groups.a, groups.b):
-                if group is not None:
-                    part = yield self._scatter(part, group, "reduce_grads")
+            hops = (groups.a, groups.b)
+            kept = self.feedback.of("a"), self.feedback.of("b")
+            packed = self._pack()
+            part = yield from transport.reduce(packed, hops, layout.decayed, "reduce_grads", kept)
             self._add_sum(part)
+            transport.pool.give(part)
         else:
             self._zero_untouched()
         if not last_micro_batch:
             return
         if groups.c is not None:
-            self.own.copy_((yield self._scatter(self.accumulated, groups.c, "reduce_states")))
+            border = self.flat.quantised_border(self.flat.grads)
+            part = yield from transport.reduce(
+                self.accumulated, (groups.c,), border, "reduce_states", (self.feedback.of("c"),)
+            )
+            self.own.copy_(part)
+            transport.pool.give(part)
         if groups.d is not None:
-            yield all_reduce(self.own, groups.d, self._traffic, "reduce_states")
-
-    def _scatter(self, whole: torch.Tensor, group: dist.ProcessGroup, name: str) -> ReduceScatter:
-        return ReduceScatter(whole.to(self._wire_dtype), group, self._traffic, name)
+            yield all_reduce(self.own, groups.d, transport.traffic, "reduce_states")
 
     def _accumulate(self, index: int) -> None:
         """Move a gradient into the fp32 buffer of the whole unit and free it."""
@@ -208,10 +217,20 @@ class _UnitGradients:
                 self.flat.view(self.accumulated, index).zero_()
 
     def _pack(self) -> torch.Tensor:
-        """Move all gradients of this micro-batch into one new buffer, [n] of the wire's dtype."""
-        layout = self.flat.layout
-        device = self.accumulated.device
-        packed = torch.empty(layout.size, dtype=self._wire_dtype, device=device)
+        """Move all gradients of this micro-batch into one buffer, [n].
+
+        It has the dtype in which they travel; to be quantised, that in which they were computed,
+        and it is the pool's: it is sent at once.
+        """
+        layout, transport = self.flat.layout, self._transport
+        first = self._groups.a or self._groups.b
+        assert first is not None
+        code = transport.scatter_format(first)
+        if code.is_quantised:
+            packed = transport.pool.take(layout.size, transport.compute_dtype)
+        else:
+            device = self.accumulated.device
+            packed = torch.empty(layout.size, dtype=DTYPES[code.name], device=device)
         packed[layout.used :].zero_()
         for index, record in enumerate(self.flat.records):
             home, gradient = self.flat.view(packed, index), record.parameter.grad

@@ -1,5 +1,6 @@
 """The process groups along which model states are gathered and added up."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -23,8 +24,8 @@ class StateGroups:
     """Holders of the same optimizer states: replicas."""
     tensor: dist.ProcessGroup
     """Ranks that cut the same matrices: for partial gradients under sequence parallel."""
-    embedding: dist.ProcessGroup | None
-    """First and last stage, for a tied embedding; None on the stages between."""
+    tied: Mapping[str, dist.ProcessGroup | None]
+    """Stages that hold copies of a parameter, by its name; None where this stage holds all."""
 
     @property
     def replicas(self) -> int:

@@ -2,7 +2,7 @@
 
 A unit's parameters are in one of these states:
 
-    stale      the update wrote this rank's optimizer interval; the refresh is under way
+    stale      the update wrote this rank's optimizer interval; the refresh waits or is under way
     cut        the shard is up to date; the whole buffer has no memory
     gathering  memory is there, the other ranks' shards are arriving
     whole      modules may read
@@ -12,16 +12,30 @@ A unit's parameters are in one of these states:
 
 The order in which units are acquired in one step is the order of the next: it is recorded, and
 each acquire starts the gather of the unit that will follow.
+
+What is read is derived from the master weights, so it has their version: a unit whose masters were
+changed by anything but an update or an adoption is refused (versions.py).
 """
 
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from frontier_llm.collectives.chain import Chain, Steps
-from frontier_llm.collectives.gather import all_gather
-from frontier_llm.collectives.handle import Handle
-from frontier_llm.collectives.traffic import Traffic
+import torch
+
+from frontier_llm.collectives.chain import Chain
+from frontier_llm.collectives.transport import Transport
+from frontier_llm.geometry.formats import FP32
 from frontier_llm.sharding.groups import StateGroups
 from frontier_llm.sharding.unit import Unit
+from frontier_llm.sharding.versions import Versions
+
+
+class Use(NamedTuple):
+    """What a unit is acquired for."""
+
+    unit: Unit
+    backward: bool
 
 
 class Parameters:
@@ -31,15 +45,22 @@ class Parameters:
     """
 
     def __init__(
-        self, units: Sequence[Unit], groups: StateGroups, traffic: Traffic, units_in_flight: int
+        self,
+        units: Sequence[Unit],
+        groups: StateGroups,
+        transport: Transport,
+        units_in_flight: int,
+        versions: Versions,
     ) -> None:
-        self._units, self._groups, self._traffic = units, groups, traffic
-        self._units_in_flight = units_in_flight
+        self._units, self._groups, self._transport = units, groups, transport
+        self._units_in_flight, self._versions = units_in_flight, versions
+        self._to_refresh: deque[Unit] = deque()
         self._refreshes: dict[Unit, Chain] = {}
-        self._gathers: dict[Unit, Handle] = {}
+        self._refresh_format = transport.formats.refresh
+        self._gathers: dict[Unit, Chain] = {}
         self._whole: set[Unit] = set()
-        self._plan: list[Unit] = []
-        self._seen: list[Unit] = []
+        self._plan: list[Use] = []
+        self._seen: list[Use] = []
         self._in_step = False
         self.peak_gathered_bytes = 0
         """Most memory that gathered parameters held at once, over the run."""
@@ -58,78 +79,140 @@ class Parameters:
             unit.release()
         self._whole.clear()
 
-    def acquire(self, unit: Unit) -> None:
+    def acquire(self, unit: Unit, *, backward: bool = False) -> None:
         """Make a unit's parameters whole and up to date.
 
         Collective over the ranks that hold its parts; blocks.
+
+        Args:
+            unit: whose.
+            backward: whether a backward pass reads them.
+
+        Raises:
+            TrainingError: its master weights were changed, and the parameters were not.
         """
         self._finish_refresh(unit)
+        self._versions.check(unit)
         if not unit.is_cut:
             return
+        use = Use(unit, backward)
         if unit not in self._whole:
-            self._start_gather(unit)
+            self._start_gather(use)
             self._gathers.pop(unit).wait()
             self._whole.add(unit)
         if self._in_step:
-            self._seen.append(unit)
+            self._seen.append(use)
             self._prefetch()
 
     def release(self, unit: Unit) -> None:
         """Free a unit's whole parameters, unless they are the next to be acquired."""
-        if unit in self._whole and self._expected() is not unit:
+        expected = self._expected()
+        if unit in self._whole and (expected is None or expected.unit is not unit):
             self._whole.remove(unit)
             unit.release()
+            if self._in_step:
+                self._prefetch()  # there is room now
 
     def refresh(self) -> None:
         """Start to bring every rank's shards up to date with the updated optimizer intervals.
 
-        Collective; returns at once, `acquire` and `settle` wait.
+        Collective; returns at once, `acquire` and `settle` wait. Encoded, as many units as may be
+        in flight twice begin at once, and the next as those are waited for: their messages need
+        memory. As they are, all begin.
         """
-        for unit in self._units:
-            if unit.is_trainable:
-                self._refreshes[unit] = Chain(self._refresh_steps(unit))
+        self._refresh_format = self._transport.formats.refresh
+        self._to_refresh = deque(unit for unit in self._units if unit.is_trainable)
+        for unit in self._to_refresh:
+            self._versions.made(unit)
+        self._start_refreshes()
+
+    def gather_first(self) -> None:
+        """Gather what the next step begins with while nobody computes, if nothing is in the way."""
         if self._groups.b is None and self._groups.c is None:
-            # nothing to wait for: gather what the next step begins with while nobody computes
-            for unit in dict.fromkeys(self._seen[: self._units_in_flight]):
-                self._finish_refresh(unit)
-                self._start_gather(unit)
+            for use in self._seen[: self._units_in_flight]:
+                self._finish_refresh(use.unit)
+                self._start_gather(use)
 
     def settle(self) -> None:
         """Wait until every shard is up to date."""
         for unit in self._units:
             self._finish_refresh(unit)
 
-    def _refresh_steps(self, unit: Unit) -> Steps:
-        yield all_gather(
-            unit.shard_part(unit.grads), self._groups.c, self._traffic, "refresh_params"
+    def exact(self, unit: Unit, master: torch.Tensor | None) -> torch.Tensor:
+        """Gather a unit as it is, past what training reads and without touching it.
+
+        Collective over the ranks that hold its parts; blocks.
+
+        Args:
+            unit: whose.
+            master: [n / o] fp32, this rank's master weights; None = it is frozen.
+
+        Returns:
+            [n] compute dtype, a new buffer.
+        """
+        whole = torch.empty(
+            unit.layout.size, dtype=unit.whole.dtype, device=self._transport.pool.device
         )
-        yield all_gather(unit.shard, self._groups.b, self._traffic, "refresh_params")
+        groups = self._groups
+        if master is None:
+            unit.part(whole, unit.params).copy_(unit.shard)
+        else:
+            unit.part(whole, unit.optimizer).copy_(master)
+            held = unit.part(whole, unit.params)
+            Chain(
+                self._transport.gather(held, (groups.c, groups.b), FP32, 0, "refresh_params")
+            ).wait()
+        Chain(self._transport.gather(whole, (groups.a,), FP32, 0, "gather_params")).wait()
+        return whole
+
+    def _start_refreshes(self) -> None:
+        is_lossless = self._refresh_format.is_lossless(self._transport.compute_dtype.itemsize)
+        limit = len(self._units) if is_lossless else 2 * self._units_in_flight
+        while self._to_refresh and len(self._refreshes) < limit:
+            self._start_refresh(self._to_refresh.popleft())
+
+    def _start_refresh(self, unit: Unit) -> None:
+        hops = (self._groups.c, self._groups.b)
+        border = unit.quantised_border(unit.params)
+        code = self._refresh_format
+        self._refreshes[unit] = Chain(
+            self._transport.gather(unit.shard, hops, code, border, "refresh_params")
+        )
 
     def _finish_refresh(self, unit: Unit) -> None:
+        while unit in self._to_refresh:  # in order, as on every rank
+            self._start_refresh(self._to_refresh.popleft())
         chain = self._refreshes.pop(unit, None)
         if chain is not None:
             chain.wait()
+            self._start_refreshes()
 
-    def _start_gather(self, unit: Unit) -> None:
-        if unit in self._gathers:
+    def _start_gather(self, use: Use) -> None:
+        unit = use.unit
+        if unit in self._gathers or unit in self._whole:
             return
+        formats = self._transport.formats
+        code = formats.params_backward if use.backward else formats.params
         whole = unit.materialise()
-        self._gathers[unit] = all_gather(whole, self._groups.a, self._traffic, "gather_params")
+        border = unit.quantised_border()
+        self._gathers[unit] = Chain(
+            self._transport.gather(whole, (self._groups.a,), code, border, "gather_params")
+        )
         held = sum(u.whole_bytes for u in (*self._whole, *self._gathers))
         self.peak_gathered_bytes = max(self.peak_gathered_bytes, held)
 
-    def _expected(self) -> Unit | None:
-        """Return the unit that will be acquired next, if this step still follows the plan."""
+    def _expected(self) -> Use | None:
+        """Return what will be acquired next, if this step still follows the plan."""
         position = len(self._seen)
         follows = self._in_step and position < len(self._plan)
-        if not follows or (position and self._seen[-1] is not self._plan[position - 1]):
+        if not follows or (position and self._seen[-1] != self._plan[position - 1]):
             return None
         return self._plan[position]
 
     def _prefetch(self) -> None:
-        unit = self._expected()
-        if unit is None or unit in self._whole or unit in self._gathers:
+        use = self._expected()
+        if use is None or use.unit in self._whole or use.unit in self._gathers:
             return
         if len(self._whole) + len(self._gathers) < self._units_in_flight:
-            self._finish_refresh(unit)
-            self._start_gather(unit)
+            self._finish_refresh(use.unit)
+            self._start_gather(use)

@@ -69,6 +69,15 @@ class Unit:
         start = interval.start - (of.start if of else 0)
         return flat[start : start + interval.length]
 
+    def quantised_border(self, interval: Interval | None = None) -> int:
+        """Return how many leading elements of an interval (of the buffer) may be quantised.
+
+        Norms and biases may not; they and the padding end the buffer.
+        """
+        if interval is None:
+            return self.layout.decayed
+        return max(0, min(self.layout.decayed - interval.start, interval.length))
+
     def shard_part(self, interval: Interval) -> torch.Tensor:
         """Return an interval inside `params` as a view of the shard."""
         return self.part(self.shard, interval, self.params)

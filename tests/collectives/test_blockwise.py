@@ -1,0 +1,208 @@
+"""Block quantisation: error bounds, odd lengths, what is not finite, and C's bits like torch's."""
+
+import functools
+import importlib.util
+import itertools
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frontier_llm.collectives import blockwise, native_blockwise
+from frontier_llm.collectives.blockwise import TorchKernels
+from frontier_llm.collectives.kernels import prove, resolve
+from frontier_llm.geometry.formats import Format
+
+CPU = torch.device("cpu")
+native = functools.cache(native_blockwise.load)
+codes = st.builds(
+    Format,
+    name=st.sampled_from(["int8", "int4"]),
+    block_elements=st.sampled_from([32, 64, 160]),
+    scale_bytes=st.sampled_from([2, 4]),
+    is_stochastic=st.booleans(),
+)
+lengths = st.one_of(st.integers(0, 5), st.integers(0, 500))
+dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+
+
+def drawn(length: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Numbers of very different sizes, from one block to the next and within one."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(length, generator=generator)
+    return (values * torch.exp(2 * torch.randn(length, generator=generator))).to(dtype)
+
+
+def empty(code: Format, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    slot = code.slot(length, length)
+    scale_dtype = torch.float32 if code.scale_bytes == 4 else torch.bfloat16
+    blocks = -(-length // code.block_elements)
+    packed = torch.zeros(slot.stop - slot.values, dtype=torch.uint8)
+    return torch.zeros(blocks, dtype=scale_dtype), packed
+
+
+def round_trip(values, code, residual=None, seed=0, kernels=None):
+    scales, packed = empty(code, values.numel())
+    kernels = kernels or TorchKernels()
+    kernels.quantise(values, code, scales, packed, residual, seed)
+    out = torch.full_like(values, 77.0)
+    kernels.dequantise(scales, packed, code, out)
+    return scales, packed, out
+
+
+@settings(deadline=None)
+@given(lengths, codes, dtypes, st.integers(0, 2**32 - 1))
+def test_an_element_is_off_by_half_a_step_at_most(length, code, dtype, seed):
+    values = drawn(length, seed % 1000, dtype)
+    scales, _, out = round_trip(values, code, seed=seed)
+    assert out.dtype == dtype
+    steps = scales.float().repeat_interleave(code.block_elements)[:length]
+    allowed = steps * (1.0 if code.is_stochastic else 0.5)
+    rounding = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+    error = (out.double() - values.double()).abs()
+    assert (error <= allowed * 1.0001 + values.double().abs() * 2 * rounding + 1e-7).all()
+    for index, scale in enumerate(scales.tolist()):
+        block = values[index * code.block_elements :][: code.block_elements]
+        largest = block.float().abs().max().item()
+        most = 1.0 if code.scale_bytes == 4 else 1 + 2**-7
+        assert largest / code.largest * 0.9999999 <= scale <= largest / code.largest * most * 1.001
+
+
+@settings(deadline=None)
+@given(lengths, codes)
+def test_zeros_stay_zero(length, code):
+    _, packed, out = round_trip(torch.zeros(length), code)
+    assert not out.any()
+    assert not packed.any()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_what_is_not_finite_stays_so_in_its_block_only(name, bad):
+    """A step with such a gradient is left out: it must not look finite on the other side."""
+    code, values = Format(name, 32), drawn(100, 1)
+    values[40] = bad
+    residual = torch.zeros(100, dtype=torch.bfloat16)
+    for kernels in (TorchKernels(), native()):
+        _, _, out = round_trip(values, code, residual.zero_(), kernels=kernels)
+        assert not out[32:64].isfinite().any()
+        assert out[:32].isfinite().all()
+        assert out[64:].isfinite().all()
+        assert residual.isfinite().all()
+
+
+def test_tiny_numbers_become_zero_and_not_nan():
+    values = torch.tensor([1e-45, -3e-39, 0.0] * 20)
+    _, _, out = round_trip(values, Format("int8", 32))
+    assert not out.any()
+
+
+def test_stochastic_rounding_is_right_on_average_and_the_same_for_a_seed():
+    code = Format("int4", 64, is_stochastic=True)
+    values = drawn(64, 3)
+    trips = [round_trip(values, code, seed=seed) for seed in range(500)]
+    mean = torch.stack([out for _, _, out in trips]).mean(0)
+    step = trips[0][0].item()
+    assert ((mean - values).abs() < 0.12 * step).all()  # 5 standard deviations of the mean
+    assert torch.equal(round_trip(values, code, seed=5)[1], trips[5][1])
+    assert not torch.equal(trips[5][1], trips[6][1])
+
+
+def test_kept_errors_make_a_sum_right():
+    """Sent fifty times, a small number beside a large one arrives in the end: with errors kept."""
+    code, values = Format("int4", 32), torch.tensor([1.0, 0.04, -0.03] + [0.0] * 29)
+    residual, kept, lost = torch.zeros(32, dtype=torch.bfloat16), torch.zeros(32), torch.zeros(32)
+    for _ in range(50):
+        kept += round_trip(values, code, residual)[2]
+        lost += round_trip(values, code)[2]
+    step = 1 / 7
+    assert ((kept - 50 * values).abs() < step).all()
+    assert (lost - 50 * values).abs().max() > 10 * step
+
+
+@settings(max_examples=200, deadline=None)  # the first one may compile
+@given(lengths, codes, dtypes, st.booleans(), st.booleans(), st.integers(0, 2**32 - 1))
+def test_native_kernels_make_the_same_bits(length, code, dtype, feedback, add, seed):
+    values = drawn(length, seed % 977, dtype)
+    if length > 3:
+        values[length // 2] = (math.inf, math.nan, 1e-39, 3.0)[seed % 4]
+    answers = []
+    for kernels in (native(), TorchKernels()):
+        residual = drawn(length, 5).bfloat16() * 0.01 if feedback else None
+        scales, packed = empty(code, length)
+        kernels.quantise(values, code, scales, packed, residual, seed)
+        out = torch.full((length,), 0.5, dtype=torch.float32 if add else dtype)
+        kernels.dequantise(scales, packed, code, out, add)
+        answers.append((scales, packed, out, values if residual is None else residual))
+    for mine, expected in zip(*answers, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_fast_kernels_are_used_where_they_work_and_the_reason_is_said(monkeypatch, tmp_path):
+    assert resolve("auto", CPU).name == "native"
+    assert resolve("torch", CPU).name == "torch"
+    monkeypatch.setattr(native_blockwise, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    refused = resolve("auto", CPU)
+    assert refused.name == "torch"
+    assert "no C compiler" in refused.reason
+
+
+def test_kernels_that_are_wrong_by_a_bit_are_not_believed(monkeypatch):
+    class Wrong(TorchKernels):
+        def dequantise(self, scales, packed, code, out, add=False):
+            blockwise.dequantise(scales, packed, code, out, add)
+            out[-1] += 1e-6
+
+    with pytest.raises(ValueError, match="differ from torch in int8"):
+        prove(Wrong(), CPU)
+
+
+def compare_triton(device: str) -> None:
+    """Hold Triton's kernels against torch's, to the bit."""
+    from frontier_llm.collectives.triton_blockwise import TritonKernels
+
+    for name, stochastic, dtype, (block, scale_bytes, length) in itertools.product(
+        ("int8", "int4"),
+        (False, True),
+        (torch.float32, torch.bfloat16, torch.float16),
+        ((512, 2, 1300), (160, 4, 333), (32, 2, 1), (64, 4, 64)),
+    ):
+        code = Format(name, block, scale_bytes, stochastic)
+        values = drawn(length, 1, dtype).to(device)
+        if length > 100:
+            values[50], values[170] = math.inf, math.nan
+        answers = []
+        for kernels in (TritonKernels(), TorchKernels()):
+            residual = drawn(length, 2).bfloat16().to(device)
+            scales, packed = (one.to(device) for one in empty(code, length))
+            kernels.quantise(values, code, scales, packed, residual, 0xF2345678)
+            narrow, total = torch.empty_like(residual), torch.ones(length, device=device)
+            kernels.dequantise(scales, packed, code, narrow)
+            kernels.dequantise(scales, packed, code, total, add=True)
+            answers.append((scales, packed, residual, narrow, total))
+        for mine, expected in zip(*answers, strict=True):
+            torch.testing.assert_close(mine, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.gpu
+def test_triton_kernels_make_the_same_bits():
+    compare_triton("cuda")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_triton_kernels_make_the_same_bits_in_its_interpreter():
+    """Where Triton is installed; its interpreter needs no GPU, but must be chosen at import."""
+    work = "from tests.collectives.test_blockwise import compare_triton; compare_triton('cpu')"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", work], check=False, capture_output=True, text=True, env=environment,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

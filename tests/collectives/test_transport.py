@@ -1,0 +1,190 @@
+"""Gathers and reductions in every format, on one to four ranks: bits, bounds, bytes, buffers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from frontier_llm.collectives import native_blockwise
+from frontier_llm.collectives.chain import Chain, Steps
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.collectives.transport import Transport
+from frontier_llm.geometry.formats import BF16, FP32, Format, StateFormats
+from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.wire import Sent
+from frontier_llm.parallel.world import World
+from tests.ranks import run_ranks
+
+INT8, INT4 = Format("int8", 32, 2), Format("int4", 32, 2)
+CPU = torch.device("cpu")
+
+
+def transport_of(world: World, code: Format, dtype: torch.dtype = torch.float32) -> Transport:
+    formats = StateFormats(code, code, code, code, code)
+    traffic = Traffic(Grid(1, world.size, 1, world.ranks_per_node), world.rank)
+    return Transport(lambda _: formats, traffic, native_blockwise.load(), dtype, CPU, world.rank)
+
+
+def mine(rank: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(elements, generator=generator).to(dtype)
+
+
+def world_group() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
+def gather(
+    world: World, code: Format, dtype: torch.dtype, elements: int, border: int
+) -> tuple[torch.Tensor, Sent, Sent]:
+    transport = transport_of(world, code, dtype)
+    group = world_group() if world.size > 1 else None
+    for _ in range(3):
+        whole = torch.full((world.size * elements,), 9.0, dtype=dtype)
+        whole.view(world.size, -1)[world.rank] = mine(world.rank, elements, dtype)
+        Chain(transport.gather(whole, (group,), code, border, "gather")).wait()
+    assert not transport.pool._lent, "buffers were not given back"
+    sent = transport.traffic.take().get("gather", Sent())
+    plain = transport.traffic.take_unquantised().get("gather", Sent())
+    return whole, sent, plain
+
+
+CASES = [
+    (code, dtype)
+    for code in (FP32, BF16, INT8, INT4)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16)
+]
+
+
+def gather_all(world: World, elements: int, border: int) -> list[Any]:
+    return [gather(world, code, dtype, elements, border) for code, dtype in CASES]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_gather_gives_every_rank_the_same_bits(size: int) -> None:
+    elements, border = 77, size * 77 - 40
+    found = run_ranks(gather_all, size, elements, border)
+    for (code, dtype), *ranks in zip(CASES, *found, strict=True):
+        exact = torch.cat([mine(rank, elements, dtype) for rank in range(size)])
+        whole, sent, plain = ranks[0]
+        for other, *_ in ranks:
+            assert torch.equal(other, whole), "the owner reads what the others read"
+        slot = plain_bytes = dtype.itemsize * elements
+        if size == 1 or code.is_lossless(dtype.itemsize):
+            assert torch.equal(whole, exact)
+        else:
+            small = 2.0**-8 * exact.float().abs().max()
+            step = 2 * exact.float().abs().max() / code.largest if code.is_quantised else 0.0
+            assert (whole.float() - exact.float()).abs().max() <= step / 2 + small
+            assert not torch.equal(whole, exact)
+            leading = border if code.is_quantised else 0
+            torch.testing.assert_close(whole[leading:], exact[leading:], rtol=2**-8, atol=0)
+            slot = code.slot_bytes(elements, size, border)
+        assert sent == Sent(intra=3 * slot * (size - 1))
+        assert plain == Sent(intra=3 * plain_bytes * (size - 1))
+
+
+@pytest.mark.parametrize("elements", [0, 1])
+def test_parts_of_no_or_one_element(elements: int) -> None:
+    for whole, *_ in run_ranks(gather, 3, INT4, torch.float32, elements, 3 * elements):
+        assert whole.numel() == 3 * elements
+        assert whole.isfinite().all()
+
+
+def two_hops(world: World, code: Format) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gather over two digits on four ranks; c is the fast one."""
+    transport = transport_of(world, code)
+    groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    c, b = groups[world.rank // 2], groups[2 + world.rank % 2]
+    whole = torch.zeros(4 * 50)
+    whole.view(4, -1)[world.rank] = mine(world.rank, 50, torch.float32)
+    once = whole.clone()
+    Chain(transport.gather(whole, (c, b), code, 200, "refresh")).wait()
+    Chain(transport.gather(once, (world_group(),), code, 200, "refresh")).wait()
+    return whole, once
+
+
+def test_a_gather_over_two_digits_rounds_once() -> None:
+    """The second hop passes on what the first one brought: as exact as one hop over all ranks."""
+    for two, one in run_ranks(two_hops, 4, INT4):
+        assert torch.equal(two, one)
+
+
+def reduce(
+    world: World, codes: Sequence[Format], elements: int, feedback: bool, rounds: int
+) -> tuple[torch.Tensor, torch.Tensor, Sent, list[int]]:
+    """Reduce in one hop of all ranks as two nodes, or in two hops, the second between nodes."""
+    formats = StateFormats(grads=codes[0], grads_across=codes[-1])
+    traffic = Traffic(Grid(1, world.size, 1, world.ranks_per_node), world.rank)
+    kernels = native_blockwise.load()
+    transport = Transport(lambda _: formats, traffic, kernels, torch.float32, CPU, world.rank)
+    hops: list[dist.ProcessGroup] = [world_group()]
+    if len(codes) == 2:
+        groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
+        hops = [groups[world.rank // 2], groups[2 + world.rank % 2]]
+    errors = [None for _ in hops[1:]] + [
+        torch.zeros(elements // len(codes), dtype=torch.bfloat16) if feedback else None
+    ]
+    whole, total = mine(world.rank, elements, torch.float32), torch.zeros(())
+    allocated = []
+
+    def steps() -> Steps:
+        nonlocal total
+        packed = transport.pool.take(elements, torch.float32)
+        packed.copy_(whole)
+        part = yield from transport.reduce(packed, hops, elements - 9, "reduce", errors)
+        total = total + part
+        transport.pool.give(part)
+
+    for _ in range(rounds):
+        Chain(steps()).wait()
+        assert not transport.pool._lent, "buffers were not given back"
+        allocated.append(transport.pool.allocated_bytes)
+    return whole, total / rounds, traffic.take()["reduce"], allocated
+
+
+@pytest.mark.parametrize("code", [FP32, BF16, INT8, INT4], ids=lambda code: code.name)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_reduction_is_off_by_the_roundings_of_the_others(size: int, code: Format) -> None:
+    elements = size * 51
+    ranks = run_ranks(reduce, size, (code,), elements, False, 2)
+    exact = sum(whole for whole, *_ in ranks)
+    assert isinstance(exact, torch.Tensor)
+    for rank, (_, part, sent, allocated) in enumerate(ranks):
+        others = [whole.abs().max() for i, (whole, *_) in enumerate(ranks) if i != rank]
+        bound = sum(others) * {"fp32": 1e-6, "bf16": 2**-8}.get(code.name, 0.51 / code.largest)
+        error = (part - exact.view(size, -1)[rank]).abs().max()
+        assert error <= bound * (size if code.name == "bf16" else 1)
+        slot = code.slot_bytes(51, size, elements - 9) if code.is_quantised else 51 * code.bits // 8
+        assert sent.intra == pytest.approx(2 * slot * (size - 1))
+        assert allocated[0] == allocated[1], "the second round uses the first one's buffers"
+
+
+def test_two_hops_take_the_format_of_their_links() -> None:
+    ranks = run_ranks(reduce, 4, (INT8, INT4), 400, False, 1, ranks_per_node=2)
+    exact = sum(whole for whole, *_ in ranks)
+    assert isinstance(exact, torch.Tensor)
+    for rank, (_, part, sent, _) in enumerate(ranks):
+        position = rank % 2 * 2 + rank // 2  # digit a is the slow one of the parts
+        wanted = exact.view(4, -1)[position]
+        assert (part - wanted).abs().max() < 0.15 * exact.abs().max()
+        assert sent == Sent(
+            intra=INT8.slot_bytes(200, 2, 391),
+            inter=INT4.slot_bytes(100, 2, 200 if rank % 2 == 0 else 191),
+        )
+
+
+def test_kept_errors_make_the_mean_of_many_reductions_exact() -> None:
+    means = {}
+    for feedback in (False, True):
+        ranks = run_ranks(reduce, 2, (INT4,), 64, feedback, 60, ranks_per_node=1)
+        exact = sum(whole for whole, *_ in ranks)
+        assert isinstance(exact, torch.Tensor)
+        errors = [
+            (part - exact.view(2, -1)[r]).abs().max() for r, (_, part, *_) in enumerate(ranks)
+        ]
+        means[feedback] = max(errors)
+    assert means[True] < 0.1 * means[False]

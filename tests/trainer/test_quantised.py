@@ -1,0 +1,215 @@
+"""Training with quantised collectives: near plain training, equal replicas, nothing stale."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from frontier_llm.errors import TrainingError
+from frontier_llm.parallel.world import World
+from tests.ranks import run_ranks
+from tests.trainer.rig import Rig, make_rig
+from tests.trainer.test_parity import reference
+from tests.trainer.test_sharding_parity import factors
+from tests.values import TINY_T5, tiny_values
+
+ZEROPP = ("collectives=zeropp", "collectives.block_elements=64")
+STILL = ("optimizer.learning_rate=1e-9", "optimizer.minimum_learning_rate=0.0")
+
+
+def weights(rig: Rig) -> dict[str, torch.Tensor]:
+    """What the modules compute with, whole."""
+    found = {}
+    for record in rig.model.records:
+        rig.states.acquire([record.unit])
+        found[record.name] = record.parameter.detach().clone()
+        rig.states.release([record.unit])
+    return found
+
+
+def exact(rig: Rig) -> dict[str, torch.Tensor]:
+    return {record.name: whole.clone() for record, whole in rig.states.parameters()}
+
+
+def train(world: World, values: dict[str, Any], precision: str, steps: int) -> dict[str, Any]:
+    rig = make_rig(world, values, precision)
+    results = rig.train(steps)
+    return {
+        "losses": [result.loss for result in results],
+        "weights": weights(rig),
+        "exact": exact(rig),
+        "sent": [(result.sent, result.unquantised) for result in results],
+        "memory": rig.states.memory_bytes(),
+    }
+
+
+LAYOUTS = {
+    "three_ranks": (3, "fp32", ["data.global_batch=12", "model.hidden=36", *factors((3, 3, 3))]),
+    "pipeline": (4, "bf16", ["parallel.pipeline=2", *factors((2, 2, 2))]),
+    "interleaved_tensor": (
+        8,
+        "fp32",
+        [
+            "parallel.pipeline=2", "parallel.chunks=2", "parallel.tensor=2",
+            "parallel.sequence=true", *factors((1, 2, 2)),
+        ],
+    ),
+    "zero2": (4, "bf16", factors((1, 4, 4))),
+    "zeropp": (4, "fp32", factors((2, 4, 4))),
+    "zero3_recompute": (4, "bf16", ["recompute=full", *factors((4, 4, 4))]),
+    "t5": (4, "fp32", [*TINY_T5, "parallel.pipeline=2", *factors((2, 2, 2))]),
+}  # fmt: skip
+STEPS = 5
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_losses_stay_near_plain_ones_and_replicas_are_equal(layout: str) -> None:
+    """int8 and int4 blocks move a loss by less than bf16's bound, 1%."""
+    size, precision, overrides = LAYOUTS[layout]
+    alone = [o for o in overrides if not o.startswith(("parallel.", "sharding.", "recompute"))]
+    expected = reference(tuple(alone))[0][:STEPS]
+    values = tiny_values(*overrides, *ZEROPP)
+    ranks = run_ranks(train, size, values, precision, STEPS, ranks_per_node=2)
+    for rank in ranks:
+        np.testing.assert_allclose(rank["losses"], expected, rtol=1e-2)
+    if "parallel." in " ".join(overrides):
+        return
+    for name, tensor in ranks[0]["weights"].items():
+        for other in ranks[1:]:
+            assert torch.equal(other["weights"][name], tensor), name
+            assert torch.equal(other["exact"][name], ranks[0]["exact"][name]), name
+
+
+@pytest.mark.parametrize("cut", [(1, 1, 2), (2, 2, 2)], ids=str)
+def test_rounding_never_reaches_the_master_weights(cut: tuple[int, int, int]) -> None:
+    """fp32: what training reads is rounded, what `parameters` gives and is saved is not."""
+    untouched = run_ranks(train, 1, tiny_values(*STILL), "fp32", 3)[0]
+    for rank in run_ranks(train, 2, tiny_values(*factors(cut), *ZEROPP, *STILL), "fp32", 3):
+        worst = 0.0
+        for name, tensor in rank["exact"].items():
+            torch.testing.assert_close(tensor, untouched["exact"][name], rtol=0, atol=2e-8)
+            worst = max(worst, (rank["weights"][name] - tensor).abs().max().item())
+        assert worst > 1e-4
+
+
+def test_norms_and_biases_travel_in_bf16() -> None:
+    for rank in run_ranks(train, 2, tiny_values(*factors((2, 2, 2)), *ZEROPP), "fp32", 2):
+        for name, tensor in rank["weights"].items():
+            if tensor.dim() == 1:
+                assert torch.equal(tensor, rank["exact"][name].bfloat16().float()), name
+
+
+def test_formats_end_at_a_step() -> None:
+    """From until_step on, everything is sent as it is, and parameters are exact again."""
+    values = tiny_values(*factors((1, 1, 2)), *ZEROPP, "collectives.until_step=3")
+    plain = run_ranks(train, 2, tiny_values(*factors((1, 1, 2))), "fp32", 6)[0]["sent"]
+    for rank in run_ranks(train, 2, values, "fp32", 6):
+        for name, tensor in rank["weights"].items():
+            assert torch.equal(tensor, rank["exact"][name]), name
+        for step, (sent, unquantised) in enumerate(rank["sent"], start=1):
+            # the refresh of step 3 is counted with step 4
+            assert bool(unquantised) == (step <= 4)
+            if step > 4:
+                assert sent == plain[step - 1][0]
+            if 1 < step <= 3:
+                wide = plain[step - 1][0]["refresh_params"].intra
+                assert sent["refresh_params"].intra < 0.4 * wide
+
+
+def test_kernels_make_no_difference() -> None:
+    values = [tiny_values(*factors((2, 2, 2)), *ZEROPP, f"kernels={k}") for k in ("torch", "auto")]
+    torchs, natives = (run_ranks(train, 2, one, "bf16", 4)[0]["losses"] for one in values)
+    assert torchs == natives
+
+
+def test_rounding_at_random_is_the_same_for_a_seed() -> None:
+    def losses(seed: int) -> list[float]:
+        values = tiny_values(
+            *factors((2, 2, 2)), *ZEROPP, "collectives.rounding=stochastic", f"trainer.seed={seed}"
+        )
+        found: list[float] = run_ranks(train, 2, values, "fp32", 3)[0]["losses"]
+        return found
+
+    assert losses(1) == losses(1)
+
+
+def overflow(world: World, values: dict[str, Any]) -> list[Any]:
+    """Make one gradient infinite on one rank in the second step."""
+    rig = make_rig(world, values)
+    results = rig.train(1)
+    parameter = next(r.parameter for r in rig.model.records if "qkv.weight" in r.name)
+    bad = world.rank == 1
+    hook = parameter.register_hook(lambda grad: grad * float("inf") if bad else grad)
+    before = exact(rig)
+    results += rig.train(1, first=1)
+    same = all(torch.equal(tensor, before[name]) for name, tensor in exact(rig).items())
+    hook.remove()
+    results += rig.train(2, first=2)
+    return [[result.skipped for result in results], same, results[-1].loss]
+
+
+@pytest.mark.parametrize("preset", ["zeropp", "zeropp_feedback"])
+def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks(preset: str) -> None:
+    values = tiny_values(*factors((2, 2, 2)), f"collectives={preset}")
+    for skipped, same, loss in run_ranks(overflow, 2, values, ranks_per_node=1):
+        assert skipped == [False, True, False, False]
+        assert same
+        assert np.isfinite(loss)
+
+
+def edit(world: World, values: dict[str, Any]) -> list[str]:
+    """Write to masters between steps, with and without saying so."""
+    rig = make_rig(world, values)
+    rig.train(2)
+    rig.states.settle()
+    for shard in rig.states.shards():
+        shard.master.mul_(1.5)
+    refused = ""
+    try:
+        rig.train(1, first=2)
+    except TrainingError as error:
+        refused = str(error)
+    rig.states.adopt(updates=2)
+    now, after = exact(rig), weights(rig)
+    worst = max((after[n] - tensor).abs().max().item() for n, tensor in now.items())
+    return [refused, f"{worst:.6f}"]
+
+
+@pytest.mark.parametrize(
+    ("cut", "formats"), [((1, 1, 1), ()), ((1, 1, 2), ()), ((2, 2, 2), ()), ((1, 2, 2), ZEROPP)]
+)
+def test_an_edit_of_the_masters_cannot_be_overlooked(
+    cut: tuple[int, int, int], formats: tuple[str, ...]
+) -> None:
+    for refused, worst in run_ranks(edit, 2, tiny_values(*factors(cut), *formats)):
+        assert "were changed" in refused
+        assert "adopt" in refused
+        assert float(worst) <= (0.02 if formats else 0.0)
+
+
+def go_on(world: World, values: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Train on, and from a copy of the states in other ranks' memory."""
+    first = make_rig(world, values)
+    first.train(3)
+    first.states.settle()
+    kept = [
+        (shard.master.clone(), shard.exp_avg.clone(), shard.exp_avg_sq.clone())
+        for shard in first.states.shards()
+    ]
+    straight = [result.loss for result in first.train(2, first=3)]
+    first.states.settle()
+    for shard, states in zip(first.states.shards(), kept, strict=True):
+        for mine, saved in zip(
+            (shard.master, shard.exp_avg, shard.exp_avg_sq), states, strict=True
+        ):
+            mine.copy_(saved)
+    first.states.adopt(updates=3)
+    return straight, [result.loss for result in first.train(2, first=3)]
+
+
+@pytest.mark.parametrize("cut", [(1, 1, 2), (1, 2, 2), (2, 2, 2)], ids=str)
+def test_a_loaded_state_goes_on_to_the_bit(cut: tuple[int, int, int]) -> None:
+    values = tiny_values(*factors(cut), *ZEROPP)
+    for straight, again in run_ranks(go_on, 2, values, ranks_per_node=1):
+        assert straight == again

@@ -1,0 +1,91 @@
+"""The table of what is supported: its refusals are refused, and what it calls tested runs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from frontier_llm.config import decode
+from frontier_llm.config.support import AXES, Cell, cells, check_support, verdict
+from frontier_llm.errors import ConfigError
+from frontier_llm.parallel.world import World
+from tests.ranks import run_ranks
+from tests.trainer.rig import make_rig
+from tests.values import tiny_values
+
+PIPELINES = {
+    "none": [],
+    "1f1b": ["parallel.pipeline=2"],
+    "interleaved": ["parallel.pipeline=2", "parallel.chunks=2"],
+}
+RANKS, PER_NODE = 4, 2
+
+
+def overrides(cell: Cell) -> dict[str, Any]:
+    chosen = [f"{axis}={cell[axis]}" for axis in ("sharding", "precision", "collectives")]
+    small = ("data.global_batch=4", "precision.initial_loss_scale=1024")
+    return tiny_values(*small, *chosen, *PIPELINES[cell["pipeline"]])
+
+
+def telling() -> Iterator[Cell]:
+    """Choose tested cells until each preset has run with every value of every other axis.
+
+    Without the plain one: test_sharding_parity.py runs that.
+    """
+    tested = [
+        cell for cell in cells() if verdict(cell)[0] == "tested" and cell["collectives"] != "plain"
+    ]
+    left = {pair for cell in tested for pair in pairs(cell)}
+    while left:
+        best = max(tested, key=lambda cell: len(left & pairs(cell)))
+        left -= pairs(best)
+        yield best
+
+
+def pairs(cell: Cell) -> set[Any]:
+    return {(cell["collectives"], axis, value) for axis, value in cell.items()}
+
+
+@pytest.mark.parametrize("cell", telling(), ids=lambda cell: "-".join(cell.values()))
+def test_what_is_called_tested_trains(cell: Cell) -> None:
+    def work(world: World) -> list[float]:
+        rig = make_rig(world, overrides(cell), cell["precision"])
+        batches = rig.batches(0)  # the same ones again: the loss must fall
+        return [rig.step.run(step, batches, 3e-3).loss for step in (1, 2)]
+
+    ranks = run_ranks(work, RANKS, ranks_per_node=PER_NODE)
+    assert all(rank == ranks[0] for rank in ranks)
+    first, second = ranks[0]
+    assert second < first
+
+
+def test_what_is_refused_is_refused_with_a_way_out() -> None:
+    refused = [cell for cell in cells() if verdict(cell)[0] == "refused"]
+    assert {(c["precision"], c["collectives"]) for c in refused} == {("fp16", "zeropp_feedback")}
+    with pytest.raises(ConfigError) as caught:
+        check_support(decode(overrides(refused[0])))
+    assert caught.value.key == "collectives.error_feedback"
+    assert "collectives=zeropp" in caught.value.todo
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        (["collectives.error_feedback=true"], "collectives.error_feedback"),
+        (["collectives.until_step=5"], "collectives.until_step"),
+        (["collectives=zeropp_feedback", "collectives.grads_across_format=bf16"],
+         "collectives.error_feedback"),
+    ],
+)  # fmt: skip
+def test_formats_that_make_no_sense_together_are_refused(changed: list[str], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_support(decode(tiny_values(*changed)))
+    assert caught.value.key == key
+
+
+def test_the_axes_are_the_choices_of_conf() -> None:
+    from tools.compose import groups
+
+    assert set(AXES["collectives"]) == set(groups()["collectives"])
+    assert set(AXES["sharding"]) == set(groups()["sharding"]) - {"amsp"}  # it chooses of these
+    assert set(AXES["precision"]) == set(groups()["precision"]) - {"auto"}

@@ -1,0 +1,160 @@
+"""The tables of docs/collectives.md: bytes between nodes, and what can be combined.
+
+`python tools/collectives_page.py` says whether they are current; with `--write` it writes them.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from frontier_llm.config.collectives import CollectivesConfig
+from frontier_llm.config.support import AXES, REFUSALS, Cell, verdict
+from frontier_llm.geometry.formats import StateFormats
+from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.partition import Factors
+from frontier_llm.geometry.state_traffic import StateTraffic
+from tools.compose import CONF, compose
+
+PAGE = CONF.parent / "docs" / "collectives.md"
+NODES, PER_NODE = 4, 8
+DATA = NODES * PER_NODE
+ELEMENTS, SMALL = 12 * 6144**2, 13 * 6144
+"""Of a layer of the 18B model: matrices, and norms and biases."""
+MICRO_BATCHES = (1, 4, 16)
+SIGNS = {"tested": "yes", "untested": "not run", "refused": "refused"}
+
+IN_BF16 = "collectives.grads_format=bf16"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One row of the table of bytes."""
+
+    name: str
+    factors: tuple[int, int, int]
+    collectives: str
+    """Overrides of `conf/collectives`."""
+
+
+SCHEMES = (
+    Scheme("`sharding=zero3`, all in bf16", (DATA, DATA, DATA), IN_BF16),
+    Scheme("`sharding=zero3 collectives=zeropp`", (DATA, DATA, DATA), "collectives=zeropp"),
+    Scheme("`sharding=zeropp`, all in bf16", (PER_NODE, DATA, DATA), IN_BF16),
+    Scheme("`sharding=zeropp collectives=zeropp`", (PER_NODE, DATA, DATA), "collectives=zeropp"),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page's tables, or say whether they are current."""
+    text = filled(PAGE.read_text())
+    if list(arguments) == ["--write"]:
+        PAGE.write_text(text)
+        return 0
+    if PAGE.read_text() == text:
+        return 0
+    print(f"{PAGE.name} is not current: python tools/collectives_page.py --write", file=sys.stderr)
+    return 1
+
+
+def filled(text: str) -> str:
+    """Put the tables between their markers: `<!-- NAME -->` and `<!-- end of NAME -->`.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
+    for name, lines in (("bytes", volumes()), ("support", support())):
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, begun, rest = text.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not (begun and ended):
+            raise ValueError(f"{PAGE.name}: the markers of {name} are missing")
+        text = "".join([before, begin, *(f"{line}\n" for line in lines), end, after])
+    return text
+
+
+def volumes() -> Iterator[str]:
+    """Yield the table of bytes that leave a node in a step, in sizes of the 16-bit model."""
+    yield (
+        "| scheme | "
+        + " | ".join(f"M = {m}" for m in MICRO_BATCHES)
+        + " | "
+        + " | ".join(f"of ZeRO-3, M = {m}" for m in MICRO_BATCHES)
+        + " |"
+    )
+    yield "|---|" + "---|" * (2 * len(MICRO_BATCHES))
+    base = [leaves_a_node(SCHEMES[0], m) for m in MICRO_BATCHES]
+    yield _row("ZeRO++ as published, without scales", [published(m) for m in MICRO_BATCHES], base)
+    for scheme in SCHEMES:
+        yield _row(scheme.name, [leaves_a_node(scheme, m) for m in MICRO_BATCHES], base)
+
+
+def published(micro_batches: int) -> float:
+    """ZeRO++ (arXiv:2306.10209): int8 gathers forward, none backward, int4 gradients."""
+    return micro_batches * (0.5 + 0.25) * (1 - 1 / NODES)
+
+
+def leaves_a_node(scheme: Scheme, micro_batches: int) -> float:
+    """Count what the ranks of a node send to other nodes in a step, in sizes of the model.
+
+    Rings where states travel as they are, messages between pairs where gradients are quantised.
+    """
+    factors = Factors(*scheme.factors, DATA)
+    size = factors.padded(ELEMENTS + SMALL)
+    traffic = StateTraffic(
+        Grid(1, DATA, 1, PER_NODE),
+        factors,
+        micro_batches,
+        params_bytes=2,
+        formats=_formats(scheme.collectives),
+    )
+    sent = [traffic.unit(rank, size, decayed=ELEMENTS) for rank in range(PER_NODE)]
+    return sum(one.inter for rank in sent for one in rank.values()) / (2 * size)
+
+
+@cache
+def _formats(override: str) -> StateFormats:
+    return StateFormats.at(CollectivesConfig.model_validate(compose([override])["collectives"]))
+
+
+def support() -> Iterator[str]:
+    """Yield the table of combinations, a row for each precision, preset and device."""
+    yield "| precision | `collectives=` | " + " | ".join(AXES["device"]) + " |"
+    yield "|---|---|" + "---|" * len(AXES["device"])
+    for precision in AXES["precision"]:
+        for preset in AXES["collectives"]:
+            cells = [
+                {"precision": precision, "collectives": preset, "device": device}
+                for device in AXES["device"]
+            ]
+            yield f"| {precision} | `{preset}` | " + " | ".join(map(_sign, cells)) + " |"
+    yield ""
+    yield "Refused, in the words of the error:"
+    yield ""
+    for refusal in REFUSALS:
+        where = ", ".join(f"{name}: {' or '.join(v)}" for name, v in refusal.where.items())
+        yield f"- {where}: `{refusal.key}` wants {refusal.why}"
+
+
+def _sign(part: Cell) -> str:
+    """Say what holds for all factors and pipelines; they do not matter to any verdict."""
+    found = {
+        verdict({**part, "sharding": sharding, "pipeline": pipeline})[0]
+        for sharding in AXES["sharding"]
+        for pipeline in AXES["pipeline"]
+    }
+    return " or ".join(sorted(SIGNS[one] for one in found))
+
+
+def _row(name: str, volumes: Sequence[float], base: Sequence[float]) -> str:
+    cells = [f"{volume:.2f}" for volume in volumes]
+    cells += [f"1/{b / volume:.1f}" for volume, b in zip(volumes, base, strict=True)]
+    return f"| {name} | " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
