@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.config.section import Section
 
 
@@ -23,6 +24,8 @@ class DeviceConfig(Section):
     """Memory bandwidth."""
     peak_tflops: dict[Literal["fp32", "bf16", "fp16"], float]
     """Dense matrix peak by compute format; absent = unknown, and then no MFU is printed."""
+    calibration: CalibrationConfig
+    """How much of this the planner may count on."""
     source: str
     """Where these figures come from."""
 
@@ -48,6 +51,8 @@ class LinkConfig(Section):
     """Time of an empty message."""
     gb_per_second: float = Field(gt=0)
     """Bandwidth a rank, one direction."""
+    efficiency: float = Field(gt=0, le=1)
+    """Share of it that large collectives reach."""
     source: str
     """Where these figures come from."""
 
@@ -93,3 +98,6 @@ class ClusterConfig(Section):
     """Nearest first; the last has `ranks: null`."""
     storage: tuple[StorageConfig, ...] = Field(strict=False)
     """Nearest first."""
+    environment: dict[str, str]
+    """Variables of NCCL, RCCL and libfabric that a rank should have here; at start-up it is said
+    where they differ. scripts/*_env.sh sets them, with reasons."""

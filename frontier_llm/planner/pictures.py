@@ -1,0 +1,157 @@
+"""The drawings of the planner's page, as SVG that lives inside it."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from frontier_llm.planner.estimate import Estimate
+from frontier_llm.planner.timeline import Event, simulate
+from frontier_llm.units import GIB, format_count, format_seconds
+
+WIDTH = 1080
+COLOURS = {
+    "compute": "#2563eb",
+    "tensor": "#0891b2",
+    "exchange": "#16a34a",
+    "bubble": "#cbd5e1",
+    "gather_params": "#ca8a04",
+    "reduce_grads": "#ea580c",
+    "reduce_states": "#be185d",
+    "refresh_params": "#7c3aed",
+    "update": "#64748b",
+    "checkpoint": "#0f172a",
+}
+"""Of the parts of a step."""
+DRAWN_STAGES = 16
+DRAWN_MICRO_BATCHES = 24
+_LEFT, _TOP, _ROW = 400, 34, 26
+
+
+def pareto(estimates: Sequence[Estimate]) -> str:
+    """Draw peak memory against tokens a second; the ones that nobody beats in both are filled."""
+    height, bottom, left, right = 340, 290, 80, WIDTH - 40
+    memory = [estimate.peak.total / GIB for estimate in estimates]
+    speed = [estimate.tokens_per_second for estimate in estimates]
+    most_memory, most_speed = max(memory) * 1.08, max(speed) * 1.08
+    body = [_axis(left, bottom, right)]
+    for share in (0.25, 0.5, 0.75, 1.0):
+        y = bottom - share * (bottom - 20)
+        x = left + share * (right - left)
+        body.append(f'<line x1="{left}" x2="{right}" y1="{y}" y2="{y}" stroke="#e2e8f0"/>')
+        body.append(_text(left - 8, y + 4, format_count(share * most_speed), "end"))
+        body.append(_text(x, bottom + 18, f"{share * most_memory:.1f} GiB", "middle"))
+    for number, (gib, tokens) in enumerate(zip(memory, speed, strict=True)):
+        beaten = any(
+            m <= gib and s >= tokens and (m, s) != (gib, tokens)
+            for m, s in zip(memory, speed, strict=True)
+        )
+        x = left + gib / most_memory * (right - left)
+        y = bottom - tokens / most_speed * (bottom - 20)
+        fill = "white" if beaten else COLOURS["compute"]
+        title = escape(estimates[number].candidate.description)
+        body.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{fill}" stroke="#2563eb">'
+            f"<title>{number + 1}: {title}</title></circle>"
+        )
+        body.append(_text(x + 9, y + 4, str(number + 1)))
+    body.append(_text(left, height - 8, "peak memory of the fullest rank"))
+    body.append(_text(left, 14, "tokens a second"))
+    return _svg(height, body)
+
+
+def breakdown(estimates: Sequence[Estimate]) -> str:
+    """Draw where the seconds of each layout's step go."""
+    slowest = max(estimate.time.seconds for estimate in estimates)
+    room = WIDTH - _LEFT - 90
+    body = list(_legend())
+    for row, estimate in enumerate(estimates):
+        y, x = _TOP + row * _ROW, float(_LEFT)
+        words = f"{row + 1}. {estimate.candidate.description}"
+        body.append(_text(0, y + 14, words))
+        for name, colour in COLOURS.items():
+            seconds = estimate.time.parts.get(name, 0.0)
+            width = seconds / slowest * room
+            if width > 0:
+                title = f"{name.replace('_', ' ')}: {format_seconds(seconds)}"
+                body.append(
+                    f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="18" fill="{colour}">'
+                    f"<title>{title}</title></rect>"
+                )
+            x += width
+        body.append(_text(x + 6, y + 14, format_seconds(estimate.time.seconds)))
+    return _svg(_TOP + len(estimates) * _ROW + 6, body)
+
+
+def pipeline(estimate: Estimate) -> str:
+    """Draw the first passes of a step, stage by stage: forward dark, backward light."""
+    events = _events(estimate)
+    stages = sorted({event.stage for event in events})
+    shown = stages[:: max(1, -(-len(stages) // DRAWN_STAGES))]
+    end = max(event.end for event in events)
+    room = WIDTH - 90
+    body = [
+        _text(0, 14, f"seconds 0 to {end:.3g}; a number is a micro-batch"),
+        *(_text(0, _TOP + row * _ROW + 14, f"stage {stage}") for row, stage in enumerate(shown)),
+    ]
+    for event in events:
+        if event.stage in shown:
+            y = _TOP + shown.index(event.stage) * _ROW
+            x, width = 80 + event.start / end * room, (event.end - event.start) / end * room
+            body.append(_pass(event, x, y, width))
+    return _svg(_TOP + len(shown) * _ROW + 6, body)
+
+
+def _events(estimate: Estimate) -> list[Event]:
+    candidate = estimate.candidate
+    kinds = candidate.model.kinds
+    seconds = dict(zip((kind.first for kind in kinds), estimate.time.passes, strict=True))
+    of_stage = [
+        seconds[candidate.model.kind_of(stage).first] for stage in range(candidate.grid.pipeline)
+    ]
+    chunks = candidate.config.parallel.chunks
+    drawn = max(DRAWN_MICRO_BATCHES, candidate.grid.pipeline)
+    return simulate(of_stage, chunks, min(candidate.micro_batches, drawn))
+
+
+def _pass(event: Event, x: float, y: float, width: float) -> str:
+    colour = "#2563eb" if event.forward else "#93c5fd"
+    title = f"micro-batch {event.micro_batch}, chunk {event.chunk}"
+    box = (
+        f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="20" fill="{colour}" '
+        f'stroke="white" stroke-width="0.5"><title>{title}</title></rect>'
+    )
+    if width < 12:
+        return box
+    ink = "white" if event.forward else "#0f172a"
+    middle = x + width / 2
+    return box + (
+        f'<text x="{middle:.1f}" y="{y + 14}" font-size="11" fill="{ink}" '
+        f'text-anchor="middle">{event.micro_batch}</text>'
+    )
+
+
+def _legend() -> Iterator[str]:
+    x = 0.0
+    for name, colour in COLOURS.items():
+        yield f'<rect x="{x}" y="4" width="12" height="12" fill="{colour}"/>'
+        yield _text(x + 16, 14, name.replace("_", " "))
+        x += 40 + 6.2 * len(name)
+
+
+def _axis(left: float, bottom: float, right: float) -> str:
+    return (
+        f'<path d="M{left} 20 V{bottom} H{right}" fill="none" stroke="#94a3b8" stroke-width="1"/>'
+    )
+
+
+def _text(x: float, y: float, words: str, anchor: str = "start") -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" fill="#334155" '
+        f'text-anchor="{anchor}">{escape(words)}</text>'
+    )
+
+
+def _svg(height: float, body: Sequence[str]) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}">' + "".join(body) + "</svg>"
+    )

@@ -1,0 +1,116 @@
+"""The best layouts over several numbers of nodes: scaling curves, and the fewest that suffice."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from frontier_llm.config.run import RunConfig
+from frontier_llm.errors import ConfigError
+from frontier_llm.planner.estimate import Estimate
+from frontier_llm.planner.search import Found, Goal, Progress, search
+
+
+@dataclass(frozen=True)
+class Point:
+    """One number of nodes."""
+
+    nodes: int
+    strong: Estimate | None
+    """The best layout for the same batch; None = none fits."""
+    weak: Estimate | None
+    """The best layout for a batch that grows with the nodes."""
+    strong_efficiency: float | None
+    """Tokens a second of a device, over those of the first point."""
+    weak_efficiency: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            "nodes": self.nodes,
+            "strong": self.strong.to_json() if self.strong else None,
+            "weak": self.weak.to_json() if self.weak else None,
+            "strong_efficiency": self.strong_efficiency,
+            "weak_efficiency": self.weak_efficiency,
+        }
+
+
+def scaling_curves(config: RunConfig, progress: Progress) -> list[Point]:
+    """Search for each of `planner.nodes`, with the batch as it is and growing with the nodes.
+
+    Args:
+        config: the batch is that of the first number of nodes.
+        progress: told how far the search is.
+
+    Raises:
+        ConfigError: the cluster's speed in this precision is not known.
+    """
+    numbers = config.planner.nodes or ()
+    points: list[Point] = []
+    for done, nodes in enumerate(numbers):
+        progress(f"{nodes} nodes", done / len(numbers))
+        strong = _best(config, nodes)
+        weak = _best(_grown(config, nodes, numbers[0]), nodes)
+        first = points[0] if points else None
+        points.append(
+            Point(
+                nodes,
+                strong,
+                weak,
+                _efficiency(strong, first.strong if first else strong),
+                _efficiency(weak, first.weak if first else weak),
+            )
+        )
+    return points
+
+
+def fewest_nodes(config: RunConfig, progress: Progress) -> Found:
+    """Search `planner.nodes` from the fewest on, until a layout reaches the goal.
+
+    Raises:
+        ConfigError: there is no goal, or no number of nodes reaches it.
+    """
+    goal, numbers = config.planner.goal_tokens_per_second, sorted(config.planner.nodes or ())
+    if goal is None or not numbers:
+        raise ConfigError(
+            "planner.goal_tokens_per_second" if numbers else "planner.nodes",
+            "null",
+            "a number, and a list of nodes: planner.objective=nodes looks for the fewest of them "
+            "that reach it",
+            "set planner.goal_tokens_per_second=1e6 planner.nodes=[8,16,32,64]",
+        )
+    best = 0.0
+    for done, nodes in enumerate(numbers):
+        progress(f"{nodes} nodes", done / len(numbers))
+        found = search(config, _goal(config, nodes))
+        best = max([best, *(judged.tokens_per_second for judged in found.best)])
+        if best >= goal:
+            return found
+    raise ConfigError(
+        "planner.goal_tokens_per_second",
+        f"{goal:g}",
+        f"at most {best:g}: what {config.cluster.name} gives on {numbers} nodes",
+        "allow more nodes in planner.nodes, or a larger data.global_batch",
+    )
+
+
+def _best(config: RunConfig, nodes: int) -> Estimate | None:
+    found = search(config, _goal(config, nodes))
+    return found.best[0] if found.best else None
+
+
+def _goal(config: RunConfig, nodes: int) -> Goal:
+    per_node = config.launch.ranks_per_node or config.cluster.ranks_per_node
+    return Goal(nodes * per_node, per_node)
+
+
+def _grown(config: RunConfig, nodes: int, first: int) -> RunConfig:
+    batch = config.data.global_batch * nodes // first
+    data = config.data.model_copy(update={"global_batch": batch})
+    return config.model_copy(update={"data": data})
+
+
+def _efficiency(here: Estimate | None, first: Estimate | None) -> float | None:
+    if here is None or first is None:
+        return None
+    return (here.tokens_per_second / here.candidate.grid.size) / (
+        first.tokens_per_second / first.candidate.grid.size
+    )

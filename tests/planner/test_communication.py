@@ -1,0 +1,65 @@
+"""Collectives take the time of the links that their groups cross."""
+
+import pytest
+
+from frontier_llm.geometry.grid import Grid
+from frontier_llm.planner.communication import Lines, Network
+from tools.tables import composed
+
+
+@pytest.fixture(scope="module")
+def frontier():
+    return composed("cluster=frontier_mi250x").cluster
+
+
+def _bandwidths(cluster):
+    return {link.name: link.gb_per_second * 1e9 * link.efficiency for link in cluster.links}
+
+
+def test_neighbours_use_the_nearest_link(frontier):
+    span = Network(frontier, 8).span(2, 1)
+    assert (span.link, span.bandwidth) == ("package", _bandwidths(frontier)["package"])
+
+
+def test_ranks_that_share_a_domain_share_its_way_out(frontier):
+    speed = _bandwidths(frontier)
+    network = Network(frontier, 8)
+    # a ring over whole nodes leaves each node once: it may use what all eight ranks may
+    assert network.span(16, 1).bandwidth == min(8 * speed["network"], 2 * speed["node"])
+    # one rank a node: its own share alone
+    assert network.span(2, 8).bandwidth == speed["network"]
+    assert network.span(2, 8).link == "network"
+
+
+def test_a_larger_group_is_never_faster(frontier):
+    network = Network(frontier, 8)
+    for stride in (1, 2, 8, 64):
+        times = [network.span(w, stride).gather(1e9 * (w - 1) / w).seconds for w in (2, 4, 8, 32)]
+        assert times == sorted(times)
+
+
+def test_messages_cost_a_ring_of_latencies_each(frontier):
+    span = Network(frontier, 8).span(32, 8)
+    one, ten = span.gather(1e6, 1).seconds, span.gather(1e6, 10).seconds
+    assert ten - one == pytest.approx(9 * 31 * 20e-6)
+
+
+def test_an_all_reduce_over_many_nodes_takes_a_tree(frontier):
+    span = Network(frontier, 8).span(128, 8)
+    assert span.all_reduce(0.0).seconds == pytest.approx(2 * 7 * 20e-6)
+    assert span.gather(0.0).seconds == pytest.approx(127 * 20e-6)
+
+
+def test_one_rank_talks_to_nobody(frontier):
+    assert Network(frontier, 8).span(1, 1).gather(0.0, 5).seconds == 0
+
+
+def test_stages_talk_over_the_link_between_them(frontier):
+    network = Network(frontier, 8)
+    assert Lines(network, Grid(4, 1, 16, 8)).to_next_stage(1e6).link == "node"
+    assert Lines(network, Grid(4, 2, 16, 8)).to_next_stage(1e6).link == "network"
+
+
+def test_smaller_nodes_than_the_clusters_end_where_they_say(frontier):
+    assert Network(frontier, 4).span(8, 1).link == "network"
+    assert Network(frontier, 8).span(8, 1).link == "node"

@@ -1,0 +1,146 @@
+"""States are predicted to the byte, activations tensor by tensor, stages one by one."""
+
+import pytest
+from torch.autograd.graph import saved_tensors_hooks
+
+from frontier_llm.geometry.layout import predict_bytes
+from frontier_llm.planner.block import piece_blocks
+from frontier_llm.planner.memory import STATES, fullest, stage_memory, stages_memory
+from tests.planner.layouts import make
+from tests.ranks import run_ranks
+from tests.trainer.rig import make_rig
+from tests.values import tiny_values
+
+FACTORS = [(1, 1, 1), (1, 1, 4), (1, 4, 4), (2, 2, 4), (4, 4, 4)]
+
+
+@pytest.mark.parametrize("factors", FACTORS)
+@pytest.mark.parametrize("formats", ["plain", "zeropp_feedback"])
+def test_states_are_those_of_the_geometry_for_every_stage(factors, formats):
+    names = ("params", "grads", "optimizer")
+    candidate = make(
+        "parallel.pipeline=2",
+        f"collectives={formats}",
+        *(f"sharding.{name}={factor}" for name, factor in zip(names, factors, strict=True)),
+    )
+    for stage in range(2):
+        geometry = predict_bytes(candidate.config, stage, candidate.factors, 2, candidate.grid)
+        planned = stage_memory(candidate, stage).by_category
+        assert {name: planned[name] for name in geometry} == geometry
+
+
+def test_the_first_stage_of_1f1b_holds_most_micro_batches():
+    candidate = make("parallel.pipeline=4", "data.global_batch=16")
+    held = [memory.by_category["activations"] for memory in stages_memory(candidate)]
+    layer = held[2] / 2  # one layer a stage; the last stage has the final norm besides
+    assert held[0] == pytest.approx(4 * layer)
+    assert held[1] == pytest.approx(3 * layer)
+
+
+def test_no_more_micro_batches_are_in_flight_than_there_are():
+    few = make("parallel.pipeline=4", "data.global_batch=4")  # two a replica
+    many = make("parallel.pipeline=4", "data.global_batch=16")
+    assert (
+        stage_memory(few, 0).by_category["activations"] * 2
+        == stage_memory(many, 0).by_category["activations"]
+    )
+
+
+def test_chunks_hold_more_than_1f1b():
+    plain = make("parallel.pipeline=2", "data.global_batch=16")
+    chunked = make("parallel.pipeline=2", "parallel.chunks=2", "data.global_batch=16")
+    a, b = (stage_memory(c, 0).by_category["activations"] for c in (plain, chunked))
+    assert b == pytest.approx(1.25 * a)  # Narayanan et al.: 1 + (S - 1) / (S C)
+
+
+def test_recomputation_keeps_the_inputs_of_layers_alone():
+    full = make("recompute=full", "parallel.tensor=2")
+    config = full.config
+    kept = stage_memory(full, 0).by_category["activations"]
+    tokens = config.data.micro_batch * config.data.sequence_length
+    assert kept == (config.model.layers + 2) * tokens * config.model.hidden * 2
+
+
+def test_the_fullest_stage_is_the_fullest_of_all():
+    for overrides in (["parallel.pipeline=4"], ["parallel.pipeline=2", "parallel.chunks=2"]):
+        candidate = make("data.global_batch=16", *overrides)
+        assert fullest(candidate).total == max(m.total for m in stages_memory(candidate))
+
+
+def test_a_lazy_checkpoint_takes_host_memory_for_a_devices_intervals():
+    candidate = make("sharding=zero1", "checkpoint=lazy")
+    memory = stage_memory(candidate, 0)
+    assert memory.host_bytes == pytest.approx(
+        memory.by_category["master"] + memory.by_category["moments"], rel=0.01
+    )
+    assert stage_memory(make("checkpoint=off"), 0).host_bytes == 0
+
+
+def measure_kept(world, values, precision):
+    """Return the bytes that a forward pass keeps for backward, parameters left out."""
+    rig = make_rig(world, values, precision)
+    parameters = {record.parameter.untyped_storage().data_ptr() for record in rig.model.records}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = (storage.nbytes(), storage)
+        return tensor
+
+    batch = rig.batches(0)[0]
+    rig.states.begin_step(1)
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        rig.model.chunks[0](batch.tokens, batch.positions, attention_mask=None)
+    del batch
+    return sum(size for size, _ in kept.values())
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["model.activation=swiglu", "model.positions=rotary"],
+        ["data.micro_batch=2", "model.ffn=96"],
+    ],
+)
+def test_a_layer_keeps_what_was_counted(overrides):
+    """The difference between models of four and of two layers is two layers."""
+    sizes = ["model.hidden=64", "data.sequence_length=64", "recompute=none", "model.bias=false"]
+    measured = [
+        run_ranks(measure_kept, 1, tiny_values(*sizes, *overrides, f"model.layers={n}"), "fp32")[0]
+        for n in (2, 4)
+    ]
+    candidate = make(*sizes, *overrides, "precision=fp32", ranks=1, ranks_per_node=1)
+    ((block, _),) = piece_blocks(candidate.config, candidate.model.kinds[0].pieces[0])
+    assert (measured[1] - measured[0]) / 2 == pytest.approx(4 * block.kept_elements, rel=0.1)
+
+
+LAYOUTS = [
+    (4, ["sharding=replicated"], "fp32"),
+    (4, ["sharding=zero1"], "bf16"),
+    (4, ["sharding=zero2"], "bf16"),
+    (4, ["sharding=zero3"], "fp32"),
+    (4, ["sharding=mics"], "bf16"),
+    (4, ["sharding=zeropp"], "bf16"),
+    (4, ["sharding.params=2", "sharding.grads=2", "sharding.optimizer=4"], "bf16"),
+    (2, ["parallel.pipeline=2"], "bf16"),
+    (4, ["parallel.pipeline=2", "parallel.chunks=2", "sharding=zero1"], "fp32"),
+    (2, ["parallel.tensor=2", "parallel.sequence=true"], "bf16"),
+    (4, ["parallel.tensor=2", "sharding=zero3", "model.tied=false"], "bf16"),
+    (4, ["sharding=zero1", "model.activation=swiglu", "model.positions=rotary"], "bf16"),
+]
+
+
+def allocate(world, values, precision):
+    rig = make_rig(world, values, precision)
+    return rig.groups.at.pipeline, rig.states.memory_bytes()
+
+
+@pytest.mark.parametrize(("ranks", "overrides", "precision"), LAYOUTS)
+def test_what_is_planned_is_allocated_to_the_byte(ranks, overrides, precision):
+    values = tiny_values(*overrides, f"precision={precision}")
+    candidate = make(*overrides, f"precision={precision}", ranks=ranks, ranks_per_node=2)
+    for stage, allocated in run_ranks(allocate, ranks, values, precision, ranks_per_node=2):
+        planned = stage_memory(candidate, stage).by_category
+        assert {name: planned[name] for name in STATES} == {n: allocated[n] for n in STATES}

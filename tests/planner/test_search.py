@@ -1,0 +1,129 @@
+"""The search finds what trying everything finds, keeps to its constraints, says what it refused."""
+
+import pytest
+
+from frontier_llm.config import decode
+from frontier_llm.errors import ConfigError
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.estimate import budget_bytes
+from frontier_llm.planner.memory import fullest
+from frontier_llm.planner.scaling import fewest_nodes, scaling_curves
+from frontier_llm.planner.search import Goal, search
+from frontier_llm.planner.space import chains, cuts
+from frontier_llm.planner.step_time import step_time
+from tests.values import tiny_values
+from tools.tables import composed
+
+TINY = ["cluster=a100_80g", "precision=bf16", "data.global_batch=16", "planner.chunks=[1,2]"]
+
+
+def _tiny(*overrides):
+    return decode(tiny_values(*TINY, *overrides))
+
+
+def _everything(config, ranks):
+    """Judge every legal layout without any pruning."""
+    judged = []
+    for cut in cuts(config, ranks, 8):
+        try:
+            base = Candidate.of(cut.apply(config), ranks, 8)
+        except ConfigError:
+            continue
+        for factors in chains(config, base.grid.data):
+            candidate = Candidate(base.model, base.grid, factors)
+            memory = fullest(candidate).total
+            if memory <= budget_bytes(candidate):
+                judged.append((step_time(candidate).seconds, memory, candidate.description))
+    return sorted(judged)
+
+
+def test_the_best_are_those_that_trying_everything_finds():
+    config = _tiny("planner.rows=5", "planner.micro_batch=[1,2]")
+    found = search(config, Goal(8, 8))
+    everything = _everything(config, 8)
+    times = [judged.time.seconds for judged in found.best]
+    assert times == pytest.approx([seconds for seconds, *_ in everything[:5]])
+    assert found.judged < len(everything)
+
+
+def test_least_memory_is_the_least_of_all():
+    config = _tiny("planner.objective=memory", "planner.rows=1", "planner.micro_batch=[1]")
+    found = search(config, Goal(8, 8))
+    assert found.best[0].peak.total == min(memory for _, memory, _ in _everything(config, 8))
+
+
+def test_two_searches_agree():
+    config = _tiny()
+    first, second = search(config, Goal(8, 8)), search(config, Goal(8, 8))
+    assert [e.to_json() for e in first.best] == [e.to_json() for e in second.best]
+    assert first.refused == second.refused
+
+
+def test_constraints_are_kept():
+    config = _tiny(
+        "planner.tensor=[2]", "planner.pipeline=[2]", "planner.recompute=[full]",
+        "planner.optimizer=[2]",
+    )  # fmt: skip
+    for judged in search(config, Goal(8, 8)).best:
+        parallel = judged.candidate.config.parallel
+        assert (parallel.tensor, parallel.pipeline) == (2, 2)
+        assert judged.candidate.config.recompute == "full"
+        assert judged.candidate.factors.optimizer == 2
+
+
+def test_what_is_found_fits_and_may_run():
+    narrow = ["planner.tensor=[1,2]", "planner.pipeline=[4,8]", "planner.micro_batch=[1,2]"]
+    config = composed("experiment=frontier_22b", "planner.rows=5", *narrow)
+    for judged in search(config, Goal(64, 8)).best:
+        assert judged.refused is None
+        Candidate.of(judged.candidate.config, 64, 8)
+        assert judged.candidate.grid.tensor <= 8
+
+
+def test_refusals_are_counted_by_reason_with_an_example():
+    narrow = ["planner.tensor=[2,4]", "planner.micro_batch=[1,3]", "planner.chunks=[1]"]
+    found = search(composed("experiment=frontier_175b", *narrow), Goal(64, 8))
+    assert any(reason.startswith("memory") for reason in found.refused)
+    assert "data.global_batch" in found.refused
+    assert set(found.examples) == set(found.refused)
+
+
+def test_nothing_fits_where_nothing_can():
+    found = search(composed("experiment=frontier_1t", "planner.chunks=[1]"), Goal(8, 8))
+    assert found.best == []
+    assert sum(found.refused.values()) > 0
+
+
+def test_the_fewest_nodes_that_reach_a_goal():
+    config = composed(
+        "experiment=amsp_llama_7b", "planner.nodes=[1,2,4,8]", "planner.tensor=[1]",
+        "planner.pipeline=[1]", "planner.micro_batch=[1]", "planner.objective=nodes",
+        "planner.goal_tokens_per_second=100000",
+    )  # fmt: skip
+    best = fewest_nodes(config, lambda *_: None).best[0]
+    assert best.tokens_per_second >= 100_000
+    fewer = best.candidate.grid.size // 2
+    assert search(config, Goal(fewer, 8)).best[0].tokens_per_second < 100_000
+
+
+@pytest.mark.parametrize(("nodes", "goal"), [("null", "1e6"), ("[1]", "null"), ("[1]", "1e12")])
+def test_a_goal_that_cannot_be_reached_is_an_error(nodes, goal):
+    config = composed(
+        "experiment=amsp_llama_7b", f"planner.nodes={nodes}", "planner.tensor=[1]",
+        "planner.pipeline=[1]", "planner.micro_batch=[1]", "planner.objective=nodes",
+        f"planner.goal_tokens_per_second={goal}",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"planner\."):
+        fewest_nodes(config, lambda *_: None)
+
+
+def test_weak_scaling_grows_the_batch_and_strong_scaling_does_not():
+    config = composed(
+        "experiment=amsp_llama_7b", "planner.nodes=[1,4]", "planner.tensor=[1]",
+        "planner.pipeline=[1]", "planner.micro_batch=[1]", "data.global_batch=64",
+    )  # fmt: skip
+    first, last = scaling_curves(config, lambda *_: None)
+    assert first.strong_efficiency == first.weak_efficiency == 1
+    assert last.strong.candidate.config.data.global_batch == 64
+    assert last.weak.candidate.config.data.global_batch == 256
+    assert 0.9 < last.strong_efficiency <= last.weak_efficiency

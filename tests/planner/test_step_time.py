@@ -1,0 +1,164 @@
+"""A step's seconds: parts that add up, schedules that are followed, traffic that is hidden."""
+
+from dataclasses import replace
+
+import pytest
+
+from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.flops import step_hardware_flops
+from frontier_llm.planner.block import Product
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.compute import Speed
+from frontier_llm.planner.engine import OURS, Engine
+from frontier_llm.planner.estimate import estimate
+from frontier_llm.planner.layout_time import LayoutTime
+from frontier_llm.planner.step_time import step_time
+from frontier_llm.planner.timeline import simulate
+from tests.planner.layouts import make
+from tools.tables import composed
+
+
+def _large(*overrides, ranks=1024):
+    config = composed("experiment=frontier_175b", *overrides)
+    return Candidate.of(config, ranks, 8)
+
+
+def _amsp(size, params):
+    sharding = (f"sharding.params={params}", "sharding.grads=all", "sharding.optimizer=all")
+    return Candidate.of(composed(f"experiment=amsp_llama_{size}", *sharding), 1024, 8)
+
+
+def _seconds(candidate, engine=OURS):
+    return step_time(candidate, LayoutTime(candidate, engine)).seconds
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["parallel.pipeline=4", "data.global_batch=16"],
+        ["parallel.pipeline=2", "parallel.chunks=2", "data.global_batch=16"],
+        ["sharding=zero3", "parallel.tensor=2"],
+        ["sharding=zeropp", "collectives=zeropp"],
+        ["model.tied=false", "recompute=selective"],
+    ],
+)
+def test_parts_add_up_to_the_step(overrides):
+    time = step_time(make(*overrides))
+    assert sum(time.parts.values()) == pytest.approx(time.seconds)
+    assert all(seconds >= 0 for seconds in time.parts.values())
+    assert all(seconds >= 0 for seconds in time.exposed.values())
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+@pytest.mark.parametrize(("chunks", "micro_batches"), [(1, 3), (1, 16), (2, 16), (4, 8)])
+def test_even_stages_take_what_the_schedule_takes(stages, chunks, micro_batches):
+    seconds = [(1.0, 2.0)] * stages
+    end = max(event.end for event in simulate(seconds, chunks, micro_batches))
+    assert end == pytest.approx(3.0 * (micro_batches + (stages - 1) / chunks))
+
+
+@pytest.mark.parametrize("slow", [0, 2, 3])
+def test_uneven_stages_take_hardly_less_than_what_is_composed(slow):
+    seconds = [(1.0, 2.0)] * 4
+    seconds[slow] = (1.5, 3.0)
+    end = max(event.end for event in simulate(seconds, 1, 24))
+    composed_seconds = 24 * 4.5 + 3 * 3.0
+    # a bound: a slow first stage fills its wait with forward passes of its own
+    assert 0.95 * composed_seconds < end <= composed_seconds + 1e-9
+
+
+def test_every_pass_is_made_once_and_none_before_what_it_waits_for():
+    events = simulate([(1.0, 2.0)] * 3, 2, 6)
+    assert len(events) == len({event[:4] for event in events}) == 3 * 2 * 6 * 2
+    ends = {(e.chunk * 3 + e.stage, e.micro_batch, e.forward): e for e in events}
+    for (piece, micro_batch, forward), event in ends.items():
+        before = (piece - 1, micro_batch, True) if forward else (piece + 1, micro_batch, False)
+        if before in ends:
+            assert event.start >= ends[before].end
+
+
+def test_more_micro_batches_shrink_the_bubble():
+    few, many = (step_time(_large(f"data.global_batch={n}")).bubble_fraction for n in (640, 6400))
+    assert few > 2 * many > 0
+
+
+def test_no_device_is_faster_than_its_calibration():
+    candidate = _large()
+    config = candidate.config
+    flops = step_hardware_flops(config.model, config.data.sequence_length, 640, "full")
+    curve = config.cluster.device.calibration.products["fp16"]
+    assert _seconds(candidate) > 0.8 * flops / (1024 * curve.tflops * 1e12)
+
+
+def test_nothing_hidden_is_slower_and_parameters_in_the_node_faster_than_everywhere():
+    everywhere, in_node = _amsp("7b", 1024), _amsp("7b", 8)
+    assert _seconds(in_node) < _seconds(everywhere)
+    assert _seconds(everywhere) < _seconds(everywhere, Engine(hides=False))
+
+
+def test_quantised_gradients_save_time_between_nodes():
+    plain, quantised = (
+        Candidate.of(composed("experiment=zeropp_18b", f"collectives={name}"), 384, 16)
+        for name in ("plain", "zeropp")
+    )
+    assert _seconds(quantised) < _seconds(plain)
+
+
+def test_a_second_copy_spares_the_backward_gather():
+    candidate = _amsp("13b", 1024)
+    engine = Engine(hides=False)
+    assert _seconds(candidate, replace(engine, second_copy_ranks=8)) < _seconds(candidate, engine)
+
+
+def test_recomputation_costs_a_forward_pass():
+    none, full = (step_time(_large(f"recompute={how}")).parts for how in ("none", "full"))
+    assert 1.25 < full["compute"] / none["compute"] < 1.4
+
+
+def test_a_cube_of_three_half_sizes_runs_at_half_speed():
+    device = composed("cluster=a100_80g").cluster.device
+    curve = device.calibration.products["bf16"]
+    speed = Speed(device, "bf16")
+    side = 3 * round(curve.half_size * 100)  # long before a kernel's start matters
+    ratio = speed.product(Product(side, side, side)) * curve.tflops * 1e12 / (2 * side**3)
+    assert ratio == pytest.approx(1.01, rel=1e-3)
+
+
+def test_blocking_checkpoints_stall_and_lazy_ones_do_not_while_the_disk_keeps_up():
+    blocking, lazy, often = (
+        step_time(
+            _large(f"checkpoint={mode}", f"checkpoint.every_steps={every}", "sharding=replicated")
+        )
+        for mode, every in (("blocking", 50), ("lazy", 50), ("lazy", 1))
+    )
+    assert blocking.parts["checkpoint"] > 0
+    assert lazy.parts["checkpoint"] == 0
+    assert often.parts["checkpoint"] > 0
+
+
+def test_an_encoder_decoder_takes_longer_over_its_encoder():
+    short, long = (
+        Candidate.of(
+            composed(
+                "model=mt5_base", "cluster=a100_80g", "precision=bf16", "parallel.pipeline=1",
+                f"data.sequence_length={length}", "data.global_batch=64", "data=stdlib_spans",
+            ),
+            8, 8,
+        )
+        for length in (256, 2048)
+    )  # fmt: skip
+    assert 2 * _seconds(short) < _seconds(long)
+
+
+def test_mfu_is_that_of_the_geometry():
+    judged = estimate(_large())
+    assert judged.hfu == pytest.approx(judged.hardware_tflops / 191.5)
+    assert judged.mfu < judged.hfu < 0.6
+
+
+def test_an_unknown_speed_is_an_error_that_names_the_format():
+    candidate = Candidate.of(
+        composed("experiment=zeropp_18b", "precision=bf16", "collectives=plain"), 384, 16
+    )
+    with pytest.raises(ConfigError, match="precision"):
+        step_time(candidate)

@@ -1,0 +1,1 @@
+"""Measurements behind tools/calibrate.py."""

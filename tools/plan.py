@@ -1,0 +1,160 @@
+"""Plan a run without a GPU: `python tools/plan.py [key=value ...]`, the overrides of train.py.
+
+Prints the best layouts for `planner.nodes` nodes of `cluster`, and what was refused. A list of
+nodes gives scaling curves. `--this` judges the composed layout alone; docs/planner.md says how.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.errors import ConfigError, FrontierError
+from frontier_llm.planner.candidate import Candidate, ranks_to_plan
+from frontier_llm.planner.estimate import Estimate, estimate
+from frontier_llm.planner.page import make_page
+from frontier_llm.planner.scaling import Point, fewest_nodes, scaling_curves
+from frontier_llm.planner.search import Found, Goal, search
+from tools.compose import compose
+from tools.late_progress import LateProgress
+from tools.plan_file import save_experiment
+from tools.plan_tables import details, layouts_table, refusals_table, scaling_table
+
+WIDTH = 200
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Plan, print, write what is asked for; return the exit code."""
+    options = _parse(arguments)
+    console = Console(stderr=options.json == "-")
+    if not console.is_terminal:  # a file or a pipe has no width
+        console = Console(stderr=options.json == "-", width=WIDTH)
+    try:
+        config = decode(compose(options.overrides))
+        nodes = config.planner.nodes or ()
+        if len(nodes) > 1 and config.planner.objective != "nodes" and not options.this:
+            points = _scaling(config, console)
+            _write_json(options.json, {"scaling": [point.to_json() for point in points]})
+            return 0
+        found = _judge_this(config) if options.this else _search(config, console)
+        _print(found, console)
+        _write_json(options.json, _found_json(found))
+        if not found.best:
+            raise _nothing_fits(config, found)
+        if options.html:
+            _write(options.html, _page(config, found))
+        if options.save:
+            console.print(
+                f"saved: {save_experiment(options.save, options.overrides, found.best[0])}"
+            )
+    except FrontierError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--this", action="store_true", help="judge the composed layout, no search")
+    parser.add_argument("--json", metavar="FILE", help="write the figures; - = standard output")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures")
+    parser.add_argument(
+        "--save", metavar="NAME", help="write conf/experiment/NAME.yaml of the best"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py")
+    return parser.parse_intermixed_args(arguments)
+
+
+def _judge_this(config: RunConfig) -> Found:
+    ranks, per_node = ranks_to_plan(config)
+    judged = estimate(Candidate.of(config, ranks, per_node))
+    found = Found(best=[judged], looked_at=1, judged=1)
+    if judged.refused:
+        found.refused[judged.refused] += 1
+    return found
+
+
+def _search(config: RunConfig, console: Console) -> Found:
+    with LateProgress(console) as progress:
+        if config.planner.objective == "nodes":
+            return fewest_nodes(config, progress)
+        ranks, per_node = ranks_to_plan(config)
+        return search(config, Goal(ranks, per_node), progress)
+
+
+def _scaling(config: RunConfig, console: Console) -> list[Point]:
+    with LateProgress(console) as progress:
+        points = scaling_curves(config, progress)
+    console.print(scaling_table(config, points))
+    return points
+
+
+def _print(found: Found, console: Console) -> None:
+    if found.best:
+        console.print(layouts_table(found))
+        for part in details(found.best[0]):
+            console.print(part)
+    if found.refused:
+        console.print(refusals_table(found))
+
+
+def _found_json(found: Found) -> dict[str, Any]:
+    return {
+        "candidates": [judged.to_json() for judged in found.best],
+        "refused": dict(sorted(found.refused.items())),
+        "refused_examples": dict(sorted(found.examples.items())),
+        "looked_at": found.looked_at,
+        "judged": found.judged,
+    }
+
+
+def _page(config: RunConfig, found: Found) -> str:
+    best: Estimate = found.best[0]
+    words = (
+        f"{best.candidate.grid.size} ranks of {config.cluster.device.name}; "
+        f"{found.looked_at} legal cuts, {found.judged} layouts timed"
+    )
+    title = f"{config.model.name} on {config.cluster.name}"
+    return make_page(title, found.best, found.refused, words)
+
+
+def _nothing_fits(config: RunConfig, found: Found) -> ConfigError:
+    reason, count = max(found.refused.items(), key=lambda item: item[1], default=("nothing", 0))
+    return ConfigError(
+        "planner",
+        f"{sum(found.refused.values())} cuts of {config.model.name}, none of which can run",
+        "a layout that is legal and fits",
+        f"most ({count}) were refused for {reason}: more nodes (planner.nodes), another "
+        "data.global_batch, or fewer planner.* constraints",
+    )
+
+
+def _write_json(target: str | None, values: dict[str, Any]) -> None:
+    if target is None:
+        return
+    text = json.dumps(values, indent=1) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        _write(Path(target), text)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            "FILE", path, f"a file that can be written ({error.strerror})", "name another file"
+        ) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+"""The tables of docs/planner.md, which are predicted from `conf/` by `planner/`.
+
+`python tools/planner_page.py` says whether they are current; with `--write` it writes them.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from frontier_llm.config import RunConfig
+from frontier_llm.errors import ConfigError
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.engine import Engine
+from frontier_llm.planner.estimate import Estimate, estimate
+from frontier_llm.planner.search import Goal, search
+from tools.compose import CONF
+from tools.tables import composed as composed_anew
+from tools.validate_planner import errors, left_out, predict_all
+from tools.validation.predict import Prediction, composed
+from tools.validation.published import SOURCES
+
+PAGE = CONF.parent / "docs" / "planner.md"
+PAPER_WIRE = "collectives.grads_format=bf16"
+BF16_SUMS = Engine(sums_bytes=2)
+"""Ours, with gradients added up in bf16 as AMSP and DeepSpeed do."""
+AMSP_PAPER = {"7b": (1, 1, 8), "13b": (4, 4, 8), "30b": (8, 8, 32)}
+AMSP_RANKS = (8, 64, 256, 1024)
+FRONTIER = {
+    "175B": ("experiment=frontier_175b", (64, 128, 256, 512, 1024), 8000, 640),
+    "1T": ("experiment=frontier_1t_tp8", (512, 1024, 1536, 3072), 8016, 1336),
+}
+"""Layout, ranks, batch of strong scaling (recalled, not checked), batch of a replica when weak."""
+MT5 = ("mt5_base", "mt5_large", "mt5_xl", "mt5_7b", "mt5_xxl")
+MT5_NODES = (2, 4, 8)
+MT5_SAMPLES = 8
+"""Samples of a GPU in a step: fixed, so that the batch grows with the nodes."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page's tables, or say whether they are current."""
+    text = filled(PAGE.read_text())
+    if list(arguments) == ["--write"]:
+        PAGE.write_text(text)
+        return 0
+    if PAGE.read_text() == text:
+        return 0
+    print(f"{PAGE.name} is not current: python tools/planner_page.py --write", file=sys.stderr)
+    return 1
+
+
+def filled(text: str) -> str:
+    """Put the tables between their markers: `<!-- NAME -->` and `<!-- end of NAME -->`.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
+    tables = {
+        "validation": validation(),
+        "left out": unseen(),
+        "amsp": amsp(),
+        "frontier": frontier(),
+        "mt5": mt5(),
+    }
+    for name, lines in tables.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, begun, rest = text.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not (begun and ended):
+            raise ValueError(f"{PAGE.name}: the markers of {name} are missing")
+        text = "".join([before, begin, *(f"{line}\n" for line in lines), end, after])
+    return text
+
+
+def validation() -> Iterator[str]:
+    """Yield every published figure with its prediction and error."""
+    predictions = predict_all()
+    for table, source in SOURCES.items():
+        yield f"**{table}** ({source})"
+        yield ""
+        yield "| figure | reading | printed | predicted | error | beyond rounding |"
+        yield "|---|---|---|---|---|---|"
+        for prediction in predictions:
+            if prediction.row.table == table:
+                yield _validation_row(prediction)
+        yield ""
+    mean, worst = errors(predictions)
+    yield (
+        f"Mean absolute error {mean:.1%}, worst {worst:.1%}, over the readings that count (bold), "
+        "beyond rounding."
+    )
+
+
+def unseen() -> Iterator[str]:
+    """Yield the error of each table under constants that were fitted without it."""
+    yield "| table | predicted with | mean absolute error | worst |"
+    yield "|---|---|---|---|"
+    for name, words, predictions in left_out():
+        mean, worst = errors(predictions)
+        yield f"| {name} | {words} | {mean:.1%} | {worst:.1%} |"
+
+
+def amsp() -> Iterator[str]:
+    """Yield the factors that the search chooses, beside the paper's, and what they gain."""
+    yield (
+        "| model | ranks | chosen | MFU | the paper's | MFU | over MiCS | over ZeRO-1 | "
+        "over ZeRO-3 |"
+    )
+    yield "|" + "---|" * 9
+    for model, paper in AMSP_PAPER.items():
+        for ranks in AMSP_RANKS:
+            yield f"| {model.upper()} | {ranks} | " + " | ".join(_amsp(model, ranks, paper)) + " |"
+
+
+def frontier() -> Iterator[str]:
+    """Yield the scaling curves of Frontier's layouts."""
+    yield ("| model | GCDs | replicas | weak: HFU | efficiency | strong: HFU | efficiency |")
+    yield "|" + "---|" * 7
+    for name, (experiment, numbers, batch, of_replica) in FRONTIER.items():
+        config = composed((experiment, PAPER_WIRE))
+        first: list[Estimate] = []
+        for ranks in numbers:
+            replicas = ranks // (config.parallel.tensor * config.parallel.pipeline)
+            points = [_batch(config, ranks, of_replica * replicas), _batch(config, ranks, batch)]
+            first = first or points
+            cells = [
+                f"{point.hfu or 0:.1%} | {_per_device(point) / _per_device(start):.0%}"
+                for point, start in zip(points, first, strict=True)
+            ]
+            yield f"| {name} | {ranks} | {replicas} | " + " | ".join(cells) + " |"
+
+
+def mt5() -> Iterator[str]:
+    """Yield the seconds of a step of mT5 models over ZeRO's stages and nodes of 8 A100."""
+    head = " | ".join(f"ZeRO-{stage}" for stage in (1, 2, 3))
+    yield f"| model | nodes | samples a step | {head} | the best one's seconds go to |"
+    yield "|" + "---|" * 7
+    for model in MT5:
+        for nodes in MT5_NODES:
+            judged = [_mt5(model, nodes, stage) for stage in (1, 2, 3)]
+            cells = [_seconds(one) for one in judged]
+            fitting = [one for one in judged if one and not one.refused]
+            best = min(fitting, key=lambda one: one.time.seconds, default=None)
+            samples = nodes * 8 * MT5_SAMPLES
+            words = _largest_parts(best) if best else ""
+            yield f"| {model} | {nodes} | {samples} | " + " | ".join([*cells, words]) + " |"
+
+
+def _validation_row(prediction: Prediction) -> str:
+    row = prediction.row
+    write = "{:.1f}" if row.quantity == "hardware_tflops" else "{:.1%}"
+    name = f"**{row.name}**" if row.counts else row.name
+    cells = [
+        name,
+        row.reading,
+        write.format(row.published),
+        write.format(prediction.predicted),
+        f"{prediction.error:+.1%}",
+        f"{prediction.error_beyond_rounding:+.1%}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _amsp(model: str, ranks: int, paper: tuple[int, int, int]) -> Iterator[str]:
+    again = "full" if model == "30b" else "none"
+    config = composed((f"experiment=amsp_llama_{model}", PAPER_WIRE, f"recompute={again}"))
+    fixed = config.planner.model_copy(
+        update={
+            "tensor": (1,),
+            "pipeline": (1,),
+            "micro_batch": (1,),
+            "recompute": (config.recompute,),
+            "rows": 1,
+        }
+    )
+    free = config.model_copy(update={"planner": fixed})
+    found = search(free, Goal(ranks, config.cluster.ranks_per_node, BF16_SUMS)).best
+    if not found:
+        yield from ["none fits", *[""] * 6]
+        return
+    best = found[0]
+    factors = best.candidate.factors
+    yield f"{factors.params}, {factors.grads}, {factors.optimizer}"
+    yield f"{best.mfu or 0:.1%}"
+    node = min(8, ranks)
+    others = [paper, (node, node, node), (1, 1, ranks), (ranks, ranks, ranks)]
+    judged = [_factors(config, ranks, chosen) for chosen in others]
+    yield ", ".join(map(str, paper))
+    yield _share(judged[0])
+    yield from (_gain(best, one) for one in judged[1:])
+
+
+def _factors(config: RunConfig, ranks: int, factors: tuple[int, int, int]) -> Estimate | None:
+    """Judge other factors, by the same engine; None = they do not divide."""
+    keys = ("params", "grads", "optimizer")
+    changed = config.sharding.model_copy(update=dict(zip(keys, factors, strict=True)))
+    try:
+        candidate = Candidate.of(
+            config.model_copy(update={"sharding": changed}), ranks, config.cluster.ranks_per_node
+        )
+    except ConfigError:
+        return None
+    return estimate(candidate, BF16_SUMS)
+
+
+def _share(judged: Estimate | None) -> str:
+    if judged is None or judged.refused:
+        return "does not fit" if judged else "-"
+    return f"{judged.mfu or 0:.1%}"
+
+
+def _gain(best: Estimate, other: Estimate | None) -> str:
+    if other is None or other.refused:
+        return "does not fit" if other else "-"
+    return f"{other.time.seconds / best.time.seconds:.2f}x"
+
+
+def _batch(config: RunConfig, ranks: int, batch: int) -> Estimate:
+    data = config.data.model_copy(update={"global_batch": batch})
+    changed = config.model_copy(update={"data": data})
+    return estimate(Candidate.of(changed, ranks, config.cluster.ranks_per_node), BF16_SUMS)
+
+
+def _per_device(judged: Estimate) -> float:
+    return judged.tokens_per_second / judged.candidate.grid.size
+
+
+def _mt5(model: str, nodes: int, stage: int) -> Estimate | None:
+    config = composed_anew(
+        f"model={model}",
+        "data=stdlib_spans",
+        "cluster=a100_80g",
+        "precision=bf16",
+        f"sharding=zero{stage}",
+        "parallel.pipeline=1",
+        "recompute=full",
+        "data.sequence_length=1024",
+        f"data.global_batch={nodes * 8 * MT5_SAMPLES}",
+        f"data.micro_batch={MT5_SAMPLES}",
+        PAPER_WIRE,
+    )
+    return estimate(Candidate.of(config, nodes * 8, 8), BF16_SUMS)
+
+
+def _seconds(judged: Estimate | None) -> str:
+    if judged is None or judged.refused:
+        return "does not fit"
+    return f"{judged.time.seconds:.2f} s"
+
+
+def _largest_parts(judged: Estimate) -> str:
+    parts = sorted(judged.time.parts.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(
+        f"{name.replace('_', ' ')} {seconds / judged.time.seconds:.0%}" for name, seconds in parts
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Published tables, and what the planner says of their set-ups."""
