@@ -4,7 +4,8 @@ A product of [m, k] and [k, n] is 2mkn operations. The backward pass costs twice
 Norms, activations, softmax and the embedding's look-up are not counted, as is usual.
 
 Model FLOPs (MFU) are what the mathematics needs; hardware FLOPs (HFU) add what is computed twice
-because of recomputation. Attention is counted in full, without halving for causality (the
+because of recomputation (but not what an attention kernel computes again inside its own backward
+pass). Attention is counted in full, without halving for causality (the
 convention of Megatron-LM and PaLM); `causal=True` halves it.
 
 Sources: Narayanan et al., SC'21 (arXiv:2104.04473), section 5.1 and appendix; PaLM
@@ -14,18 +15,19 @@ Sources: Narayanan et al., SC'21 (arXiv:2104.04473), section 5.1 and appendix; P
 from dataclasses import dataclass
 
 from frontier_llm.config.model import ModelConfig
+from frontier_llm.geometry.lengths import SampleLengths, sample_lengths
 
 
 @dataclass(frozen=True)
 class ForwardFlops:
-    """Operations of one forward pass over one sample, by where they happen."""
+    """Operations of a forward pass over one sample, by where they happen."""
 
     projections: float
-    """Query, key, value and output matrices, all layers."""
+    """Query, key, value and output matrices, of cross attention too."""
     attention: float
-    """Scores and weighted values, all layers."""
+    """Scores and weighted values."""
     feed_forward: float
-    """Two matrices, or three when gated, all layers."""
+    """Two matrices, or three when gated."""
     head: float
     """The product with the vocabulary."""
 
@@ -43,19 +45,43 @@ class ForwardFlops:
 def forward_flops(
     model: ModelConfig, sequence_length: int, *, causal: bool = False
 ) -> ForwardFlops:
-    """Count one forward pass over one sample of `sequence_length` tokens."""
-    tokens = sequence_length
+    """Count one forward pass over one sample.
+
+    Args:
+        model: dimensions.
+        sequence_length: tokens of a GPT's sample, or that the encoder reads; the decoder's length
+            follows from it (geometry/lengths.py).
+        causal: count only the half of the decoder's scores that is not masked.
+    """
+    lengths = sample_lengths(model, sequence_length)
+    border = model.encoder_layers
+    encoder = layer_flops(model, 0, lengths, causal=causal)
+    decoder = layer_flops(model, border, lengths, causal=causal)
+    kinds = ((border, encoder), (model.layers - border, decoder))
+    return ForwardFlops(
+        projections=sum(layers * flops.projections for layers, flops in kinds),
+        attention=sum(layers * flops.attention for layers, flops in kinds),
+        feed_forward=sum(layers * flops.feed_forward for layers, flops in kinds),
+        head=2 * lengths.decoder * model.hidden * model.vocabulary,
+    )
+
+
+def layer_flops(
+    model: ModelConfig, layer: int, lengths: SampleLengths, *, causal: bool = False
+) -> ForwardFlops:
+    """Count one layer's forward pass over one sample; its head is 0."""
+    in_encoder = layer < model.encoder_layers
+    tokens = lengths.encoder if in_encoder else lengths.decoder
     query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
     projections = 2 * tokens * model.hidden * (2 * query + 2 * key_value)
-    attention = 2 * 2 * tokens * tokens * query * (0.5 if causal else 1)
+    attention = 2 * 2 * tokens * tokens * query * (0.5 if causal and not in_encoder else 1)
+    if model.reads_encoder(layer):
+        of_decoder, of_encoder = 2 * query * tokens, 2 * key_value * lengths.encoder
+        projections += 2 * model.hidden * (of_decoder + of_encoder)
+        attention += 2 * 2 * tokens * lengths.encoder * query
     matrices = 3 if model.gated else 2
     feed_forward = 2 * tokens * model.hidden * model.ffn * matrices
-    return ForwardFlops(
-        projections=model.layers * projections,
-        attention=model.layers * attention,
-        feed_forward=model.layers * feed_forward,
-        head=2 * tokens * model.hidden * model.vocabulary,
-    )
+    return ForwardFlops(projections, attention, feed_forward, head=0.0)
 
 
 def step_model_flops(model: ModelConfig, sequence_length: int, samples: int) -> float:
@@ -70,7 +96,7 @@ def step_hardware_flops(
 
     Args:
         model: dimensions.
-        sequence_length: tokens a sample.
+        sequence_length: as in `forward_flops`.
         samples: samples a step.
         recompute: `none`, `selective` (the attention core again) or `full` (each layer again).
     """

@@ -5,10 +5,12 @@ are the names that checkpoints use. The shape of a linear weight is [out, in].
 """
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from frontier_llm.config.model import ModelConfig
+from frontier_llm.geometry.stacks import piece_stacks
 from frontier_llm.geometry.stages import Piece
 
 
@@ -40,8 +42,7 @@ def padded_vocabulary(model: ModelConfig, tensor: int, multiple: int = 128) -> i
 def layer_parameters(model: ModelConfig, layer: int) -> Iterator[ParameterShape]:
     """Yield the parameters of one transformer layer."""
     unit, hidden = f"layers.{layer}", model.hidden
-    query = model.heads * model.head_dim
-    qkv = query + 2 * model.kv_heads * model.head_dim
+    query, key_value = model.heads * model.head_dim, 2 * model.kv_heads * model.head_dim
 
     def matrix(name: str, shape: tuple[int, int], cut: int) -> Iterator[ParameterShape]:
         yield ParameterShape(f"{unit}.{name}.weight", shape, unit, cut, True)
@@ -51,8 +52,13 @@ def layer_parameters(model: ModelConfig, layer: int) -> Iterator[ParameterShape]
             yield ParameterShape(f"{unit}.{name}.bias", shape[:1], unit, bias_cut, False)
 
     yield from _norm(model, f"{unit}.attention_norm", unit)
-    yield from matrix("attention.qkv", (qkv, hidden), 0)
+    yield from matrix("attention.qkv", (query + key_value, hidden), 0)
     yield from matrix("attention.output", (hidden, query), 1)
+    if model.reads_encoder(layer):
+        yield from _norm(model, f"{unit}.cross_attention_norm", unit)
+        yield from matrix("cross_attention.query", (query, hidden), 0)
+        yield from matrix("cross_attention.key_value", (key_value, hidden), 0)
+        yield from matrix("cross_attention.output", (hidden, query), 1)
     yield from _norm(model, f"{unit}.ffn_norm", unit)
     if model.gated:
         yield from matrix("ffn.gate", (model.ffn, hidden), 0)
@@ -65,8 +71,8 @@ def piece_parameters(
 ) -> Iterator[ParameterShape]:
     """Yield the parameters of one piece of the pipeline.
 
-    A tied head that lies on another piece than the embedding appears there too, under the
-    embedding's name: it is a second copy.
+    What several pieces need each of them holds, under one name: a tied head and the embedding, and
+    a stack's table of relative positions. (`copies` says which.)
 
     Args:
         model: dimensions.
@@ -79,18 +85,40 @@ def piece_parameters(
     if piece.has_embedding and model.positions == "learned":
         shape = (sequence_length, model.hidden)
         yield ParameterShape("embedding.positions.weight", shape, "positions", None, True)
-    for layer in piece.layers:
-        yield from layer_parameters(model, layer)
-    if piece.has_head:
-        yield from _norm(model, "final_norm", "final_norm")
-        if not model.tied:
-            yield ParameterShape("head.weight", table, "head", 0, True)
+    for stack in piece_stacks(model, piece):
+        if model.positions == "relative":
+            shape = (model.relative_buckets, model.heads)
+            name = f"{stack.positions}.weight"
+            yield ParameterShape(name, shape, stack.positions_unit, 1, True)
+        for layer in stack.layers:
+            yield from layer_parameters(model, layer)
+        if stack.ends:
+            yield from _norm(model, stack.norm, stack.norm)
+    if piece.has_head and not model.tied:
+        yield ParameterShape("head.weight", table, "head", 0, True)
+
+
+def copies(model: ModelConfig, pieces: Sequence[Piece]) -> dict[str, tuple[Piece, ...]]:
+    """Return the parameters that several pieces hold, by name, and these pieces in their order.
+
+    Their gradients must be added up; the first of the pieces counts and saves the parameter.
+    """
+    holders: defaultdict[str, list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        for shape in piece_parameters(model, piece, sequence_length=1):
+            holders[shape.name].append(piece)
+    return {name: tuple(held) for name, held in holders.items() if len(held) > 1}
 
 
 def count_parameters(model: ModelConfig, sequence_length: int) -> int:
     """Count the parameters of the whole model, each once."""
+    return sum(math.prod(shape) for shape in model_shapes(model, sequence_length).values())
+
+
+def model_shapes(model: ModelConfig, sequence_length: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter of the whole model, by its global name."""
     whole = Piece(0, 0, range(model.layers), has_embedding=True, has_head=True)
-    return sum(p.elements for p in piece_parameters(model, whole, sequence_length))
+    return {p.name: p.shape for p in piece_parameters(model, whole, sequence_length)}
 
 
 def _norm(model: ModelConfig, name: str, unit: str) -> Iterator[ParameterShape]:

@@ -2,10 +2,12 @@
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.message_memory import feedback_bytes, message_bytes, rounds_refresh
 from frontier_llm.geometry.partition import Factors, data_ranks_per_node
 from frontier_llm.geometry.state_memory import needs_master, state_bytes
-from frontier_llm.geometry.units import unit_elements
+from frontier_llm.geometry.units import unit_layouts
 from frontier_llm.units import GIB, format_bytes
 
 STATES_SHARE = 0.7
@@ -58,20 +60,42 @@ def smallest_that_fits(config: RunConfig, grid: Grid) -> Factors:
 
 
 def predict_bytes(
-    config: RunConfig, stage: int, factors: Factors, compute_bytes: int
+    config: RunConfig,
+    stage: int,
+    factors: Factors,
+    compute_bytes: int,
+    grid: Grid | None = None,
 ) -> dict[str, int]:
     """Predict what a rank of a stage holds of model states, by category.
 
     `gathered` is a bound: the largest `sharding.units_in_flight` units (and one more, whose
-    forward pass has just ended while the next is already there). All others are exact.
+    forward pass has just ended while the next is already there), and so is `messages`. All others
+    are exact.
+
+    Args:
+        config: the run.
+        stage: of the pipeline.
+        factors: over how many ranks each state is cut.
+        compute_bytes: of a parameter.
+        grid: where nodes end, for the errors that are kept between them; absent = none are.
     """
-    units = unit_elements(config, stage, factors)
+    layouts = unit_layouts(config, stage, factors)
+    formats, in_flight = StateFormats.at(config.collectives), config.sharding.units_in_flight
+    master = needs_master(compute_bytes, rounds_refresh(formats, factors, compute_bytes))
     total: dict[str, int] = {}
-    for elements in units.values():
-        held = state_bytes(elements, factors, compute_bytes, needs_master(compute_bytes))
+    for layout in layouts.values():
+        held = state_bytes(layout.size, factors, compute_bytes, master)
         total = {name: total.get(name, 0) + count for name, count in held.items()}
-    largest = sorted(units.values(), reverse=True)[: config.sharding.units_in_flight + 1]
+    largest = sorted((one.size for one in layouts.values()), reverse=True)[: in_flight + 1]
     total["gathered"] = sum(largest) * compute_bytes if factors.params > 1 else 0
+    if formats.encode(compute_bytes):
+        total["feedback"] = sum(
+            feedback_bytes(config.collectives, grid, factors, one.size) if grid else 0
+            for one in layouts.values()
+        )
+        total["messages"] = message_bytes(
+            formats, factors, layouts.values(), compute_bytes, in_flight
+        )
     return total
 
 
@@ -94,6 +118,6 @@ def _preference(factors: Factors, node: int) -> tuple[int, ...]:
 def _most_bytes(config: RunConfig, grid: Grid, factors: Factors) -> int:
     """Return the states of the fullest stage's rank."""
     return max(
-        sum(predict_bytes(config, stage, factors, MIXED_BYTES).values())
+        sum(predict_bytes(config, stage, factors, MIXED_BYTES, grid).values())
         for stage in range(grid.pipeline)
     )

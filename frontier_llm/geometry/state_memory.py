@@ -5,13 +5,14 @@ from frontier_llm.geometry.partition import Factors
 FP32_BYTES = 4
 
 
-def needs_master(compute_bytes: int) -> bool:
+def needs_master(compute_bytes: int, rounds_refresh: bool = False) -> bool:
     """Whether master weights are stored beside the parameters.
 
     Not where the model computes in fp32: the interval that a rank updates lies inside its shard
-    of the parameters.
+    of the parameters. That shard is not exact where the refresh rounds what it sends
+    (`rounds_refresh` of message_memory.py).
     """
-    return compute_bytes != FP32_BYTES
+    return compute_bytes != FP32_BYTES or rounds_refresh
 
 
 def state_bytes(

@@ -1,11 +1,11 @@
 """The units of a stage: their sizes on one tensor rank, and how often they are gathered."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
+from frontier_llm.geometry.flat_layout import FlatLayout, flat_layout
 from frontier_llm.geometry.inventory import (
     ParameterShape,
     padded_vocabulary,
@@ -13,7 +13,9 @@ from frontier_llm.geometry.inventory import (
 )
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.schedule import stage_passes
+from frontier_llm.geometry.stacks import piece_stacks
 from frontier_llm.geometry.stages import Piece, make_pieces, pieces_of_stage
+from frontier_llm.geometry.state_traffic import Gathers
 
 Event = tuple[str, str]
 """`acquire` or `release`, and the unit."""
@@ -28,16 +30,35 @@ def stage_pieces(config: RunConfig, stage: int) -> tuple[Piece, ...]:
     return pieces_of_stage(pieces, stage)
 
 
-def unit_elements(config: RunConfig, stage: int, factors: Factors) -> dict[str, int]:
-    """Return the size of each unit's buffer on a tensor rank of a stage, padding included."""
-    elements: Counter[str] = Counter()
+def unit_layouts(config: RunConfig, stage: int, factors: Factors) -> dict[str, FlatLayout]:
+    """Return the flat buffer of each unit on a tensor rank of a stage."""
+    shapes: dict[str, list[ParameterShape]] = {}
     for piece in stage_pieces(config, stage):
         for shape in piece_parameters(config.model, piece, config.data.sequence_length):
-            elements[shape.unit] += _local_elements(shape, config.model, config.parallel.tensor)
-    return {unit: factors.padded(count) for unit, count in elements.items()}
+            shapes.setdefault(shape.unit, []).append(shape)
+    return {
+        unit: flat_layout(
+            [_local_elements(shape, config.model, config.parallel.tensor) for shape in members],
+            [shape.decayed for shape in members],
+            factors.multiple(),
+        )
+        for unit, members in shapes.items()
+    }
+
+
+def unit_elements(config: RunConfig, stage: int, factors: Factors) -> dict[str, int]:
+    """Return the size of each unit's buffer on a tensor rank of a stage, padding included."""
+    return {unit: layout.size for unit, layout in unit_layouts(config, stage, factors).items()}
 
 
 def gathers(config: RunConfig, stage: int, micro_batches: int) -> dict[str, int]:
+    """Count how often each unit is gathered in a step of a stage: `gathers_by_pass`, added up."""
+    return {
+        unit: sum(counts) for unit, counts in gathers_by_pass(config, stage, micro_batches).items()
+    }
+
+
+def gathers_by_pass(config: RunConfig, stage: int, micro_batches: int) -> dict[str, Gathers]:
     """Count how often each unit is gathered in a step of a stage, where parameters are cut.
 
     A unit is acquired before its forward pass and again before its backward pass, but stays whole
@@ -48,7 +69,7 @@ def gathers(config: RunConfig, stage: int, micro_batches: int) -> dict[str, int]
     passes = stage_passes(stage, parallel.pipeline, parallel.chunks, micro_batches)
     pieces = stage_pieces(config, stage)
     events = [
-        event
+        (forward, event)
         for forward, chunk in passes
         for event in _events(config.model, pieces[chunk], forward=forward)
     ]
@@ -59,8 +80,12 @@ def _events(model: ModelConfig, piece: Piece, *, forward: bool) -> Iterator[Even
     """Yield what one pass does with units (trainer/hooks.py does the same with modules)."""
     table = ["embedding", "positions"] if model.positions == "learned" else ["embedding"]
     output = "embedding" if model.tied else "head"
-    middle = [f"layers.{layer}" for layer in piece.layers]
-    middle += ["final_norm", output] if piece.has_head else []
+    middle = []
+    for stack in piece_stacks(model, piece):
+        # a table of relative positions is read just before the first layer, as part of its unit
+        middle += [f"layers.{layer}" for layer in stack.layers]
+        middle += [stack.norm] if stack.ends else []
+    middle += [output] if piece.has_head else []
     if forward:
         if piece.has_embedding:
             yield from (("acquire", unit) for unit in table)
@@ -79,19 +104,22 @@ def _events(model: ModelConfig, piece: Piece, *, forward: bool) -> Iterator[Even
         yield "release", late
 
 
-def _count(events: Sequence[Event]) -> dict[str, int]:
-    gathered: Counter[str] = Counter()
+def _count(events: Sequence[tuple[bool, Event]]) -> dict[str, Gathers]:
+    gathered: dict[str, Gathers] = {}
     whole: set[str] = set()
-    following = [unit for kind, unit in events if kind == "acquire"]
+    following = [unit for _, (kind, unit) in events if kind == "acquire"]
     position = 0
-    for kind, unit in events:
+    for forward, (kind, unit) in events:
         if kind == "acquire":
             position += 1
-            gathered[unit] += unit not in whole
+            before, is_new = gathered.get(unit, Gathers(0, 0)), unit not in whole
+            gathered[unit] = Gathers(
+                before.forward + (is_new and forward), before.backward + (is_new and not forward)
+            )
             whole.add(unit)
         elif position == len(following) or following[position] != unit:
             whole.discard(unit)
-    return dict(gathered)
+    return gathered
 
 
 def _local_elements(shape: ParameterShape, model: ModelConfig, tensor: int) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.lengths import run_lengths
 from frontier_llm.geometry.stages import Piece
 
 LOSS_BYTES = 4  # the cross entropy sums in fp32
@@ -72,29 +73,47 @@ def tensor_bytes(config: RunConfig, piece: Piece, element_bytes: int) -> float:
     ranks = config.parallel.tensor
     if ranks == 1:
         return 0.0
-    tokens = config.data.micro_batch * config.data.sequence_length
-    reduced = all_reduce_bytes(tokens * config.model.hidden * element_bytes, ranks)
-    gathered = reduced / 2
+    lengths = run_lengths(config)
+    token_bytes = config.data.micro_batch * config.model.hidden * element_bytes
+    encoder, decoder, both = (
+        all_reduce_bytes(tokens * token_bytes, ranks)
+        for tokens in (lengths.encoder, lengths.decoder, lengths.total)
+    )
+    layers = sum(_layer_bytes(config, layer, encoder, decoder) for layer in piece.layers)
+    if config.parallel.sequence:
+        learned = config.model.positions == "learned"
+        embedding = (both if learned else both / 2) + both / 2
+        head = 3 / 2 * decoder
+    else:
+        embedding, head = both, decoder
+    predictions = config.data.micro_batch * lengths.decoder
+    loss = 3 * all_reduce_bytes(predictions * LOSS_BYTES, ranks)  # maximum, target's logit, sum
+    return layers + piece.has_embedding * embedding + piece.has_head * (head + loss)
+
+
+def _layer_bytes(config: RunConfig, layer: int, encoder: float, decoder: float) -> float:
+    """Count a layer's, given what an all-reduce of each side's activations sends."""
     again = 2 if config.recompute == "full" else 1
     if config.parallel.sequence:
-        # per layer: 2 x (gather, reduce-scatter) forward, the mirror of it backward, and the two
-        # inputs gathered once more for the weight gradients
-        layer = again * 4 * gathered + 6 * gathered
-        learned = config.model.positions == "learned"
-        embedding = (reduced if learned else gathered) + gathered
-        head = 3 * gathered
+        # in halves of an all-reduce. A block (attention or feed-forward): gather and
+        # reduce-scatter forward, the mirror of it backward, and the input gathered once more for
+        # the weight gradients. The encoder's output as a decoder layer reads it: gather forward,
+        # its mirror, and once more
+        block, read = (2 * again + 3) / 2, (again + 2) / 2
     else:
-        layer = again * 2 * reduced + 2 * reduced
-        embedding = head = reduced
-    loss = 3 * all_reduce_bytes(tokens * LOSS_BYTES, ranks)  # maximum, target's logit, sum
-    return (
-        len(piece.layers) * layer + piece.has_embedding * embedding + piece.has_head * (head + loss)
-    )
+        block, read = again + 1, 1
+    own = encoder if layer < config.model.encoder_layers else decoder
+    if not config.model.reads_encoder(layer):
+        return 2 * block * own
+    return 3 * block * own + read * encoder
 
 
 def boundary_bytes(config: RunConfig, element_bytes: int) -> float:
-    """Bytes of one activation (or its gradient) that crosses from one stage to the next."""
-    tokens = config.data.micro_batch * config.data.sequence_length
+    """Bytes of one activation (or its gradient) that crosses from one stage to the next.
+
+    Of an encoder-decoder the activations of both sides travel together, over every border.
+    """
+    tokens = config.data.micro_batch * run_lengths(config).total
     cut = config.parallel.tensor if config.parallel.sequence else 1
     return tokens * config.model.hidden * element_bytes / cut
 

@@ -8,7 +8,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.stages import Piece, make_pieces, pieces_of_stage
-from frontier_llm.model.gpt import Gpt
+from frontier_llm.model.chunk import Chunk, make_chunk
 from frontier_llm.model.initialise import initialise
 from frontier_llm.model.parameters import parameter_records
 from frontier_llm.model.transformer import transformer_config
@@ -20,7 +20,7 @@ from frontier_llm.protocols import ParameterRecord
 class Model:
     """This rank's part of the model."""
 
-    chunks: list[Gpt]
+    chunks: list[Chunk]
     records: list[ParameterRecord]
     pieces: tuple[Piece, ...]
     """Of the whole pipeline, in the model's order."""
@@ -53,13 +53,10 @@ def build_model(
     transformer = transformer_config(config, pieces, precision, device)
     mine = pieces_of_stage(pieces, groups.at.pipeline)
     with device:
-        chunks = [
-            Gpt(config.model, piece, length, transformer, groups.megatron, kernels)
-            for piece in mine
-        ]
+        chunks = [make_chunk(config, piece, transformer, groups, kernels) for piece in mine]
     for chunk in chunks:
         chunk.to(device=device, dtype=transformer.params_dtype)
         chunk.train()
-    records = parameter_records(chunks, config.model, length, groups)
+    records = parameter_records(chunks, config.model, pieces, length, groups)
     initialise(records, config.model, config.trainer.seed)
     return Model(chunks, records, pieces, transformer)

@@ -1,17 +1,17 @@
 """The GPT of one piece of the pipeline."""
 
-import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.inventory import padded_vocabulary
+from frontier_llm.geometry.stacks import piece_stacks
 from frontier_llm.geometry.stages import Piece
 from frontier_llm.model.layer_specs import decoder_block
+from frontier_llm.model.loss import token_losses
 
 
 class Gpt(GPTModel):
@@ -27,7 +27,7 @@ class Gpt(GPTModel):
         kernels: Kernels,
     ) -> None:
         self.vocabulary = model.vocabulary
-        self.piece = piece
+        self.piece, self.stacks = piece, piece_stacks(model, piece)
         interleaved = config.virtual_pipeline_model_parallel_size is not None
         super().__init__(
             config=config,
@@ -61,22 +61,4 @@ class Gpt(GPTModel):
         Returns:
             [b, s] fp32.
         """
-        mask_padding(logits, self.vocabulary, self.pg_collection.tp.rank())
-        loss_sb = vocab_parallel_cross_entropy(logits, labels.transpose(0, 1).contiguous())
-        return loss_sb.transpose(0, 1)
-
-
-def mask_padding(logits: Tensor, vocabulary: int, tensor_rank: int) -> None:
-    """Set the logits of rows that only pad the vocabulary to the lowest number, in place.
-
-    Left alone, each padded row is a token of logit 0 that takes probability from all others.
-
-    Args:
-        logits: [..., v], this tensor rank's part of the padded vocabulary. Overwritten.
-        vocabulary: true size.
-        tensor_rank: which part.
-    """
-    width = logits.shape[-1]
-    true = max(0, min(width, vocabulary - tensor_rank * width))
-    if true < width:
-        logits[..., true:] = torch.finfo(logits.dtype).min
+        return token_losses(logits, labels, self.vocabulary, self.pg_collection.tp.rank())

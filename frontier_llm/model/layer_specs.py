@@ -1,8 +1,16 @@
-"""Which module stands in which slot of megatron's transformer block."""
+"""Which module stands in which slot of megatron's transformer layer and block."""
+
+from functools import partial
+from typing import Any
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
-from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.attention import (
+    CrossAttention,
+    CrossAttentionSubmodules,
+    SelfAttention,
+    SelfAttentionSubmodules,
+)
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -24,29 +32,66 @@ def decoder_block(layers: int, kernels: Kernels) -> TransformerBlockSubmodules:
         layers: of this piece of the pipeline.
         kernels: implementation of the norms.
     """
-    norm = ModuleSpec(module=Norm, params={"kernels": kernels})
-    attention = ModuleSpec(
-        module=SelfAttention,
-        params={"attn_mask_type": AttnMaskType.causal},
-        submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear,
-            core_attention=SdpaAttention,
+    layer = layer_spec(kernels, causal=True)
+    return TransformerBlockSubmodules(
+        layer_specs=[layer] * layers, layer_norm=ModuleSpec(module=Norm, params=_norm(kernels))
+    )
+
+
+def layer_spec(
+    kernels: Kernels, *, causal: bool, reads_encoder: bool = False, recompute: bool = False
+) -> ModuleSpec:
+    """Specify one layer.
+
+    Args:
+        kernels: implementation of the norms.
+        causal: whether a token sees only the earlier ones of its own stack.
+        reads_encoder: whether it attends to the encoder's output, too.
+        recompute: whether the attention cores themselves compute their output again.
+    """
+    norm = ModuleSpec(module=Norm, params=_norm(kernels))
+    core = partial(SdpaAttention, recompute=recompute)
+    mask = AttnMaskType.causal if causal else AttnMaskType.padding
+    slots: dict[str, Any] = {
+        "input_layernorm": norm,
+        "self_attention": ModuleSpec(
+            module=SelfAttention,
+            params={"attn_mask_type": mask},
+            submodules=SelfAttentionSubmodules(
+                linear_qkv=ColumnParallelLinear,
+                core_attention=core,
+                linear_proj=RowParallelLinear,
+            ),
+        ),
+        "self_attn_bda": get_bias_dropout_add,
+        "pre_mlp_layernorm": norm,
+        "mlp": ModuleSpec(
+            module=MLP,
+            submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
+        ),
+        "mlp_bda": get_bias_dropout_add,
+    }
+    if reads_encoder:
+        slots |= {
+            "pre_cross_attn_layernorm": norm,
+            "cross_attention": _cross_attention(core),
+            "cross_attn_bda": get_bias_dropout_add,
+        }
+    return ModuleSpec(module=TransformerLayer, submodules=TransformerLayerSubmodules(**slots))
+
+
+def _cross_attention(core: partial[SdpaAttention]) -> ModuleSpec:
+    return ModuleSpec(
+        module=CrossAttention,
+        params={"attn_mask_type": AttnMaskType.padding},
+        submodules=CrossAttentionSubmodules(
+            linear_q=ColumnParallelLinear,
+            linear_kv=ColumnParallelLinear,
+            core_attention=core,
             linear_proj=RowParallelLinear,
         ),
     )
-    feed_forward = ModuleSpec(
-        module=MLP,
-        submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
-    )
-    layer = ModuleSpec(
-        module=TransformerLayer,
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=norm,
-            self_attention=attention,
-            self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=norm,
-            mlp=feed_forward,
-            mlp_bda=get_bias_dropout_add,
-        ),
-    )
-    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=norm)
+
+
+def _norm(kernels: Kernels) -> dict[str, Any]:
+    return {"kernels": kernels}

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.geometry.inventory import ParameterShape, piece_parameters
+from frontier_llm.geometry.inventory import ParameterShape, copies, piece_parameters
+from frontier_llm.geometry.stacks import Stack
 from frontier_llm.geometry.stages import Piece
-from frontier_llm.model.gpt import Gpt
+from frontier_llm.model.chunk import Chunk
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.protocols import ParameterRecord, Placement
 
@@ -21,6 +22,10 @@ _LAYER_MODULES = {
     "input_layernorm": "attention_norm",
     "self_attention.linear_qkv": "attention.qkv",
     "self_attention.linear_proj": "attention.output",
+    "pre_cross_attn_layernorm": "cross_attention_norm",
+    "cross_attention.linear_q": "cross_attention.query",
+    "cross_attention.linear_kv": "cross_attention.key_value",
+    "cross_attention.linear_proj": "cross_attention.output",
     "pre_mlp_layernorm": "ffn_norm",
     "mlp.linear_fc1": "ffn.up",
     "mlp.linear_fc2": "ffn.down",
@@ -28,11 +33,10 @@ _LAYER_MODULES = {
 _OTHER_PARAMETERS = {
     "embedding.word_embeddings.weight": "embedding.tokens.weight",
     "embedding.position_embeddings.weight": "embedding.positions.weight",
-    "decoder.final_layernorm.weight": "final_norm.weight",
-    "decoder.final_layernorm.bias": "final_norm.bias",
     "output_layer.weight": "head.weight",
 }
-_LAYER_PARAMETER = re.compile(r"decoder\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_STACK_PARAMETER = re.compile(r"(encoder|decoder)\.(.+)\.(weight|bias)")
+_LAYER_MODULE = re.compile(r"layers\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True)
@@ -40,16 +44,22 @@ class _Context:
     model: ModelConfig
     groups: Groups
     shapes: dict[str, ParameterShape]
+    copies: dict[str, tuple[Piece, ...]]
 
 
 def parameter_records(
-    chunks: Sequence[Gpt], model: ModelConfig, sequence_length: int, groups: Groups
+    chunks: Sequence[Chunk],
+    model: ModelConfig,
+    pieces: Sequence[Piece],
+    sequence_length: int,
+    groups: Groups,
 ) -> list[ParameterRecord]:
     """Describe every trainable parameter of this rank, by chunk, in the order of the forward pass.
 
     Args:
         chunks: this rank's pieces of the model.
         model: dimensions.
+        pieces: the whole pipeline, in the model's order.
         sequence_length: rows of the learned position table.
         groups: where this rank stands.
 
@@ -57,26 +67,38 @@ def parameter_records(
         KeyError: megatron has a parameter that the table does not know.
     """
     records = []
+    held_twice = copies(model, pieces)
     for chunk in chunks:
         piece = chunk.piece
         shapes = {s.name: s for s in piece_parameters(model, piece, sequence_length)}
-        context = _Context(model, groups, shapes)
+        context = _Context(model, groups, shapes, held_twice)
         for local_name, parameter in chunk.named_parameters():
-            name = _global_name(local_name, piece, model.tied)
+            name = _global_name(local_name, chunk.stacks, model.tied)
             records.append(_record(context, name, parameter, piece))
     return records
 
 
-def _global_name(local_name: str, piece: Piece, tied: bool) -> str:
+def _global_name(local_name: str, stacks: Sequence[Stack], tied: bool) -> str:
     if local_name == "output_layer.weight" and tied:
         return _OTHER_PARAMETERS["embedding.word_embeddings.weight"]
     if local_name in _OTHER_PARAMETERS:
         return _OTHER_PARAMETERS[local_name]
-    match = _LAYER_PARAMETER.fullmatch(local_name)
+    match = _STACK_PARAMETER.fullmatch(local_name)
     if match is None:
         raise KeyError(f"{local_name} is not in the table of model/parameters.py")
-    layer = piece.layers[int(match[1])]
-    return f"layers.{layer}.{_LAYER_MODULES[match[2]]}.{match[3]}"
+    stack = next(stack for stack in stacks if stack.name == match[1])
+    return f"{_stack_module(stack, match[2])}.{match[3]}"
+
+
+def _stack_module(stack: Stack, module: str) -> str:
+    if module == "final_layernorm":
+        return stack.norm
+    if module == "positions":
+        return stack.positions
+    match = _LAYER_MODULE.fullmatch(module)
+    if match is None or match[2] not in _LAYER_MODULES:
+        raise KeyError(f"{stack.name}.{module} is not in the table of model/parameters.py")
+    return f"layers.{stack.layers[int(match[1])]}.{_LAYER_MODULES[match[2]]}"
 
 
 def _record(context: _Context, name: str, parameter: nn.Parameter, piece: Piece) -> ParameterRecord:
@@ -86,8 +108,8 @@ def _record(context: _Context, name: str, parameter: nn.Parameter, piece: Piece)
     if model.gated and ".ffn.up." in name:
         parts = [name.replace(".ffn.up.", ".ffn.gate."), name]  # megatron fuses [gate; up]
     placements = tuple(_placements(context, parts, parameter))
-    copied = model.tied and name == "embedding.tokens.weight" and context.groups.grid.pipeline > 1
-    is_copy = copied and not piece.has_embedding
+    holders = context.copies.get(name, (piece,))
+    is_copy = piece != holders[0]
     replicated = shape.cut_dim is None
     return ParameterRecord(
         parameter=parameter,
@@ -96,7 +118,7 @@ def _record(context: _Context, name: str, parameter: nn.Parameter, piece: Piece)
         decayed=shape.decayed,
         counted=not is_copy and (not replicated or at.tensor == 0),
         tensor_partial=bool(getattr(parameter, "sequence_parallel", False)),
-        tied=copied,
+        tied=len(holders) > 1,
     )
 
 

@@ -12,6 +12,7 @@ from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.stages import Piece
 
+# by megatron's blocks; an encoder-decoder's stacks do it themselves (model/layer_stack.py)
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
@@ -36,7 +37,7 @@ def transformer_config(
         device: on a CPU, fused CUDA kernels and batched point-to-point sends are off.
     """
     model, parallel = config.model, config.parallel
-    on_cpu = device.type == "cpu"
+    on_cpu = device.type in ("cpu", "meta")
     interleaved = parallel.chunks > 1
     fused_activation = not on_cpu and model.bias
     return TransformerConfig(
@@ -53,6 +54,7 @@ def transformer_config(
         layernorm_epsilon=model.norm_epsilon,
         hidden_dropout=model.dropout,
         attention_dropout=model.attention_dropout,
+        softmax_scale=None if model.scaled_attention else 1.0,
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
         virtual_pipeline_model_parallel_size=parallel.chunks if interleaved else None,
@@ -78,7 +80,7 @@ def transformer_config(
         bias_activation_fusion=fused_activation,
         bias_dropout_fusion=not on_cpu,
         apply_rope_fusion=False,
-        **_RECOMPUTE[config.recompute],
+        **_RECOMPUTE[config.recompute if model.kind == "gpt" else "none"],
     )
 
 
@@ -87,7 +89,7 @@ def _activation(model: ModelConfig, fused: bool) -> Callable[[Tensor], Tensor]:
 
     That kernel computes the tanh form but insists on being asked for by the name of the exact one.
     """
-    if model.gated:
+    if model.activation == "swiglu":
         return F.silu
     return F.gelu if fused else gelu_tanh
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from frontier_llm.model.gpt import Gpt
+from frontier_llm.model.chunk import Chunk
+from frontier_llm.model.layer_stack import LayerStack
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,17 @@ class UnitReader:
     """Whether its backward pass reads them too; a look-up in a table does not."""
 
 
-def unit_readers(chunk: Gpt, tied: bool) -> Iterator[UnitReader]:
+def unit_readers(chunk: Chunk, tied: bool) -> Iterator[UnitReader]:
     """Yield the readers of one piece of the model, in the order of the forward pass."""
     if chunk.pre_process:
         yield UnitReader(chunk.embedding, ("embedding", "positions"), in_backward=False)
-    for layer, number in zip(chunk.decoder.layers, chunk.piece.layers, strict=True):
-        yield UnitReader(layer, (f"layers.{number}",))
+    for stack in chunk.stacks:
+        block = getattr(chunk, stack.name)
+        if isinstance(block, LayerStack):
+            yield UnitReader(block.positions, (stack.positions_unit,), in_backward=False)
+        for layer, number in zip(block.layers, stack.layers, strict=True):
+            yield UnitReader(layer, (f"layers.{number}",))
+        if stack.ends:
+            yield UnitReader(block.final_layernorm, (stack.norm,))
     if chunk.post_process:
-        yield UnitReader(chunk.decoder.final_layernorm, ("final_norm",))
         yield UnitReader(chunk.output_layer, ("embedding" if tied else "head",))

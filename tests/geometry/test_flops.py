@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from frontier_llm.geometry.flops import forward_flops, step_hardware_flops, step_model_flops
 from frontier_llm.geometry.inventory import piece_parameters
+from frontier_llm.geometry.lengths import sample_lengths
 from frontier_llm.geometry.stages import Piece
-from tests.geometry.models import any_models, make_model
+from tests.geometry.models import any_models, any_t5_models, make_model
 
 widths = st.integers(1, 400).map(lambda width: 64 * width)
 lengths = st.integers(1, 8192)
@@ -28,19 +29,35 @@ def test_a_gpts_step_is_megatrons_formula(layers, hidden, vocabulary, length, sa
     assert step_hardware_flops(model, length, samples, "full") == pytest.approx(formula, rel=1e-6)
 
 
-@given(any_models(), lengths)
-def test_every_weight_of_a_matrix_costs_two_operations_a_token(model, length):
+def _matrices(model):
+    """Return what is multiplied with, not looked up."""
     piece = Piece(0, 0, range(model.layers), has_embedding=True, has_head=True)
     looked_up = {"embedding.positions.weight"}
+    looked_up |= {"encoder_positions.weight", "decoder_positions.weight"}
     if not model.tied:
         looked_up.add("embedding.tokens.weight")
-    weights = sum(
-        parameter.elements
-        for parameter in piece_parameters(model, piece, 16)
-        if len(parameter.shape) == 2 and parameter.name not in looked_up
-    )
+    parameters = piece_parameters(model, piece, 16)
+    return [p for p in parameters if len(p.shape) == 2 and p.name not in looked_up]
+
+
+@given(any_models(), lengths)
+def test_every_weight_of_a_matrix_costs_two_operations_a_token(model, length):
+    weights = sum(parameter.elements for parameter in _matrices(model))
     once = forward_flops(model, length)
     assert once.total - once.attention == pytest.approx(2 * length * weights, rel=1e-9)
+
+
+@given(any_t5_models(), st.integers(16, 8192))
+def test_every_weight_costs_two_operations_a_token_that_meets_it(model, length):
+    both = sample_lengths(model, length)
+    cost = 0
+    for parameter in _matrices(model):
+        unit, name = parameter.unit, parameter.name
+        in_encoder = unit.startswith("layers.") and int(unit[7:]) < model.encoder_layers
+        reads_encoder = in_encoder or name.endswith("key_value.weight")
+        cost += 2 * parameter.elements * (both.encoder if reads_encoder else both.decoder)
+    once = forward_flops(model, length)
+    assert once.total - once.attention == pytest.approx(cost, rel=1e-9)
 
 
 @given(any_models(), lengths)

@@ -9,16 +9,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.flops import forward_flops, step_hardware_flops, step_model_flops
+from frontier_llm.geometry.lengths import run_lengths
 from frontier_llm.parallel.world import World
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
-from tests.values import tiny_values
+from tests.values import TINY_T5, tiny_values
 
 MODELS = {
     "gelu": [],
     "swiglu_gqa": ["model.activation=swiglu", "model.kv_heads=2", "model.tied=false"],
     "wide_heads": ["model.head_dim=16", "model.ffn=96"],
 }
+T5 = [*TINY_T5, "model.layers=5"]
 
 
 def count(world: World, values: dict[str, Any], *, train: bool) -> float:
@@ -28,17 +30,17 @@ def count(world: World, values: dict[str, Any], *, train: bool) -> float:
     # the textbook kernel: made of products that the counter knows
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         if train:
-            rig.step.run(1, batches, 1e-3, stop=False)
+            rig.step.run(1, batches, 1e-3)
         else:
             with torch.no_grad():
                 batch = batches[0]
-                rig.model.chunks[0](batch.tokens, batch.positions, None, labels=batch.labels)
+                rig.model.chunks[0](**batch.inputs(), labels=batch.labels)
     return float(counter.get_total_flops())
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_forward_is_counted_exactly(model: str) -> None:
-    values = tiny_values(*MODELS[model])
+@pytest.mark.parametrize("model", [*MODELS.values(), T5], ids=[*MODELS, "t5"])
+def test_forward_is_counted_exactly(model: list[str]) -> None:
+    values = tiny_values(*model)
     counted = run_ranks(lambda w: count(w, values, train=False), 1)[0]
     config = make_config(values)
     assert counted == forward_flops(config.model, config.data.sequence_length).total
@@ -52,6 +54,19 @@ def test_step_is_counted_exactly_over_all_ranks(layout: list[str], model: str) -
     counted = sum(run_ranks(lambda w: count(w, values, train=True), 2))
     expected = step_model_flops(config.model, config.data.sequence_length, config.data.global_batch)
     assert counted == expected
+
+
+@pytest.mark.parametrize("layout", [["parallel.tensor=2"], ["parallel.pipeline=2"]])
+def test_a_t5s_step_is_counted_but_for_what_its_attention_does_again(layout: list[str]) -> None:
+    """The scores of self attention, in the backward pass: no kernel's own are counted either."""
+    values = tiny_values(*T5, "model.vocabulary=256", *layout)
+    config = make_config(values)
+    data, lengths = config.data, run_lengths(config)
+    counted = sum(run_ranks(lambda w: count(w, values, train=True), 2))
+    needed = step_model_flops(config.model, data.sequence_length, data.global_batch)
+    heads = config.model.heads * config.model.head_dim
+    scores = 2 * heads * (2 * lengths.encoder**2 + 3 * lengths.decoder**2)
+    assert counted == needed + data.global_batch * scores
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])

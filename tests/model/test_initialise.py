@@ -9,7 +9,7 @@ from frontier_llm.parallel.world import World
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_parity import assemble
-from tests.values import tiny_values
+from tests.values import TINY_T5, tiny_values
 
 SWIGLU = ["model.activation=swiglu", "model.vocabulary=4099", "model.tied=false"]
 
@@ -35,9 +35,12 @@ def weights(world: World, values: dict[str, Any]) -> dict[str, Any]:
     (2, ["parallel.pipeline=2", "parallel.chunks=2"]),
     (8, ["parallel.tensor=4", "parallel.pipeline=2"]),
 ])  # fmt: skip
-def test_every_layout_starts_with_the_same_model(size: int, layout: list[str]) -> None:
-    whole = assemble(run_ranks(weights, 1, tiny_values(*SWIGLU)))
-    cut = assemble(run_ranks(weights, size, tiny_values(*SWIGLU, *layout)))
+@pytest.mark.parametrize("model", [SWIGLU, TINY_T5], ids=["gpt", "t5"])
+def test_every_layout_starts_with_the_same_model(
+    size: int, layout: list[str], model: list[str]
+) -> None:
+    whole = assemble(run_ranks(weights, 1, tiny_values(*model)))
+    cut = assemble(run_ranks(weights, size, tiny_values(*model, *layout)))
     assert whole.keys() == cut.keys()
     for name, expected in whole.items():
         np.testing.assert_array_equal(cut[name], expected, err_msg=name)
@@ -53,3 +56,22 @@ def test_seed_changes_it_and_deviation_is_as_configured() -> None:
     assert not np.array_equal(one[name], one["layers.3.ffn.up.weight"])
     assert one[name].std() == pytest.approx(0.1, rel=0.05)
     assert one["layers.2.ffn.down.weight"].std() == pytest.approx(0.1 / 8**0.5, rel=0.05)
+
+
+def test_a_t5_starts_with_scores_and_outputs_of_deviation_one() -> None:
+    """Its scores are not scaled, so its queries are drawn small."""
+    values = tiny_values(*TINY_T5, "model.hidden=64", "model.ffn=128", "model.head_dim=16")
+    found = assemble(run_ranks(weights, 1, values))
+    qkv = found["layers.1.attention.qkv.weight"].reshape(4, 3, 16, 64)
+    assert qkv[:, 0].std() == pytest.approx((64 * 16) ** -0.5, rel=0.05)
+    assert qkv[:, 1:].std() == pytest.approx(64**-0.5, rel=0.05)
+    for name, deviation in {
+        "embedding.tokens.weight": 1.0,
+        "head.weight": 64**-0.5,
+        "encoder_positions.weight": 64**-0.5,
+        "layers.3.cross_attention.query.weight": (64 * 16) ** -0.5,
+        "layers.3.cross_attention.key_value.weight": 64**-0.5,
+        "layers.3.cross_attention.output.weight": 64**-0.5,
+        "layers.3.ffn.down.weight": 128**-0.5,
+    }.items():
+        assert found[name].std() == pytest.approx(deviation, rel=0.2), name

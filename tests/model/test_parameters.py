@@ -9,7 +9,7 @@ from frontier_llm.geometry.inventory import count_parameters, piece_parameters
 from frontier_llm.parallel.world import World
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
-from tests.values import tiny_values
+from tests.values import TINY_T5, tiny_values
 
 VARIANTS = {
     "gpt2": [],
@@ -19,6 +19,7 @@ VARIANTS = {
     ],
     "prime_vocabulary": ["model.vocabulary=4099"],
     "narrow_heads": ["model.head_dim=6"],
+    "t5": list(TINY_T5),
 }  # fmt: skip
 
 

@@ -1,0 +1,101 @@
+"""What a GPT and an encoder-decoder may be made of: the rules of model.kind."""
+
+from frontier_llm.config.model import DECODER_MULTIPLE, ModelConfig
+from frontier_llm.config.run import RunConfig
+from frontier_llm.errors import ConfigError
+
+
+def check_family(model: ModelConfig) -> None:
+    """Refuse a model whose parts do not belong together.
+
+    Raises:
+        ConfigError: naming the key to change.
+    """
+    if model.kind == "t5":
+        _check_t5(model)
+    else:
+        _check_gpt(model)
+
+
+def check_decoder_length(config: RunConfig) -> None:
+    """Refuse sequence parallelism over more ranks than cut every decoder length.
+
+    Raises:
+        ConfigError: naming the key to change.
+    """
+    tensor = config.parallel.tensor
+    if config.model.kind == "t5" and config.parallel.sequence and DECODER_MULTIPLE % tensor:
+        raise ConfigError(
+            "parallel.tensor",
+            f"{tensor}, with parallel.sequence=true and an encoder-decoder",
+            f"a divisor of {DECODER_MULTIPLE}, of which the decoder's length is a multiple",
+            "set parallel.sequence=false, or parallel.tensor to 1, 2, 4 or 8",
+        )
+
+
+def _check_gpt(model: ModelConfig) -> None:
+    if model.encoder_layers:
+        raise ConfigError(
+            "model.encoder_layers",
+            model.encoder_layers,
+            "0: a GPT is a decoder alone",
+            "set model.encoder_layers=0, or choose an encoder-decoder (model=mt5_tiny)",
+        )
+    if model.positions == "relative":
+        raise ConfigError(
+            "model.positions",
+            "relative",
+            "learned or rotary in a GPT",
+            "set model.positions=rotary, or choose an encoder-decoder (model=mt5_tiny)",
+        )
+
+
+def _check_t5(model: ModelConfig) -> None:
+    if not 0 < model.encoder_layers < model.layers:
+        raise ConfigError(
+            "model.encoder_layers",
+            f"{model.encoder_layers} of model.layers={model.layers}",
+            "at least one layer for the encoder, and one that is left for the decoder",
+            f"set model.encoder_layers={max(1, model.layers // 2)}"
+            + ("" if model.layers > 1 else " and model.layers=2"),
+        )
+    if model.positions != "relative":
+        raise ConfigError(
+            "model.positions",
+            model.positions,
+            "relative in an encoder-decoder",
+            "set model.positions=relative",
+        )
+    if model.kv_heads != model.heads:
+        raise ConfigError(
+            "model.kv_heads",
+            model.kv_heads,
+            f"model.heads ({model.heads}): cross attention has no grouped queries",
+            f"set model.kv_heads={model.heads}",
+        )
+    if model.tied:
+        raise ConfigError(
+            "model.tied",
+            "true",
+            "false in an encoder-decoder (T5 1.1 and mT5 have a head of their own)",
+            "set model.tied=false",
+        )
+    _check_buckets(model)
+
+
+def _check_buckets(model: ModelConfig) -> None:
+    buckets, distance = model.relative_buckets, model.relative_distance
+    if buckets % 4:
+        raise ConfigError(
+            "model.relative_buckets",
+            buckets,
+            "a multiple of 4: half for each direction, of those half for single distances",
+            f"set model.relative_buckets={-(-buckets // 4) * 4}",
+        )
+    if distance <= buckets // 2:
+        raise ConfigError(
+            "model.relative_distance",
+            distance,
+            f"more than half of model.relative_buckets ({buckets}): these are single distances",
+            f"set model.relative_distance={4 * buckets}",
+        )

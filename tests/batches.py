@@ -1,0 +1,39 @@
+"""Random samples, each a function of its number alone: the same however they are dealt out."""
+
+from collections.abc import Sequence
+
+import torch
+
+from frontier_llm.config.run import RunConfig
+from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
+from frontier_llm.geometry.lengths import run_lengths
+
+
+def random_batch(config: RunConfig, samples: Sequence[int]) -> AnyBatch:
+    """Make a batch of some samples, of the kind that the model reads."""
+    return _pairs(config, samples) if config.model.kind == "t5" else _texts(config, samples)
+
+
+def _texts(config: RunConfig, samples: Sequence[int]) -> Batch:
+    length = config.data.sequence_length
+    rows = torch.stack([_tokens(config, index, length + 1) for index in samples])
+    positions = torch.arange(length).expand(len(samples), -1)
+    return Batch(rows[:, :-1], rows[:, 1:], positions)
+
+
+def _pairs(config: RunConfig, samples: Sequence[int]) -> Seq2SeqBatch:
+    """Pad the end of most samples, by lengths of their own."""
+    lengths = run_lengths(config)
+    rows = torch.stack([_tokens(config, index, lengths.total) for index in samples])
+    inputs, labels = rows.split([lengths.encoder, lengths.decoder], dim=1)
+    read = torch.cat([torch.zeros(len(samples), 1, dtype=torch.int64), labels[:, :-1]], dim=1)
+    kept = torch.tensor([[lengths.encoder - i % 4, lengths.decoder - i % 3] for i in samples])
+    mask = torch.arange(lengths.encoder) < kept[:, :1]
+    weights = (torch.arange(lengths.decoder) < kept[:, 1:]).float()
+    return Seq2SeqBatch(inputs, mask, read, labels, weights)
+
+
+def _tokens(config: RunConfig, index: int, length: int) -> torch.Tensor:
+    """Draw tokens, small ones likelier."""
+    generator = torch.Generator().manual_seed(index)
+    return (torch.rand(length, generator=generator) ** 3 * config.model.vocabulary).long()

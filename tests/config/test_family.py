@@ -1,0 +1,60 @@
+"""What does not belong in a GPT or an encoder-decoder is refused; what is advised passes."""
+
+import pytest
+
+from frontier_llm.config import decode
+from frontier_llm.config.rules import check
+from tests.config.test_rules import _advised, _changed, _refusal
+from tools.compose import compose
+
+GPT = ()
+T5 = ("model=mt5_tiny", "data=stdlib_spans", "parallel.pipeline=1")
+
+# a row: the model, ranks, what is wrong, the key that is named
+REFUSED = {
+    "an encoder in a GPT": (GPT, 4, {"model.encoder_layers": 1}, "model.encoder_layers"),
+    "relative positions in a GPT": (GPT, 4, {"model.positions": "relative"}, "model.positions"),
+    "an encoder that is all": (T5, 4, {"model.encoder_layers": 4}, "model.encoder_layers"),
+    "no encoder": (T5, 4, {"model.encoder_layers": 0}, "model.encoder_layers"),
+    "rotated positions": (T5, 4, {"model.positions": "rotary"}, "model.positions"),
+    "grouped queries": (T5, 4, {"model.kv_heads": 2}, "model.kv_heads"),
+    "a tied head": (T5, 4, {"model.tied": True}, "model.tied"),
+    "odd buckets": (T5, 4, {"model.relative_buckets": 30}, "model.relative_buckets"),
+    "more buckets than distances": (
+        T5,
+        4,
+        {"model.relative_buckets": 256},
+        "model.relative_distance",
+    ),
+    "more tensor ranks than cut the decoder's sequence": (
+        T5,
+        16,
+        {
+            "parallel.tensor": 16,
+            "parallel.sequence": True,
+            "model.heads": 16,
+            "model.kv_heads": 16,
+            "data.global_batch": 64,
+        },
+        "parallel.tensor",
+    ),
+    "a corpus for the other family": (T5, 4, {"data.objective": "causal"}, "data.objective"),
+}
+
+
+@pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
+def test_it_is_refused_and_what_is_advised_passes(row):
+    model, ranks, changes, key = row
+    values = _changed(compose(model), changes)
+    refusal = _refusal(values, ranks)
+    assert refusal.key == key
+    changed, ranks = _advised(values, ranks, refusal.todo)
+    check(decode(changed), ranks)
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+@pytest.mark.parametrize("pipeline", [1, 2, 4])
+def test_the_tiny_model_can_be_cut_every_way(tensor, pipeline):
+    layout = (f"parallel.tensor={tensor}", "parallel.sequence=true", "data.global_batch=32")
+    values = compose([*T5, *layout, f"parallel.pipeline={pipeline}"])
+    check(decode(values), 2 * tensor * pipeline)

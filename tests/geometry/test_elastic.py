@@ -1,0 +1,54 @@
+"""The same run on another number of ranks: what may change, and what must not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontier_llm.config import decode
+from frontier_llm.config.rules import check
+from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.elastic import refit
+from frontier_llm.geometry.layout import make_grid, resolve_factors
+from tests.values import tiny_values
+
+BASE = tiny_values(
+    "data.global_batch=24", "data.micro_batch=3", "parallel.tensor=2", "launch.ranks=4"
+)
+
+
+def _with(**changes):
+    values = {**BASE, "data": dict(BASE["data"]), "sharding": dict(BASE["sharding"])}
+    for key, value in changes.items():
+        section, name = key.split("__")
+        values[section][name] = value
+    return values
+
+
+def test_what_fits_is_left_alone():
+    assert refit(decode(BASE), 4) == {}
+
+
+@given(
+    replicas=st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24]),
+    micro_batch=st.integers(1, 24),
+    factors=st.tuples(*[st.sampled_from([1, 2, 3, 4, 6, 8])] * 3),
+)
+def test_the_fitted_configuration_runs_with_the_same_global_batch(replicas, micro_batch, factors):
+    sharding = dict(zip(("params", "grads", "optimizer"), sorted(factors), strict=True))
+    values = _with(
+        data__micro_batch=micro_batch, **{f"sharding__{n}": v for n, v in sharding.items()}
+    )
+    for key, value in refit(decode(values), 2 * replicas).items():
+        section, name = key.split(".")
+        values[section][name] = value
+    config = decode(values)
+    check(config, 2 * replicas)
+    resolve_factors(config, make_grid(config, 2 * replicas, 2 * replicas))
+    assert config.data.global_batch == 24
+    assert config.data.micro_batch <= micro_batch
+
+
+def test_replicas_that_cannot_share_the_batch_are_refused_with_those_that_can():
+    with pytest.raises(ConfigError, match="2, 4, 6, 8, 12, 16, 24, 48 ranks") as caught:
+        refit(decode(BASE), 10)
+    assert caught.value.key == "launch.elastic"

@@ -1,0 +1,102 @@
+"""One list of encoder and decoder layers, cut anywhere; lengths of what is read and said."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontier_llm.geometry.inventory import copies, count_parameters, model_shapes, piece_parameters
+from frontier_llm.geometry.lengths import corrupted, sample_lengths, span_lengths
+from frontier_llm.geometry.stacks import piece_stacks
+from frontier_llm.geometry.stages import make_pieces
+from tests.geometry.models import any_t5_models, make_model, make_t5
+
+
+@st.composite
+def cut_models(draw):
+    """Draw an encoder-decoder and its pieces, cut at random."""
+    model = draw(any_t5_models())
+    borders = draw(st.sets(st.integers(1, model.layers - 1), max_size=5))
+    ends = [0, *sorted(borders), model.layers]
+    sizes = tuple(b - a for a, b in itertools.pairwise(ends))
+    chunks = draw(st.sampled_from([c for c in (1, 2, 3) if len(sizes) % c == 0]))
+    return model, make_pieces(model.layers, len(sizes) // chunks, chunks, sizes)
+
+
+@given(cut_models())
+def test_stacks_tile_the_pieces_and_end_once(case):
+    model, pieces = case
+    stacks = [stack for piece in pieces for stack in piece_stacks(model, piece)]
+    assert [layer for stack in stacks for layer in stack.layers] == list(range(model.layers))
+    assert all(
+        (stack.name == "encoder") == (layer < model.encoder_layers)
+        for stack in stacks
+        for layer in stack.layers
+    )
+    assert [stack.norm for stack in stacks if stack.ends] == ["encoder_norm", "final_norm"]
+    assert all(stack.layers.stop in (model.encoder_layers, model.layers)
+               for stack in stacks if stack.ends)  # fmt: skip
+
+
+@given(cut_models())
+def test_pieces_hold_the_whole_model_and_copies_of_the_tables_they_need(case):
+    model, pieces = case
+    held = [shape.name for piece in pieces for shape in piece_parameters(model, piece, 16)]
+    assert set(held) == set(model_shapes(model, 16))
+    found = copies(model, pieces)
+    for name in set(held):
+        assert held.count(name) == len(found.get(name, (None,)))
+    for side in ("encoder", "decoder"):
+        needed = [p for p in pieces if side in {s.name for s in piece_stacks(model, p)}]
+        assert found.get(f"{side}_positions.weight", tuple(needed)) == tuple(needed)
+
+
+@given(cut_models())
+def test_copies_lie_in_units_of_one_layout(case):
+    """What is added up over stages are equal intervals of equal buffers."""
+    model, pieces = case
+    for name, held in copies(model, pieces).items():
+        layouts = set()
+        for piece in held:
+            shapes = list(piece_parameters(model, piece, 16))
+            unit = next(shape.unit for shape in shapes if shape.name == name)
+            layouts.add(
+                tuple((s.shape, s.decayed, s.name == name) for s in shapes if s.unit == unit)
+            )
+        assert len(layouts) == 1
+
+
+def test_a_tied_head_is_a_copy_on_the_last_piece_of_a_gpt():
+    model = make_model(tied=True)
+    assert copies(model, make_pieces(4, 1)) == {}
+    pieces = make_pieces(4, 2, 2)
+    assert copies(model, pieces) == {"embedding.tokens.weight": (pieces[0], pieces[-1])}
+    assert copies(make_model(tied=False), pieces) == {}
+
+
+def test_a_decoder_layer_has_a_second_attention_and_its_norm():
+    model = make_t5(layers=2, encoder_layers=1, hidden=8, heads=2, head_dim=4, ffn=16)
+    attention, ffn, norm = 4 * 8 * 8, 3 * 8 * 16, 8
+    layers = 3 * attention + 2 * ffn + 5 * norm
+    tables, norms, ends = 2 * model.relative_buckets * 2, 2 * norm, 2 * model.vocabulary * 8
+    assert count_parameters(model, 16) == layers + tables + norms + ends
+
+
+@given(st.integers(16, 4096))
+def test_lengths_are_the_longest_text_that_leaves_as_many_tokens(inputs):
+    """T5's own search (arXiv:1910.10683): sentinels and ends counted, nothing padded."""
+    found = span_lengths(inputs)
+    assert found.inputs <= inputs < corrupted(found.text + 1).inputs
+    spans = found.inputs + found.targets - found.text - 2
+    assert spans % 2 == 0
+    assert spans // 2 >= 1
+
+
+def test_the_lengths_of_t5_and_mt5():
+    """512 tokens of input come from 568 of text, with 114 of targets; 1024 from 1137, with 229."""
+    t5, mt5 = span_lengths(512), span_lengths(1024)
+    assert (t5.text, t5.inputs, t5.targets) == (568, 512, 114)
+    assert (mt5.text, mt5.inputs, mt5.targets) == (1137, 1024, 229)
+    lengths = sample_lengths(make_t5(), 1024)
+    assert (lengths.encoder, lengths.decoder, lengths.total) == (1024, 232, 1256)
+    assert sample_lengths(make_model(), 1024).total == 1024

@@ -1,0 +1,45 @@
+"""The study of mT5, planned: every set-up has a time, or a reason why it has none."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from tools import study
+
+
+@pytest.mark.parametrize("nodes", [4, 16])
+def test_stage_two_of_the_13b_takes_less_than_stage_three(nodes):
+    """The study's finding at every number of nodes (arXiv:2310.05350)."""
+    seconds = {stage: study.plan("xxl", stage, nodes).seconds for stage in study.STAGES}
+    assert seconds[1] <= seconds[2] < seconds[3]
+
+
+def test_what_cannot_be_laid_out_says_why():
+    cell = study.plan("base", 1, 3)
+    assert cell.seconds is None
+    assert cell.reason.startswith("data.global_batch: 1024 on 24 data-parallel replicas")
+
+
+def test_the_table_the_figures_and_the_picture(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study, "MODELS", ("base",))
+    figures, picture = tmp_path / "study.json", tmp_path / "study.svg"
+    options = ["--nodes", "1,3", "--json", str(figures), "--picture", str(picture)]
+    assert study.main(options) == 0
+    cells = [study.Cell(**cell) for cell in json.loads(figures.read_text())]
+    assert [(cell.model, cell.stage, cell.size) for cell in cells] == [
+        ("mt5_base", stage, nodes) for stage in (1, 2, 3) for nodes in (1, 3)
+    ]
+    assert picture.read_text().count("ZeRO") >= 1
+    printed = capsys.readouterr().out
+    assert "refused" in printed
+    assert "mt5_base ZeRO-3 on 3 nodes: data.global_batch" in printed
+
+
+def test_a_cell_that_is_missing_leaves_its_place_empty():
+    cells = [study.Cell("mt5_base", 1, 1, 2.5), study.Cell("mt5_base", 2, 4, 0.75)]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(study.table(cells, "title", "nodes"))
+    rows = [line.split() for line in console.file.getvalue().splitlines() if "mt5" in line]
+    assert rows == [["mt5_base", "1", "2.5"], ["mt5_base", "2", "0.75"]]

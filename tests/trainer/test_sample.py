@@ -1,0 +1,69 @@
+"""Text sampled from a model is the same in whatever layout it lies."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from frontier_llm.parallel.world import World
+from frontier_llm.trainer.sample import Sampler
+from tests.ranks import run_ranks
+from tests.trainer.rig import make_rig
+from tests.values import TINY_T5, tiny_values
+
+PROMPTS = ["abc", "", "a prompt that is longer than the window of sixteen tokens"]
+LAYOUTS = {
+    "tensor2_sequence": (2, ["parallel.tensor=2", "parallel.sequence=true"]),
+    "pipeline2_chunks2": (2, ["parallel.pipeline=2", "parallel.chunks=2"]),
+}
+MODELS = {"gpt": [], "t5": list(TINY_T5)}
+
+
+class Letters:
+    """A tokenizer of single letters, with two tokens beside them."""
+
+    vocabulary = 100
+    eod = 1
+    first_sentinel = 120
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) % 90 + 2 for letter in text]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return " ".join(map(str, tokens))
+
+
+def sample(world: World, values: dict[str, Any], temperature: float) -> list[str]:
+    rig = make_rig(world, values)
+    rig.train(1)
+    sampler = Sampler(rig.model, rig.groups, rig.config, Letters())  # type: ignore[arg-type]
+    return sampler.continue_texts(PROMPTS, 4, temperature, seed=3)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_layout_says_the_same(model: str) -> None:
+    alone = run_ranks(sample, 1, tiny_values(*MODELS[model]), 0.5)[0]
+    assert [len(text.split()) for text in alone] == [4] * len(PROMPTS)
+    for size, overrides in LAYOUTS.values():
+        for texts in run_ranks(sample, size, tiny_values(*MODELS[model], *overrides), 0.5):
+            assert texts == alone
+
+
+def test_an_encoder_decoder_fills_the_hole_behind_the_prompt() -> None:
+    """Word by word the likeliest, by the model itself fed with the hole and what was said."""
+
+    def expected(world: World, values: dict[str, Any]) -> list[str]:
+        rig = make_rig(world, values)
+        rig.train(1)
+        chunk, letters = rig.model.chunks[0].eval(), Letters()
+        read = torch.tensor([[*letters.encode(PROMPTS[0]), letters.first_sentinel, letters.eod]])
+        said = [0, letters.first_sentinel]
+        with torch.no_grad():
+            for _ in range(4):
+                logits = chunk(encoder_tokens=read, decoder_tokens=torch.tensor([said]))
+                said.append(int(logits[0, -1, : letters.vocabulary].argmax()))
+        return [letters.decode(said[2:])]
+
+    values = tiny_values(*TINY_T5)
+    assert run_ranks(sample, 1, values, 0.0)[0][:1] == run_ranks(expected, 1, values)[0]
