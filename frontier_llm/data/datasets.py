@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from frontier_llm.data.corpus import sha256_of
+from frontier_llm.data.formats import sha256_of
 from frontier_llm.data.manifest import MANIFEST_FILE, TOKENIZER_FILE, Manifest, Split
 from frontier_llm.data.permutation import make_key, permute
 from frontier_llm.data.tokenizer import Tokenizer
@@ -52,6 +52,15 @@ class TokenStream:
         tokens = self._files.bin_reader.read(self._dtype, count=count, offset=offset)
         return tokens
 
+    def document_at(self, token: int) -> int:
+        """Return which document a token is in."""
+        starts = self._files.index.sequence_pointers
+        return int(np.searchsorted(starts, int(token) * self._dtype.itemsize, side="right")) - 1
+
+    def document_start(self, document: int) -> int:
+        """Return the first token of a document."""
+        return int(self._files.index.sequence_pointers[document]) // self._dtype.itemsize
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -90,8 +99,9 @@ def open_corpus(folder: Path, *, verify: bool = False) -> Corpus:
 class Samples:
     """The samples of a run, in the order in which it reads them, epoch after epoch.
 
-    An epoch reads every window of the stream once: window w is tokens [wL, wL + L], so that
-    neighbours share the token which is the last label of one and the first input of the other.
+    An epoch reads every window of the stream once: window w is the L tokens from wL on. With an
+    overlap of 1 it has the one after them too, so that neighbours share the token which is the
+    last label of one and the first input of the other.
     """
 
     def __init__(
@@ -102,6 +112,7 @@ class Samples:
         digest: str,
         *,
         shuffle: bool = True,
+        overlap: int = 1,
     ) -> None:
         """Cut a stream into windows.
 
@@ -111,20 +122,21 @@ class Samples:
             seed: chooses the order of each epoch, together with `digest`.
             digest: of the corpus (`Manifest.digest`).
             shuffle: whether to read the windows in another order each epoch.
+            overlap: tokens that a window shares with the next.
 
         Raises:
             DataError: the stream has no whole window.
         """
-        self._windows = (len(stream) - 1) // sequence_length
+        self._windows = (len(stream) - overlap) // sequence_length
         if self._windows < 1:
             raise DataError(
                 f"{stream.prefix}.bin has {len(stream)} tokens, fewer than one sample of "
-                f"data.sequence_length={sequence_length} and the token after it\n"
+                f"data.sequence_length={sequence_length} reads ({sequence_length + overlap})\n"
                 "  do: add text (for validation: or raise data.validation_percent), or lower "
                 "data.sequence_length"
             )
         self._stream, self.sequence_length = stream, sequence_length
-        self._shuffle = shuffle
+        self._shuffle, self._overlap = shuffle, overlap
         self._key = lru_cache(maxsize=4)(lambda epoch: make_key(digest, seed, epoch))
 
     def __len__(self) -> int:
@@ -137,9 +149,12 @@ class Samples:
         return permute(place, self._windows, self._key(epoch)) if self._shuffle else place
 
     def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
-        """Return the tokens of sample `index`: [L + 1] int64."""
-        start = self.window(index) * self.sequence_length
-        return self._stream.read(start, self.sequence_length + 1).astype(np.int64)
+        """Return the tokens of sample `index`: [L + overlap] int64."""
+        return self._stream.read(*self.place(index)).astype(np.int64)
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Return which tokens of the stream sample `index` reads: the first, and how many."""
+        return self.window(index) * self.sequence_length, self.sequence_length + self._overlap
 
 
 def _check_digest(path: Path, wanted: str) -> None:

@@ -1,8 +1,9 @@
 """What a prepared corpus holds, and how to tell that it is all there.
 
 A corpus is a folder: `manifest.json`, `tokenizer.model`, and for each split a `.bin` (all its
-tokens, one after another) and an `.idx` (where its documents are), in megatron's format. The
-folder appears by one rename when everything in it is complete.
+tokens, one after another) and an `.idx` (where its documents are), in megatron's format, and a
+`.places` (where in its file each document stood); `files.jsonl` has a line a file. The folder
+appears by one rename when everything in it is complete.
 """
 
 import hashlib
@@ -16,9 +17,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from frontier_llm.errors import DataError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.model"
+FILES_FILE = "files.jsonl"
 IDX_HEADER = struct.Struct("<9sQBQQ")
 
 
@@ -41,7 +43,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[1]
+    format: Literal[2]
     name: str
     kind: str
     source: str
@@ -50,7 +52,15 @@ class Manifest(BaseModel):
     """Digest of the sources' names and contents."""
     files: int
     skipped_files: int
-    """Files of the source that hold no text."""
+    """Files of the source that hold no document."""
+    empty_documents: int
+    """Texts of no characters, left out."""
+    broken_documents: int
+    """What is no text where a text should be, left out (data.broken=skip)."""
+    repeated_documents: int
+    """Documents that were there before, left out (data.unique=true)."""
+    examples: tuple[str, ...]
+    """The first files and documents that were left out, and why."""
     pieces: int
     """Size of the vocabulary, specials included; fewer than asked for on a small corpus."""
     eod: int
@@ -88,11 +98,6 @@ class Manifest(BaseModel):
         """The stored type of a token."""
         return np.uint16 if self.dtype == "uint16" else np.int32
 
-    def idx_header(self, split: Split) -> bytes:
-        """Return how the .idx of a split begins: magic, version, type, sequences, document ends."""
-        code = DType.code_from_dtype(self.token_type)
-        return IDX_HEADER.pack(b"MMIDIDX\0\0", 1, code, split.documents, split.documents + 1)
-
     def check_files(self, folder: Path) -> None:
         """Compare every file's size, and the index files' headers, with what they must be.
 
@@ -109,15 +114,22 @@ class Manifest(BaseModel):
         Raises:
             DataError: one is missing, short, long or of another corpus.
         """
-        header = self.idx_header(split)
+        header = idx_header(self.token_type, split.documents)
         item_bytes = np.dtype(self.token_type).itemsize
         # a length (int32) and a start (int64) a document, and where each ends (int64, from 0 on)
         index_bytes = len(header) + 12 * split.documents + 8 * (split.documents + 1)
         _check_size(prefix.with_suffix(".bin"), split.tokens * item_bytes)
         _check_size(prefix.with_suffix(".idx"), index_bytes)
+        _check_size(prefix.with_suffix(".places"), 8 * split.documents)
         with prefix.with_suffix(".idx").open("rb") as stream:
             if stream.read(len(header)) != header:
                 raise _damaged(prefix.parent, f"{prefix.name}.idx does not fit its manifest")
+
+
+def idx_header(dtype: type[np.generic], documents: int) -> bytes:
+    """Return how an .idx begins: magic, version, type of a token, sequences, document ends."""
+    code = DType.code_from_dtype(dtype)
+    return IDX_HEADER.pack(b"MMIDIDX\0\0", 1, code, documents, documents + 1)
 
 
 def _check_size(path: Path, wanted: int | None) -> None:

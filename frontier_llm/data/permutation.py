@@ -9,8 +9,12 @@ Paper: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, 
 
 import hashlib
 
+import numpy as np
+import numpy.typing as npt
+
 ROUNDS = 6
 _WORD = (1 << 64) - 1
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def make_key(*parts: object) -> int:
@@ -35,6 +39,17 @@ def permute(index: int, length: int, key: int) -> int:
     return place
 
 
+def scatter(count: int, key: int) -> npt.NDArray[np.uint64]:
+    """Return a random-looking number for each of range(count): [count] uint64, from a key alone.
+
+    Made of integer operations, so that they are the same with every release of every library.
+    """
+    value = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key & _WORD)
+    value = (value ^ value >> np.uint64(30)) * np.uint64(_FIRST)
+    value = (value ^ value >> np.uint64(27)) * np.uint64(_SECOND)
+    return value ^ value >> np.uint64(31)
+
+
 def _feistel(value: int, half_bits: int, key: int) -> int:
     mask = (1 << half_bits) - 1
     left, right = value >> half_bits, value & mask
@@ -45,7 +60,7 @@ def _feistel(value: int, half_bits: int, key: int) -> int:
 
 def _mix(value: int) -> int:
     """Scatter 64 bits over 64 bits (the finaliser of splitmix64, Steele et al., OOPSLA 2014)."""
-    value = (value + 0x9E3779B97F4A7C15) & _WORD
-    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _WORD
-    value = (value ^ value >> 27) * 0x94D049BB133111EB & _WORD
+    value = (value + _GOLDEN) & _WORD
+    value = (value ^ value >> 30) * _FIRST & _WORD
+    value = (value ^ value >> 27) * _SECOND & _WORD
     return value ^ value >> 31

@@ -8,16 +8,22 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import sentencepiece
 
+from frontier_llm.config.reading import SENTINELS
 from frontier_llm.errors import DataError
 
 SPACE_MARK = "\u2581"
 """How sentencepiece writes a space inside a piece; in a text it is a character like another."""
 FIXED_PIECES = 256 + 3
 """Pieces of every vocabulary: one a byte, unknown, end of document, line break."""
+_ACROSS_RUNS = re.compile("[A-Za-z][^A-Za-z]|[^A-Za-z][A-Za-z]", re.DOTALL)
+_ACROSS_WORDS = re.compile(f"[^{SPACE_MARK} ][{SPACE_MARK} ]|.\n|\n.", re.DOTALL)
+_FIRST_SENTINEL = ("\u2581<extra_id_0>", "<extra_id_0>")
 MAX_LINE_CHARACTERS = 1024
 COVERAGE = 0.9995
 
@@ -43,6 +49,33 @@ class Tokenizer:
             ) from error
         self._mark = [self._pieces.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
 
+    @cached_property
+    def borders(self) -> Literal["none", "words", "runs"]:
+        """Between what parts of any text no token reaches (see encoder.py).
+
+        Known for byte-pair encoding if a text reaches it as it is: tokens then reach over a border
+        only if a piece does.
+        """
+        try:
+            # needs protobuf's runtime: without it texts are encoded whole, which is only slower
+            from sentencepiece.sentencepiece_model_pb2 import ModelProto
+        except (ImportError, TypeError):
+            return "none"
+        model = ModelProto.FromString(self._pieces.serialized_model_proto())
+        text, trainer = model.normalizer_spec, model.trainer_spec
+        changed = (
+            text.precompiled_charsmap or text.add_dummy_prefix or text.remove_extra_whitespaces
+        )
+        if changed or not text.escape_whitespaces or trainer.model_type != trainer.BPE:
+            return "none"
+        named = (model.SentencePiece.CONTROL, model.SentencePiece.UNKNOWN, model.SentencePiece.BYTE)
+        pieces = [piece.piece for piece in model.pieces if piece.type not in named]
+        if any(map(_ACROSS_WORDS.search, pieces)):
+            return "none"
+        bare = (piece.lstrip(SPACE_MARK) for piece in pieces)
+        mixed = any(piece.isascii() and _ACROSS_RUNS.search(piece) for piece in bare)
+        return "words" if mixed else "runs"
+
     @property
     def vocabulary(self) -> int:
         """Number of token ids, specials included."""
@@ -53,9 +86,27 @@ class Tokenizer:
         """The token that ends a document."""
         return int(self._pieces.eos_id())
 
+    @property
+    def first_sentinel(self) -> int:
+        """The first sentinel; the others are counted down from it.
+
+        T5's models have pieces for them; otherwise they are the ids behind the vocabulary.
+        """
+        for piece in _FIRST_SENTINEL:
+            if not self._pieces.is_unknown(found := self._pieces.piece_to_id(piece)):
+                return int(found)
+        return self.vocabulary + SENTINELS - 1
+
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without an end-of-document token."""
         return self.encode_all([text])[0]
+
+    def encode_word(self, word: str) -> list[int]:
+        """Return the token ids of a text that holds no SPACE_MARK, or nothing else."""
+        if word == SPACE_MARK:
+            return self._mark
+        ids: list[int] = self._pieces.encode(word)
+        return ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode several texts at once, on all cores.

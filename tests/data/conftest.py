@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.config.data import DataConfig
+from frontier_llm.data.corpus import Document, Source, find_source
 from frontier_llm.data.datasets import Corpus, open_corpus
+from frontier_llm.data.part_writer import Reader
+from frontier_llm.data.parts import Leftovers, plan_parts
 from frontier_llm.data.prepare import prepare
 
 
@@ -16,10 +19,16 @@ def config(directory: Path, path: Path | None, **changes: object) -> DataConfig:
         "name": "tiny",
         "kind": "text",
         "path": None if path is None else str(path),
+        "corpora": (),
+        "blend_alpha": 0.3,
         "text_key": "text",
         "directory": str(directory),
+        "tokenizer": None,
         "pieces": 400,
         "validation_percent": 10.0,
+        "broken": "refuse",
+        "unique": False,
+        "objective": "causal",
         "sequence_length": 16,
         "global_batch": 8,
         "micro_batch": 2,
@@ -35,6 +44,23 @@ def write_jsonl(path: Path, documents: int = 200) -> Path:
             text = " ".join(draw.choices(words, k=40))
             stream.write(json.dumps({"id": number, "text": text}) + "\n")
     return path
+
+
+def documents(settings: DataConfig) -> list[Document]:
+    """All documents of a source, in order."""
+    source = source_of(settings)
+    scans = [source.scan(index) for index in range(len(source.files))]
+    reader = Reader(source, settings.broken == "skip")
+    return [
+        document
+        for part in plan_parts(scans)
+        for _, _, document in reader.documents(part, Leftovers())
+    ]
+
+
+def source_of(settings: DataConfig) -> Source:
+    (corpus,) = settings.sources
+    return find_source(corpus, settings)
 
 
 @pytest.fixture(scope="session")

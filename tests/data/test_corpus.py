@@ -3,13 +3,19 @@ from pathlib import Path
 
 import pytest
 
-from frontier_llm.data.corpus import Document, find_source
+from frontier_llm.data import formats
+from frontier_llm.data.corpus import Document, Source
 from frontier_llm.errors import DataError
-from tests.data.conftest import config
+from tests.data import conftest
+from tests.data.conftest import config, source_of
 
 
 def documents(path: Path, **changes: object) -> list[Document]:
-    return list(find_source(config(path.parent, path, **changes)).documents())
+    return conftest.documents(config(path.parent, path, **changes))
+
+
+def digest(source: Source) -> str:
+    return source.digest([source.scan(index) for index in range(len(source.files))])
 
 
 def test_a_folder_has_a_document_a_file_sorted_and_without_what_is_hidden_or_binary(tmp_path: Path):
@@ -44,7 +50,7 @@ def test_jsonl_has_a_document_a_line(tmp_path: Path):
         (b'{"text": 3}', r"text\.jsonl:2: no text under the key 'text'"),
         (b'["text"]', r"text\.jsonl:2: no text under the key 'text' \(this line has: list\)"),
         (b'{"text": "a', r"text\.jsonl:2: this line is not JSON"),
-        (b'{"text": "\xff"}', r"text\.jsonl:2: this line is not JSON"),
+        (b'{"text": "\xff"}', r"text\.jsonl:2: this line is not UTF-8"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: bytes, message: str):
@@ -83,7 +89,7 @@ def test_paragraphs_stay_whole(tmp_path: Path):
 
 
 def test_the_standard_library_is_found_without_its_tests():
-    source = find_source(config(Path("corpora"), None, kind="stdlib"))
+    source = source_of(config(Path("corpora"), None, kind="stdlib"))
     names = [file.name for file in source.files]
     assert {"json/decoder.py", "os.py", "asyncio/tasks.py"} <= set(names)
     assert names == sorted(names, key=lambda name: Path(name).parts)
@@ -95,35 +101,33 @@ def test_the_standard_library_is_found_without_its_tests():
 
 def test_the_split_of_a_document_depends_on_its_name_alone(tmp_path: Path):
     names = [f"{i}.txt" for i in range(2000)]
-    share = sum(Document(name, 0, "x").is_validation(5) for name in names) / 2000
+    share = sum(Document(name, "x").is_validation(5) for name in names) / 2000
     assert 0.03 < share < 0.07
-    again = [Document(name, 9, "other").is_validation(5) for name in names]
-    assert again == [Document(name, 0, "x").is_validation(5) for name in names]
+    again = [Document(name, "other").is_validation(5) for name in names]
+    assert again == [Document(name, "x").is_validation(5) for name in names]
 
 
 def test_fingerprint_and_digest_see_a_change(tmp_path: Path):
     path = tmp_path / "a.txt"
     path.write_text("abc")
-    before = find_source(config(tmp_path, path))
+    before = source_of(config(tmp_path, path))
     path.write_text("abcd")
-    after = find_source(config(tmp_path, path))
+    after = source_of(config(tmp_path, path))
     assert before.fingerprint() != after.fingerprint()
     other = tmp_path / "other" / "a.txt"
     other.parent.mkdir()
     other.write_text("abcd")
-    assert find_source(config(tmp_path, other)).digest() == after.digest()
+    assert digest(source_of(config(tmp_path, other))) == digest(after)
     path.write_text("abce")
-    assert (
-        find_source(config(tmp_path, path)).digest()
-        != find_source(config(tmp_path, other)).digest()
-    )
+    changed, kept = source_of(config(tmp_path, path)), source_of(config(tmp_path, other))
+    assert digest(changed) != digest(kept)
 
 
 def test_a_missing_path_is_refused(tmp_path: Path):
     with pytest.raises(DataError, match=r"there is no .*nothing\n  do: set data.path"):
-        find_source(config(tmp_path, tmp_path / "nothing"))
+        source_of(config(tmp_path, tmp_path / "nothing"))
     with pytest.raises(DataError, match=r"set data\.path"):
-        find_source(config(tmp_path, None))
+        source_of(config(tmp_path, None))
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
@@ -131,14 +135,14 @@ def test_an_empty_source_is_refused(tmp_path: Path, kind: str):
     path = tmp_path / "source"
     path.mkdir() if kind == "folder" else path.write_text("")
     with pytest.raises(DataError, match=r"there is no text in .*source\n  do: "):
-        find_source(config(tmp_path, path))
+        source_of(config(tmp_path, path))
 
 
 @pytest.mark.parametrize("content", [b"na\xefve", b"GIF89a\0\0"])
 def test_one_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes):
     path = tmp_path / "file.txt"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"file.txt is not UTF-8 text"):
+    with pytest.raises(DataError, match=r"file.txt: not UTF-8 text: .* at byte \d+\n  do: "):
         documents(path)
 
 
@@ -146,9 +150,9 @@ def test_a_file_that_vanished_is_named(tmp_path: Path):
     root = tmp_path / "text"
     root.mkdir()
     (root / "a.txt").write_text("abc")
-    source = find_source(config(tmp_path, root))
+    source = source_of(config(tmp_path, root))
     (root / "a.txt").unlink()
     with pytest.raises(DataError, match=r"cannot read .*a.txt: No such file"):
-        list(source.documents())
+        list(source.entries(0, formats.Cut(0, 3, 0, 3)))
     with pytest.raises(DataError, match=r"cannot read .*a.txt: No such file"):
-        source.digest()
+        source.scan(0)

@@ -96,7 +96,9 @@ def test_a_sample_that_just_fits_and_one_that_does_not(corpus: Corpus):
         samples(corpus, sequence_length=tokens)
 
 
-@pytest.mark.parametrize("name", ["train.bin", "train.idx", "validation.bin", "validation.idx"])
+@pytest.mark.parametrize(
+    "name", ["train.bin", "train.idx", "train.places", "validation.bin", "validation.idx"]
+)
 @pytest.mark.parametrize("damage", ["missing", "short", "long", "empty"])
 def test_a_file_of_the_wrong_size_is_refused(copy: Path, name: str, damage: str):
     path = copy / name
@@ -145,7 +147,7 @@ def test_another_tokenizer_is_refused(copy: Path):
         (None, "No such file"),
         ("{", "Invalid JSON"),
         ("{}", "format: Field required"),
-        ('{"format": 2}', "format: Input should be 1"),
+        ('{"format": 1}', "format: Input should be 2"),
     ],
 )
 def test_a_manifest_that_is_none_is_refused(copy: Path, content: str | None, message: str):
@@ -165,6 +167,7 @@ def test_tokens_beyond_2_to_the_31_are_read(tmp_path: Path, corpus: Corpus):
     builder.sequence_lengths += documents
     builder.document_indices += [1, 2, 3]
     builder.finalize(f"{prefix}.idx")
+    Path(f"{prefix}.places").write_bytes(bytes(8 * len(documents)))
     os.truncate(f"{prefix}.bin", 2 * tokens)
     marked = np.arange(1, 18, dtype=np.uint16)
     last = (tokens - 1) // 16 - 1

@@ -26,7 +26,7 @@ def load(samples: Samples, step: int, micro_batch: int, data_size: int) -> list[
     result = []
     for rank in range(data_size):
         with closing(BatchLoader(samples, GLOBAL_BATCH, micro_batch, rank, data_size)) as loader:
-            result.append(loader.micro_batches(step))
+            result.append(loader.micro_batches(step * GLOBAL_BATCH))
     return result
 
 
@@ -82,7 +82,7 @@ def test_any_step_may_follow_any_other(samples: Samples):
     with closing(BatchLoader(samples, GLOBAL_BATCH, 4, 0, 2)) as loader:
         for step in (0, 1, 2, 7, 8, 0, 0):
             fresh = load(samples, step, 4, 2)[0]
-            for batch, wanted in zip(loader.micro_batches(step), fresh, strict=True):
+            for batch, wanted in zip(loader.micro_batches(step * GLOBAL_BATCH), fresh, strict=True):
                 assert torch.equal(batch.tokens, wanted.tokens)
 
 
@@ -112,7 +112,7 @@ def test_the_next_step_is_read_ahead_in_a_thread_that_ends(samples: Samples):
     thread = watched.read[2 * GLOBAL_BATCH - 1]
     assert thread.startswith("batches")
     watched.read.clear()
-    loader.micro_batches(1)
+    loader.micro_batches(GLOBAL_BATCH)
     loader.close()
     assert not set(watched.read) & set(range(GLOBAL_BATCH, 2 * GLOBAL_BATCH))
     assert thread not in {alive.name for alive in threading.enumerate()}
@@ -124,9 +124,9 @@ def test_a_failure_ahead_is_raised_by_the_next_call(samples: Samples, next_step:
     with closing(BatchLoader(watched, GLOBAL_BATCH, 4, 0, 1)) as loader:
         assert len(loader.micro_batches(0)) == 6
         with pytest.raises(OSError, match="the disk is gone"):
-            loader.micro_batches(next_step)
+            loader.micro_batches(next_step * GLOBAL_BATCH)
         watched.broken = None
-        assert len(loader.micro_batches(1)) == 6
+        assert len(loader.micro_batches(GLOBAL_BATCH)) == 6
 
 
 def test_a_global_batch_that_does_not_divide_is_our_own_mistake(samples: Samples):

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
+from frontier_llm.data import build
 from frontier_llm.data import prepare as module
-from frontier_llm.data.corpus import find_source
+from frontier_llm.data.corpus import Source
 from frontier_llm.data.datasets import open_corpus
 from frontier_llm.data.prepare import prepare
 from frontier_llm.errors import ConfigError, DataError
-from tests.data.conftest import config, write_jsonl
+from tests.data.conftest import config, documents, write_jsonl
 
 
 @pytest.fixture
@@ -26,22 +27,22 @@ def test_every_document_comes_back_from_its_split(tmp_path: Path, text: Path):
     folder = prepare(settings)
     corpus = open_corpus(folder, verify=True)
     wanted: dict[str, list[str]] = {"train": [], "validation": []}
-    for document in find_source(settings).documents():
+    for document in documents(settings):
         wanted["validation" if document.is_validation(10) else "train"].append(document.text)
     for name, texts in wanted.items():
-        documents = IndexedDataset(str(folder / name))
-        assert all(tokens[-1] == corpus.tokenizer.eod for tokens in documents)
-        assert [corpus.tokenizer.decode(tokens.tolist()) for tokens in documents] == texts
+        stored = IndexedDataset(str(folder / name))
+        assert all(tokens[-1] == corpus.tokenizer.eod for tokens in stored)
+        assert [corpus.tokenizer.decode(tokens.tolist()) for tokens in stored] == texts
         split = getattr(corpus.manifest, name)
-        assert split.documents == len(texts) == len(documents.document_indices) - 1
-        assert split.tokens == sum(map(len, documents))
+        assert split.documents == len(texts) == len(stored.document_indices) - 1
+        assert split.tokens == sum(map(len, stored))
         assert split.text_bytes == sum(len(text.encode()) for text in texts)
     assert corpus.manifest.pieces == corpus.tokenizer.vocabulary <= 400
     assert folder.name == f"tiny-{folder.name[-12:]}"
 
 
 def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(module.DType, "optimal_dtype", lambda cardinality: np.int32)
+    monkeypatch.setattr(build.DType, "optimal_dtype", lambda cardinality: np.int32)
     corpus = open_corpus(prepare(config(tmp_path, write_jsonl(tmp_path / "text.jsonl"))))
     assert corpus.manifest.dtype == "int32"
     assert corpus.train.read(0, 3).dtype == np.int32
@@ -59,8 +60,7 @@ def test_unchanged_sources_are_not_read_again(tmp_path: Path, text: Path, monkey
     settings = config(tmp_path / "corpora", text)
     folder = prepare(settings)
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    monkeypatch.setattr(module.Source, "digest", None)
-    monkeypatch.setattr(module.Source, "documents", None)
+    monkeypatch.setattr(Source, "scan", None)
     assert prepare(settings) == folder
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
@@ -69,7 +69,7 @@ def test_touched_sources_give_the_same_folder(tmp_path: Path, text: Path, monkey
     settings = config(tmp_path / "corpora", text)
     folder = prepare(settings)
     os.utime(text, (1, 1))
-    monkeypatch.setattr(module.Source, "documents", None)
+    monkeypatch.setattr(Source, "entries", None)
     assert prepare(settings) == folder
 
 
@@ -144,7 +144,13 @@ def _no_locks(stream, operation):
 def test_progress_goes_from_zero_to_one_in_each_stage(tmp_path: Path, text: Path):
     told: dict[str, list[float]] = {}
     prepare(config(tmp_path, text), lambda what, share: told.setdefault(what, []).append(share))
-    assert [what.split()[0] for what in told] == ["reading", "choosing", "training", "tokenising"]
+    assert [what.split()[0] for what in told] == [
+        "reading",
+        "choosing",
+        "training",
+        "tokenising",
+        "putting",
+    ]
     for what, shares in told.items():
         assert shares == sorted(shares)
         assert all(0 <= share <= 1 for share in shares)

@@ -1,0 +1,77 @@
+"""Parquet: a row a document, the text in a column; row groups are read one after another."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from frontier_llm.data.formats import CUT_BYTES, Cut, Entry, Format, Scan, sha256_of
+from frontier_llm.errors import DataError
+
+BATCH_ROWS = 256
+
+
+class Parquet(Format):
+    """A document a row, rows counted from 0."""
+
+    mark = ":"
+
+    def __init__(self, path: Path, size: int, key: str) -> None:
+        super().__init__(path, size)
+        self.key = key
+
+    def scan(self) -> Scan:
+        """Digest the file and gather its row groups into cuts."""
+        with self._open() as file:
+            names = file.schema_arrow.names
+            if self.key not in names:
+                raise DataError(
+                    f"{self.path}: no column '{self.key}' (it has: {', '.join(names)})\n"
+                    "  do: set data.text_key to the column that holds the text"
+                )
+            cuts = tuple(_cuts(file.metadata))
+        return Scan(sha256_of(self.path), cuts, "it has no rows")
+
+    def entries(self, cut: Cut) -> Iterator[Entry]:
+        """Yield the texts of the rows of a cut."""
+        place = cut.number
+        with self._open() as file:
+            groups = list(range(cut.start, cut.end))
+            for batch in file.iter_batches(
+                BATCH_ROWS, row_groups=groups, columns=[self.key], use_threads=False
+            ):
+                for value in batch.column(0).to_pylist():
+                    yield self._entry(place, value)
+                    place += 1
+
+    def _entry(self, place: int, value: object) -> Entry:
+        if isinstance(value, str):
+            return Entry(place, value)
+        return Entry(place, "", f"the column '{self.key}' holds {type(value).__name__}, no text")
+
+    def _open(self) -> Any:
+        try:
+            import pyarrow
+            from pyarrow.parquet import ParquetFile
+        except ImportError:
+            raise DataError(
+                f"{self.path}: to read it, pyarrow is needed\n"
+                "  do: pip install 'frontier-llm[formats]'"
+            ) from None
+        try:
+            return ParquetFile(self.path)
+        except pyarrow.ArrowInvalid as error:
+            raise DataError(
+                f"{self.path} is damaged: {error}\n  do: write it again, or remove it"
+            ) from error
+
+
+def _cuts(metadata: Any) -> Iterator[Cut]:
+    """Gather row groups until they hold about CUT_BYTES as they are before compression."""
+    start = row = rows = size = 0
+    for group in range(metadata.num_row_groups):
+        rows += metadata.row_group(group).num_rows
+        size += metadata.row_group(group).total_byte_size
+        if size >= CUT_BYTES or group == metadata.num_row_groups - 1:
+            if rows:
+                yield Cut(start, group + 1, row, size)
+            start, row, rows, size = group + 1, row + rows, 0, 0

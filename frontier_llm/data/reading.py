@@ -1,0 +1,113 @@
+"""How a run reads its corpora: the windows of its samples and the batches made of them."""
+
+from frontier_llm.config.reading import SENTINELS
+from frontier_llm.config.run import RunConfig
+from frontier_llm.data.blend import Schedule
+from frontier_llm.data.corpora import BlendedSamples, Corpora, schedule_of
+from frontier_llm.data.datasets import Corpus, Samples
+from frontier_llm.data.loader import BatchLoader, MakeBatch, Windows, causal_batch
+from frontier_llm.data.permutation import make_key
+from frontier_llm.data.spans import SpanCorruption
+from frontier_llm.errors import ConfigError, DataError
+from frontier_llm.geometry.lengths import span_lengths
+
+
+def make_loader(
+    config: RunConfig,
+    corpora: Corpora,
+    data_rank: int,
+    data_size: int,
+    *,
+    train: bool,
+    schedule: Schedule | None = None,
+) -> BatchLoader:
+    """Make the loader of one replica.
+
+    Args:
+        config: the run.
+        corpora: what it reads.
+        data_rank: which replica.
+        data_size: how many there are.
+        train: the training split, shuffled, or the validation split, in order.
+        schedule: of a blend that goes on; None = one that begins.
+
+    Raises:
+        ConfigError: the tokenizer has tokens that the model has no rows for.
+        DataError: there is less text than a step reads.
+    """
+    data = config.data
+    windows = make_windows(config, corpora, train=train, schedule=schedule)
+    if train and len(windows) < data.global_batch:
+        raise DataError(
+            f"the training text of {data.name} makes {len(windows)} samples of "
+            f"data.sequence_length={data.sequence_length}: a step of "
+            f"data.global_batch={data.global_batch} would read some of them twice\n"
+            "  do: add text, or lower data.global_batch or data.sequence_length"
+        )
+    maker = make_batch_maker(config, corpora)
+    return BatchLoader(windows, data.global_batch, data.micro_batch, data_rank, data_size, maker)
+
+
+def make_windows(
+    config: RunConfig, corpora: Corpora, *, train: bool, schedule: Schedule | None = None
+) -> Windows:
+    """Return the text of each sample: a function of the corpora, the seed and the sample's index.
+
+    Args:
+        config: the run.
+        corpora: what it reads.
+        train: the training split, shuffled, or the validation split, in order.
+        schedule: of a blend that goes on; None = one that begins.
+
+    Raises:
+        DataError: a split has no whole window.
+    """
+    samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
+    if len(samples) == 1:
+        return samples[0]
+    return BlendedSamples(samples, schedule or schedule_of(corpora, config.trainer.seed))
+
+
+def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> Samples:
+    """Return the samples of one corpus alone.
+
+    Raises:
+        DataError: the split has no whole window.
+    """
+    length, overlap = config.data.sequence_length, 1
+    if config.data.objective == "spans":
+        length, overlap = span_lengths(length).text, 0
+    return Samples(
+        corpus.train if train else corpus.validation,
+        length,
+        config.trainer.seed,
+        corpus.manifest.digest,
+        shuffle=train,
+        overlap=overlap,
+    )
+
+
+def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
+    """Return what lays micro-batches out.
+
+    Raises:
+        ConfigError: the tokenizer has tokens that the model has no rows for.
+    """
+    tokenizer, spans = corpora.tokenizer, config.data.objective == "spans"
+    ids = max(tokenizer.vocabulary, tokenizer.first_sentinel + 1 if spans else 0)
+    if ids > config.model.vocabulary:
+        raise ConfigError(
+            "model.vocabulary",
+            config.model.vocabulary,
+            f"at least {ids}: the tokenizer's {tokenizer.vocabulary} tokens"
+            + (f" and {SENTINELS} sentinels" if spans else ""),
+            f"set model.vocabulary={ids}, or use another tokenizer",
+        )
+    if not spans:
+        return causal_batch
+    length = config.data.sequence_length
+    key = make_key("spans", corpora.manifest.digest, config.trainer.seed)
+    corruption = SpanCorruption(
+        span_lengths(length).text, length, tokenizer.first_sentinel, tokenizer.eod, key
+    )
+    return corruption.batch

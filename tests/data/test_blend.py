@@ -1,0 +1,103 @@
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frontier_llm.data.blend import BLOCK, Schedule, weigh
+from frontier_llm.errors import ConfigError
+
+KEY = 77
+WEIGHTS = {"en": 0.6, "de": 0.3, "sw": 0.1}
+
+
+def deal(schedule: Schedule, samples: range) -> list[tuple[int, int]]:
+    return [schedule.locate(index) for index in samples]
+
+
+def _shares(weights: tuple[float, ...]) -> dict[str, float]:
+    shares = [weight / sum(weights) for weight in weights]
+    return dict(zip(WEIGHTS, shares, strict=True))
+
+
+def check_read_in_order(dealt: list[tuple[int, int]], corpora: int) -> None:
+    """Each corpus gives its samples 0, 1, 2, ... without a gap."""
+    for corpus in range(corpora):
+        own = [index for found, index in dealt if found == corpus]
+        assert own == list(range(len(own)))
+
+
+def test_each_corpus_is_read_in_its_own_order_and_in_its_share():
+    schedule = Schedule.starting(WEIGHTS, KEY)
+    dealt = deal(schedule, range(3 * BLOCK))
+    check_read_in_order(dealt, 3)
+    for start in (0, 100, BLOCK - 50, BLOCK + 5):
+        counts = Counter(corpus for corpus, _ in dealt[start : start + 1000])
+        for corpus, share in enumerate(WEIGHTS.values()):
+            assert counts[corpus] == pytest.approx(1000 * share, abs=5)
+
+
+def test_any_sample_is_found_without_those_before_it():
+    far = 10**15 + 12345
+    corpus, index = Schedule.starting(WEIGHTS, KEY).locate(far)
+    assert index == pytest.approx(far * list(WEIGHTS.values())[corpus], rel=1e-3)
+    assert Schedule.starting(WEIGHTS, KEY).locate(far) == (corpus, index)
+    others = [Schedule.starting(WEIGHTS, KEY + 1).locate(i) for i in range(50)]
+    assert others != deal(Schedule.starting(WEIGHTS, KEY), range(50))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, BLOCK + 500), st.lists(st.floats(0.01, 1), min_size=3, max_size=3)
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_changed_weights_lose_nothing_and_repeat_nothing(changes):
+    schedule, at = Schedule.starting(WEIGHTS, KEY), 0
+    for length, weights in changes:
+        at += length
+        before = deal(schedule, range(max(0, at - 50), at))
+        schedule = schedule.changed(at, _shares(weights))
+        assert deal(schedule, range(max(0, at - 50), at)) == before
+        schedule = Schedule.from_meta(json.loads(json.dumps(schedule.to_meta())), KEY)
+    check_read_in_order(deal(schedule, range(at + 2000)), 3)
+
+
+def test_the_same_weights_begin_no_segment_and_a_rewind_drops_later_ones():
+    schedule = Schedule.starting(WEIGHTS, KEY)
+    assert schedule.changed(500, WEIGHTS).segments == schedule.segments
+    flat = dict.fromkeys(WEIGHTS, 1 / 3)
+    changed = schedule.changed(500, flat)
+    assert [segment.first_sample for segment in changed.segments] == [0, 500]
+    assert changed.changed(400, WEIGHTS).segments == schedule.segments
+    with pytest.raises(ConfigError, match=r"data\.corpora"):
+        schedule.changed(10, {"en": 1.0})
+
+
+def test_weights_follow_sizes_by_temperature():
+    tokens = {"en": 10**9, "sw": 10**6}
+    none = dict.fromkeys(tokens)
+    assert weigh(tokens, none, 1.0)["sw"] == pytest.approx(1e6 / (1e9 + 1e6))
+    assert weigh(tokens, none, 0.0) == {"en": 0.5, "sw": 0.5}
+    lifted = weigh(tokens, none, 0.3)
+    assert lifted["sw"] == pytest.approx(1e6**0.3 / (1e6**0.3 + 1e9**0.3))
+    assert weigh(tokens, {"en": 3.0, "sw": 1.0}, 0.3) == {"en": 0.75, "sw": 0.25}
+
+
+def test_weights_that_make_no_sense_are_refused():
+    with pytest.raises(ConfigError, match=r"no weight for sw"):
+        weigh({"en": 1, "sw": 1}, {"en": 1.0, "sw": None}, 0.3)
+    with pytest.raises(ConfigError, match=r"sw with 1e-07 of all samples"):
+        weigh({"en": 1, "sw": 1}, {"en": 1.0, "sw": 1e-7}, 0.3)
+
+
+def test_a_small_share_is_still_read():
+    schedule = Schedule.starting({"en": 1 - 1.5 / BLOCK, "sw": 1.5 / BLOCK}, KEY)
+    dealt = deal(schedule, range(2 * BLOCK))
+    assert Counter(corpus for corpus, _ in dealt)[1] in (2, 4)
+    check_read_in_order(dealt, 2)

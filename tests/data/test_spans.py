@@ -1,0 +1,93 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frontier_llm.config.model import DECODER_MULTIPLE
+from frontier_llm.data.spans import START, SpanCorruption, restore
+from frontier_llm.geometry.lengths import corrupted, span_lengths
+
+EOS, SENTINEL = 1, 999
+
+
+def corruption(text: int, key: int = 5, inputs: int | None = None) -> SpanCorruption:
+    return SpanCorruption(text, inputs or corrupted(text).inputs, SENTINEL, EOS, key)
+
+
+def draw_text(tokens: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(2, 800, tokens)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(14, 1300), st.integers(0, 2**50), st.integers(0, 2**64 - 1))
+def test_filling_the_sentinels_restores_the_text(tokens: int, index: int, key: int):
+    text = draw_text(tokens, index % 7)
+    inputs, targets = corruption(tokens, key).corrupt(text, index)
+    lengths = corrupted(tokens)
+    assert (len(inputs), len(targets)) == (lengths.inputs, lengths.targets)
+    assert inputs[-1] == targets[-1] == EOS
+    spans = lengths.inputs + lengths.targets - tokens - 2 >> 1
+    sentinels = list(range(SENTINEL, SENTINEL - spans, -1))
+    assert [t for t in inputs if t >= 900] == [t for t in targets if t >= 900] == sentinels
+    assert restore(inputs.tolist(), targets.tolist(), SENTINEL, EOS) == text.tolist()
+
+
+def test_lengths_are_t5s():
+    assert span_lengths(512).text == 568
+    assert span_lengths(512).targets == 114
+    found = span_lengths(1024)
+    assert (found.text, found.inputs, found.targets) == (1137, 1024, 229)
+
+
+def test_it_is_a_function_of_key_and_index():
+    text = draw_text(568)
+    first = corruption(568).corrupt(text, 3)
+    assert all(map(np.array_equal, first, corruption(568).corrupt(text, 3)))
+    for other in (corruption(568).corrupt(text, 4), corruption(568, key=6).corrupt(text, 3)):
+        assert not np.array_equal(first[0], other[0])
+
+
+def test_every_token_is_taken_about_as_often_and_spans_are_short():
+    tokens, runs = 568, 400
+    text = np.arange(10_000, 10_000 + tokens)
+    taken, spans = np.zeros(tokens), []
+    for index in range(runs):
+        _, targets = corruption(tokens).corrupt(text, index)
+        taken[targets[targets >= 10_000] - 10_000] += 1
+        starts = np.flatnonzero(targets < 10_000)
+        spans += np.diff(starts).tolist()
+    inner = taken[20:-20] / runs
+    assert inner.mean() == pytest.approx(0.15, abs=0.01)
+    assert 0.05 < inner.min() < inner.max() < 0.3
+    lengths = np.array(spans) - 1
+    assert lengths.mean() == pytest.approx(3, abs=0.1)
+    assert set(lengths.tolist()) > {1, 2, 3, 4, 5, 6}
+
+
+@pytest.mark.parametrize("spare", [0, 5])
+def test_a_batch_is_laid_out_for_teacher_forcing(spare: int):
+    tokens = 100
+    lengths = corrupted(tokens)
+    maker = corruption(tokens, inputs=lengths.inputs + spare)
+    rows = [draw_text(tokens, seed) for seed in range(3)]
+    batch = maker.batch(rows, [7, 8, 9])
+    assert batch.encoder_tokens.shape == (3, lengths.inputs + spare)
+    assert batch.labels.shape == batch.decoder_tokens.shape == batch.loss_mask.shape
+    assert batch.labels.shape[1] % DECODER_MULTIPLE == 0
+    assert batch.labels.shape[1] - lengths.targets < DECODER_MULTIPLE
+    assert torch.equal(batch.decoder_tokens[:, 0], torch.full((3,), START))
+    inside = slice(0, lengths.targets)
+    assert torch.equal(batch.decoder_tokens[:, inside][:, 1:], batch.labels[:, inside][:, :-1])
+    assert batch.loss_mask[:, inside].all()
+    assert not batch.loss_mask[:, lengths.targets :].any()
+    for row in range(3):
+        inputs, targets = maker.corrupt(rows[row], 7 + row)
+        assert batch.encoder_tokens[row, : len(inputs)].tolist() == inputs.tolist()
+        assert batch.labels[row, inside].tolist() == targets.tolist()
+    if spare:
+        assert batch.encoder_mask is not None
+        assert batch.encoder_mask.sum(dim=1).tolist() == [lengths.inputs] * 3
+        assert not batch.encoder_tokens[:, lengths.inputs :].any()
+    else:
+        assert batch.encoder_mask is None

@@ -1,0 +1,87 @@
+"""tools/preprocess.py, inspect_data.py and evaluate.py from the command line's side."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from frontier_llm.config import decode
+from frontier_llm.data.corpora import open_data
+from frontier_llm.geometry.inventory import model_shapes
+from frontier_llm.trainer import run_directory
+from tests.data.conftest import write_jsonl
+from tests.values import tiny_values
+from tools import evaluate, inspect_data, preprocess
+from tools.convert.ours import write_weights
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory of a model that says every token is as likely as another."""
+    base = tmp_path_factory.mktemp("run")
+    values = tiny_values(
+        "data=text", f"data.path={write_jsonl(base / 'text.jsonl', 120)}",
+        f"data.directory={base / 'corpora'}", "data.pieces=300", "model.vocabulary=300",
+        "data.validation_percent=10.0",
+    )  # fmt: skip
+    config = decode(values)
+    run_directory.write_config(base, run_directory.to_yaml(values))
+    shapes = model_shapes(config.model, config.data.sequence_length)
+    write_weights(base, [[(name, torch.zeros(shape)) for name, shape in shapes.items()]], {})
+    return base
+
+
+def test_preprocess_reports_what_it_made_and_finds_it_again(tmp_path: Path, capsys):
+    text = write_jsonl(tmp_path / "text.jsonl", 90)
+    with text.open("a") as stream:
+        stream.write('{"text": ""}\n{"title": "no text"}\n')
+    arguments = [
+        "--workers", "2", "data=text", f"data.path={text}", f"data.directory={tmp_path / 'c'}",
+        "data.pieces=300", "data.validation_percent=10.0",
+    ]  # fmt: skip
+    assert preprocess.main(arguments) == 1
+    assert "text.jsonl:92: no text under the key 'text'" in capsys.readouterr().err
+    assert preprocess.main([*arguments, "data.broken=skip"]) == 0
+    said = capsys.readouterr().out
+    assert "left out: 1 empty documents, 1 documents that are no text" in said
+    assert "text.jsonl:92: no text under the key" in said
+    assert "tokens/s" in said
+    (folder,) = (tmp_path / "c").glob("text-*")
+    before = folder.stat().st_mtime_ns
+    assert preprocess.main([*arguments, "data.broken=skip"]) == 0
+    assert folder.stat().st_mtime_ns == before
+
+
+def test_a_wrong_key_is_a_configuration_error(capsys):
+    assert preprocess.main(["data.pth=x"]) == 2
+    assert "data.path" in capsys.readouterr().err
+    assert preprocess.main(["data=text"]) == 2
+    assert "set data.path=FILE" in capsys.readouterr().err
+
+
+def test_inspect_shows_the_text_and_where_it_is_from(run: Path, capsys):
+    assert inspect_data.main([str(run), "3"]) == 0
+    said = capsys.readouterr().out
+    corpora = open_data(inspect_data.read_config(run).data)
+    view = inspect_data.View(inspect_data.read_config(run), corpora, train=True)
+    assert "sample 3" in said
+    assert "text.jsonl, place" in said
+    assert [str(line) for line in view.lines(3)][-1].replace("<end>", "").strip()[:10] in said
+    assert inspect_data.main([str(run / "nowhere"), "3"]) == 1
+    assert inspect_data.main([str(run), "--", "-1"]) == 1
+
+
+def test_evaluation_of_a_model_that_knows_nothing(run: Path, capsys):
+    assert evaluate.main([str(run), "--json", str(run / "scores.json")]) == 0
+    (score,) = json.loads((run / "scores.json").read_text())
+    corpora = open_data(inspect_data.read_config(run).data)
+    split = corpora.manifest.validation
+    assert score["loss"] == pytest.approx(math.log(300), rel=1e-5)
+    bits = math.log2(300) * split.tokens / split.text_bytes
+    assert score["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+    assert score["samples"] == (split.tokens - 1) // 16
+    assert evaluate.spread(10, 4) == [0, 2, 5, 7]
+    assert evaluate.spread(3, 9) == [0, 1, 2]
+    assert evaluate.main([str(run), "--checkpoint", str(run / "nowhere")]) == 1

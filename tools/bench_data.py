@@ -1,0 +1,187 @@
+"""Time what a run waits for before and between its steps: opening a corpus, and reading samples.
+
+    python tools/bench_data.py                       # 100 million documents, 2.6e11 tokens
+    python tools/bench_data.py --documents 1000000 --json bench.json
+
+The corpus is synthetic: a manifest, a tokenizer, and token and index files of full size that are
+holes but for their headers and ends, so the file system stores next to nothing of them and reads
+come from memory, not from a disk. Start-up is timed in fresh processes, from the manifest to the
+first step's micro-batches, imports left out: there is no index to build, so it is the same for any
+number of documents. Samples are read by one replica, with no model beside it.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from rich.box import HORIZONTALS
+from rich.console import Console
+from rich.table import Table
+
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.data.corpora import open_all
+from frontier_llm.data.formats import sha256_of
+from frontier_llm.data.manifest import (
+    FILES_FILE,
+    FORMAT,
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    Manifest,
+    Split,
+    idx_header,
+)
+from frontier_llm.data.reading import make_loader
+from frontier_llm.data.tokenizer import train_tokenizer
+from frontier_llm.units import format_bytes, format_count
+from tools.compose import compose
+
+ROOT = Path(__file__).resolve().parents[1]
+TOKENS_A_DOCUMENT = 2600
+SEQUENCE_LENGTH = 2048
+GLOBAL_BATCH = 64
+READERS = {
+    "GPT windows": ("data=stdlib",),
+    "spans (T5)": ("data=stdlib_spans", "model=mt5_tiny"),
+    "blend of 3": ("data=blend", "data.corpora=[{name: a, path: /a}, {name: b, path: /b}, "
+                   "{name: c, path: /c}]"),
+}  # fmt: skip
+
+
+def main() -> int:
+    """Measure, print, write the JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--documents", type=int, default=10**8, help="default 100 million")
+    parser.add_argument("--rounds", type=int, default=5, help="fresh processes (default 5)")
+    parser.add_argument("--steps", type=int, default=20, help="steps read (default 20)")
+    parser.add_argument("--directory", type=Path, help="where to work (default: the system's)")
+    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    parser.add_argument("--start-up", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.start_up:
+        print(start_up(options.start_up))
+        return 0
+    with tempfile.TemporaryDirectory(dir=options.directory, prefix="bench_data_") as name:
+        folder = Path(name)
+        manifest = make_corpus(folder, options.documents)
+        command = [sys.executable, str(Path(__file__).resolve()), "--start-up", str(folder)]
+        seconds = [
+            float(subprocess.run(command, capture_output=True, check=True, cwd=ROOT).stdout)
+            for _ in range(options.rounds)
+        ]
+        speeds = {name: samples_per_second(folder, name, options.steps) for name in READERS}
+        stored = sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+    report(manifest, seconds, speeds, stored)
+    if options.json:
+        facts = {"documents": options.documents, "tokens": manifest.train.tokens,
+                 "start_up_seconds": seconds, "samples_per_second": speeds}  # fmt: skip
+        options.json.write_text(json.dumps(facts, indent=1))
+    return 0
+
+
+def make_corpus(folder: Path, documents: int) -> Manifest:
+    """Write a corpus of holes.
+
+    Args:
+        folder: where.
+        documents: of the training split; validation has a thousandth of it.
+    """
+    tokenizer = train_tokenizer(["a corpus of holes\n" * 100], 300, folder / TOKENIZER_FILE)
+    splits = [
+        _make_split(folder / "train", documents),
+        _make_split(folder / "validation", max(documents // 1000, 1000)),
+    ]
+    (folder / FILES_FILE).write_text("")
+    manifest = Manifest(
+        format=FORMAT, name="holes", kind="text", source="nowhere", source_sha256="",
+        files=1, skipped_files=0, empty_documents=0, broken_documents=0, repeated_documents=0,
+        examples=(), pieces=tokenizer.vocabulary, eod=tokenizer.eod, dtype="uint16",
+        tokenizer_sha256=sha256_of(folder / TOKENIZER_FILE),
+        train=splits[0], validation=splits[1],
+    )  # fmt: skip
+    (folder / MANIFEST_FILE).write_text(manifest.model_dump_json())
+    return manifest
+
+
+def _make_split(prefix: Path, documents: int) -> Split:
+    tokens = documents * TOKENS_A_DOCUMENT
+    header = idx_header(np.uint16, documents)
+    with prefix.with_suffix(".idx").open("wb") as stream:
+        stream.write(header)
+        stream.truncate(len(header) + 12 * documents + 8 * (documents + 1))
+        stream.seek(-8, os.SEEK_END)
+        stream.write(documents.to_bytes(8, "little"))
+    for suffix, size in ((".bin", 2 * tokens), (".places", 8 * documents)):
+        with prefix.with_suffix(suffix).open("wb") as stream:
+            stream.truncate(size)
+    return Split(documents=documents, tokens=tokens, text_bytes=4 * tokens, bin_sha256=prefix.name)
+
+
+def make_config(overrides: Sequence[str]) -> RunConfig:
+    """Compose what is read."""
+    sizes = (f"data.sequence_length={SEQUENCE_LENGTH}", f"data.global_batch={GLOBAL_BATCH}",
+             "data.micro_batch=4", "data.pieces=300")  # fmt: skip
+    if "data=stdlib_spans" in overrides:  # T5 has sentinels for 100 spans
+        sizes = ("data.sequence_length=1024", *sizes[1:])
+    return decode(compose([*overrides, *sizes]))
+
+
+def start_up(folder: Path) -> float:
+    """Return the seconds from the manifest to the first step's micro-batches."""
+    config = make_config(READERS["GPT windows"])
+    start = time.perf_counter()
+    corpora = open_all(config.data, [folder])
+    with closing(make_loader(config, corpora, 0, 1, train=True)) as loader:
+        loader.micro_batches(0)
+        return time.perf_counter() - start
+
+
+def samples_per_second(folder: Path, reader: str, steps: int) -> float:
+    """Read steps one after another."""
+    config = make_config(READERS[reader])
+    corpora = open_all(config.data, [folder] * len(config.data.sources))
+    with closing(make_loader(config, corpora, 0, 1, train=True)) as loader:
+        loader.micro_batches(0)
+        start = time.perf_counter()
+        for step in range(1, steps + 1):
+            loader.micro_batches(step * GLOBAL_BATCH)
+        return steps * GLOBAL_BATCH / (time.perf_counter() - start)
+
+
+def report(
+    manifest: Manifest, seconds: Sequence[float], speeds: dict[str, float], stored: int
+) -> None:
+    """Print what was found."""
+    split = manifest.train
+    console = Console()
+    console.print(
+        f"{format_count(split.documents)} documents, {format_count(split.tokens)} tokens "
+        f"({format_bytes(2 * split.tokens)} of tokens, of which {format_bytes(stored)} stored)"
+    )
+    console.print(
+        f"start-up to the first micro-batches: {statistics.median(seconds) * 1e3:.0f} ms "
+        f"({min(seconds) * 1e3:.0f}..{max(seconds) * 1e3:.0f})"
+    )
+    table = Table(box=HORIZONTALS, pad_edge=False)
+    table.add_column("samples read as")
+    table.add_column("samples/s", justify="right")
+    for name, speed in speeds.items():
+        table.add_row(name, f"{speed:,.0f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""The table of T5 1.1 and mT5, which compute the same."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.run import RunConfig
+from tools.convert.family import Family, Values, query_key_value
+from tools.convert.table import Row, unfold
+from tools.convert.transforms import Heads
+
+
+class T5(Family):
+    """T5 1.1: relative positions, RMS norm, gated GELU, no biases, a head of its own.
+
+    transformers 5 calls the head tied whatever config.json says, and leaves it untied where the
+    files hold one: what counts is which tensors there are.
+    """
+
+    name = "t5"
+    architecture = "T5ForConditionalGeneration"
+    unused = ("coder.embed_tokens.weight",)
+    wants: ClassVar[Mapping[str, Any]] = {
+        "kind": "t5", "positions": "relative", "norm": "rmsnorm", "activation": "geglu",
+        "bias": False, "tied": False, "scaled_attention": False,
+    }  # fmt: skip
+    required: ClassVar[Mapping[str, Any]] = {
+        "feed_forward_proj": "gated-gelu",
+        "is_encoder_decoder": True,
+    }
+
+    def rows(self, model: ModelConfig) -> Sequence[Row]:
+        """Our layers are numbered through, the encoder's first; theirs begin anew."""
+        border = model.encoder_layers
+        encoder = [
+            *self._attention(model, "encoder"),
+            *self._feed_forward("encoder.block.{n}.layer.1"),
+        ]
+        decoder = [
+            *self._attention(model, "decoder"),
+            *self._cross_attention(model),
+            *self._feed_forward("decoder.block.{n}.layer.2"),
+        ]
+        bias = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        return [
+            Row("embedding.tokens.weight", ("shared.weight",)),
+            Row("encoder_positions.weight", (f"encoder.{bias}",)),
+            *unfold(encoder, range(border)),
+            Row("encoder_norm.weight", ("encoder.final_layer_norm.weight",)),
+            Row("decoder_positions.weight", (f"decoder.{bias}",)),
+            *unfold(decoder, range(border, model.layers), first=border),
+            Row("final_norm.weight", ("decoder.final_layer_norm.weight",)),
+            Row("head.weight", ("lm_head.weight",)),
+        ]
+
+    def to_theirs(self, config: RunConfig) -> Values:
+        """Translate."""
+        model = config.model
+        return {
+            "vocab_size": model.vocabulary,
+            "d_model": model.hidden,
+            "d_kv": model.head_dim,
+            "d_ff": model.ffn,
+            "num_layers": model.encoder_layers,
+            "num_decoder_layers": model.layers - model.encoder_layers,
+            "num_heads": model.heads,
+            "relative_attention_num_buckets": model.relative_buckets,
+            "relative_attention_max_distance": model.relative_distance,
+            "dropout_rate": model.dropout,
+            "layer_norm_epsilon": model.norm_epsilon,
+            "feed_forward_proj": "gated-gelu",
+            "is_encoder_decoder": True,
+            "tie_word_embeddings": False,
+            "scale_decoder_outputs": False,
+            "pad_token_id": 0,
+            "decoder_start_token_id": 0,
+        }
+
+    def to_ours(self, theirs: Values) -> Values:
+        """Translate."""
+        encoder = theirs["num_layers"]
+        decoder = theirs.get("num_decoder_layers") or encoder
+        return {
+            "vocabulary": theirs["vocab_size"],
+            "hidden": theirs["d_model"],
+            "head_dim": theirs["d_kv"],
+            "ffn": theirs["d_ff"],
+            "layers": encoder + decoder,
+            "encoder_layers": encoder,
+            "heads": theirs["num_heads"],
+            "relative_buckets": theirs.get("relative_attention_num_buckets", 32),
+            "relative_distance": theirs.get("relative_attention_max_distance", 128),
+            "dropout": theirs.get("dropout_rate", 0.1),
+            "norm_epsilon": theirs.get("layer_norm_epsilon", 1e-6),
+        }
+
+    def _attention(self, model: ModelConfig, side: str) -> list[Row]:
+        h, p = "layers.{n}", f"{side}.block.{{n}}.layer.0"
+        return [
+            Row(f"{h}.attention_norm.weight", (f"{p}.layer_norm.weight",)),
+            Row(
+                f"{h}.attention.qkv.weight",
+                tuple(f"{p}.SelfAttention.{x}.weight" for x in "qkv"),
+                query_key_value(model),
+            ),
+            Row(f"{h}.attention.output.weight", (f"{p}.SelfAttention.o.weight",)),
+        ]
+
+    def _cross_attention(self, model: ModelConfig) -> list[Row]:
+        h, p = "layers.{n}", "decoder.block.{n}.layer.1"
+        return [
+            Row(f"{h}.cross_attention_norm.weight", (f"{p}.layer_norm.weight",)),
+            Row(f"{h}.cross_attention.query.weight", (f"{p}.EncDecAttention.q.weight",)),
+            Row(
+                f"{h}.cross_attention.key_value.weight",
+                tuple(f"{p}.EncDecAttention.{x}.weight" for x in "kv"),
+                Heads(model.heads, (model.head_dim, model.head_dim)),
+            ),
+            Row(f"{h}.cross_attention.output.weight", (f"{p}.EncDecAttention.o.weight",)),
+        ]
+
+    def _feed_forward(self, theirs: str) -> list[Row]:
+        h = "layers.{n}"
+        return [
+            Row(f"{h}.ffn_norm.weight", (f"{theirs}.layer_norm.weight",)),
+            Row(f"{h}.ffn.gate.weight", (f"{theirs}.DenseReluDense.wi_0.weight",)),
+            Row(f"{h}.ffn.up.weight", (f"{theirs}.DenseReluDense.wi_1.weight",)),
+            Row(f"{h}.ffn.down.weight", (f"{theirs}.DenseReluDense.wo.weight",)),
+        ]
+
+
+class MT5(T5):
+    """mT5: T5 1.1 of another name."""
+
+    name = "mt5"
+    architecture = "MT5ForConditionalGeneration"

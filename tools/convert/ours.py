@@ -1,0 +1,136 @@
+"""Weights of ours, a tensor at a time: from a checkpoint of any layout, into one that any reads.
+
+The one place of the conversion that knows how checkpoints lie on the disk.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from safetensors.torch import save_file
+from torch import Tensor
+
+from frontier_llm.checkpoint import manifest as stored
+from frontier_llm.checkpoint.names import FOLDER, MANIFEST, rank_file, step_folder
+from frontier_llm.checkpoint.restore import read_tensor
+from frontier_llm.checkpoint.scan import Checkpoint, find
+from frontier_llm.errors import CheckpointError
+from tools.convert.table import Shape
+
+STATE = "master"
+
+
+class OurWeights:
+    """The weights of a checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        """Find them.
+
+        Args:
+            path: a checkpoint, a folder of them, or a run directory: of these the newest.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        self.checkpoint: Checkpoint = find(path)
+
+    def check_names(self, shapes: dict[str, Shape]) -> None:
+        """Refuse weights of another model than the configuration's.
+
+        Raises:
+            CheckpointError: a tensor is absent, too many or of another shape.
+        """
+        found = {name: tensor.shape for name, tensor in self.checkpoint.manifest.tensors.items()}
+        for name in sorted(found.keys() | shapes.keys()):
+            if found.get(name) != shapes.get(name):
+                raise CheckpointError(
+                    f"{self.checkpoint.folder}: {name} is {_words(found.get(name))}, config.yaml "
+                    f"says {_words(shapes.get(name))}"
+                )
+
+    def read(self, name: str) -> Tensor:
+        """Read a tensor, fp32.
+
+        Raises:
+            CheckpointError: it is damaged, or not all there.
+        """
+        return read_tensor(self.checkpoint, name, states=(STATE,))[STATE]
+
+
+def write_weights(
+    run: Path, shards: Iterable[Sequence[tuple[str, Tensor]]], meta: dict[str, Any]
+) -> None:
+    """Write a checkpoint of step 0 that has weights and no moments.
+
+    Args:
+        run: directory that gets it.
+        shards: tensors by global name, uncut; each shard is freed before the next is drawn.
+        meta: plain JSON, goes with it.
+
+    Raises:
+        OSError: the disk is full, or failed.
+    """
+    folder = run / FOLDER / step_folder(0)
+    folder.mkdir(parents=True)
+    files: dict[str, stored.File] = {}
+    tensors: dict[str, stored.Tensor] = {}
+    for number, shard in enumerate(shards):
+        name = rank_file(number)
+        whole = {f"{key}.{STATE}": value.float().contiguous().clone() for key, value in shard}
+        save_file(whole, folder / name)
+        files[name] = _digests(folder / name)
+        tensors |= dict(_places(folder / name, shard))
+    content = stored.Manifest(
+        step=0,
+        world=1,
+        chunk_bytes=stored.CHUNK_BYTES,
+        files=files,
+        tensors=tensors,
+        meta=meta,
+    )
+    (folder / MANIFEST).write_bytes(content.to_bytes())
+
+
+def _places(path: Path, shard: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, stored.Tensor]]:
+    """Say where in a file each tensor lies."""
+    with path.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+    for name, tensor in shard:
+        key, shape = f"{name}.{STATE}", tuple(tensor.shape)
+        piece = stored.Piece(
+            file=path.name,
+            start=(0,) * len(shape),
+            shape=shape,
+            first=0,
+            count=tensor.numel(),
+            keys={STATE: key},
+            bytes_at={STATE: 8 + size + header[key]["data_offsets"][0]},
+        )
+        yield name, stored.Tensor(shape=shape, pieces=(piece,))
+
+
+def _digests(path: Path) -> stored.File:
+    whole, chunks = xxhash.xxh3_128(), []
+    with path.open("rb") as stream:
+        while chunk := stream.read(stored.CHUNK_BYTES):
+            whole.update(chunk)
+            chunks.append(xxhash.xxh3_128_hexdigest(chunk))
+    return stored.File(size=path.stat().st_size, xxh3_128=whole.hexdigest(), chunks=tuple(chunks))
+
+
+def _words(shape: Shape | None) -> str:
+    return "absent" if shape is None else f"of shape {list(shape)}"
+
+
+def plan_shards(sizes: Sequence[int], most: int) -> list[range]:
+    """Gather neighbours into runs of at most `most` together, or of one."""
+    runs, start, total = [], 0, 0
+    for index, size in enumerate(sizes):
+        if index > start and total + size > most:
+            runs.append(range(start, index))
+            start, total = index, 0
+        total += size
+    return [*runs, range(start, len(sizes))]

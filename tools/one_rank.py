@@ -1,0 +1,76 @@
+"""A whole model on one process, for tools that look at weights: whatever layout they come from."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+    from frontier_llm.model.build import Model
+    from frontier_llm.parallel.groups import Groups
+
+
+def on_one_rank(run: Path) -> RunConfig:
+    """Read a run's configuration, with the whole model on one rank.
+
+    Raises:
+        DataError: the folder is no run directory.
+        ConfigError: its configuration is of another version.
+    """
+    try:
+        values = yaml.safe_load((run / "config.yaml").read_text())
+    except OSError:
+        raise DataError(f"{run} is no run directory: it holds no config.yaml") from None
+    values["parallel"] = {
+        "tensor": 1, "pipeline": 1, "chunks": 1, "sequence": False, "layers_per_stage": None,
+    }  # fmt: skip
+    values["run"] = values["run"] | {"dir": str(run)}
+    return decode(values)
+
+
+@contextmanager
+def whole_model(
+    config: RunConfig, weights: Path, device: "torch.device"
+) -> Iterator[tuple["Model", "Groups"]]:
+    """Build a model in fp32 and load its weights; the process is a group of one meanwhile.
+
+    Args:
+        config: of one rank.
+        weights: a checkpoint of any layout, a folder of them, or a run directory.
+        device: where to compute.
+
+    Raises:
+        CheckpointError: there are no weights, or they are another model's.
+    """
+    import torch.distributed as dist
+
+    from frontier_llm.checkpoint.restore import load_weights
+    from frontier_llm.checkpoint.scan import find
+    from frontier_llm.device.kernels import resolve
+    from frontier_llm.model.build import build_model
+    from frontier_llm.parallel import megatron_cpu
+    from frontier_llm.parallel.groups import destroy_groups, make_groups
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if device.type == "cpu":
+        megatron_cpu.install()
+    with tempfile.TemporaryDirectory() as folder:
+        backend = "gloo" if device.type == "cpu" else "nccl"
+        dist.init_process_group(backend, f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            groups = make_groups(config.parallel, 1, config.trainer.seed)
+            kernels = resolve(config.kernels, device)
+            model = build_model(config, groups, "fp32", device, kernels)
+            load_weights(find(weights), model.records)
+            yield model, groups
+        finally:
+            destroy_groups()
