@@ -11,7 +11,10 @@ from frontier_llm.parallel.world import RankZeroLostError, World
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-_LEAVING = timedelta(seconds=30)
+_HEARING = timedelta(seconds=10)
+"""For the others to hear of a failure of rank 0; some may be gone."""
+_LEAVING = timedelta(seconds=120)
+"""Rank 0 may write its report meanwhile."""
 
 
 def made_once(
@@ -63,7 +66,7 @@ def _make(world: World, store: "Store", key: str, make: Callable[[], str]) -> st
     except BaseException as error:
         code = error.exit_code if isinstance(error, FrontierError) else 1
         store.set(key, json.dumps({"exit_code": code}))
-        _wait_for_others(world, store, f"{key}/heard")
+        _wait_for_others(world, store, f"{key}/heard", _HEARING)
         raise
     store.set(key, json.dumps({"text": text}))
     return text
@@ -83,10 +86,18 @@ def _read(world: World, store: "Store", key: str, timeout: timedelta) -> dict[st
 
 
 def _leave(world: World, store: "Store") -> None:
+    """Go when everybody is done, rank 0 last.
+
+    srun ends a step when its first task leaves with a code: rank 0 must not be at its report then.
+    """
     if world.rank:
         _count(world, store, "left")
+        _wait_for(store, "left/together", _LEAVING)
+        _count(world, store, "gone")
     else:
-        _wait_for_others(world, store, "left")
+        _wait_for_others(world, store, "left", _LEAVING)
+        store.set("left/together", "")
+        _wait_for_others(world, store, "gone", _LEAVING)
 
 
 def _count(world: World, store: "Store", key: str) -> None:
@@ -95,10 +106,13 @@ def _count(world: World, store: "Store", key: str) -> None:
         store.set(f"{key}/all", "")
 
 
-def _wait_for_others(world: World, store: "Store", key: str) -> None:
-    if world.size == 1:
-        return
+def _wait_for_others(world: World, store: "Store", key: str, patience: timedelta) -> None:
+    if world.size > 1:
+        _wait_for(store, f"{key}/all", patience)
+
+
+def _wait_for(store: "Store", key: str, patience: timedelta) -> None:
     try:
-        store.wait([f"{key}/all"], _LEAVING)
+        store.wait([key], patience)
     except RuntimeError:
         pass  # somebody is gone: nothing is left to wait for

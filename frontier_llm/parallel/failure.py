@@ -116,8 +116,16 @@ def claim_first(rank: int, folder: Path) -> bool:
 
 
 def cause(failures: Iterable[Failure]) -> Failure:
-    """Choose the failure that explains the others: by kind, then the earliest."""
-    return min(failures, key=lambda failure: (_ORDER[failure.kind], failure.seconds))
+    """Choose the failure that explains the others: by kind, then the earliest.
+
+    Of requests to stop rank 0 knows most: it alone looks for the STOP file and at the clock.
+    """
+
+    def order(failure: Failure) -> tuple[int, float]:
+        late = failure.rank if failure.kind == "stopped" else failure.seconds
+        return _ORDER[failure.kind], late
+
+    return min(failures, key=order)
 
 
 def explain(chosen: Failure, failures: Iterable[Failure], size: int, folder: Path) -> str:
@@ -133,12 +141,23 @@ def explain(chosen: Failure, failures: Iterable[Failure], size: int, folder: Pat
         return chosen.message
     if chosen.kind == "timeout":
         return _explain_timeout(chosen, failures, size, folder)
+    if chosen.kind == "echo":
+        return _explain_echo(chosen, failures, size, folder)
     head = f"rank {chosen.rank} failed first (every rank's traceback: {folder}):"
     if chosen.kind == "died":
         return f"{head}\n{chosen.message}"
-    if chosen.kind == "echo":
-        return f"{head}\nit lost contact with another rank, which left no word: {chosen.message}"
     return f"{head}\n{chosen.traceback.rstrip()}"
+
+
+def _explain_echo(chosen: Failure, failures: Iterable[Failure], size: int, folder: Path) -> str:
+    spoke = {failure.rank for failure in failures}
+    silent = [rank for rank in range(size) if rank not in spoke]
+    who = f"{_ranks(silent)}, which left no word" if silent else "another rank"
+    return (
+        f"{_ranks(sorted(spoke))} lost contact with {who}: it was killed (for want of memory?), or "
+        f"its node is gone\nrank {chosen.rank} said: {chosen.message.splitlines()[0]}\n"
+        f"every rank's traceback: {folder}"
+    )
 
 
 def _explain_timeout(chosen: Failure, failures: Iterable[Failure], size: int, folder: Path) -> str:
@@ -157,7 +176,11 @@ def _explain_timeout(chosen: Failure, failures: Iterable[Failure], size: int, fo
 
 
 def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
+    """Name ranks; of many, the first ones."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
+    return "ranks " + ", ".join(map(str, ranks[:16])) + more
 
 
 def _kind(error: BaseException) -> Kind:

@@ -1,6 +1,6 @@
 """The process groups of a rank, made in one place, and the only reader of megatron's globals."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -49,6 +49,11 @@ class Groups:
         )
 
     @property
+    def counts_samples(self) -> bool:
+        """Whether this rank speaks for its replica's samples and their loss."""
+        return self.is_last_stage and self.at.tensor == 0
+
+    @property
     def is_first_stage(self) -> bool:
         """Whether this rank's stage holds the embedding."""
         return self.at.pipeline == 0
@@ -73,6 +78,7 @@ def make_groups(parallel: ParallelConfig, ranks_per_node: int, seed: int) -> Gro
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
         virtual_pipeline_model_parallel_size=parallel.chunks if parallel.chunks > 1 else None,
+        create_gloo_process_groups=False,  # for its optimizer alone, which is not used
     )
     size, rank = dist.get_world_size(), dist.get_rank()
     grid = Grid(
@@ -134,9 +140,46 @@ def _digit_group(groups: Groups, factors: Factors, digit: Digit) -> dist.Process
     return mine
 
 
+def make_stage_groups(
+    groups: Groups, stage_sets: Iterable[tuple[int, ...]]
+) -> dict[tuple[int, ...], dist.ProcessGroup | None]:
+    """Make the groups that join some stages of a pipeline, for parameters they hold copies of.
+
+    Collective over all ranks, in one fixed order.
+
+    Args:
+        groups: where this rank stands.
+        stage_sets: ascending stages each, in the same order on all ranks.
+
+    Returns:
+        The sets that this rank's stage belongs to; None where it is alone.
+    """
+    made = {stages: _stage_group(groups, stages) for stages in stage_sets}
+    return {stages: group for stages, group in made.items() if groups.at.pipeline in stages}
+
+
+def _stage_group(groups: Groups, stages: tuple[int, ...]) -> dist.ProcessGroup | None:
+    grid = groups.grid
+    if len(stages) == 1:
+        return None
+    if stages == (0, grid.pipeline - 1):
+        return groups.embedding
+    mine = None
+    for data in range(grid.data):
+        for tensor in range(grid.tensor):
+            ranks = [grid.rank(Coordinates(tensor, data, stage)) for stage in stages]
+            group = dist.new_group(ranks)
+            if groups.rank in ranks:
+                mine = group
+    return mine
+
+
 def destroy_groups() -> None:
     """Forget megatron's groups and end torch.distributed."""
     parallel_state.destroy_model_parallel()
+    for name, value in vars(parallel_state).items():
+        if isinstance(value, dist.ProcessGroup):  # it leaves some, whose threads end with a fork
+            setattr(parallel_state, name, None)
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -1,14 +1,18 @@
-"""What srun tells a process: read from SLURM_* variables alone, without scontrol."""
+"""What srun tells a process, in SLURM_* variables; only the end of a job may be asked of squeue."""
 
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from frontier_llm.errors import LaunchError
 
 _RANK_VARIABLES = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
 _FIRST_RESERVED_STEP = 0xFFFFFFFA  # the shells of salloc and sbatch have step ids from here on
 _FIRST_PORT, _PORTS = 15000, 15000  # below the ports that Linux hands out by itself
+_SQUEUE_SECONDS = 10
 
 
 class EnvironmentMismatchError(LaunchError):
@@ -25,7 +29,8 @@ class SlurmTask:
     size: int
     local_rank: int
     ranks_per_node: int
-    first_host: str
+    hosts: tuple[str, ...]
+    """Nodes of the step, in the order of the tasks."""
     port: int
     job: str
 
@@ -79,16 +84,33 @@ def read_task(environ: Mapping[str, str]) -> SlurmTask:
         size,
         local_rank,
         per_node,
-        first_host(nodes or ""),
+        hosts(nodes or ""),
         job_port(job, step),
         f"{job}.{step}",
     )
 
 
-def first_host(nodes: str) -> str:
-    """Return the first host of a node list: `node[001-004,7],x` begins with `node001`."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
-    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first.group() if first else "")
+def hosts(nodes: str) -> tuple[str, ...]:
+    """Return the hosts of a node list: `n[08-10,7],x` is n08, n09, n10, n7, x."""
+    parts = re.findall(r"((?:[^,\[]|\[[^\]]*\])+)", nodes)
+    return tuple(host for part in parts for host in _expand(part))
+
+
+def _expand(part: str) -> list[str]:
+    """Expand the first bracket of a name, and then those that follow."""
+    match = re.search(r"\[([^\]]*)\]", part)
+    if match is None:
+        return [part]
+    before, after = part[: match.start()], part[match.end() :]
+    names = [f"{before}{number}" for item in match[1].split(",") for number in _numbers(item)]
+    return [name + rest for name in names for rest in _expand(after)]
+
+
+def _numbers(item: str) -> list[str]:
+    first, _, last = item.partition("-")
+    if not last:
+        return [first]
+    return [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
 
 
 def equal_tasks(text: str) -> int:
@@ -120,3 +142,26 @@ def _tasks_per_node(environ: Mapping[str, str], size: int) -> int:
         return int(environ["SLURM_NTASKS_PER_NODE"])
     nodes = int(environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES", "1")))
     return equal_tasks(str(size // nodes)) if size % nodes == 0 else equal_tasks(f"{size},0")
+
+
+def end_of_job(environ: Mapping[str, str]) -> float | None:
+    """Return when Slurm ends this job, in seconds since 1970; None without a job or a limit.
+
+    Older releases of Slurm do not say it in the environment; then squeue is asked, once.
+    """
+    if environ.get("SLURM_JOB_END_TIME", "").isdigit():
+        return float(environ["SLURM_JOB_END_TIME"])
+    job = environ.get("SLURM_JOB_ID")
+    if job is None or shutil.which("squeue") is None:
+        return None
+    try:
+        asked = subprocess.run(
+            ["squeue", "--noheader", f"--job={job}", "--format=%e"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_SQUEUE_SECONDS,
+        )
+        return datetime.fromisoformat(asked.stdout.strip()).timestamp()
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None  # the signal before the end (sbatch --signal) still comes

@@ -9,7 +9,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
@@ -51,6 +51,8 @@ class World:
     """Its TCP port."""
     job: str = ""
     """Prefix of this job's keys: a store of another job at the same port is not taken for ours."""
+    hosts: tuple[str, ...] = ()
+    """Names of the nodes in the order of the ranks, where the launcher says them."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "World | None":
@@ -74,6 +76,14 @@ class World:
                 f"srun, or unset {', '.join(present)} for a local run"
             )
         return None
+
+    def name_ranks(self, ranks: Sequence[int]) -> str:
+        """Name ranks and, where the launcher said them, their hosts: `rank 3 (node2)`."""
+        return ", ".join(f"rank {rank}{self._where(rank)}" for rank in ranks)
+
+    def _where(self, rank: int) -> str:
+        per_host = self.size // len(self.hosts) if self.hosts else 0
+        return f" ({self.hosts[rank // per_host]})" if per_host else ""
 
     def with_nodes_of(self, ranks_per_node: int | None) -> "World":
         """Draw the borders of nodes elsewhere; None leaves them."""
@@ -110,13 +120,32 @@ def make_store(world: World, timeout: timedelta, listen_fd: int | None = None) -
                 world_size=world.size,
                 is_master=world.rank == 0,
                 timeout=timeout,
-                # A rank 0 that fails at once must not leave the others knocking at its door.
-                wait_for_workers=True,
+                wait_for_workers=False,  # _meet does, and can name those that did not come
                 master_listen_fd=listen_fd,
             )
     except (RuntimeError, ValueError) as error:
         raise _unreachable(world, address, timeout, error) from None
-    return PrefixStore(f"frontier_llm/{world.job}", store)
+    store = PrefixStore(f"frontier_llm/{world.job}", store)
+    _meet(world, store, address, timeout)
+    return store
+
+
+def _meet(world: World, store: "Store", address: str, timeout: timedelta) -> None:
+    """Wait until all ranks are here: a rank 0 that fails at once must not leave others knocking."""
+    try:
+        store.set(f"here/{world.rank}", world.host)
+        if store.add("here", 1) == world.size:
+            store.set("here/all", "")
+        store.wait(["here/all"], timeout)
+    except RuntimeError as error:
+        if world.rank:
+            raise _unreachable(world, address, timeout, error) from None
+        absent = [rank for rank in range(world.size) if not store.check([f"here/{rank}"])]
+        raise LaunchError(
+            f"not all of {world.size} ranks came to rank 0's store at {address} within "
+            f"{timeout.total_seconds():.0f} s; absent: {world.name_ranks(absent)}. Did every task "
+            "start, and can every node reach that address?"
+        ) from None
 
 
 def init_process_group(
@@ -198,9 +227,10 @@ def _from_slurm(task: SlurmTask, environ: Mapping[str, str]) -> World:
         ranks_per_node=task.ranks_per_node,
         host=platform.node(),
         launcher="slurm",
-        master_address=environ.get("MASTER_ADDR", task.first_host),
+        master_address=environ.get("MASTER_ADDR", task.hosts[0] if task.hosts else ""),
         master_port=int(environ.get("MASTER_PORT", task.port)),
         job=task.job,
+        hosts=task.hosts,
     )
 
 

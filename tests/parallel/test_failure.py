@@ -70,6 +70,11 @@ def test_losing_a_peer_is_never_the_cause_when_there_is_another():
     assert failure.cause([stop, echo]).rank == 0
 
 
+def test_of_requests_to_stop_rank_zeros_words_count():
+    later = _caught(1, StopRequested("another rank was asked"))
+    assert failure.cause([later, _caught(0, StopRequested("file STOP"))]).rank == 0
+
+
 def test_exit_codes_are_those_of_the_errors():
     assert _caught(0, ConfigError("key", 1, 2, "do")).exit_code == 2
     assert _caught(0, StopRequested("stopped")).exit_code == 3
@@ -81,6 +86,12 @@ def test_ranks_that_all_waited_were_at_different_collectives():
     text = failure.explain(failure.cause(found), found, 3, Path("failures"))
     assert "ranks 0, 1, 2 waited, every rank waited" in text
     assert "launch.timeout_seconds" in text
+
+
+def test_a_rank_that_left_no_word_is_named_by_those_that_lost_it():
+    found = [_caught(rank, PEER_LOST) for rank in (0, 1, 3)]
+    text = failure.explain(failure.cause(found), found, 4, Path("failures"))
+    assert text.startswith("ranks 0, 1, 3 lost contact with rank 2, which left no word")
 
 
 def test_files_are_read_back_as_they_were_written(tmp_path):

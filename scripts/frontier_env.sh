@@ -1,0 +1,40 @@
+# Frontier's environment for a job; sourced by frontier.sbatch. Each variable: why, and who says so.
+# OLCF = OLCF's user guide and its PyTorch page; HPE = its advice quoted in olcf-user-docs.
+# A value set before sbatch wins. At start-up the program compares all of them on every rank with
+# conf/cluster/frontier_mi250x.yaml and says where they differ. Not tried by us on Frontier itself.
+# shellcheck shell=bash
+
+# The compilers and libraries that torch's ROCm build finds at run time (OLCF).
+module load PrgEnv-gnu rocm craype-accel-amd-gfx90a
+# RCCL over Slingshot's own protocol; without this plugin it falls back to TCP (OLCF).
+module load rccl-net-plugin
+
+# Slingshot's four NICs; RCCL must not take a management interface (OLCF).
+export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-hsn0,hsn1,hsn2,hsn3}"
+# The same for gloo, which takes one.
+export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-hsn0}"
+# A NIC hangs on each package: let RCCL send from a GCD's own memory by any of them (OLCF).
+export NCCL_NET_GDR_LEVEL="${NCCL_NET_GDR_LEVEL:-PHB}"
+# Rings may use different NICs on different nodes: four links instead of one (HPE, OLCF).
+export NCCL_CROSS_NIC="${NCCL_CROSS_NIC:-1}"
+# GCD-to-GCD writes without a copy through the host (OLCF).
+export HSA_FORCE_FINE_GRAIN_PCIE="${HSA_FORCE_FINE_GRAIN_PCIE:-1}"
+# How libfabric notices freed memory; the default, memhooks, can deadlock RCCL (HPE, OLCF).
+export FI_MR_CACHE_MONITOR="${FI_MR_CACHE_MONITOR:-kdreg2}"
+# Large messages by a protocol that needs no get; goes with --network=disable_rdzv_get (OLCF).
+export FI_CXI_RDZV_PROTO="${FI_CXI_RDZV_PROTO:-alt_read}"
+# Registering host memory with the GPU's driver for each message costs more than it saves (OLCF).
+export FI_CXI_DISABLE_HOST_REGISTER="${FI_CXI_DISABLE_HOST_REGISTER:-1}"
+# Queues long enough for thousands of ranks; the defaults overflow (HPE).
+export FI_CXI_DEFAULT_CQ_SIZE="${FI_CXI_DEFAULT_CQ_SIZE:-131072}"
+export FI_CXI_DEFAULT_TX_SIZE="${FI_CXI_DEFAULT_TX_SIZE:-2048}"
+# Match messages in hardware, and in software once its lists are full, instead of failing (OLCF).
+export FI_CXI_RX_MATCH_MODE="${FI_CXI_RX_MATCH_MODE:-hybrid}"
+# MIOpen's caches on the node: by default every rank locks the same file in $HOME (OLCF).
+export MIOPEN_USER_DB_PATH="${MIOPEN_USER_DB_PATH:-/tmp/miopen-$USER}"
+export MIOPEN_CUSTOM_CACHE_DIR="${MIOPEN_CUSTOM_CACHE_DIR:-/tmp/miopen-$USER}"
+
+# The NVMe of each node, given by --constraint=nvme (OLCF).
+export FRONTIER_LLM_NODE_LOCAL="${FRONTIER_LLM_NODE_LOCAL:-/mnt/bb/$USER}"
+# The packed virtual environment: make archive.
+export FRONTIER_LLM_ARCHIVE="${FRONTIER_LLM_ARCHIVE:-$PWD/venv.tar}"

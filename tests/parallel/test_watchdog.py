@@ -1,0 +1,146 @@
+"""A run that stands still ends by itself, and the rank at fault is named."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from frontier_llm.config import decode
+from frontier_llm.parallel import launcher
+from frontier_llm.parallel import watchdog as module
+from frontier_llm.parallel.launcher import Launch, launch
+from frontier_llm.parallel.watchdog import Watchdog
+from frontier_llm.parallel.world import World, init_process_group
+from tests.values import tiny_values
+
+CONFIG = decode(tiny_values("watchdog.step_seconds=1", "watchdog.first_step_seconds=1")).watchdog
+PATIENT = timedelta(seconds=60)
+
+
+@dataclass
+class Job:
+    """What came of ranks that stalled."""
+
+    code: int
+    seconds: float
+    said: str
+    failures: dict
+    page: str
+
+
+@pytest.fixture
+def stall(tmp_path, capfd, monkeypatch):
+    """Run ranks under a watchdog until it ends them."""
+    monkeypatch.setattr(module, "COLLECT_SECONDS", 1.0)
+    monkeypatch.setattr(module, "VERDICT_SECONDS", 3.0)
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(launcher, "PATIENCE_SECONDS", 0.5)  # for a stopped rank to end by itself
+    monkeypatch.setattr(launcher, "TERMINATION_SECONDS", 0.5)
+
+    def run(work, size=3):
+        def rank(world, store):
+            init_process_group(world, store, torch.device("cpu"), PATIENT)
+            with Watchdog(CONFIG, world, store, tmp_path, tmp_path / "failures") as dog:
+                dist.barrier()
+                work(world, dog)
+
+        start = time.monotonic()
+        code = launch(rank, Launch(size, tmp_path / "failures"))
+        seconds = time.monotonic() - start
+        files = (tmp_path / "failures").glob("rank_*.json")
+        failures = {int(path.stem[5:]): json.loads(path.read_text()) for path in files}
+        page = tmp_path / "stall.txt"
+        return Job(
+            code, seconds, capfd.readouterr().err, failures,
+            page.read_text() if page.exists() else "",
+        )  # fmt: skip
+
+    return run
+
+
+def _asleep_in_python(world, dog):
+    with dog.phase("step", 5):
+        if world.rank == 1:
+            time.sleep(60)
+        dist.all_reduce(torch.ones(1))
+
+
+def test_a_rank_that_is_busy_elsewhere_is_named_with_its_stack(stall):
+    job = stall(_asleep_in_python)
+    assert job.code == 1
+    assert job.seconds < 10
+    assert "stall: step of step 5 took longer than 1.0 s" in job.said
+    assert "late: rank 1" in job.said
+    assert "time.sleep(60)" in job.said
+    assert "ranks 0, 2: step; waiting in" in job.said
+    assert all(f"rank {rank} on" in job.page for rank in range(3))
+    assert {failed["exit_code"] for failed in job.failures.values()} == {1}
+
+
+def _stopped(world, dog):
+    with dog.phase("step", 5):
+        if world.rank == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.all_reduce(torch.ones(1))
+
+
+def test_a_rank_that_does_not_answer_is_named(stall):
+    job = stall(_stopped)
+    assert job.code == 1
+    assert "late: rank 2" in job.said
+    assert "rank 2: gave no word" in job.said
+
+
+def _first_rank_stopped(world, dog):
+    with dog.phase("step", 5):
+        if world.rank == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.all_reduce(torch.ones(1))
+
+
+def test_without_rank_zeros_store_rank_zero_is_named(stall):
+    job = stall(_first_rank_stopped)
+    assert job.code == 1
+    assert "the store of rank 0 at 127.0.0.1 does not answer" in job.said
+    assert job.seconds < 20
+
+
+def _patient(world, dog):
+    for step in range(1, 3):
+        with dog.phase("step", step):
+            time.sleep(0.05)
+            with dog.phase("evaluation"):
+                time.sleep(1.3)  # longer than a step may take
+    time.sleep(0.3)
+
+
+def test_each_phase_has_its_own_clock(stall):
+    job = stall(_patient, size=2)
+    assert (job.code, job.said, job.page) == (0, "", "")
+
+
+def test_a_usual_step_sets_the_limit_of_the_next(tmp_path):
+    config = decode(tiny_values("watchdog.step_seconds=0.1", "watchdog.step_factor=8")).watchdog
+    world = World(0, 1, 0, 1, "h", "local", "127.0.0.1", 1)
+    dog = Watchdog(config, world, dist.HashStore(), tmp_path, tmp_path)
+    limits = []
+    for step in range(1, 6):
+        with dog.phase("step", step):
+            limits.append(dog._phase.limit_seconds)
+            time.sleep(0.03)
+    assert limits[:3] == [config.first_step_seconds] * 3
+    assert 0.24 <= limits[3] < 2
+    assert limits[3] == pytest.approx(limits[4], rel=0.5)
+
+
+def test_a_watch_that_is_off_starts_no_thread(tmp_path):
+    config = decode(tiny_values("watchdog.enabled=false")).watchdog
+    world = World(0, 1, 0, 1, "h", "local", "127.0.0.1", 1)
+    with Watchdog(config, world, dist.HashStore(), tmp_path, tmp_path) as dog:
+        assert dog._ear is None

@@ -1,0 +1,84 @@
+"""`train.py -m`: many points, of which some fail, and none ends the others."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from frontier_llm.errors import ConfigError
+from tools.sweep import first_point, plugin_defaults, run_point, sweep
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "data=text", "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocabulary=300",
+    "data.pieces=300", "data.sequence_length=16", "data.global_batch=4", "precision=fp32",
+    "parallel.pipeline=1", "trainer.steps=4", "trainer.evaluate_batches=1",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    text = (ROOT / "frontier_llm/errors.py").read_text() + (ROOT / "train.py").read_text()
+    (folder / "text.txt").write_text("\n\n".join([text] * 8))
+    return [f"data.path={folder}/text.txt", f"data.directory={folder}/prepared"]
+
+
+def test_a_grid_runs_every_point_and_a_refused_one_is_a_value(corpus, tmp_path):
+    command = [
+        sys.executable, "train.py", "-m", *SMALL, *corpus, "launch.ranks=1",
+        "data.micro_batch=2,8", f"hydra.sweep.dir={tmp_path}",
+    ]  # fmt: skip
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert ended.returncode == 0, ended.stderr
+    points = [json.loads((tmp_path / f"{n}/point.json").read_text()) for n in range(2)]
+    assert [point["status"] for point in points] == ["done", "refused"]
+    assert "data.global_batch" in points[1]["reason"]
+    assert points[0]["tokens_per_second"] > 0
+    assert points[0]["peak_bytes"] > 0
+    assert points[1]["tokens_per_second"] == 0
+    assert not (tmp_path / "1/run").exists(), "a refused point starts nothing"
+    assert len((tmp_path / "0/run/metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_point_that_takes_too_long_is_ended(corpus, tmp_path):
+    start = time.monotonic()
+    point = run_point([*SMALL, *corpus, "trainer.steps=100000", "launch.ranks=1"], tmp_path, 1.0)
+    assert point.status == "too slow"
+    assert "launch.point_minutes" in point.reason
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (["parallel.tensr=1,2"], "parallel.tensr"),
+        (["data.micro_batch=many,few"], "data.micro_batch"),
+        (["model=gpt_tny,gpt_tiny"], "model"),
+    ],
+)
+def test_what_is_wrong_in_every_point_is_refused_at_once(arguments, key):
+    with pytest.raises(ConfigError) as caught:
+        sweep(["-m", *arguments])
+    assert caught.value.key == key
+
+
+def test_an_absent_plugin_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "hydra_plugins.hydra_optuna_sweeper", None)
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[sweep\]'"):
+        sweep(["-m", "hydra/sweeper=optuna", "trainer.steps=1,2"])
+
+
+def test_a_points_job_is_the_experiments():
+    config = first_point(["experiment=frontier_22b", "data.micro_batch=1,2", "hydra.job.name=x"])
+    assert config.data.micro_batch == 1
+    told = plugin_defaults(config, ["hydra/launcher=submitit_slurm", "hydra/sweeper=optuna"])
+    assert told[:4] == [
+        "hydra.launcher.nodes=2", "hydra.launcher.tasks_per_node=8",
+        "hydra.launcher.cpus_per_task=7", "hydra.launcher.gpus_per_node=8",
+    ]  # fmt: skip
+    assert "hydra.sweeper.direction=maximize" in told
+    assert plugin_defaults(config, []) == []

@@ -1,0 +1,222 @@
+"""Run many points of a configuration: `python train.py -m key=a,b ...`.
+
+Hydra composes the points and hands each to `point`: one after the other on this machine, or as one
+Slurm job each (`hydra/launcher=submitit_slurm`), chosen from a grid or by a search
+(`hydra/sweeper=optuna`). A point is `train.py` in a process of its own, with few steps and a time
+limit. What it came to lies in `point.json`; a point that is refused by the rules or the planner,
+fails, or takes too long has the value 0 and ends nothing else.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.errors import ConfigError
+from tools.compose import CONF, compose
+from tools.launch import Job
+
+ROOT = CONF.parent
+MULTIRUN = ("-m", "--multirun")
+POINT_FILE = "point.json"
+POINT_DEFAULTS = {
+    "trainer.steps": "12",
+    "trainer.evaluate_every_steps": "null",
+    "trainer.sample_tokens": "0",
+    "checkpoint": "off",
+    "telemetry.wandb": "off",
+    "telemetry.progress": "false",
+}
+"""What a point has unless the command line says otherwise: it is there to be measured."""
+WARM_UP_STEPS = 2
+"""Left out of a point's speed."""
+POINTS_AT_ONCE = 4
+"""Of those that are Slurm jobs."""
+_TERMINATION_SECONDS = 30.0
+_OUT_OF_MEMORY = ("out of memory", "SIGKILL")
+
+Status = Literal["done", "refused", "out of memory", "failed", "too slow"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one point came to."""
+
+    overrides: list[str]
+    status: Status
+    reason: str
+    """Last words of a point that is not done."""
+    seconds: float
+    tokens_per_second: float
+    """Median after the warm-up; 0 where the point is not done."""
+    peak_bytes: int | None
+    """Of the rank that held most."""
+    loss: float | None
+    """Of the last step."""
+
+
+def sweep(arguments: Sequence[str]) -> int:
+    """Run the points of a command line with `-m`; return the exit code.
+
+    Raises:
+        ConfigError: a key does not exist, a value has the wrong type, or a plugin is absent.
+    """
+    wanted = [argument for argument in arguments if argument not in MULTIRUN]
+    _check_plugins(wanted)
+    config = first_point(wanted)
+    sys.argv = [
+        "train.py",
+        "--multirun",
+        *plugin_defaults(config, wanted),
+        *wanted,
+    ]  # hydra's input
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(point)()
+    return 0
+
+
+def first_point(arguments: Sequence[str]) -> RunConfig:
+    """Decode the point that has the first of all values.
+
+    Raises:
+        ConfigError: what would be wrong in every point: a key that does not exist, a type.
+    """
+    ours = [argument for argument in arguments if not argument.lstrip("+~").startswith("hydra")]
+    return decode(compose([_first(argument) for argument in ours]))
+
+
+def plugin_defaults(config: RunConfig, arguments: Sequence[str]) -> list[str]:
+    """Return what the chosen launcher and sweeper should know; the command line comes after it."""
+    defaults = []
+    if "hydra/launcher=submitit_slurm" in arguments:
+        job = Job.of(config, 1, (), ())
+        defaults += [
+            f"hydra.launcher.nodes={job.nodes}",
+            f"hydra.launcher.tasks_per_node={job.ranks_per_node}",
+            f"hydra.launcher.cpus_per_task={job.cores_per_rank}",
+            f"hydra.launcher.gpus_per_node={job.devices_per_node}",
+            f"hydra.launcher.array_parallelism={POINTS_AT_ONCE}",
+        ]
+    if "hydra/sweeper=optuna" in arguments:
+        defaults.append("hydra.sweeper.direction=maximize")
+    return defaults
+
+
+def point(config: DictConfig) -> float:
+    """Run one point; return its tokens a second, 0 for one that is not done.
+
+    In a Slurm job of several tasks every task calls this, each for its own rank.
+    """
+    chosen = HydraConfig.get()
+    overrides = list(chosen.overrides.task)
+    folder = Path(chosen.runtime.output_dir).absolute()
+    made = run_point(overrides, folder, 60 * float(config.launch.point_minutes))
+    if os.environ.get("SLURM_PROCID", "0") == "0":
+        (folder / POINT_FILE).write_text(json.dumps(asdict(made), indent=1))
+        print(f"{made.status:<14}{made.tokens_per_second:>12.0f} tokens/s  {' '.join(overrides)}")
+    return made.tokens_per_second
+
+
+def run_point(overrides: Sequence[str], folder: Path, limit_seconds: float) -> Point:
+    """Run `train.py` with these overrides in `folder`/run, and read what it came to."""
+    keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
+    defaults = [f"{key}={value}" for key, value in POINT_DEFAULTS.items() if key not in keys]
+    run_dir = folder / "run"
+    command = [sys.executable, "train.py", *defaults, *overrides, f"run.dir={run_dir}"]
+    start = time.monotonic()
+    code, said = _run(command, limit_seconds)
+    seconds = time.monotonic() - start
+    status = _status(code, said)
+    if status != "done":
+        return Point(list(overrides), status, said[-2000:], seconds, 0.0, None, None)
+    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    speeds = [step["tokens_per_second"] for step in steps]
+    return Point(
+        overrides=list(overrides),
+        status=status,
+        reason="",
+        seconds=seconds,
+        tokens_per_second=median(speeds[WARM_UP_STEPS:] or speeds),
+        peak_bytes=_peak(run_dir),
+        loss=steps[-1]["loss"],
+    )
+
+
+def _run(command: Sequence[str], limit_seconds: float) -> tuple[int | None, str]:
+    """Run a command; return its exit code (None: it took too long) and what it said to stderr."""
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        _, said = process.communicate(timeout=limit_seconds)
+        return process.returncode, said
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+    try:
+        _, said = process.communicate(timeout=_TERMINATION_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _, said = process.communicate()
+    return None, f"ended after {limit_seconds / 60:g} minutes (launch.point_minutes)\n{said}"
+
+
+def _status(code: int | None, said: str) -> Status:
+    if code is None:
+        return "too slow"
+    if code == 0:
+        return "done"
+    if code == 2:
+        return "refused"
+    return "out of memory" if any(word in said for word in _OUT_OF_MEMORY) else "failed"
+
+
+def _peak(run_dir: Path) -> int | None:
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return max((rank["peak_bytes"] for rank in summary["ranks"]), default=None)
+
+
+def _check_plugins(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        if argument.startswith("hydra/") and ("optuna" in argument or "submitit" in argument):
+            _check_plugin(argument)
+
+
+def _check_plugin(argument: str) -> None:
+    name = "hydra_optuna_sweeper" if "optuna" in argument else "hydra_submitit_launcher"
+    try:
+        __import__(f"hydra_plugins.{name}")
+    except ImportError:
+        key, _, value = argument.partition("=")
+        raise ConfigError(
+            key, value, f"the plugin {name.replace('_', '-')}", "pip install -e '.[sweep]'"
+        ) from None
+
+
+def _first(argument: str) -> str:
+    """Return an override with the first of its values."""
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException:
+        return argument  # compose says what is wrong with it
+    if not override.is_sweep_override():
+        return argument
+    return f"{override.get_key_element()}={_first_value(override)}"
+
+
+def _first_value(override: Override) -> str:
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        return str(value.start)
+    return next(iter(override.sweep_string_iterator()))
