@@ -1,6 +1,7 @@
 # make train   set up, then train a small GPT on real text in parallel and show what it did
 # make test    set up, then run the whole test suite
 # make lint    what CI checks besides: formatting, types, import rules, shell, spelling
+# make archive   the environment as one file, for the nodes of a cluster (scripts/*.sbatch)
 #
 # A GPU's torch instead of the CPU's: make .venv TORCH="torch==2.13.0 --index-url <your index>"
 # (docs/install.md). Anything after ARGS= goes to train.py: make train ARGS="trainer.steps=50"
@@ -9,9 +10,9 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?=
 BIN := .venv/bin
-SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' .ci/run 2>/dev/null)
+SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' .ci/run .ci/images 2>/dev/null)
 
-.PHONY: help train test lint format clean
+.PHONY: help train test lint format clean archive
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
 
@@ -19,7 +20,7 @@ train: .venv
 	$(BIN)/python train.py $(ARGS)
 
 test: .venv
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
 lint: .venv
 	$(BIN)/ruff check .
@@ -28,6 +29,7 @@ lint: .venv
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/shellcheck $(SHELL_FILES)
+	$(BIN)/hadolint Dockerfile.rocm Dockerfile.cuda
 
 format: .venv
 	$(BIN)/ruff format .
@@ -46,6 +48,10 @@ format: .venv
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
+
+# its own path does not matter: Python finds it from the program that is started
+archive: .venv
+	tar --create --file=venv.tar .venv
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -6,17 +6,19 @@ in frontier_llm/trainer/assemble.py.
 """
 
 import os
+import signal
 import sys
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.config.rules import check
-from frontier_llm.errors import FrontierError
-from frontier_llm.geometry.layout import make_grid, resolve_factors
+from frontier_llm.errors import FrontierError, StopRequested
+from frontier_llm.geometry.elastic import refit
 from frontier_llm.parallel import failure
 from frontier_llm.parallel.agreement import made_once, run_and_leave
 from frontier_llm.parallel.cores import prepare_environment, share
@@ -24,14 +26,20 @@ from frontier_llm.parallel.launcher import INTERRUPTED, Launch, launch
 from frontier_llm.parallel.rank import report, run_rank
 from frontier_llm.parallel.stop import StopFlag
 from frontier_llm.parallel.world import World, make_store
-from frontier_llm.trainer import run_directory
+from frontier_llm.planner.candidate import Candidate, ranks_to_plan
+from frontier_llm.planner.check import check_fits
+from frontier_llm.trainer import changes, checkpoint_places, run_directory
 from tools.compose import compose
 from tools.help import help_text
 
 PRINT = {"--cfg", "--cfg=job"}
 """Print the composed configuration (`--cfg job`, as hydra's programs have it) and stop."""
+MULTIRUN = {"-m", "--multirun"}
+"""Run many points: lists of values on the command line make a grid (tools/sweep.py)."""
 MEETING_TIMEOUT = timedelta(minutes=5)
 """Under srun, nodes may start minutes apart."""
+GRACE_SECONDS = 120.0
+"""At most; Slurm kills what it wants to end long before."""
 CORPUS_TIMEOUT = timedelta(hours=4)
 """For rank 0 to tokenise a corpus while the others wait."""
 
@@ -46,6 +54,10 @@ def main(arguments: Sequence[str]) -> int:
             overrides = [argument for argument in arguments if argument not in {*PRINT, "job"}]
             print(run_directory.to_yaml(compose(overrides)), end="")
             return 0
+        if MULTIRUN & set(arguments):
+            from tools.sweep import sweep
+
+            return sweep(arguments)
         world = World.from_environment(os.environ)
         return train_here(arguments) if world is None else train_as_rank(world, arguments)
     except FrontierError as error:
@@ -59,6 +71,8 @@ def train_here(overrides: Sequence[str]) -> int:
     """Start `launch.ranks` processes on this machine and wait for them."""
     text = configure(overrides)
     config = decode(run_directory.from_yaml(text))
+    if config.plan == "dry_run":
+        return rehearse(config)
     threads = config.launch.threads or share(config.launch.ranks, os.environ)
     prepare_environment(threads, os.environ)
     quieten_libraries()
@@ -93,6 +107,8 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
         MEETING_TIMEOUT,
     )
     config = decode(run_directory.from_yaml(text))
+    if config.plan == "dry_run":
+        return rehearse(config) if world.rank == 0 else 0
     made_once(world, store, "corpus", lambda: begin(config, text), CORPUS_TIMEOUT)
 
     def work() -> None:
@@ -107,7 +123,20 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
         )
 
     code = run_rank(work, world.rank, failures(config))
-    return report(world.rank, world.size, failures(config)) if code else 0
+    code = report(world.rank, world.size, failures(config)) if code else 0
+    if code == StopRequested.exit_code and world.launcher == "slurm":
+        wait_for_slurm(StopFlag.install())
+    StopFlag.retire()
+    return code
+
+
+def wait_for_slurm(flag: StopFlag) -> None:
+    """Let Slurm end a rank that it has sent SIGTERM: a job that it preempts, or cancels.
+
+    A preempted job that left by itself would count as failed, and not be requeued.
+    """
+    if flag.reason == signal.SIGTERM.name:
+        time.sleep(GRACE_SECONDS)
 
 
 def configure(
@@ -116,19 +145,54 @@ def configure(
     """Compose, check and claim the run directory; return the configuration as YAML."""
     values = compose(overrides)
     config = decode(values)
+    if config.plan == "dry_run":
+        Candidate.of(config, *ranks_to_plan(config))
+        return run_directory.to_yaml(values)
     size = world_size or config.launch.ranks
-    check(config, size)
+    if config.launch.elastic:
+        values = fitted(values, refit(config, size))
+        config = decode(values)
     per_node = config.launch.ranks_per_node or ranks_per_node or size
-    resolve_factors(config, make_grid(config, size, per_node))
-    run_directory.claim(Path(config.run.dir))
+    candidate = Candidate.of(config, size, per_node)
+    if config.plan == "check":
+        check_fits(candidate)
+    claim(config)
     return run_directory.to_yaml(values)
 
 
+def fitted(values: dict[str, Any], changes_by_key: Mapping[str, int]) -> dict[str, Any]:
+    """Change values for the ranks that there are, and say so."""
+    for key, value in changes_by_key.items():
+        section, name = key.split(".")
+        print(f"{'elastic':<11}{key}: {values[section][name]} -> {value}", file=sys.stderr)
+        values[section][name] = value
+    return values
+
+
+def rehearse(config: RunConfig) -> int:
+    """Build every stage on the meta device and say what it is; return the exit code."""
+    quieten_libraries()
+    from tools.dry_run import rehearse as build_and_print
+
+    build_and_print(Candidate.of(config, *ranks_to_plan(config)))
+    return 0
+
+
+def claim(config: RunConfig) -> None:
+    """Take the run directory; a run that goes on there must be this one, or changed on purpose."""
+    newest = checkpoint_places.newest_folder(config)
+    goes_on = run_directory.claim(Path(config.run.dir), config.run.resume, newest is not None)
+    before = checkpoint_places.saved_config(newest) if goes_on and newest else None
+    if before is not None:
+        now = config.model_dump(mode="json")
+        changes.refuse(changes.changes(before, now), now, config.run.allow_changes)
+
+
 def begin(config: RunConfig, text: str) -> str:
-    """Prepare the corpus and write the run directory; return the corpus's folder."""
+    """Prepare the corpora and write the run directory; return the corpora's folders."""
     from rich.progress import Progress
 
-    from frontier_llm.data.prepare import prepare
+    from frontier_llm.data.corpora import prepare_all
 
     # No refresher thread: this process may fork.
     with Progress(transient=True, auto_refresh=False) as bar:
@@ -137,10 +201,10 @@ def begin(config: RunConfig, text: str) -> str:
         def show(what: str, share_done: float) -> None:
             bar.update(task, description=what, completed=share_done, refresh=True)
 
-        folder = prepare(config.data, show)
+        folders = prepare_all(config.data, show)
     run_directory.write_config(Path(config.run.dir), text)
     failure.clear(failures(config))
-    return str(folder)
+    return "\n".join(map(str, folders))
 
 
 def quieten_libraries() -> None:

@@ -59,7 +59,7 @@ class ParameterRecord:
     """Whether each tensor rank has only its sequence part's gradient (sequence parallel norms and
     biases), so that the tensor group must still add them up."""
     tied: bool
-    """Whether another pipeline stage holds a copy, whose gradient must be added."""
+    """Whether other pieces of the pipeline hold copies, whose gradients must be added."""
 
     @property
     def name(self) -> str:

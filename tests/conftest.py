@@ -10,6 +10,10 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("shared machine", deadline=None)  # what is slow here is not wrong
+settings.load_profile("shared machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -91,7 +91,7 @@ def test_the_composed_configuration_can_be_printed(no_torch):
 
 def test_a_used_run_directory_is_refused(tmp_path, no_torch):
     (tmp_path / "config.yaml").write_text("")
-    code, _, err = _train(f"run.dir={tmp_path}", **no_torch)
+    code, _, err = _train(f"run.dir={tmp_path}", "run.resume=never", **no_torch)
     assert code == 2
     assert "configuration error at run.dir" in err
     assert str(tmp_path) in err

@@ -19,6 +19,16 @@ TINY = (
     "optimizer.warmup_steps=0",
     "precision=fp32",
 )
+TINY_T5 = (
+    "model=mt5_tiny",
+    "model.head_dim=8",
+    "model.ffn=64",
+    "model.relative_buckets=8",
+    "model.relative_distance=12",
+    "model.init_std=1.0",
+    "data=stdlib_spans",
+)
+"""Of an encoder-decoder: two layers each, lengths 16 and 8."""
 
 
 def tiny_values(*overrides: str) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def our_step(
     step = TrainStep(model, states, groups, config, scale, traffic)
 
     def run(batches: list[Batch]) -> None:
-        step.run(1, batches, LEARNING_RATE, stop=False)
+        step.run(1, batches, LEARNING_RATE)
 
     return run
 

@@ -12,6 +12,7 @@ _INTRODUCTION = """\
 Train a GPT model in tensor, pipeline and data parallelism.
 
 usage: python train.py [key=value ...]            train
+       python train.py -m key=a,b [...]           sweep: run every point of a grid
        python train.py --cfg job [key=value ...]  print the configuration and stop
        python train.py --help                     print this page
 
@@ -20,10 +21,14 @@ Alone it starts launch.ranks processes on this machine; under srun or torchrun i
 examples
   python train.py
       a small model on the standard library's own Python, on 4 processes
+  python tools/plan.py model=gpt_22b cluster=frontier_mi250x planner.nodes=16 data.global_batch=640
+      what fits a cluster and is fastest, said without a GPU (docs/planner.md)
   python train.py launch.ranks=8 parallel.tensor=2 parallel.pipeline=2 data.global_batch=32
       8 processes: tensor x pipeline x data = 2 x 2 x 2
   srun -N 16 --ntasks-per-node=8 python train.py model=gpt_22b parallel.tensor=8 parallel.pipeline=8
       128 ranks of a cluster
+  python train.py -m parallel.tensor=1,2 data.micro_batch=1,2
+      4 short runs, one after the other; tools/sweep_report.py compares them
 
 exit codes: 0 done, 2 the configuration is wrong, 3 stopped on request, 1 anything else
 """

@@ -7,12 +7,14 @@ from typing import Any
 
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check, data_size
+from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.layout import make_grid, resolve_factors
+from frontier_llm.geometry.message_memory import feedback_bytes, rounds_refresh
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.state_memory import needs_master, state_bytes
 from frontier_llm.geometry.state_traffic import StateTraffic
-from frontier_llm.geometry.units import gathers, unit_elements
+from frontier_llm.geometry.units import gathers_by_pass, unit_elements, unit_layouts
 from frontier_llm.geometry.wire import Sent
 
 
@@ -77,28 +79,31 @@ class StateLayout:
             self.factors,
             self.micro_batches,
             params_bytes=self.compute_bytes,
-            grads_bytes=2 if self.config.collectives.grads_format == "bf16" else 4,
+            formats=StateFormats.at(self.config.collectives),
         )
 
     def sent(self) -> dict[str, list[Sent]]:
         """Return what each data rank of the stage sends in a step, by collective."""
-        how_often = gathers(self.config, self.stage, self.micro_batches)
-        together: Counter[int] = Counter()  # elements, by how often they are gathered
-        for unit, elements in self.units.items():
-            together[how_often[unit]] += elements
+        how_often = gathers_by_pass(self.config, self.stage, self.micro_batches)
+        layouts = unit_layouts(self.config, self.stage, self.factors)
+        alike = Counter((one.size, one.decayed, how_often[unit]) for unit, one in layouts.items())
         by_name: defaultdict[str, list[Sent]] = defaultdict(
             lambda: [Sent() for _ in range(self.grid.data)]
         )
-        for times, elements in together.items():
+        for (elements, decayed, times), count in alike.items():
             for data_rank, rank in enumerate(self.ranks):
-                for name, sent in self.traffic.unit(rank, elements, times).items():
-                    by_name[name][data_rank] += sent
+                for name, one in self.traffic.unit(rank, elements, times, decayed).items():
+                    by_name[name][data_rank] += Sent(count * one.intra, count * one.inter)
         return dict(by_name)
 
     def stored(self) -> dict[str, int]:
         """Return the bytes a rank of the stage keeps from step to step, by category."""
-        master = needs_master(self.compute_bytes)
-        return state_bytes(self.elements, self.factors, self.compute_bytes, master)
+        formats = StateFormats.at(self.config.collectives)
+        rounds = rounds_refresh(formats, self.factors, self.compute_bytes)
+        master = needs_master(self.compute_bytes, rounds)
+        held = state_bytes(self.elements, self.factors, self.compute_bytes, master)
+        kept = feedback_bytes(self.config.collectives, self.grid, self.factors, self.elements)
+        return held | ({"feedback": kept} if kept else {})
 
 
 def _with_whole_micro_batches(config: RunConfig) -> RunConfig:

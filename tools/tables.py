@@ -24,7 +24,7 @@ from frontier_llm.units import GIB, format_count
 from tools.compose import CONF, compose, groups
 
 PAGE = CONF.parent / "docs" / "models_and_clusters.md"
-BASES = ("gpt", "llama")
+BASES = ("gpt", "llama", "mt5")
 """Files of conf/model/ that lack dimensions: other models start from them."""
 SEQUENCE_LENGTH = 2048
 """Rows of the learned position tables in the counts of the models' table."""

@@ -4,8 +4,11 @@ Each rule is one function that raises `ConfigError`; `check` runs them in an ord
 first failure is the one to mend first.
 """
 
+from frontier_llm.config.family import check_decoder_length, check_family
 from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.reading import check_reading
 from frontier_llm.config.run import RunConfig
+from frontier_llm.config.support import check_support
 from frontier_llm.errors import ConfigError
 
 
@@ -16,14 +19,17 @@ def check(config: RunConfig, world_size: int) -> None:
         ConfigError: naming the key to change.
     """
     _check_world(config, world_size)
+    check_family(config.model)
     _check_tensor(config)
     _check_pipeline(config)
     _check_sequence(config)
+    check_decoder_length(config)
     _check_batch(config, world_size)
-    _check_vocabulary(config)
+    check_reading(config)
     _check_positions(config)
     _check_schedule(config)
     _check_links(config)
+    check_support(config)
 
 
 def data_size(config: RunConfig, world_size: int) -> int:
@@ -166,17 +172,6 @@ def _check_batch(config: RunConfig, world_size: int) -> None:
         )
 
 
-def _check_vocabulary(config: RunConfig) -> None:
-    if config.data.pieces > config.model.vocabulary:
-        raise ConfigError(
-            "data.pieces",
-            config.data.pieces,
-            f"at most model.vocabulary ({config.model.vocabulary}): every token needs a row of "
-            "the embedding",
-            f"set data.pieces={config.model.vocabulary}",
-        )
-
-
 def _check_positions(config: RunConfig) -> None:
     model = config.model
     rotated = int(model.head_dim * model.rotary_fraction)
@@ -206,10 +201,6 @@ def _check_schedule(config: RunConfig) -> None:
             f"at most optimizer.learning_rate ({optimizer.learning_rate})",
             f"set optimizer.minimum_learning_rate={optimizer.learning_rate} or less: the schedule "
             "decays from the one to the other",
-        )
-    if config.data.kind == "text" and not config.data.path:
-        raise ConfigError(
-            "data.path", "null", "a text or JSONL file, or a folder of them", "set data.path=FILE"
         )
 
 

@@ -2,6 +2,9 @@
 
 from typing import Literal
 
+from pydantic import Field
+
+from frontier_llm.config.checkpoint import CheckpointConfig
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.collectives import CollectivesConfig
 from frontier_llm.config.data import DataConfig
@@ -9,11 +12,13 @@ from frontier_llm.config.launch import LaunchConfig
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.optimizer import OptimizerConfig
 from frontier_llm.config.parallel import ParallelConfig
+from frontier_llm.config.planner import PlannerConfig
 from frontier_llm.config.precision import PrecisionConfig
 from frontier_llm.config.section import Section
 from frontier_llm.config.sharding import ShardingConfig
 from frontier_llm.config.telemetry import TelemetryConfig
 from frontier_llm.config.trainer import TrainerConfig
+from frontier_llm.config.watchdog import WatchdogConfig
 
 
 class RunSection(Section):
@@ -21,8 +26,15 @@ class RunSection(Section):
 
     dir: str
     """Everything a run writes lies here: one directory a run."""
-    resume: Literal["never"]
-    """What to do with what the directory already holds; `never` refuses a used one."""
+    resume: Literal["auto", "required", "never"]
+    """Whether a run that the directory holds goes on from its newest checkpoint. `auto`: if there
+    is one; `required`: it is an error if there is none; `never`: a used directory is refused."""
+    init_from: str | None
+    """A checkpoint, or a folder that holds some (a run.dir, or what tools/convert_checkpoint.py
+    wrote), with whose weights a new run begins; null = with random ones."""
+    allow_changes: tuple[str, ...] = Field(strict=False)
+    """Keys, or groups of keys, of model, data, optimizer and schedule that may differ from the
+    run that goes on: `[optimizer.learning_rate]`. Everything else may differ anyway."""
 
 
 class RunConfig(Section):
@@ -52,8 +64,17 @@ class RunConfig(Section):
     """The loop."""
     launch: LaunchConfig
     """The processes."""
+    watchdog: WatchdogConfig
+    """How long its phases may take."""
+    checkpoint: CheckpointConfig
+    """What is saved on the way."""
     cluster: ClusterConfig
     """The hardware."""
+    plan: Literal["off", "check", "dry_run"]
+    """Before anything is allocated: `check` refuses what cannot fit the devices, `dry_run` builds
+    every stage without memory, compares it with what was planned, and trains nothing."""
+    planner: PlannerConfig
+    """What tools/plan.py searches."""
     telemetry: TelemetryConfig
     """What is written about the run."""
     run: RunSection

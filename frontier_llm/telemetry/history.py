@@ -69,11 +69,15 @@ class History:
         settled = values[max(1, len(values) // 10) :] or values
         return statistics.median(settled) if settled else None
 
-    def sent_bytes_per_step(self) -> dict[str, Sent]:
-        """Return the mean bytes a step by collective and link, of those that sent any."""
+    def sent_bytes_per_step(self, column: str = "sent_bytes") -> dict[str, Sent]:
+        """Return the mean bytes a step by collective and link, of those that sent any.
+
+        Args:
+            column: `sent_bytes`, or `unquantised_bytes`.
+        """
         totals: dict[str, Sent] = {}
         for row in self._rows:
-            for name, link in _mapping(row.get("sent_bytes")).items():
+            for name, link in _mapping(row.get(column)).items():
                 intra, inter = (_number(_mapping(link).get(k)) for k in ("intra", "inter"))
                 if math.isfinite(intra) and math.isfinite(inter):
                     totals[name] = totals.get(name, Sent()) + Sent(intra, inter)

@@ -1,12 +1,36 @@
 """metrics.jsonl: the record of a run, from which everything else can be made again."""
 
 import contextlib
+import json
 from pathlib import Path
 
 from frontier_llm.errors import TrainingError
 from frontier_llm.telemetry.metrics import StepMetrics
 
 METRICS_FILE = "metrics.jsonl"
+
+
+def cut(run_dir: Path, step: int) -> None:
+    """Take away the steps after `step`, which are made again, and a line that is not whole.
+
+    Whoever has the file open goes on behind the cut.
+
+    Raises:
+        TrainingError: the file cannot be written; names it.
+    """
+    path = run_dir / METRICS_FILE
+    try:
+        with path.open("r+b") as file:
+            end = 0
+            for line in file:
+                if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                    break
+                end += len(line)
+            file.truncate(end)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {error.strerror}") from None
 
 
 class JsonlSink:

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from frontier_llm.geometry.wire import Sent
@@ -29,7 +29,7 @@ class StepMetrics:
     samples: int
     """Consumed by the run so far."""
     step_seconds: float
-    """Wall time of the step."""
+    """Wall time of the step, and of saving after the one before; without validations."""
     tokens_per_second: float
     """Of the whole job."""
     model_tflops_per_device: float
@@ -42,8 +42,10 @@ class StepMetrics:
     """Hardware FLOPs' share of the device's peak; None where the peak is unknown."""
     sent_bytes: Mapping[str, Sent]
     """Bytes that all ranks sent in this step, by collective and link."""
+    unquantised_bytes: Mapping[str, Sent] = field(default_factory=dict)
+    """Of the collectives that were quantised, what they would have sent in the compute format."""
     checkpoint_stall_seconds: float = 0.0
-    """How long the step waited for a checkpoint."""
+    """How long training waited for checkpoints since the line before."""
     skipped: bool = False
     """Whether the update was left out because a gradient was not finite."""
     loss_scale: float | None = None
@@ -52,6 +54,9 @@ class StepMetrics:
     """In nats a token; None where this step was not followed by a validation."""
     validation_bits_per_byte: float | None = None
     """The same per byte of the validation text, which makes tokenizers comparable."""
+
+    plan: Mapping[str, Mapping[str, float | None]] | None = None
+    """Once a run, in the step after which they are compared: `predicted` and `measured` by name."""
 
     def to_json(self) -> str:
         """Write the step as one line of strict JSON, without the line's end."""

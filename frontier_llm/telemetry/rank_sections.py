@@ -9,6 +9,9 @@ from frontier_llm.telemetry.rank_map import COLOURS, LARGEST, grid_of, layer_wor
 from frontier_llm.telemetry.summary import Layout, RankSummary, RunSummary
 from frontier_llm.units import format_bytes
 
+BOUNDED = ("gathered", "messages")
+"""Categories of which the prediction is a bound."""
+
 
 def layout_section(summary: RunSummary) -> Iterator[str]:
     """Yield the section on how the model is cut, where that is known."""
@@ -77,15 +80,18 @@ def memory_section(summary: RunSummary) -> Iterator[str]:
 
 
 def _prediction_words(ranks: Sequence[RankSummary]) -> str:
-    """Compare what is held with what was predicted; `gathered` is only bounded."""
+    """Compare what is held with what was predicted; what is there for a while is only bounded."""
     if not all(rank.predicted_bytes for rank in ranks):
         return ""
     for rank in ranks:
         for name, predicted in rank.predicted_bytes.items():
             held = rank.memory_bytes.get(name, 0)
-            if held > predicted or (held < predicted and name != "gathered"):
+            if held > predicted or (held < predicted and name not in BOUNDED):
                 return (
                     f"Rank {rank.rank} holds {format_bytes(held)} of {name}, where "
                     f"{format_bytes(predicted)} was predicted."
                 )
-    return "Every category is as predicted, to the byte (gathered parameters: within their bound)."
+    return (
+        "Every category is as predicted, to the byte (gathered parameters and messages: within "
+        "their bounds)."
+    )

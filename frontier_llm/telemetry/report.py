@@ -12,6 +12,7 @@ from frontier_llm.geometry.wire import Sent
 from frontier_llm.telemetry import figures, page
 from frontier_llm.telemetry.history import History
 from frontier_llm.telemetry.page import UNKNOWN, Tile, counted
+from frontier_llm.telemetry.plan_section import plan_section
 from frontier_llm.telemetry.rank_sections import layout_section, memory_section
 from frontier_llm.telemetry.summary import RunSummary
 from frontier_llm.units import format_bytes, format_count, format_seconds
@@ -50,6 +51,7 @@ def make_report(run_dir: Path) -> str:
             *_charts(history, summary),
             *layout_section(summary),
             *memory_section(summary),
+            *plan_section(summary),
             *_wire(history),
             *_samples(summary),
             *_config(run_dir),
@@ -166,25 +168,33 @@ def _wire(history: History) -> Iterator[str]:
         yield page.section("What is sent", "", "Nothing: one rank has nobody to send to.")
         return
     words = "Bytes that all ranks together send in a step, on average over the run."
-    yield page.section("What is sent", figures.wire_figure(sent) + _wire_table(sent), words)
+    plain = history.sent_bytes_per_step("unquantised_bytes")
+    if plain:
+        words += " Unquantised: what the same would be in the format of the computation."
+    table = _wire_table(sent, plain)
+    yield page.section("What is sent", figures.wire_figure(sent) + table, words)
 
 
-def _wire_table(sent: Mapping[str, Sent]) -> str:
+def _wire_table(sent: Mapping[str, Sent], plain: Mapping[str, Sent]) -> str:
     total = sum(sent.values(), Sent())
     everything = total.intra + total.inter
     ordered = sorted(sent.items(), key=lambda item: -(item[1].intra + item[1].inter))
-    rows = [
-        [
-            name.replace("_", " "),
-            format_bytes(volume.intra),
-            format_bytes(volume.inter),
-            format_bytes(volume.intra + volume.inter),
-            f"{(volume.intra + volume.inter) / everything:.1%}",
-        ]
-        for name, volume in [*ordered, ("all", total)]
-    ]
+    unquantised = {name: plain.get(name, volume) for name, volume in sent.items()}
+    unquantised["all"] = sum(unquantised.values(), Sent())
+    rows = []
+    for name, volume in [*ordered, ("all", total)]:
+        together = volume.intra + volume.inter
+        row = [name.replace("_", " "), format_bytes(volume.intra), format_bytes(volume.inter)]
+        row += [format_bytes(together), f"{together / everything:.1%}"]
+        rows.append(row + _before(unquantised[name], volume) * bool(plain))
     head = ["Collective", "Inside a node", "Between nodes", "Together", "Share"]
-    return page.table(head, rows, last_is_sum=True)
+    more = ["Unquantised", "Saved between nodes"] if plain else []
+    return page.table([*head, *more], rows, last_is_sum=True)
+
+
+def _before(plain: Sent, sent: Sent) -> list[str]:
+    saved = f"{plain.inter / sent.inter:.1f}x" if sent.inter else ""
+    return [format_bytes(plain.intra + plain.inter), saved]
 
 
 def _samples(summary: RunSummary) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """summary.json: what a run was and how it ended, beside its per-step metrics."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -62,6 +63,19 @@ class RankSummary(_Part):
     """Most that was held: allocations of the device, or the resident set on CPU."""
 
 
+class PlanRow(_Part):
+    """A figure of the planner beside what the run measured."""
+
+    name: str
+    """What it is of."""
+    unit: Literal["bytes", "seconds"]
+    """Of both numbers."""
+    predicted: float | None
+    """None = the planner says nothing about this device."""
+    measured: float
+    """By rank 0, in the first steps."""
+
+
 class TextSample(_Part):
     """Text that the trained model wrote."""
 
@@ -104,6 +118,8 @@ class RunSummary(_Part):
     """The last one, in nats a token."""
     validation_bits_per_byte: float | None = None
     """The last one, per byte of text."""
+    plan: list[PlanRow] = Field(default_factory=list)
+    """What was planned and what was measured."""
     samples: list[TextSample] = Field(default_factory=list)
     """Written at the end."""
     exit_code: int | None = None

@@ -2,33 +2,47 @@
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.datasets import Corpus, Samples, open_corpus
+from frontier_llm.data.corpora import Corpora, open_data
 from frontier_llm.data.loader import BatchLoader
-from frontier_llm.data.prepare import prepare
+from frontier_llm.data.reading import make_loader
 from frontier_llm.device.accelerator import Accelerator, faster_precision
 from frontier_llm.device.kernels import resolve
+from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.model.build import build_model
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.agreement import made_once
-from frontier_llm.parallel.groups import Groups, destroy_groups, make_groups
-from frontier_llm.parallel.stop import StopFlag
-from frontier_llm.parallel.world import World, init_process_group
+from frontier_llm.parallel.groups import Groups, destroy_groups
+from frontier_llm.parallel.slurm import end_of_job
+from frontier_llm.parallel.stop import Deadline, StopFlag, StopRequest
+from frontier_llm.parallel.stragglers import Stragglers
+from frontier_llm.parallel.watchdog import Watchdog
+from frontier_llm.parallel.world import World
+from frontier_llm.telemetry.log import setup_logging
+from frontier_llm.trainer.checkpoints import Checkpoints
+from frontier_llm.trainer.connect import connect
 from frontier_llm.trainer.evaluate import Evaluation
 from frontier_llm.trainer.loop import Loop
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.parts import Choices, Parts
+from frontier_llm.trainer.progress import Progress
+from frontier_llm.trainer.resume import Restorer
+from frontier_llm.trainer.run_directory import FAILURES
 from frontier_llm.trainer.sample import Sampler
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+STOP_FILE = "STOP"
+"""In the run directory: `touch` it, and the run saves and stops."""
 
 
 def run(config: RunConfig, world: World, store: "Store") -> None:
@@ -44,17 +58,17 @@ def run(config: RunConfig, world: World, store: "Store") -> None:
     Raises:
         FrontierError: the run cannot go on, or was asked to stop.
     """
-    stop = StopFlag.install()
+    setup_logging(world.rank)
     accelerator = Accelerator.of_rank(world.local_rank)
-    timeout = timedelta(seconds=config.launch.timeout_seconds)
     if accelerator.is_cpu:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         megatron_cpu.install()
-    choices = choose(config, world, store, accelerator)
-    init_process_group(world, store, accelerator.device, timeout)
-    with Loop(assemble(config, world, accelerator, choices, stop)) as loop:
-        loop.run()
-    destroy_groups()
+    run_dir = Path(config.run.dir)
+    with Watchdog(config.watchdog, world, store, run_dir, run_dir / FAILURES) as watchdog:
+        choices = choose(config, world, store, accelerator)
+        with Loop(assemble(config, world, store, accelerator, choices, watchdog)) as loop:
+            loop.run()
+        destroy_groups()
 
 
 def choose(config: RunConfig, world: World, store: "Store", accelerator: Accelerator) -> Choices:
@@ -71,49 +85,74 @@ def choose(config: RunConfig, world: World, store: "Store", accelerator: Acceler
 
 
 def assemble(
-    config: RunConfig, world: World, accelerator: Accelerator, choices: Choices, stop: StopFlag
+    config: RunConfig,
+    world: World,
+    store: "Store",
+    accelerator: Accelerator,
+    choices: Choices,
+    watchdog: Watchdog,
 ) -> Parts:
     """Build the parts of one rank.
 
     Collective over all ranks.
     """
-    groups = make_groups(config.parallel, world.ranks_per_node, config.trainer.seed)
+    with watchdog.phase("groups"):
+        groups, digits = connect(config, world, store, accelerator)
     kernels = resolve(config.kernels, accelerator.device)
-    corpus = open_corpus(prepare(config.data))
+    corpus = open_data(config.data)
     model = build_model(config, groups, choices.precision, accelerator.device, kernels)
     traffic = Traffic(groups.grid, world.rank)
-    states = shard(config, model, groups, traffic)
+    states = shard(config, model, groups, traffic, digits)
     loss_scale = LossScale(config.precision, choices.precision)
     validation = loader(config, groups, corpus, train=False)
+    progress = Progress()
+
+    def meta() -> dict[str, Any]:
+        return {
+            "progress": progress.to_meta(),
+            "loss_scale": loss_scale.to_meta(),
+            "corpus": corpus.manifest.digest,
+            "config": config.model_dump(mode="json"),
+        }
+
+    shapes = model_shapes(config.model, config.data.sequence_length)
+    checkpoints = Checkpoints(config, world, store, states, groups, meta)
     return Parts(
         config=config,
         world=world,
         accelerator=accelerator,
         choices=choices,
-        stop=stop,
+        stop=stop_request(config, world),
+        watchdog=watchdog,
+        stragglers=Stragglers(config.watchdog, world, accelerator),
         groups=groups,
         kernels=kernels,
         corpus=corpus,
         model=model,
         states=states,
-        step=TrainStep(model, states, groups, config, loss_scale, traffic),
+        step=TrainStep(
+            model, states, groups, config, loss_scale, traffic, checkpoints.before_update
+        ),
         evaluation=Evaluation(model, groups, config, validation),
         loader=loader(config, groups, corpus, train=True),
         validation_loader=validation,
         sampler=Sampler(model, groups, config, corpus.tokenizer),
+        progress=progress,
+        checkpoints=checkpoints,
+        restorer=Restorer(config, world, states, shapes, corpus.manifest.digest),
     )
 
 
-def loader(config: RunConfig, groups: Groups, corpus: Corpus, *, train: bool) -> BatchLoader:
+def stop_request(config: RunConfig, world: World) -> StopRequest:
+    """Listen for requests to stop; rank 0 also looks for a file, and at the clock of the job."""
+    flag, margin = StopFlag.install(), config.launch.stop_minutes * 60
+    if world.rank:
+        return StopRequest(flag)
+    end = end_of_job(os.environ) if margin else None
+    deadline = None if end is None else Deadline(end, margin)
+    return StopRequest(flag, Path(config.run.dir) / STOP_FILE, deadline)
+
+
+def loader(config: RunConfig, groups: Groups, corpora: Corpora, *, train: bool) -> BatchLoader:
     """Make the loader of this rank's replica."""
-    data = config.data
-    samples = Samples(
-        corpus.train if train else corpus.validation,
-        data.sequence_length,
-        config.trainer.seed,
-        corpus.manifest.digest,
-        shuffle=train,
-    )
-    return BatchLoader(
-        samples, data.global_batch, data.micro_batch, groups.at.data, groups.grid.data
-    )
+    return make_loader(config, corpora, groups.at.data, groups.grid.data, train=train)

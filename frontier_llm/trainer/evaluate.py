@@ -17,8 +17,9 @@ class Evaluation:
         self, model: Model, groups: Groups, config: RunConfig, loader: BatchLoader
     ) -> None:
         self._model, self._groups, self._loader = model, groups, loader
-        self._pipeline = Pipeline(model, config)
+        self._pipeline = Pipeline(model)
         self._batches = config.trainer.evaluate_batches
+        self._global_batch = config.data.global_batch
         self._device = next(model.chunks[0].parameters()).device
 
     def run(self) -> float:
@@ -29,10 +30,11 @@ class Evaluation:
         for chunk in self._model.chunks:
             chunk.eval()
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
-        counts = self._groups.is_last_stage and self._groups.at.tensor == 0
+        counts = self._groups.counts_samples
         with torch.no_grad():
             for index in range(self._batches):
-                batches = [b.to(self._device) for b in self._loader.micro_batches(index)]
+                first = index * self._global_batch
+                batches = [b.to(self._device) for b in self._loader.micro_batches(first)]
                 losses = self._pipeline.losses(batches, train=False)
                 if counts:
                     total += torch.stack([torch.stack(losses).double().mean(), total.new_ones(())])

@@ -31,7 +31,7 @@ def _attach_reader(reader: UnitReader, states: ShardedStates) -> None:
     units = reader.units
 
     def acquire(*_: Any) -> None:
-        states.acquire(units)
+        states.acquire(units, backward=_in_backward())
 
     def release(*_: Any) -> None:
         if not _in_backward():  # recomputing: the backward pass that follows reads them at once
@@ -39,7 +39,7 @@ def _attach_reader(reader: UnitReader, states: ShardedStates) -> None:
 
     reader.module.register_forward_pre_hook(acquire)
     if reader.in_backward:
-        _before_backward(reader.module, lambda: states.acquire(units))
+        _before_backward(reader.module, lambda: states.acquire(units, backward=True))
     reader.module.register_forward_hook(release)
 
 

@@ -1,16 +1,17 @@
 """The loop: the order of a run on one screen."""
 
-import math
 import time
 from pathlib import Path
 from types import TracebackType
 
-from frontier_llm.checkpoint.weights import save_weights
-from frontier_llm.errors import StopRequested, TrainingError
+from frontier_llm.data.digest import digest
+from frontier_llm.errors import CheckpointError, StopRequested
+from frontier_llm.trainer.divergence import Divergence
 from frontier_llm.trainer.parts import Parts
 from frontier_llm.trainer.reporter import Reporter
+from frontier_llm.trainer.resume import Resumed
 from frontier_llm.trainer.schedule import LearningRate
-from frontier_llm.trainer.step import StepResult
+from frontier_llm.trainer.step import Notes, StepResult
 
 
 class Loop:
@@ -19,9 +20,11 @@ class Loop:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._config = parts.config
+        self._progress = parts.progress
         self._learning_rate = LearningRate.of(parts.config)
         self._reporter = Reporter(parts)
-        self._bad_steps = 0
+        self._seconds_between = 0.0  # after a step is on record; the next one has them
+        self._divergence = Divergence(parts.config.trainer, parts.step.loss_scale, parts.progress)
 
     def __enter__(self) -> "Loop":
         return self
@@ -40,68 +43,118 @@ class Loop:
         """Train to the last step, or until asked to stop.
 
         Raises:
-            StopRequested: stopped in order, the weights are saved.
-            TrainingError: too many steps in a row were not finite, or samples were lost.
+            StopRequested: stopped in order, the states are saved.
+            CheckpointError: one could not be written, or the run has none that it can go on from.
+            TrainingError: the run has diverged, or samples were lost.
         """
-        self._reporter.begin(self._parts.evaluation.run())
-        stopped_at = None
-        for step in range(1, self._config.trainer.steps + 1):
-            result = self._step(step)
-            if result.stop:
-                stopped_at = step
-                break
-        self._finish(stopped_at)
-        if stopped_at is not None:
-            reason = self._parts.stop.reason or "another rank was asked to stop"
-            raise StopRequested(
-                f"stopped after step {stopped_at} ({reason}); the weights are in "
-                f"{self._weights_folder}"
-            )
+        resumed = self._resume()
+        if resumed is None and self._config.run.init_from:
+            self._parts.restorer.begin_with(Path(self._config.run.init_from))
+        self._parts.checkpoints.prepare()
+        self._reporter.begin(self._parts.evaluation.run(), resumed)
+        stopped = False
+        while self._remains and not stopped:
+            with self._parts.watchdog.phase("step", self._progress.step + 1):
+                stopped = self._step().stop
+            self._parts.stragglers.look(self._progress.step)
+        with self._parts.watchdog.phase("closing"):
+            self._finish(stopped and self._remains)
 
-    def _step(self, step: int) -> StepResult:
+    @property
+    def _remains(self) -> bool:
+        return self._progress.step < self._config.trainer.steps
+
+    def _resume(self) -> Resumed | None:
+        if self._config.run.resume == "never":
+            return None
+        return self._go_back(before=None)
+
+    def _step(self) -> StepResult:
         start = time.perf_counter()
-        device = self._parts.accelerator.device
-        batches = [batch.to(device) for batch in self._parts.loader.micro_batches(step - 1)]
+        parts, progress = self._parts, self._progress
+        first, step = progress.next_sample, progress.step + 1
+        batches = parts.loader.micro_batches(first)
+        notes = Notes(
+            stop=parts.stop.requested,
+            checkpoint_failed=parts.checkpoints.failed,
+            digest=digest(batches) if parts.groups.counts_samples else 0,
+        )
         rate = self._learning_rate(step)
-        result = self._parts.step.run(step, batches, rate, self._parts.stop.requested)
-        seconds = time.perf_counter() - start
-        self._count_bad_steps(step, result)
-        validation_loss = self._parts.evaluation.run() if self._evaluates_at(step) else None
-        self._reporter.step(step, result, rate, seconds, validation_loss)
+        on_device = [batch.to(parts.accelerator.device) for batch in batches]
+        result = parts.step.run(step, on_device, rate, notes)
+        progress.advance(result.samples, skipped=result.skipped)
+        self._reporter.read(step, first, result)
+        if result.checkpoint_failed:
+            parts.checkpoints.settle()
+        seconds = time.perf_counter() - start + self._seconds_between
+        validation_loss = parts.evaluation.run() if self._evaluates_at(step) else None
+        self._reporter.step(result, rate, seconds, validation_loss)
+        self._after(result)
         return result
+
+    def _after(self, result: StepResult) -> None:
+        """Save, or go back; the step is on record, so nothing that is committed lacks its line."""
+        start = time.perf_counter()
+        self._divergence.count_bad_steps(result)
+        if self._divergence.is_spike(result):
+            self._rewind(result)
+        else:
+            last = result.stop or not self._remains
+            self._parts.checkpoints.after_step(self._progress.step, last=last)
+        self._seconds_between = time.perf_counter() - start
 
     def _evaluates_at(self, step: int) -> bool:
         every = self._config.trainer.evaluate_every_steps
         return step == self._config.trainer.steps or (every is not None and step % every == 0)
 
-    def _count_bad_steps(self, step: int, result: StepResult) -> None:
-        """Stop a run that only skips; fp16 may skip while its loss scale can still fall."""
-        if not result.skipped:
-            self._bad_steps = 0
-        elif not math.isfinite(result.loss) or self._parts.step.loss_scale.is_at_minimum:
-            self._bad_steps += 1
-        allowed = self._config.trainer.bad_steps_allowed
-        if self._bad_steps > allowed:
-            raise TrainingError(
-                f"step {step}: the loss is {result.loss:.4g} and the gradient norm "
-                f"{result.grad_norm:.4g}, not finite for {self._bad_steps} steps in a row "
-                f"(trainer.bad_steps_allowed={allowed}). Nothing was updated in these steps. "
-                "Lower optimizer.learning_rate, raise optimizer.warmup_steps, or use "
-                "precision=bf16 or fp32"
+    def _rewind(self, result: StepResult) -> None:
+        """Go back to the checkpoint before a spike, and on behind the samples that led to it."""
+        spike, behind = self._progress.step, self._progress.next_sample
+        self._divergence.count_rewind(result)
+        rewinds = self._progress.rewinds
+        if self._go_back(before=spike) is None:
+            raise CheckpointError(
+                f"step {spike}: the loss spiked to {result.loss:.4g}, and there is no checkpoint "
+                "before it to go back to; a smaller checkpoint.every_steps saves sooner"
             )
+        self._progress.next_sample, self._progress.rewinds = behind, rewinds
+        self._parts.checkpoints.replace(self._progress.step)
+        self._reporter.rewound(spike, result.loss)
 
-    def _finish(self, stopped_at: int | None) -> None:
-        """Save the weights, then let the model speak and write the report."""
-        first_replica = self._parts.groups.at.data == 0
-        save_weights(self._weights_folder, self._parts.states.parameters(), first_replica)
-        trainer = self._config.trainer
+    def _go_back(self, before: int | None) -> Resumed | None:
+        """Load the newest checkpoint (before a step), and all that was saved with it."""
+        self._parts.checkpoints.settle()
+        resumed = self._parts.restorer.restore(before)
+        if resumed is not None:
+            self._progress.load_meta(resumed.meta["progress"])
+            self._parts.step.loss_scale.load_meta(resumed.meta["loss_scale"])
+            self._parts.checkpoints.saved_step = self._progress.step
+        return resumed
+
+    def _finish(self, stopped: bool) -> None:
+        """See the last checkpoint committed, let the model speak and write the report.
+
+        Raises:
+            StopRequested: the run was asked to stop before its end.
+        """
+        parts, trainer = self._parts, self._config.trainer
+        if stopped:
+            parts.checkpoints.save(self._progress.step)
+        parts.checkpoints.settle()
         texts: list[str] = []
-        if trainer.sample_tokens and stopped_at is None:
-            texts = self._parts.sampler.continue_texts(
+        if trainer.sample_tokens and not stopped:
+            texts = parts.sampler.continue_texts(
                 trainer.sample_prompts, trainer.sample_tokens, temperature=0.8, seed=trainer.seed
             )
-        self._reporter.finish(texts, stopped_at)
+        self._reporter.finish(texts, stopped)
+        if stopped:
+            raise StopRequested(self._farewell())
 
-    @property
-    def _weights_folder(self) -> Path:
-        return Path(self._config.run.dir) / "weights"
+    def _farewell(self) -> str:
+        reason = self._parts.stop.reason or "another rank was asked to stop"
+        saved = (
+            "nothing is saved (checkpoint=off)"
+            if self._config.checkpoint.mode == "off"
+            else f"it goes on from there with run.dir={self._config.run.dir}"
+        )
+        return f"stopped after step {self._progress.step} ({reason}); {saved}"

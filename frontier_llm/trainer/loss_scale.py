@@ -1,5 +1,7 @@
 """fp16's dynamic loss scale: as large as does not overflow (arXiv:1710.03740, section 3.2)."""
 
+from typing import Any
+
 from frontier_llm.config.precision import PrecisionConfig
 
 
@@ -29,3 +31,12 @@ class LossScale:
         if self._good_steps == self._growth_steps:
             self.value *= 2
             self._good_steps = 0
+
+    def to_meta(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it; nothing without fp16."""
+        return {"value": self.value, "good_steps": self._good_steps} if self.is_dynamic else {}
+
+    def load_meta(self, meta: dict[str, Any]) -> None:
+        """Go on from what a checkpoint kept; from the beginning if that was not fp16."""
+        if self.is_dynamic and meta:
+            self.value, self._good_steps = meta["value"], meta["good_steps"]

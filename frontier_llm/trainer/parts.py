@@ -3,16 +3,21 @@
 from dataclasses import dataclass
 
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.datasets import Corpus
+from frontier_llm.data.corpora import Corpora
 from frontier_llm.data.loader import BatchLoader
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
-from frontier_llm.parallel.stop import StopFlag
+from frontier_llm.parallel.stop import StopRequest
+from frontier_llm.parallel.stragglers import Stragglers
+from frontier_llm.parallel.watchdog import Watchdog
 from frontier_llm.parallel.world import World
 from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.trainer.checkpoints import Checkpoints
 from frontier_llm.trainer.evaluate import Evaluation
+from frontier_llm.trainer.progress import Progress
+from frontier_llm.trainer.resume import Restorer
 from frontier_llm.trainer.sample import Sampler
 from frontier_llm.trainer.step import TrainStep
 
@@ -35,10 +40,12 @@ class Parts:
     world: World
     accelerator: Accelerator
     choices: Choices
-    stop: StopFlag
+    stop: StopRequest
+    watchdog: Watchdog
+    stragglers: Stragglers
     groups: Groups
     kernels: Kernels
-    corpus: Corpus
+    corpus: Corpora
     model: Model
     states: ShardedStates
     step: TrainStep
@@ -46,3 +53,6 @@ class Parts:
     loader: BatchLoader
     validation_loader: BatchLoader
     sampler: Sampler
+    progress: Progress
+    checkpoints: Checkpoints
+    restorer: Restorer

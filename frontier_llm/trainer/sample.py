@@ -6,10 +6,11 @@ import torch
 import torch.distributed as dist
 
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.batch import Batch
+from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
+from frontier_llm.data.spans import START
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.model.build import Model
-from frontier_llm.model.gpt import mask_padding
+from frontier_llm.model.loss import mask_padding
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.trainer.pipeline import Pipeline
 
@@ -19,7 +20,9 @@ CONTEXT_MULTIPLE = 16
 class Sampler:
     """Continues prompts token by token.
 
-    There is no cache of keys and values: this is for looking at a model, not for serving it.
+    A GPT goes on after the prompt; an encoder-decoder reads the prompt with a hole behind it, and
+    says what was in the hole. There is no cache of keys and values: this is for looking at a
+    model, not for serving it.
     """
 
     def __init__(
@@ -28,7 +31,8 @@ class Sampler:
         self._model, self._groups, self._tokenizer = model, groups, tokenizer
         self._vocabulary = min(config.model.vocabulary, tokenizer.vocabulary)
         self._window = config.data.sequence_length
-        self._pipeline = Pipeline(model, config)
+        self._fills_holes = config.model.kind == "t5"
+        self._pipeline = Pipeline(model)
         self._device = next(model.chunks[0].parameters()).device
 
     def continue_texts(
@@ -45,26 +49,23 @@ class Sampler:
             seed: of the draws.
         """
         generator = torch.Generator().manual_seed(seed)
-        texts = [[self._tokenizer.eod, *self._tokenizer.encode(prompt)] for prompt in prompts]
-        prompt_lengths = [len(text) for text in texts]
+        read = [self._tokenizer.encode(prompt) for prompt in prompts]
+        said: list[list[int]] = [[] for _ in prompts]
         for chunk in self._model.chunks:
             chunk.eval()
         with torch.no_grad():
             for _ in range(tokens):
-                for text in texts:
-                    text.append(self._next_token(text, temperature, generator))
+                for prompt, words in zip(read, said, strict=True):
+                    batch, place = self._batch(prompt, words)
+                    words.append(self._next_token(batch, place, temperature, generator))
         for chunk in self._model.chunks:
             chunk.train()
-        return [
-            self._tokenizer.decode(text[length:])
-            for text, length in zip(texts, prompt_lengths, strict=True)
-        ]
+        return [self._tokenizer.decode(words) for words in said]
 
     def _next_token(
-        self, text: Sequence[int], temperature: float, generator: torch.Generator
+        self, batch: AnyBatch, place: int, temperature: float, generator: torch.Generator
     ) -> int:
-        context = torch.tensor(text[-self._window :])
-        logits = self._pipeline.logits(self._batch(context), len(context) - 1)
+        logits = self._pipeline.logits(batch.to(self._device), place)
         chosen = torch.zeros(1, dtype=torch.int64, device=self._device)
         if logits is not None:
             whole = self._whole_vocabulary(logits).cpu()[0, : self._vocabulary]
@@ -78,14 +79,34 @@ class Sampler:
         dist.broadcast(chosen, dist.get_process_group_ranks(group)[-1], group=group)
         return int(chosen.item())
 
-    def _batch(self, context: torch.Tensor) -> Batch:
-        """Pad on the right, which a causal model does not see, to a length all layouts can cut."""
+    def _batch(self, prompt: Sequence[int], said: Sequence[int]) -> tuple[AnyBatch, int]:
+        """Lay out what the model reads; also return the place in it at which it speaks."""
+        if self._fills_holes:
+            return self._pair(prompt, said)
+        context = [self._tokenizer.eod, *prompt, *said][-self._window :]
+        tokens = self._padded(context)
+        positions = torch.arange(tokens.shape[1])[None]
+        return Batch(tokens, tokens, positions), len(context) - 1
+
+    def _pair(self, prompt: Sequence[int], said: Sequence[int]) -> tuple[Seq2SeqBatch, int]:
+        """Put a hole behind the prompt, and begin to fill it."""
+        hole = self._tokenizer.first_sentinel
+        read = [*prompt[-(self._window - 2) :], hole, self._tokenizer.eod]
+        spoken = [START, hole, *said]
+        encoder, decoder = self._padded(read), self._padded(spoken)
+        mask = (torch.arange(encoder.shape[1]) < len(read))[None]
+        batch = Seq2SeqBatch(encoder, mask, decoder, decoder, torch.ones(decoder.shape))
+        return batch, len(spoken) - 1
+
+    def _padded(self, context: Sequence[int]) -> torch.Tensor:
+        """Pad on the right, where no token sees it, to a length that all layouts can cut."""
         multiple = CONTEXT_MULTIPLE * self._groups.grid.tensor
-        length = min(-(-len(context) // multiple) * multiple, self._window)
+        length = -(-len(context) // multiple) * multiple
+        if len(context) <= self._window:
+            length = min(length, self._window)
         tokens = torch.zeros(1, length, dtype=torch.int64)
-        tokens[0, : len(context)] = context
-        positions = torch.arange(length)[None]
-        return Batch(tokens, tokens, positions).to(self._device)
+        tokens[0, : len(context)] = torch.tensor(context)
+        return tokens
 
     def _whole_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
         """Gather the tensor ranks' parts of [b, v] logits."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.geometry.flops import step_hardware_flops, step_model_flops
+from frontier_llm.geometry.lengths import run_lengths
 
 TERA = 1e12
 
@@ -29,7 +30,7 @@ class Throughput:
     ) -> None:
         data = config.data
         self._world_size = world_size
-        self._tokens = data.global_batch * data.sequence_length
+        self._tokens = data.global_batch * run_lengths(config).total
         self._model_flops = step_model_flops(config.model, data.sequence_length, data.global_batch)
         self._hardware_flops = step_hardware_flops(
             config.model, data.sequence_length, data.global_batch, config.recompute

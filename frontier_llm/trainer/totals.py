@@ -7,11 +7,13 @@ from frontier_llm.collectives.reduce import all_reduce
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.wire import Sent
 
-SCALARS = ("squared_norm", "loss_sum", "samples", "stop")
+SCALARS = ("squared_norm", "loss_sum", "samples", "digest", "stop", "checkpoint_failed")
 COLLECTIVES = (
     "gather_params", "reduce_grads", "reduce_states", "refresh_params", "sequence_norms",
-    "tied_embedding", "tensor", "pipeline", "totals",
+    "tied_copies", "tensor", "pipeline", "totals",
 )  # fmt: skip
+ENCODED = COLLECTIVES[:4]
+"""Those that may send less than they stand for."""
 
 
 class Totals:
@@ -22,7 +24,7 @@ class Totals:
 
     def reduce(
         self, share: dict[str, float | torch.Tensor]
-    ) -> tuple[dict[str, float], dict[str, Sent]]:
+    ) -> tuple[dict[str, float], dict[str, Sent], dict[str, Sent]]:
         """Add up each rank's share.
 
         Collective over all ranks; waits for the device.
@@ -31,14 +33,16 @@ class Totals:
             share: this rank's part of each of `SCALARS`.
 
         Returns:
-            The sums, and the bytes that all ranks sent since the last call by collective. (Those
-            of this very all-reduce are counted in the next.)
+            The sums, the bytes that all ranks sent since the last call by collective (those of
+            this very all-reduce are counted in the next), and of those that sent less than they
+            stand for, what it would have been.
         """
-        sent = self._traffic.take()
+        sent, unquantised = self._traffic.take(), self._traffic.take_unquantised()
         unknown = set(sent) - set(COLLECTIVES)
         assert not unknown, f"collectives without a name in COLLECTIVES: {unknown}"
         scalars = [torch.as_tensor(share[name], dtype=torch.float64) for name in SCALARS]
         by_link = [sent.get(name, Sent()) for name in COLLECTIVES]
+        by_link += [unquantised.get(name, Sent()) for name in ENCODED]
         volumes = torch.tensor([[s.intra, s.inter] for s in by_link], dtype=torch.float64)
         vector = torch.cat(
             [torch.stack([s.to(self._device) for s in scalars]), volumes.flatten().to(self._device)]
@@ -48,7 +52,8 @@ class Totals:
         all_reduce(vector, group, self._traffic, "totals").wait()
         numbers = vector.tolist()
         sums = dict(zip(SCALARS, numbers, strict=False))
-        intra, inter = numbers[len(SCALARS) :: 2], numbers[len(SCALARS) + 1 :: 2]
-        return sums, {
-            name: Sent(*by_link) for name, *by_link in zip(COLLECTIVES, intra, inter, strict=True)
-        }
+        rest = iter(numbers[len(SCALARS) :])
+        sent = {name: Sent(next(rest), next(rest)) for name in COLLECTIVES}
+        unquantised = {name: Sent(next(rest), next(rest)) for name in ENCODED}
+        saved = {name: one for name, one in unquantised.items() if one != sent[name]}
+        return sums, sent, saved

@@ -96,6 +96,11 @@ def test_a_published_experiment_names_its_source_and_its_factors(name):
         ("llama_13b", 13_015_864_320, 0),
         ("llama_30b", 32_528_943_616, 0),
         ("llama_70b", 68_976_648_192, 0),
+        ("mt5_small", 300_176_768, 0),
+        ("mt5_base", 582_401_280, 0),
+        ("mt5_large", 1_229_581_312, 0),
+        ("mt5_xl", 3_742_619_648, 0),
+        ("mt5_xxl", 12_921_057_280, 0),
         # BLOOM-3B's own count; it also normalises the embedding, and we learn positions
         ("gpt_3b", 3_002_557_440 - 2 * 2560 + 2048 * 2560, 0),
     ],

@@ -33,7 +33,7 @@ def step_metrics(step: int, **changes: object) -> StepMetrics:
             "gradients": Sent(21.5e6, 10.7e6),
             "tensor": Sent(63e6, 0),
             "pipeline": Sent(0, 16.8e6),
-            "tied_embedding": Sent(0, 8.4e6),
+            "tied_copies": Sent(0, 8.4e6),
             "totals": Sent(400, 200),
             "sequence_norms": Sent(),
         },

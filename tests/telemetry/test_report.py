@@ -107,7 +107,7 @@ def test_a_known_peak_gives_mfu_and_hfu(tmp_path):
 
 def test_bytes_add_up_by_collective_and_link(page_of_four):
     text = page_of_four.text
-    assert "tied embedding 0 B 8.01 MiB 8.01 MiB 7.0%" in text
+    assert "tied copies 0 B 8.01 MiB 8.01 MiB 7.0%" in text
     assert "all 80.59 MiB 34.24 MiB 114.82 MiB 100.0%" in text
     assert "sequence norms" not in text
 

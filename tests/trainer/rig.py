@@ -7,7 +7,7 @@ import torch
 
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.batch import Batch
+from frontier_llm.data.batch import AnyBatch
 from frontier_llm.device.kernels import TORCH
 from frontier_llm.model.build import Model, build_model
 from frontier_llm.parallel.groups import Groups, make_groups
@@ -18,6 +18,7 @@ from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.schedule import LearningRate
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import StepResult, TrainStep
+from tests.batches import random_batch
 
 CPU = torch.device("cpu")
 
@@ -34,26 +35,19 @@ class Rig:
     def train(self, steps: int, first: int = 0) -> list[StepResult]:
         rate = LearningRate.of(self.config)
         return [
-            self.step.run(index + 1, self.batches(index), rate(index + 1), stop=False)
+            self.step.run(index + 1, self.batches(index), rate(index + 1))
             for index in range(first, first + steps)
         ]
 
-    def batches(self, step: int) -> list[Batch]:
-        """Random tokens, small ones likelier, that depend on the sample's number alone."""
+    def batches(self, step: int) -> list[AnyBatch]:
+        """Random tokens that depend on the sample's number alone."""
         data, grid, at = self.config.data, self.groups.grid, self.groups.at
         micro = data.micro_batch
         batches = []
         for m in range(data.global_batch // (grid.data * micro)):
             first = step * data.global_batch + (m * grid.data + at.data) * micro
-            rows = torch.stack([self._sample(i) for i in range(first, first + micro)])
-            positions = torch.arange(data.sequence_length).expand(micro, -1)
-            batches.append(Batch(rows[:, :-1], rows[:, 1:], positions))
+            batches.append(random_batch(self.config, range(first, first + micro)))
         return batches
-
-    def _sample(self, index: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(index)
-        drawn = torch.rand(self.config.data.sequence_length + 1, generator=generator)
-        return (drawn**3 * self.config.model.vocabulary).long()
 
 
 def make_rig(

@@ -4,16 +4,17 @@ from typing import Any
 
 import pytest
 
+from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.layout import predict_bytes, resolve_factors
 from frontier_llm.geometry.state_traffic import StateTraffic
-from frontier_llm.geometry.units import gathers, unit_elements
+from frontier_llm.geometry.units import gathers_by_pass, unit_layouts
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.parallel.world import World
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_sharding_parity import chains, factors
 from tests.trainer.test_traffic import SeenCalls
-from tests.values import tiny_values
+from tests.values import TINY_T5, tiny_values
 
 FLOWS = ("gather_params", "reduce_grads", "reduce_states", "refresh_params")
 TELLING = [(1, 1, 4), (1, 2, 4), (2, 4, 4), (4, 4, 4)]
@@ -26,6 +27,20 @@ LAYOUTS = {
     "pipeline2_chunks2_tensor2_data2": (
         8, ["parallel.pipeline=2", "parallel.chunks=2", "parallel.tensor=2"],
     ),
+    "t5_pipeline2_tensor2_data2": (
+        8, [*TINY_T5, "parallel.pipeline=2", "parallel.tensor=2", "data.micro_batch=2"],
+    ),
+}  # fmt: skip
+FORMATS = {
+    "plain": [],
+    "zeropp": [
+        "collectives=zeropp", "collectives.grads_format=int8", "collectives.block_elements=32",
+        "collectives.params_backward_format=bf16",
+    ],
+    "zeropp_feedback": [
+        "collectives=zeropp_feedback", "collectives.grads_format=int8",
+        "collectives.scales_format=fp32",
+    ],
 }  # fmt: skip
 
 
@@ -33,27 +48,28 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
     rig = make_rig(world, values, precision)
     config, grid, at = rig.config, rig.groups.grid, rig.groups.at
     cut = resolve_factors(config, grid)
-    units = unit_elements(config, at.pipeline, cut)
+    layouts = unit_layouts(config, at.pipeline, cut)
     rig.train(1)
     rig.traffic.take()
     taken: dict[str, Any] = {}
     take = rig.traffic.take
     rig.traffic.take = lambda: taken.setdefault("sent", take())  # type: ignore[method-assign]
     with SeenCalls() as seen:
-        rig.step.run(2, rig.batches(1), 1e-3, stop=False)
+        rig.step.run(2, rig.batches(1), 1e-3)
     counted = taken["sent"]
     for name, sent in take().items():  # the refresh comes after the totals
         counted[name] = counted.get(name, Sent()) + sent
     element_bytes = rig.model.transformer.params_dtype.itemsize
-    wire_bytes = 2.0 if config.collectives.grads_format == "bf16" else 4.0
     micro_batches = len(rig.batches(0))
-    traffic = StateTraffic(grid, cut, micro_batches, element_bytes, wire_bytes, pairs=True)
-    how_often = gathers(config, at.pipeline, micro_batches)
+    formats = StateFormats.at(config.collectives)
+    traffic = StateTraffic(grid, cut, micro_batches, element_bytes, pairs=True, formats=formats)
+    how_often = gathers_by_pass(config, at.pipeline, micro_batches)
     predicted: dict[str, Sent] = {}
-    for unit, elements in units.items():
-        for name, sent in traffic.unit(world.rank, elements, how_often[unit]).items():
-            predicted[name] = predicted.get(name, Sent()) + sent
-    memory = predict_bytes(config, at.pipeline, cut, element_bytes)
+    for unit, layout in layouts.items():
+        sent = traffic.unit(world.rank, layout.size, how_often[unit], layout.decayed)
+        for name, one in sent.items():
+            predicted[name] = predicted.get(name, Sent()) + one
+    memory = predict_bytes(config, at.pipeline, cut, element_bytes, grid)
     return {
         "predicted": {name: predicted.get(name, Sent()) for name in FLOWS},
         "counted": {name: counted.get(name, Sent()) for name in FLOWS},
@@ -64,25 +80,32 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("layout", "precision"),
+    ("layout", "precision", "collectives"),
     [
-        ("data4", "fp32"),
-        ("data4", "bf16"),
-        ("untied", "bf16"),
-        ("recompute", "fp32"),
-        ("pipeline2_data4", "bf16"),
-        ("pipeline2_chunks2_tensor2_data2", "fp32"),
+        ("data4", "fp32", "plain"),
+        ("data4", "bf16", "plain"),
+        ("untied", "bf16", "plain"),
+        ("recompute", "fp32", "plain"),
+        ("pipeline2_data4", "bf16", "plain"),
+        ("pipeline2_chunks2_tensor2_data2", "fp32", "plain"),
+        ("t5_pipeline2_tensor2_data2", "fp32", "plain"),
+        ("untied", "bf16", "zeropp_feedback"),
+        ("recompute", "fp32", "zeropp"),
+        ("pipeline2_chunks2_tensor2_data2", "fp32", "zeropp"),
     ],
 )
-def test_predicted_is_counted_is_sent(layout: str, precision: str) -> None:
+def test_predicted_is_counted_is_sent(layout: str, precision: str, collectives: str) -> None:
     size, overrides = LAYOUTS[layout]
     data = 2 if "tensor=2" in str(overrides) else 4
-    every = layout == "data4" or data == 2
-    for chain in chains(data) if every else TELLING:
-        values = tiny_values(*overrides, *factors(chain), f"collectives.grads_format={precision}")
+    every = data == 2 or (layout == "data4" and collectives == "plain")
+    selected = chains(data) if every else TELLING
+    for chain in selected if collectives == "plain" else selected[1:3]:
+        formats = [f"collectives.grads_format={precision}", *FORMATS[collectives]]
+        values = tiny_values(*overrides, *factors(chain), *formats)
         for found in run_ranks(account, size, values, precision, ranks_per_node=2):
             assert found["counted"] == found["predicted"], chain
             assert found["seen"] == found["all_counted"], chain
             predicted, allocated = found["memory"]
             assert 0 <= allocated.pop("gathered") <= predicted.pop("gathered"), chain
+            assert allocated.pop("messages", 0) <= predicted.pop("messages", 0), chain
             assert predicted == allocated, chain

@@ -33,8 +33,11 @@ OUR_FACTORS: dict[str, tuple[str, str, str]] = {
     "ours-zero3": ("all", "all", "all"),
     "ours-mics": ("2", "2", "2"),
     "ours-1-2-4": ("1", "2", "4"),
+    "ours-zeropp": ("node", "all", "all"),
 }
-"""sharding.params, .grads and .optimizer; any `ours-P-G-O` is understood besides."""
+"""sharding.params, .grads and .optimizer; any `ours-P-G-O` is understood besides. A preset of
+`collectives=` may follow: `ours-zero3+zeropp`, `ours-zeropp+zeropp`."""
+PRESETS = ("plain", "zeropp", "zeropp_feedback")
 PEERS = (
     Contender("ddp", "torch DistributedDataParallel (bf16: autocast)", "torch_peers"),
     Contender("fsdp", "torch FSDP2, parameters cut again after the forward pass", "torch_peers"),
@@ -44,7 +47,10 @@ DEEPSPEED = tuple(
     Contender(f"deepspeed-zero{stage}", f"DeepSpeed ZeRO-{stage}", "deepspeed_peer")
     for stage in (1, 2, 3)
 )
-BY_DEFAULT = (*OUR_FACTORS, *(peer.name for peer in PEERS))
+BY_DEFAULT = (
+    *(name for name in OUR_FACTORS if name != "ours-zeropp"),
+    *(peer.name for peer in PEERS),
+)
 
 
 def find(name: str) -> Contender:
@@ -56,11 +62,17 @@ def find(name: str) -> Contender:
     for contender in (*PEERS, *DEEPSPEED):
         if contender.name == name:
             return contender
-    factors = factors_of(name)
+    factors, formats = factors_of(name), formats_of(name)
     sizes = [int(factor) for factor in factors if factor.isdigit()]
     # two halves of a node that is the whole world would be zero3 by another name
     multiple = 4 if name == "ours-mics" else math.lcm(1, *sizes)
-    return Contender(name, f"ours, states cut over {' / '.join(factors)} ranks", "ours", multiple)
+    what = f"ours, states cut over {' / '.join(factors)} ranks, collectives={formats}"
+    return Contender(name, what, "ours", multiple)
+
+
+def formats_of(name: str) -> str:
+    """Return the preset of `collectives=` that one of ours is named after; `plain` without."""
+    return name.partition("+")[2] or "plain"
 
 
 def factors_of(name: str) -> tuple[str, str, str]:
@@ -69,10 +81,18 @@ def factors_of(name: str) -> tuple[str, str, str]:
     Raises:
         ConfigError: it is none of ours.
     """
-    if name in OUR_FACTORS:
-        return OUR_FACTORS[name]
-    match = re.fullmatch(r"ours-([1-9]\d*|all)-([1-9]\d*|all)-([1-9]\d*|all)", name)
+    factors, plus, preset = name.partition("+")
+    known_preset = not plus or preset in PRESETS
+    if factors in OUR_FACTORS and known_preset:
+        return OUR_FACTORS[factors]
+    one = r"([1-9]\d*|node|all)"
+    match = re.fullmatch(f"ours-{one}-{one}-{one}", factors) if known_preset else None
     if match is None:
-        known = [*OUR_FACTORS, "ours-P-G-O", *(peer.name for peer in (*PEERS, *DEEPSPEED))]
+        known = [
+            *OUR_FACTORS,
+            "ours-P-G-O",
+            "ours-...+PRESET",
+            *(peer.name for peer in (*PEERS, *DEEPSPEED)),
+        ]
         raise ConfigError("--contenders", name, "one of " + ", ".join(known), "choose of these")
     return match[1], match[2], match[3]

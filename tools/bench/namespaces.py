@@ -5,6 +5,7 @@ traffic is shaped both ways by a token bucket. Names hold the process id, so tha
 meet, and what a killed run left is removed by the next one.
 """
 
+import ctypes
 import os
 import re
 import shutil
@@ -12,9 +13,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from frontier_llm.errors import ConfigError
 
+CLONE_NEWNET = 0x40000000
 BURST, LATENCY = "512kb", "200ms"
 """Of the token buckets: what may pass at once, and how long a packet may wait before it is lost."""
 _NAME = re.compile(r"flm(\d+)n\d+")
@@ -46,6 +49,21 @@ def namespaces(count: int, rate: str) -> Iterator[tuple[str, ...]]:
         yield names
     finally:
         _remove(names, bridge)
+
+
+def enter(name: str | None) -> str:
+    """Move this process into a namespace, for good; None = it stays.
+
+    Returns:
+        The network interface that ranks there are to use.
+    """
+    if name is None:
+        return "lo"
+    with Path("/run/netns", name).open() as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns", name)
+    return "eth0"
 
 
 def check(rate: str) -> None:

@@ -12,7 +12,7 @@ from frontier_llm.parallel.groups import make_groups
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
-from tools.bench.contenders import factors_of
+from tools.bench.contenders import factors_of, formats_of
 from tools.bench.peer import BETAS, CLIP_NORM, EPSILON, LEARNING_RATE, WEIGHT_DECAY, MicroBatch
 from tools.bench.turn import Turn
 from tools.compose import compose
@@ -41,13 +41,21 @@ def overrides(turn: Turn) -> list[str]:
         f"sharding.params={params}",
         f"sharding.grads={grads}",
         f"sharding.optimizer={optimizer}",
-        f"collectives.grads_format={turn.precision}",
+        *_formats(turn),
         f"optimizer.beta1={BETAS[0]}",
         f"optimizer.beta2={BETAS[1]}",
         f"optimizer.epsilon={EPSILON}",
         f"optimizer.weight_decay={WEIGHT_DECAY}",
         f"optimizer.clip_norm={CLIP_NORM}",
     ]
+
+
+def _formats(turn: Turn) -> list[str]:
+    """Send gradients in the compute format, as the peers do, unless a preset says otherwise."""
+    preset = formats_of(turn.contender)
+    if preset == "plain":
+        return [f"collectives.grads_format={turn.precision}"]
+    return [f"collectives={preset}"]
 
 
 class Ours:
@@ -74,7 +82,7 @@ class Ours:
             Batch(tokens, labels, torch.arange(tokens.shape[1]).expand_as(tokens))
             for tokens, labels in batches
         ]
-        result = self._step.run(1, made, LEARNING_RATE, stop=False)
+        result = self._step.run(1, made, LEARNING_RATE)
         self._counted = sum(sent.inter for sent in result.sent.values()) / self._ranks
         return result.loss
 

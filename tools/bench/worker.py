@@ -27,10 +27,10 @@ import torch
 import torch.distributed as dist
 
 from frontier_llm.errors import FrontierError
+from tools.bench.namespaces import enter
 from tools.bench.peer import SEED, MicroBatch, Peer
 from tools.bench.turn import RankFigures, Turn
 
-CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG = 1
 PATIENCE_SECONDS = 3.0
 """For the other ranks to end after one failed."""
@@ -136,13 +136,7 @@ def _quiet_sent_bytes(interface: str) -> int:
 
 def _enter(turn: Turn, rank: int) -> str:
     """Enter this rank's network namespace, if it has one; return the interface to use."""
-    interface = "lo"
-    if turn.namespaces:
-        interface = "eth0"
-        with Path("/run/netns", turn.namespaces[rank]).open() as file:
-            libc = ctypes.CDLL(None, use_errno=True)
-            if libc.setns(file.fileno(), CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), "setns", turn.namespaces[rank])
+    interface = enter(turn.namespaces[rank] if turn.namespaces else None)
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     return interface
 
