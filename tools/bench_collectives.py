@@ -161,7 +161,7 @@ def _codec_figure(
     seconds = (
         _seconds(partial(one.quantise, values, code, scales, packed), limit),
         _seconds(partial(one.dequantise, scales, packed, code, out), limit),
-        _seconds(partial(one.dequantise, scales, packed, code, total, add=True), limit),
+        _seconds(partial(one.add_up, scales[None], packed[None], code, total, left_out=-1), limit),
     )
     width = (values.element_size(), values.element_size(), 4)
     speeds = (w * values.numel() / s / 1e9 for w, s in zip(width, seconds, strict=True))

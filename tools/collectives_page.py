@@ -19,6 +19,7 @@ from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.state_traffic import StateTraffic
 from tools.compose import CONF, compose
+from tools.marked_page import filled, keep_current
 
 PAGE = CONF.parent / "docs" / "collectives.md"
 NODES, PER_NODE = 4, 8
@@ -51,30 +52,8 @@ SCHEMES = (
 
 def main(arguments: Sequence[str]) -> int:
     """Write the page's tables, or say whether they are current."""
-    text = filled(PAGE.read_text())
-    if list(arguments) == ["--write"]:
-        PAGE.write_text(text)
-        return 0
-    if PAGE.read_text() == text:
-        return 0
-    print(f"{PAGE.name} is not current: python tools/collectives_page.py --write", file=sys.stderr)
-    return 1
-
-
-def filled(text: str) -> str:
-    """Put the tables between their markers: `<!-- NAME -->` and `<!-- end of NAME -->`.
-
-    Raises:
-        ValueError: a marker is missing.
-    """
-    for name, lines in (("bytes", volumes()), ("support", support())):
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, begun, rest = text.partition(begin)
-        _, ended, after = rest.partition(end)
-        if not (begun and ended):
-            raise ValueError(f"{PAGE.name}: the markers of {name} are missing")
-        text = "".join([before, begin, *(f"{line}\n" for line in lines), end, after])
-    return text
+    text = filled(PAGE.read_text(), {"bytes": volumes(), "support": support()})
+    return keep_current("tools/collectives_page.py", arguments, {PAGE: text})
 
 
 def volumes() -> Iterator[str]:

@@ -27,6 +27,7 @@ from frontier_llm.data.corpora import Corpora, open_data, schedule_of
 from frontier_llm.data.origins import find_origins
 from frontier_llm.data.reading import make_batch_maker, window_corpus
 from frontier_llm.errors import DataError, FrontierError
+from frontier_llm.trainer.ledger import blend_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     try:
         config = read_config(options.run)
-        view = View(config, open_data(config.data), train=not options.validation)
+        view = View(config, open_data(config.data), options.run, train=not options.validation)
         for index in options.indices:
             console.rule(f"sample {index}", align="left")
             for line in view.lines(index):
@@ -67,13 +68,15 @@ def read_config(run: Path) -> RunConfig:
 class View:
     """The samples of a run, for people."""
 
-    def __init__(self, config: RunConfig, corpora: Corpora, *, train: bool) -> None:
+    def __init__(self, config: RunConfig, corpora: Corpora, run: Path, *, train: bool) -> None:
         self._corpora, self._train = corpora, train
         self._samples = [window_corpus(config, one, train=train) for one in corpora.corpora]
         self._make_batch = make_batch_maker(config, corpora)
         self._schedule: Schedule | None = None
         if len(corpora.corpora) > 1:
             self._schedule = schedule_of(corpora, config.trainer.seed)
+            if train and (history := blend_of(run)):
+                self._schedule = self._schedule.with_history(history)
 
     def lines(self, index: int) -> Iterator[Text]:
         """Yield what there is to say of a sample.

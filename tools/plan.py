@@ -22,7 +22,7 @@ from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.estimate import Estimate, estimate
 from frontier_llm.planner.page import make_page
 from frontier_llm.planner.scaling import Point, fewest_nodes, scaling_curves
-from frontier_llm.planner.search import Found, Goal, search
+from frontier_llm.planner.search import Found, Goal, search_all
 from tools.compose import compose
 from tools.late_progress import LateProgress
 from tools.plan_file import save_experiment
@@ -41,10 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = decode(compose(options.overrides))
         nodes = config.planner.nodes or ()
         if len(nodes) > 1 and config.planner.objective != "nodes" and not options.this:
-            points = _scaling(config, console)
+            points = _scaling(_configs(config, options.overrides), console)
             _write_json(options.json, {"scaling": [point.to_json() for point in points]})
             return 0
-        found = _judge_this(config) if options.this else _search(config, console)
+        found = (
+            _judge_this(config)
+            if options.this
+            else _search(_configs(config, options.overrides), console)
+        )
         _print(found, console)
         _write_json(options.json, _found_json(found))
         if not found.best:
@@ -82,18 +86,27 @@ def _judge_this(config: RunConfig) -> Found:
     return found
 
 
-def _search(config: RunConfig, console: Console) -> Found:
-    with LateProgress(console) as progress:
-        if config.planner.objective == "nodes":
-            return fewest_nodes(config, progress)
-        ranks, per_node = ranks_to_plan(config)
-        return search(config, Goal(ranks, per_node), progress)
+def _configs(config: RunConfig, overrides: Sequence[str]) -> list[RunConfig]:
+    """Return the configurations that compete: one for each of `planner.collectives`."""
+    presets = config.planner.collectives
+    if presets is None:
+        return [config]
+    others = [override for override in overrides if not override.startswith("collectives=")]
+    return [decode(compose([*others, f"collectives={preset}"])) for preset in presets]
 
 
-def _scaling(config: RunConfig, console: Console) -> list[Point]:
+def _search(configs: Sequence[RunConfig], console: Console) -> Found:
     with LateProgress(console) as progress:
-        points = scaling_curves(config, progress)
-    console.print(scaling_table(config, points))
+        if configs[0].planner.objective == "nodes":
+            return fewest_nodes(configs, progress)
+        ranks, per_node = ranks_to_plan(configs[0])
+        return search_all(configs, Goal(ranks, per_node), progress)
+
+
+def _scaling(configs: Sequence[RunConfig], console: Console) -> list[Point]:
+    with LateProgress(console) as progress:
+        points = scaling_curves(configs, progress)
+    console.print(scaling_table(configs[0], points))
     return points
 
 

@@ -35,6 +35,7 @@ def experiment_text(name: str, overrides: Sequence[str], judged: Estimate) -> st
     candidate = judged.candidate
     nodes = -(-candidate.grid.size // candidate.grid.ranks_per_node)
     choices, values = _read(overrides)
+    choices["collectives"] = candidate.config.collectives.name
     for section, planned in _layout(judged).items():
         values.setdefault(section, {}).update(planned)
     body = {"defaults": [{f"override /{group}": chosen} for group, chosen in choices.items()]}

@@ -93,6 +93,7 @@ def _point(judged: Estimate | None, efficiency: float | None) -> list[str]:
 def _row(judged: Estimate, links: Sequence[str]) -> list[str]:
     candidate, time = judged.candidate, judged.time
     config, factors = candidate.config, candidate.factors
+    collectives = config.collectives
     return [
         str(candidate.grid.tensor),
         f"{candidate.grid.pipeline}x{config.parallel.chunks}",
@@ -100,7 +101,7 @@ def _row(judged: Estimate, links: Sequence[str]) -> list[str]:
         str(config.data.micro_batch),
         f"{factors.params}/{factors.grads}/{factors.optimizer}",
         config.recompute,
-        config.collectives.grads_format,
+        collectives.name if collectives.name != "plain" else collectives.grads_format,
         f"{time.seconds:.3f}",
         format_count(judged.tokens_per_second),
         _percent(judged.mfu),

@@ -17,6 +17,7 @@ from frontier_llm.planner.engine import Engine
 from frontier_llm.planner.estimate import Estimate, estimate
 from frontier_llm.planner.search import Goal, search
 from tools.compose import CONF
+from tools.marked_page import filled, keep_current
 from tools.tables import composed as composed_anew
 from tools.validate_planner import errors, left_out, predict_all
 from tools.validation.predict import Prediction, composed
@@ -41,22 +42,6 @@ MT5_SAMPLES = 8
 
 def main(arguments: Sequence[str]) -> int:
     """Write the page's tables, or say whether they are current."""
-    text = filled(PAGE.read_text())
-    if list(arguments) == ["--write"]:
-        PAGE.write_text(text)
-        return 0
-    if PAGE.read_text() == text:
-        return 0
-    print(f"{PAGE.name} is not current: python tools/planner_page.py --write", file=sys.stderr)
-    return 1
-
-
-def filled(text: str) -> str:
-    """Put the tables between their markers: `<!-- NAME -->` and `<!-- end of NAME -->`.
-
-    Raises:
-        ValueError: a marker is missing.
-    """
     tables = {
         "validation": validation(),
         "left out": unseen(),
@@ -64,14 +49,8 @@ def filled(text: str) -> str:
         "frontier": frontier(),
         "mt5": mt5(),
     }
-    for name, lines in tables.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, begun, rest = text.partition(begin)
-        _, ended, after = rest.partition(end)
-        if not (begun and ended):
-            raise ValueError(f"{PAGE.name}: the markers of {name} are missing")
-        text = "".join([before, begin, *(f"{line}\n" for line in lines), end, after])
-    return text
+    text = filled(PAGE.read_text(), tables)
+    return keep_current("tools/planner_page.py", arguments, {PAGE: text})
 
 
 def validation() -> Iterator[str]:

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from frontier_llm.errors import FrontierError, LaunchError
 from frontier_llm.units import format_seconds
+from tools.marked_page import filled
 from tools.slurm_lab.cluster import SlurmCluster
 from tools.slurm_lab.faults import FAULTS, Fault
 from tools.slurm_lab.jobs import ROOT, Job, losses_of, pack_environment, submit
@@ -96,17 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     (folder / f"{chosen.what}.md").write_text(text)
     if chosen.page is not None:
-        into_page(chosen.page, chosen.what, text)
+        page: Path = chosen.page
+        page.write_text(filled(page.read_text(), {chosen.what: ["", text]}))
     print(text)
     return 0
-
-
-def into_page(page: Path, name: str, text: str) -> None:
-    """Replace what stands between `<!-- begin NAME -->` and its end."""
-    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
-    before, _, rest = page.read_text().partition(begin)
-    _, _, after = rest.partition(end)
-    page.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 def on_cluster(folder: Path, work: Callable[[SlurmCluster], str]) -> str:

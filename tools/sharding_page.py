@@ -15,6 +15,7 @@ from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.wire import Sent, all_reduce_bytes, gather_bytes
 from tools.compose import CONF, compose, groups
 from tools.layout_svg import draw
+from tools.marked_page import filled, keep_current
 from tools.state_layout import StateLayout
 
 PAGE = CONF.parent / "docs" / "sharding.md"
@@ -47,37 +48,13 @@ AMSP_CHOICES = {
 
 def main(arguments: Sequence[str]) -> int:
     """Write the page's tables and its figure, or say whether they are current."""
-    wanted = {PAGE: filled(PAGE.read_text()), FIGURE: figure()}
-    if list(arguments) == ["--write"]:
-        FIGURE.parent.mkdir(exist_ok=True)
-        for path, text in wanted.items():
-            path.write_text(text)
-        return 0
-    stale = [path for path, text in wanted.items() if not _has(path, text)]
-    for path in stale:
-        print(f"{path.name} is not current: python tools/sharding_page.py --write", file=sys.stderr)
-    return 1 if stale else 0
+    text = filled(PAGE.read_text(), {"presets": presets(), "amsp": amsp()})
+    return keep_current("tools/sharding_page.py", arguments, {PAGE: text, FIGURE: figure()})
 
 
 def figure() -> str:
     """Draw the page's figure."""
     return draw(_layout(*FIGURE_OVERRIDES))
-
-
-def filled(text: str) -> str:
-    """Put the tables between their markers: `<!-- NAME -->` and `<!-- end of NAME -->`.
-
-    Raises:
-        ValueError: a marker is missing.
-    """
-    for name, lines in (("presets", presets()), ("amsp", amsp())):
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, begun, rest = text.partition(begin)
-        _, ended, after = rest.partition(end)
-        if not (begun and ended):
-            raise ValueError(f"{PAGE.name}: the markers of {name} are missing")
-        text = "".join([before, begin, *(f"{line}\n" for line in lines), end, after])
-    return text
 
 
 def presets() -> Iterator[str]:
@@ -180,10 +157,6 @@ def _all_links(sent: Sent) -> float:
 
 def _number(value: float) -> str:
     return f"{value:.2f}" if value else "0"
-
-
-def _has(path: Path, text: str) -> bool:
-    return path.exists() and path.read_text() == text
 
 
 if __name__ == "__main__":

@@ -67,8 +67,6 @@ class File(_Model):
 
     size: int
     """Bytes."""
-    xxh3_128: str | None
-    """Digest of the whole file; None where several ranks wrote it."""
     chunks: tuple[str, ...]
     """Digest of each `chunk_bytes` of it, so that a reader can verify what it reads."""
 
@@ -211,7 +209,4 @@ def _joined(name: str, parts: Sequence[FilePart]) -> File:
         if part.at != end:
             raise CheckpointError(f"{name}: nobody, or more than one rank, wrote byte {end}")
         end += part.size
-    whole = ordered[0].xxh3_128 if len(ordered) == 1 else None
-    return File(
-        size=end, xxh3_128=whole, chunks=tuple(chunk for part in ordered for chunk in part.chunks)
-    )
+    return File(size=end, chunks=tuple(chunk for part in ordered for chunk in part.chunks))

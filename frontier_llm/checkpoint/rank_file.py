@@ -17,11 +17,9 @@ import xxhash
 from frontier_llm.checkpoint.manifest import FilePart
 from frontier_llm.checkpoint.plan import PAGE_BYTES
 from frontier_llm.errors import CheckpointError
-from frontier_llm.units import MIB, format_bytes
+from frontier_llm.units import format_bytes
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
-_CACHED_BYTES = MIB // 4
-"""Of a core's own cache, even on small processors."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -46,8 +44,6 @@ class RankFile:
         """
         self._path, self._size, self._at, self._written = path, size, at, 0
         self._ends_file = total is None or at + size == total
-        self._whole = total is None or size == total
-        self._digest = xxhash.xxh3_128()
         self._chunks: list[str] = []
         try:
             self._fd = _create(path, os.O_TRUNC if total is None else 0)
@@ -85,7 +81,7 @@ class RankFile:
             CheckpointError: it cannot be written.
         """
         content = buffer.numpy().data
-        self._digest_chunk(content[:size])
+        self._chunks.append(xxhash.xxh3_128_hexdigest(content[:size]))
         whole_pages = -(-size // PAGE_BYTES) * PAGE_BYTES
         try:
             self._write(content[:whole_pages])
@@ -106,20 +102,7 @@ class RankFile:
         except OSError as error:
             raise self._failure(error) from None
         self._fd = -1
-        digest = self._digest.hexdigest() if self._whole else None
-        return FilePart(at=self._at, size=self._size, xxh3_128=digest, chunks=tuple(self._chunks))
-
-    def _digest_chunk(self, content: memoryview) -> None:
-        """Add a chunk to both digests, piece by piece: the second finds each in the cache."""
-        if not self._whole:
-            self._chunks.append(xxhash.xxh3_128_hexdigest(content))
-            return
-        chunk = xxhash.xxh3_128()
-        for start in range(0, len(content), _CACHED_BYTES):
-            piece = content[start : start + _CACHED_BYTES]
-            chunk.update(piece)
-            self._digest.update(piece)
-        self._chunks.append(chunk.hexdigest())
+        return FilePart(at=self._at, size=self._size, chunks=tuple(self._chunks))
 
     def _write(self, content: memoryview) -> None:
         while content:

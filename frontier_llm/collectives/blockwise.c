@@ -153,30 +153,54 @@ void frontier_quantise(const void *values, int kind, int64_t n, int64_t block, i
     }
 }
 
+static inline float scale_at(const void *scales, int kind, int64_t index) {
+    return kind == FP32 ? ((const float *)scales)[index]
+                        : from_bf16(((const uint16_t *)scales)[index]);
+}
+
+/* Return a block's integers: where they lie, or unpacked. */
+static const int8_t *integers_of(const uint8_t *packed, int n, int bits, int8_t *unpacked) {
+    if (bits == 8)
+        return (const int8_t *)packed;
+    unpack_4(packed, n, unpacked);
+    return unpacked;
+}
+
 void frontier_dequantise(const void *scales, int scale_kind, const uint8_t *packed, int64_t n,
-                         int64_t block, int bits, void *out, int kind, int add) {
+                         int64_t block, int bits, void *out, int kind) {
     int8_t q[MOST_ELEMENTS];
     for (int64_t first = 0, index = 0; first < n; first += block, index++) {
         int here = (int)(n - first < block ? n - first : block);
-        float scale = scale_kind == FP32 ? ((const float *)scales)[index]
-                                         : from_bf16(((const uint16_t *)scales)[index]);
-        const int8_t *integers = (const int8_t *)packed;
-        if (bits == 4) {
-            unpack_4(packed, here, q);
-            integers = q;
-        }
+        float scale = scale_at(scales, scale_kind, index);
+        const int8_t *integers = integers_of(packed, here, bits, q);
         if (kind == BF16) {
             uint16_t *home = (uint16_t *)out + first;
             for (int i = 0; i < here; i++)
                 home[i] = to_bf16((float)integers[i] * scale);
-        } else if (add) {
-            float *home = (float *)out + first;
-            for (int i = 0; i < here; i++)
-                home[i] += (float)integers[i] * scale;
         } else {
             float *home = (float *)out + first;
             for (int i = 0; i < here; i++)
                 home[i] = (float)integers[i] * scale;
+        }
+        packed += (here * bits + 7) / 8;
+    }
+}
+
+/* Strides in bytes. A block of the sum stays in the cache until all ranks are in it. */
+void frontier_add_up(const uint8_t *scales, int64_t scales_stride, int scale_kind,
+                     const uint8_t *packed, int64_t packed_stride, int ranks, int left_out,
+                     int64_t n, int64_t block, int bits, float *total) {
+    int8_t q[MOST_ELEMENTS];
+    for (int64_t first = 0, index = 0; first < n; first += block, index++) {
+        int here = (int)(n - first < block ? n - first : block);
+        float *home = total + first;
+        for (int rank = 0; rank < ranks; rank++) {
+            if (rank == left_out)
+                continue;
+            float scale = scale_at(scales + rank * scales_stride, scale_kind, index);
+            const int8_t *integers = integers_of(packed + rank * packed_stride, here, bits, q);
+            for (int i = 0; i < here; i++)
+                home[i] += (float)integers[i] * scale;
         }
         packed += (here * bits + 7) / 8;
     }

@@ -32,7 +32,7 @@ _MASK = 0xFFFFFFFF
 
 
 class BlockKernels(Protocol):
-    """One implementation of the two functions below, with the same arguments."""
+    """One implementation of the three functions below, with the same arguments."""
 
     @property
     def name(self) -> str:
@@ -54,14 +54,19 @@ class BlockKernels(Protocol):
         """See `quantise`."""
 
     def dequantise(
+        self, scales: torch.Tensor, packed: torch.Tensor, code: Format, out: torch.Tensor
+    ) -> None:
+        """See `dequantise`."""
+
+    def add_up(
         self,
         scales: torch.Tensor,
         packed: torch.Tensor,
         code: Format,
-        out: torch.Tensor,
-        add: bool = False,
+        total: torch.Tensor,
+        left_out: int,
     ) -> None:
-        """See `dequantise`."""
+        """See `add_up`."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +89,21 @@ class TorchKernels:
         quantise(values, code, scales, packed, residual, seed)
 
     def dequantise(
+        self, scales: torch.Tensor, packed: torch.Tensor, code: Format, out: torch.Tensor
+    ) -> None:
+        """See `dequantise`."""
+        dequantise(scales, packed, code, out)
+
+    def add_up(
         self,
         scales: torch.Tensor,
         packed: torch.Tensor,
         code: Format,
-        out: torch.Tensor,
-        add: bool = False,
+        total: torch.Tensor,
+        left_out: int,
     ) -> None:
-        """See `dequantise`."""
-        dequantise(scales, packed, code, out, add)
+        """See `add_up`."""
+        add_up(scales, packed, code, total, left_out)
 
 
 def quantise(
@@ -131,9 +142,7 @@ def quantise(
         done, written = done + count, written + held
 
 
-def dequantise(
-    scales: torch.Tensor, packed: torch.Tensor, code: Format, out: torch.Tensor, add: bool = False
-) -> None:
+def dequantise(scales: torch.Tensor, packed: torch.Tensor, code: Format, out: torch.Tensor) -> None:
     """Read back what `quantise` wrote.
 
     Args:
@@ -141,7 +150,6 @@ def dequantise(
         packed: as written.
         code: as for writing.
         out: [n] fp32, bf16 or fp16, overwritten.
-        add: add to `out` (then fp32) instead.
     """
     done, read = 0, 0
     for rows, length in _rows(out.numel(), code.block_elements):
@@ -149,13 +157,27 @@ def dequantise(
         integers = _unpack(packed[read : read + held].view(rows, -1), code, length)
         first_block = done // code.block_elements
         scale = scales[first_block : first_block + rows].float()
-        values = integers.float() * scale[:, None]
-        home = out[done : done + count].view(rows, length)
-        if add:
-            home.add_(values)
-        else:
-            home.copy_(values)
+        out[done : done + count].view(rows, length).copy_(integers.float() * scale[:, None])
         done, read = done + count, read + held
+
+
+def add_up(
+    scales: torch.Tensor, packed: torch.Tensor, code: Format, total: torch.Tensor, left_out: int
+) -> None:
+    """Add what ranks have quantised, one after the other.
+
+    Args:
+        scales: [ranks, blocks] as written.
+        packed: [ranks, bytes] as written.
+        code: as for writing.
+        total: [n] fp32, added to.
+        left_out: a rank that is not added.
+    """
+    for rank, (of_rank, values) in enumerate(zip(scales, packed, strict=True)):
+        if rank != left_out:
+            wide = torch.empty_like(total)
+            dequantise(of_rank, values, code, wide)
+            total.add_(wide)
 
 
 def _rows(elements: int, block: int) -> list[tuple[int, int]]:

@@ -56,9 +56,10 @@ def _round_trip(kernels: BlockKernels, values: torch.Tensor, code: Format) -> li
     packed = torch.zeros(slot.stop - slot.values, dtype=torch.uint8, device=values.device)
     residual = torch.zeros(values.numel(), dtype=torch.bfloat16, device=values.device)
     kernels.quantise(values, code, scales, packed, residual, seed=7)
-    out = torch.ones_like(values)
-    kernels.dequantise(scales, packed, code, out, add=True)
-    return [scales, packed, residual, out]
+    out, total = torch.empty_like(values), torch.ones_like(values)
+    kernels.dequantise(scales, packed, code, out)
+    kernels.add_up(scales.expand(3, -1), packed.expand(3, -1), code, total, left_out=1)
+    return [scales, packed, residual, out, total]
 
 
 def _native() -> BlockKernels:

@@ -62,12 +62,7 @@ class NativeKernels:
         )
 
     def dequantise(
-        self,
-        scales: torch.Tensor,
-        packed: torch.Tensor,
-        code: Format,
-        out: torch.Tensor,
-        add: bool = False,
+        self, scales: torch.Tensor, packed: torch.Tensor, code: Format, out: torch.Tensor
     ) -> None:
         """See blockwise.dequantise."""
         if out.dtype not in _KINDS:
@@ -75,7 +70,6 @@ class NativeKernels:
             self.dequantise(scales, packed, code, wide)
             out.copy_(wide)
             return
-        assert not add or out.dtype == torch.float32
         self.library.frontier_dequantise(
             _address(scales),
             _KINDS[scales.dtype],
@@ -85,7 +79,28 @@ class NativeKernels:
             code.bits,
             _address(out),
             _KINDS[out.dtype],
-            int(add),
+        )
+
+    def add_up(
+        self,
+        scales: torch.Tensor,
+        packed: torch.Tensor,
+        code: Format,
+        total: torch.Tensor,
+        left_out: int,
+    ) -> None:
+        """See blockwise.add_up."""
+        assert total.dtype == torch.float32
+        self.library.frontier_add_up(
+            *_rows(scales),
+            _KINDS[scales.dtype],
+            *_rows(packed),
+            len(packed),
+            left_out,
+            ctypes.c_int64(total.numel()),
+            ctypes.c_int64(code.block_elements),
+            code.bits,
+            _address(total),
         )
 
 
@@ -101,6 +116,13 @@ def load() -> NativeKernels:
 def _address(tensor: torch.Tensor) -> ctypes.c_void_p:
     assert tensor.is_contiguous()
     return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _rows(table: torch.Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int64]:
+    """Return where rows begin, and the bytes from one to the next."""
+    assert table.stride(1) == 1 or table.shape[1] <= 1
+    stride = table.stride(0) * table.element_size()
+    return ctypes.c_void_p(table.data_ptr()), ctypes.c_int64(stride)
 
 
 def _compiled(folder: Path) -> Path:

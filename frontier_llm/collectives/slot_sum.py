@@ -30,9 +30,7 @@ class SlotSum:
     def wait(self) -> torch.Tensor:
         """Return [m] fp32, the sum over the group, in the order of its ranks; the pool's."""
         self.work.wait()
-        for rank, slot in enumerate(self.received):
-            if rank != self.mine:
-                self.codec.add(slot, self.quantised, self.total)
+        self.codec.add_up(self.received, self.quantised, self.total, self.mine)
         self.pool.give(self.sent)
         self.pool.give(self.received)
         return self.total

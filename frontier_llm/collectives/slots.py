@@ -48,19 +48,30 @@ class SlotCodec:
         if quantised:
             self._kernels.dequantise(scales, packed, self._code, out[:quantised])
 
-    def add(self, slot: torch.Tensor, quantised: int, out: torch.Tensor) -> None:
-        """Add what a slot holds to `out`, [m] fp32."""
-        scales, small, packed = self._pieces(slot, out.numel(), quantised)
-        out[quantised:].add_(small)
+    def add_up(
+        self, slots: torch.Tensor, quantised: int, total: torch.Tensor, left_out: int
+    ) -> None:
+        """Add what slots hold, in their order.
+
+        Args:
+            slots: [ranks, bytes] uint8.
+            quantised: as for writing.
+            total: [m] fp32, added to.
+            left_out: a rank whose slot is not read.
+        """
+        scales, small, packed = self._pieces(slots, total.numel(), quantised)
+        for rank, of_rank in enumerate(small):
+            if rank != left_out:
+                total[quantised:].add_(of_rank)
         if quantised:
-            self._kernels.dequantise(scales, packed, self._code, out[:quantised], add=True)
+            self._kernels.add_up(scales, packed, self._code, total[:quantised], left_out)
 
     def _pieces(
-        self, slot: torch.Tensor, elements: int, quantised: int
+        self, slots: torch.Tensor, elements: int, quantised: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return views of scales, small elements and values."""
+        """Return views of scales, small elements and values, of one slot or of many."""
         layout: Slot = self._code.slot(elements, quantised)
         blocks = -(-quantised // self._code.block_elements)
-        scales = slot[: blocks * self._code.scale_bytes].view(self._scale_dtype)
-        small = slot[layout.small :][: 2 * (elements - quantised)].view(self._small_dtype)
-        return scales, small, slot[layout.values : layout.stop]
+        scales = slots[..., : blocks * self._code.scale_bytes].view(self._scale_dtype)
+        small = slots[..., layout.small :][..., : 2 * (elements - quantised)]
+        return scales, small.view(self._small_dtype), slots[..., layout.values : layout.stop]

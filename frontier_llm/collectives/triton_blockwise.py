@@ -53,12 +53,7 @@ class TritonKernels:
         )
 
     def dequantise(
-        self,
-        scales: torch.Tensor,
-        packed: torch.Tensor,
-        code: Format,
-        out: torch.Tensor,
-        add: bool = False,
+        self, scales: torch.Tensor, packed: torch.Tensor, code: Format, out: torch.Tensor
     ) -> None:
         """See blockwise.dequantise."""
         elements, block = out.numel(), code.block_elements
@@ -70,7 +65,31 @@ class TritonKernels:
             block=block,
             half=triton.next_power_of_2(triton.cdiv(block, 2)),
             bits=code.bits,
-            add=add,
+            enable_fp_fusion=False,
+        )
+
+    def add_up(
+        self,
+        scales: torch.Tensor,
+        packed: torch.Tensor,
+        code: Format,
+        total: torch.Tensor,
+        left_out: int,
+    ) -> None:
+        """See blockwise.add_up."""
+        elements, block = total.numel(), code.block_elements
+        _add_up[(triton.cdiv(elements, block),)](
+            scales,
+            scales.stride(0),
+            packed.view(torch.int8),
+            packed.stride(0),
+            total,
+            len(packed),
+            left_out,
+            elements,
+            block=block,
+            half=triton.next_power_of_2(triton.cdiv(block, 2)),
+            bits=code.bits,
             enable_fp_fusion=False,
         )
 
@@ -181,17 +200,8 @@ def _quantise(
 
 
 @triton.jit
-def _dequantise(
-    scales,
-    packed,
-    out,
-    elements,
-    block: tl.constexpr,
-    half: tl.constexpr,
-    bits: tl.constexpr,
-    add: tl.constexpr,
-):
-    first, _, middle, i, in_low, in_high = _places(elements, block, half)
+def _read(scales, packed, first, middle, i, in_low, in_high, bits: tl.constexpr):
+    """Return the two halves of this program's block, fp32."""
     scale = tl.load(scales + tl.program_id(0)).to(tl.float32)
     if bits == 8:
         q_low = tl.load(packed + first + i, in_low, 0).to(tl.int32)
@@ -200,10 +210,48 @@ def _dequantise(
         both = tl.load(packed + first // 2 + i, in_low, 0).to(tl.int32)
         q_low = (both << 28) >> 28  # a shift of a signed number keeps the sign
         q_high = both >> 4
-    low, high = q_low.to(tl.float32) * scale, q_high.to(tl.float32) * scale
-    if add:
-        low = tl.load(out + first + i, in_low, 0.0) + low
-        high = tl.load(out + first + middle + i, in_high, 0.0) + high
+    return q_low.to(tl.float32) * scale, q_high.to(tl.float32) * scale
+
+
+@triton.jit
+def _dequantise(
+    scales,
+    packed,
+    out,
+    elements,
+    block: tl.constexpr,
+    half: tl.constexpr,
+    bits: tl.constexpr,
+):
+    first, _, middle, i, in_low, in_high = _places(elements, block, half)
+    low, high = _read(scales, packed, first, middle, i, in_low, in_high, bits)
     kind: tl.constexpr = out.dtype.element_ty
     tl.store(out + first + i, _nearest(low, kind).to(kind), in_low)
     tl.store(out + first + middle + i, _nearest(high, kind).to(kind), in_high)
+
+
+@triton.jit(do_not_specialize=["left_out"])
+def _add_up(
+    scales,
+    scales_stride,
+    packed,
+    packed_stride,
+    total,
+    ranks,
+    left_out,
+    elements,
+    block: tl.constexpr,
+    half: tl.constexpr,
+    bits: tl.constexpr,
+):
+    first, _, middle, i, in_low, in_high = _places(elements, block, half)
+    low = tl.load(total + first + i, in_low, 0.0)
+    high = tl.load(total + first + middle + i, in_high, 0.0)
+    for rank in range(ranks):
+        if rank != left_out:
+            of_rank, values = scales + rank * scales_stride, packed + rank * packed_stride
+            more_low, more_high = _read(of_rank, values, first, middle, i, in_low, in_high, bits)
+            low += more_low
+            high += more_high
+    tl.store(total + first + i, low, in_low)
+    tl.store(total + first + middle + i, high, in_high)

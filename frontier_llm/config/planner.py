@@ -32,6 +32,8 @@ class PlannerConfig(Section):
     """Values of sharding.grads to try."""
     optimizer: Sizes | None = Field(strict=False)
     """Values of sharding.optimizer to try."""
+    collectives: tuple[str, ...] | None = Field(strict=False)
+    """Presets of collectives to try; null = the one that is chosen: others round what is sent."""
     objective: Literal["throughput", "memory", "nodes"]
     """What is best: most tokens a second, least peak memory, or the fewest of `planner.nodes` that
     reach `planner.goal_tokens_per_second`."""

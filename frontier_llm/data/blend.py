@@ -135,10 +135,9 @@ class Schedule:
         """Return what a checkpoint keeps of it: plain JSON."""
         return [{"first_sample": s.first_sample, "weights": dict(s.weights)} for s in self.segments]
 
-    @classmethod
-    def from_meta(cls, meta: Sequence[Mapping[str, Any]], key: int) -> "Schedule":
-        """Go on from where a checkpoint was made."""
-        return cls([Segment(s["first_sample"], s["weights"]) for s in meta], key)
+    def with_history(self, meta: Sequence[Mapping[str, Any]]) -> "Schedule":
+        """Take up what `to_meta` returned, under the same seed."""
+        return Schedule([Segment(s["first_sample"], s["weights"]) for s in meta], self._key)
 
     def _count(self, number: int, length: int) -> npt.NDArray[np.int64]:
         """Count the samples of each corpus among the first `length` of a segment."""

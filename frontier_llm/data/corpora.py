@@ -2,10 +2,11 @@
 
 import hashlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -141,6 +142,19 @@ class BlendedSamples:
         """
         assert len(samples) == len(schedule.names), "one a corpus"
         self._samples, self.schedule = tuple(samples), schedule
+
+    def go_on(self, history: Sequence[Mapping[str, Any]], next_sample: int) -> None:
+        """Go on with this run's weights where an earlier part of it has stopped.
+
+        Args:
+            history: of the weights so far (`Schedule.to_meta`).
+            next_sample: the first that is drawn by this run's.
+
+        Raises:
+            ConfigError: the corpora are others.
+        """
+        weights = self.schedule.segments[-1].weights
+        self.schedule = self.schedule.with_history(history).changed(next_sample, weights)
 
     def __len__(self) -> int:
         """Samples an epoch of the corpora together."""

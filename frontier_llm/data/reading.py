@@ -2,7 +2,6 @@
 
 from frontier_llm.config.reading import SENTINELS
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.blend import Schedule
 from frontier_llm.data.corpora import BlendedSamples, Corpora, schedule_of
 from frontier_llm.data.datasets import Corpus, Samples
 from frontier_llm.data.loader import BatchLoader, MakeBatch, Windows, causal_batch
@@ -19,7 +18,7 @@ def make_loader(
     data_size: int,
     *,
     train: bool,
-    schedule: Schedule | None = None,
+    windows: Windows | None = None,
 ) -> BatchLoader:
     """Make the loader of one replica.
 
@@ -29,14 +28,15 @@ def make_loader(
         data_rank: which replica.
         data_size: how many there are.
         train: the training split, shuffled, or the validation split, in order.
-        schedule: of a blend that goes on; None = one that begins.
+        windows: of that split; None = `make_windows`'.
 
     Raises:
         ConfigError: the tokenizer has tokens that the model has no rows for.
         DataError: there is less text than a step reads.
     """
     data = config.data
-    windows = make_windows(config, corpora, train=train, schedule=schedule)
+    if windows is None:
+        windows = make_windows(config, corpora, train=train)
     if train and len(windows) < data.global_batch:
         raise DataError(
             f"the training text of {data.name} makes {len(windows)} samples of "
@@ -48,16 +48,13 @@ def make_loader(
     return BatchLoader(windows, data.global_batch, data.micro_batch, data_rank, data_size, maker)
 
 
-def make_windows(
-    config: RunConfig, corpora: Corpora, *, train: bool, schedule: Schedule | None = None
-) -> Windows:
+def make_windows(config: RunConfig, corpora: Corpora, *, train: bool) -> Samples | BlendedSamples:
     """Return the text of each sample: a function of the corpora, the seed and the sample's index.
 
     Args:
         config: the run.
         corpora: what it reads.
         train: the training split, shuffled, or the validation split, in order.
-        schedule: of a blend that goes on; None = one that begins.
 
     Raises:
         DataError: a split has no whole window.
@@ -65,7 +62,7 @@ def make_windows(
     samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
     if len(samples) == 1:
         return samples[0]
-    return BlendedSamples(samples, schedule or schedule_of(corpora, config.trainer.seed))
+    return BlendedSamples(samples, schedule_of(corpora, config.trainer.seed))
 
 
 def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> Samples:

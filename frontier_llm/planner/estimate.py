@@ -87,6 +87,7 @@ class Estimate:
                 "micro_batches": self.candidate.micro_batches,
                 "global_batch": config.data.global_batch,
                 "recompute": config.recompute,
+                "collectives": config.collectives.name,
                 "grads_format": config.collectives.grads_format,
             },
             "factors": {

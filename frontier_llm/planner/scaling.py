@@ -1,12 +1,13 @@
 """The best layouts over several numbers of nodes: scaling curves, and the fewest that suffice."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.estimate import Estimate
-from frontier_llm.planner.search import Found, Goal, Progress, search
+from frontier_llm.planner.search import Found, Goal, Progress, search_all
 
 
 @dataclass(frozen=True)
@@ -33,22 +34,22 @@ class Point:
         }
 
 
-def scaling_curves(config: RunConfig, progress: Progress) -> list[Point]:
+def scaling_curves(configs: Sequence[RunConfig], progress: Progress) -> list[Point]:
     """Search for each of `planner.nodes`, with the batch as it is and growing with the nodes.
 
     Args:
-        config: the batch is that of the first number of nodes.
+        configs: that compete; the batch is that of the first number of nodes.
         progress: told how far the search is.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
     """
-    numbers = config.planner.nodes or ()
+    numbers = configs[0].planner.nodes or ()
     points: list[Point] = []
     for done, nodes in enumerate(numbers):
         progress(f"{nodes} nodes", done / len(numbers))
-        strong = _best(config, nodes)
-        weak = _best(_grown(config, nodes, numbers[0]), nodes)
+        strong = _best(configs, nodes)
+        weak = _best([_grown(config, nodes, numbers[0]) for config in configs], nodes)
         first = points[0] if points else None
         points.append(
             Point(
@@ -62,12 +63,13 @@ def scaling_curves(config: RunConfig, progress: Progress) -> list[Point]:
     return points
 
 
-def fewest_nodes(config: RunConfig, progress: Progress) -> Found:
-    """Search `planner.nodes` from the fewest on, until a layout reaches the goal.
+def fewest_nodes(configs: Sequence[RunConfig], progress: Progress) -> Found:
+    """Search `planner.nodes` from the fewest on, until some layout reaches the goal.
 
     Raises:
         ConfigError: there is no goal, or no number of nodes reaches it.
     """
+    config = configs[0]
     goal, numbers = config.planner.goal_tokens_per_second, sorted(config.planner.nodes or ())
     if goal is None or not numbers:
         raise ConfigError(
@@ -80,7 +82,7 @@ def fewest_nodes(config: RunConfig, progress: Progress) -> Found:
     best = 0.0
     for done, nodes in enumerate(numbers):
         progress(f"{nodes} nodes", done / len(numbers))
-        found = search(config, _goal(config, nodes))
+        found = search_all(configs, _goal(config, nodes))
         best = max([best, *(judged.tokens_per_second for judged in found.best)])
         if best >= goal:
             return found
@@ -92,8 +94,8 @@ def fewest_nodes(config: RunConfig, progress: Progress) -> Found:
     )
 
 
-def _best(config: RunConfig, nodes: int) -> Estimate | None:
-    found = search(config, _goal(config, nodes))
+def _best(configs: Sequence[RunConfig], nodes: int) -> Estimate | None:
+    found = search_all(configs, _goal(configs[0], nodes))
     return found.best[0] if found.best else None
 
 

@@ -7,7 +7,7 @@ bound is worse than what it holds. The same configuration gives the same answer,
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from frontier_llm.config.rules import check
@@ -96,6 +96,31 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
     ranked = sorted(kept, key=lambda entry: entry[:3], reverse=True)
     found.best = [estimate(candidate, layout=time) for *_, candidate, time in ranked]
     return found
+
+
+def search_all(
+    configs: Sequence[RunConfig], goal: Goal, progress: Progress = lambda *_: None
+) -> Found:
+    """Find the best layouts of several configurations together; see `search`."""
+    together = Found()
+    for number, config in enumerate(configs):
+
+        def report(what: str, share: float, before: int = number) -> None:
+            progress(what, (before + share) / len(configs))
+
+        found = search(config, goal, report)
+        together.best += found.best
+        together.refused += found.refused
+        together.examples = found.examples | together.examples
+        together.looked_at += found.looked_at
+        together.judged += found.judged
+    planner = configs[0].planner
+    if planner.objective == "memory":
+        together.best.sort(key=lambda one: (one.peak.total, one.time.seconds))
+    else:
+        together.best.sort(key=lambda one: (one.time.seconds, one.peak.total))
+    del together.best[planner.rows :]
+    return together
 
 
 def _layouts(config: RunConfig, goal: Goal, found: Found, progress: Progress) -> Iterator[_Layout]:

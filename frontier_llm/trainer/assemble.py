@@ -9,16 +9,15 @@ import torch
 
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.corpora import Corpora, open_data
-from frontier_llm.data.loader import BatchLoader
-from frontier_llm.data.reading import make_loader
+from frontier_llm.data.corpora import BlendedSamples, open_data
+from frontier_llm.data.reading import make_loader, make_windows
 from frontier_llm.device.accelerator import Accelerator, faster_precision
 from frontier_llm.device.kernels import resolve
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.model.build import build_model
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.agreement import made_once
-from frontier_llm.parallel.groups import Groups, destroy_groups
+from frontier_llm.parallel.groups import destroy_groups
 from frontier_llm.parallel.slurm import end_of_job
 from frontier_llm.parallel.stop import Deadline, StopFlag, StopRequest
 from frontier_llm.parallel.stragglers import Stragglers
@@ -104,7 +103,9 @@ def assemble(
     traffic = Traffic(groups.grid, world.rank)
     states = shard(config, model, groups, traffic, digits)
     loss_scale = LossScale(config.precision, choices.precision)
-    validation = loader(config, groups, corpus, train=False)
+    windows = make_windows(config, corpus, train=True)
+    blend = windows if isinstance(windows, BlendedSamples) else None
+    validation = make_loader(config, corpus, groups.at.data, groups.grid.data, train=False)
     progress = Progress()
 
     def meta() -> dict[str, Any]:
@@ -112,6 +113,7 @@ def assemble(
             "progress": progress.to_meta(),
             "loss_scale": loss_scale.to_meta(),
             "corpus": corpus.manifest.digest,
+            "blend": blend.schedule.to_meta() if blend else None,
             "config": config.model_dump(mode="json"),
         }
 
@@ -128,13 +130,16 @@ def assemble(
         groups=groups,
         kernels=kernels,
         corpus=corpus,
+        blend=blend,
         model=model,
         states=states,
         step=TrainStep(
             model, states, groups, config, loss_scale, traffic, checkpoints.before_update
         ),
         evaluation=Evaluation(model, groups, config, validation),
-        loader=loader(config, groups, corpus, train=True),
+        loader=make_loader(
+            config, corpus, groups.at.data, groups.grid.data, train=True, windows=windows
+        ),
         validation_loader=validation,
         sampler=Sampler(model, groups, config, corpus.tokenizer),
         progress=progress,
@@ -151,8 +156,3 @@ def stop_request(config: RunConfig, world: World) -> StopRequest:
     end = end_of_job(os.environ) if margin else None
     deadline = None if end is None else Deadline(end, margin)
     return StopRequest(flag, Path(config.run.dir) / STOP_FILE, deadline)
-
-
-def loader(config: RunConfig, groups: Groups, corpora: Corpora, *, train: bool) -> BatchLoader:
-    """Make the loader of this rank's replica."""
-    return make_loader(config, corpora, groups.at.data, groups.grid.data, train=train)

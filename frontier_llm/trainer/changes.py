@@ -14,8 +14,6 @@ _FREE = (
     "model.name", "data.name", "data.path", "data.directory", "data.micro_batch",
 )  # fmt: skip
 _IRRELEVANT = ("run",)
-_FIXED = ("data.corpora",)
-"""What no permission helps to change: earlier samples would be drawn another way."""
 
 Changes = dict[str, tuple[Any, Any]]
 
@@ -43,14 +41,6 @@ def refuse(found: Changes, now: Mapping[str, Any], allowed: Sequence[str]) -> No
     Raises:
         ConfigError: names the first of them, and how to allow all.
     """
-    fixed = next((key for key in found if _is_of(key, _FIXED)), None)
-    if fixed is not None:
-        raise ConfigError(
-            fixed,
-            found[fixed][1],
-            f"{found[fixed][0]}, as in the checkpoint: a blend is the same for a whole run",
-            "set it back, or begin a run of its own",
-        )
     refused = [key for key in found if _is_guarded(key, now) and not _is_of(key, allowed)]
     if not refused:
         return

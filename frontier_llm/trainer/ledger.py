@@ -2,10 +2,12 @@
 
     {"step": 12, "first_sample": 176, "samples": 16, "digest": "5f0c2a91d3"}
     {"event": "resume", "step": 10, "time": "2026-01-31T12:00:00+00:00", "changes": {...}}
+    {"event": "blend", ..., "segments": [{"first_sample": 0, "weights": {"en": 0.7, ...}}, ...]}
 
 A step has one line more each time it is made again, after a resume or a rewind: the last one
-counts. `digest` is the sum of the xxh32 of each sample's tokens, so it knows nothing of layouts:
-two runs have read the same data if their digests are the same.
+counts. So does the last `blend`: the shares of the corpora over the whole run. `digest` is the sum
+of the xxh32 of each sample's tokens, so it knows nothing of layouts: two runs have read the same
+data if their digests are the same.
 """
 
 import json
@@ -16,6 +18,16 @@ from typing import Any
 from frontier_llm.errors import TrainingError
 
 LEDGER = "ledger.jsonl"
+
+
+def blend_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the shares of corpora over a run, as `Schedule.to_meta` gave them; nothing if none."""
+    segments: list[dict[str, Any]] = []
+    path = run_dir / LEDGER
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        if line.startswith('{"event": "blend"') and line.endswith("}"):
+            segments = json.loads(line)["segments"]
+    return segments
 
 
 class Ledger:
@@ -39,7 +51,7 @@ class Ledger:
         """Note what happened after a step.
 
         Args:
-            name: `resume`, `skip`, `rewind`, `checkpoint_failed`.
+            name: `resume`, `blend`, `skip`, `rewind`, `checkpoint_failed`.
             step: the last one that was done.
             facts: plain JSON.
 

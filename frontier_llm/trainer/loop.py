@@ -67,7 +67,11 @@ class Loop:
     def _resume(self) -> Resumed | None:
         if self._config.run.resume == "never":
             return None
-        return self._go_back(before=None)
+        resumed = self._go_back(before=None)
+        blend = self._parts.blend
+        if resumed is not None and blend is not None and (history := resumed.meta.get("blend")):
+            blend.go_on(history, self._progress.next_sample)
+        return resumed
 
     def _step(self) -> StepResult:
         start = time.perf_counter()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.corpora import Corpora
+from frontier_llm.data.corpora import BlendedSamples, Corpora
 from frontier_llm.data.loader import BatchLoader
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.device.kernels import Kernels
@@ -46,6 +46,8 @@ class Parts:
     groups: Groups
     kernels: Kernels
     corpus: Corpora
+    blend: BlendedSamples | None
+    """What is trained on, if it is of several corpora."""
     model: Model
     states: ShardedStates
     step: TrainStep

@@ -70,6 +70,9 @@ class Reporter:
             jsonl.cut(self._run_dir, self._progress.step)
             self._ledger.event("resume", self._progress.step, changes=resumed.changes)
             announce.resumed(resumed, self._progress, validation_loss)
+        if self._parts.blend is not None:
+            segments = self._parts.blend.schedule.to_meta()
+            self._ledger.event("blend", self._progress.step, segments=segments)
 
     def read(self, step: int, first_sample: int, result: StepResult) -> None:
         """Note which samples a step has read; that it is done may never be said."""

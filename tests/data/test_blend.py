@@ -64,7 +64,7 @@ def test_changed_weights_lose_nothing_and_repeat_nothing(changes):
         before = deal(schedule, range(max(0, at - 50), at))
         schedule = schedule.changed(at, _shares(weights))
         assert deal(schedule, range(max(0, at - 50), at)) == before
-        schedule = Schedule.from_meta(json.loads(json.dumps(schedule.to_meta())), KEY)
+        schedule = schedule.with_history(json.loads(json.dumps(schedule.to_meta())))
     check_read_in_order(deal(schedule, range(at + 2000)), 3)
 
 

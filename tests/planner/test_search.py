@@ -100,7 +100,7 @@ def test_the_fewest_nodes_that_reach_a_goal():
         "planner.pipeline=[1]", "planner.micro_batch=[1]", "planner.objective=nodes",
         "planner.goal_tokens_per_second=100000",
     )  # fmt: skip
-    best = fewest_nodes(config, lambda *_: None).best[0]
+    best = fewest_nodes([config], lambda *_: None).best[0]
     assert best.tokens_per_second >= 100_000
     fewer = best.candidate.grid.size // 2
     assert search(config, Goal(fewer, 8)).best[0].tokens_per_second < 100_000
@@ -114,7 +114,7 @@ def test_a_goal_that_cannot_be_reached_is_an_error(nodes, goal):
         f"planner.goal_tokens_per_second={goal}",
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"planner\."):
-        fewest_nodes(config, lambda *_: None)
+        fewest_nodes([config], lambda *_: None)
 
 
 def test_weak_scaling_grows_the_batch_and_strong_scaling_does_not():
@@ -122,7 +122,7 @@ def test_weak_scaling_grows_the_batch_and_strong_scaling_does_not():
         "experiment=amsp_llama_7b", "planner.nodes=[1,4]", "planner.tensor=[1]",
         "planner.pipeline=[1]", "planner.micro_batch=[1]", "data.global_batch=64",
     )  # fmt: skip
-    first, last = scaling_curves(config, lambda *_: None)
+    first, last = scaling_curves([config], lambda *_: None)
     assert first.strong_efficiency == first.weak_efficiency == 1
     assert last.strong.candidate.config.data.global_batch == 64
     assert last.weak.candidate.config.data.global_batch == 256

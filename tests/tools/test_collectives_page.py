@@ -3,7 +3,7 @@
 import pytest
 
 from tools import collectives_page
-from tools.collectives_page import SCHEMES, filled, leaves_a_node, main, published, support
+from tools.collectives_page import SCHEMES, leaves_a_node, main, published, support
 
 
 def test_the_page_is_current(capsys):
@@ -18,11 +18,6 @@ def test_a_stale_page_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, ca
     assert "python tools/collectives_page.py --write" in capsys.readouterr().err
     assert main(["--write"]) == 0
     assert main([]) == 0
-
-
-def test_a_page_without_its_markers_is_refused():
-    with pytest.raises(ValueError, match="markers of bytes"):
-        filled("<!-- support -->\n<!-- end of support -->\n")
 
 
 def test_volumes_by_hand():

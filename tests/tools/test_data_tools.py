@@ -65,7 +65,7 @@ def test_inspect_shows_the_text_and_where_it_is_from(run: Path, capsys):
     assert inspect_data.main([str(run), "3"]) == 0
     said = capsys.readouterr().out
     corpora = open_data(inspect_data.read_config(run).data)
-    view = inspect_data.View(inspect_data.read_config(run), corpora, train=True)
+    view = inspect_data.View(inspect_data.read_config(run), corpora, run, train=True)
     assert "sample 3" in said
     assert "text.jsonl, place" in said
     assert [str(line) for line in view.lines(3)][-1].replace("<end>", "").strip()[:10] in said

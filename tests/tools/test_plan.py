@@ -2,14 +2,11 @@
 
 import json
 
-import pytest
-
 from frontier_llm.config import decode
 from frontier_llm.planner.candidate import Candidate
 from tools import plan, plan_file
 from tools.compose import compose
 from tools.plan_file import experiment_text
-from tools.planner_page import filled
 
 SMALL = (
     "experiment=frontier_22b",
@@ -55,6 +52,26 @@ def test_the_best_layouts_are_printed_and_written(capsys, tmp_path):
     assert f"{best['step_seconds']:.3f}" in out
     assert "Refused" in out
     assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_presets_of_collectives_compete_where_that_is_asked_for(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(plan_file, "_FOLDER", tmp_path)
+    narrow = (*SMALL[:-1], "planner.rows=40", "planner.pipeline=[4]", "planner.recompute=[full]")
+    found = {}
+    for presets in ("[plain]", "[zeropp]", "[plain,zeropp]"):
+        code, out, _ = _run(
+            capsys, "model=gpt_22b", *narrow[1:], "cluster=frontier_mi250x", "precision=bf16",
+            f"planner.collectives={presets}", "--json", str(tmp_path / "plan.json"),
+            "--save", "chosen",
+        )  # fmt: skip
+        assert code == 0
+        found[presets] = json.loads((tmp_path / "plan.json").read_text())["candidates"]
+    alone = [*found["[plain]"], *found["[zeropp]"]]
+    seconds = [one["step_seconds"] for one in found["[plain,zeropp]"]]
+    assert seconds == sorted(one["step_seconds"] for one in alone)[: len(seconds)]
+    assert "zeropp" in out
+    chosen = found["[plain,zeropp]"][0]["layout"]["collectives"]
+    assert f"override /collectives: {chosen}" in (tmp_path / "chosen.yaml").read_text()
 
 
 def test_json_on_standard_output_is_nothing_but_json(capsys):
@@ -118,14 +135,3 @@ def test_a_saved_plan_composes_to_the_layout(monkeypatch):
     factors = found.best[0].candidate.factors
     assert config.sharding.optimizer == factors.optimizer
     Candidate.of(config, 64, 8)
-
-
-@pytest.mark.parametrize("marker", ["validation", "amsp", "mt5"])
-def test_a_page_without_its_markers_is_refused(marker, monkeypatch):
-    names = ["validation", "left out", "amsp", "frontier", "mt5"]
-    for name in ("validation", "unseen", "amsp", "frontier", "mt5"):
-        monkeypatch.setattr(f"tools.planner_page.{name}", lambda: iter(["row"]))
-    kept = [name for name in names if name != marker]
-    text = "".join(f"<!-- {name} -->\nold\n<!-- end of {name} -->\n" for name in kept)
-    with pytest.raises(ValueError, match=f"markers of {marker}"):
-        filled(text)

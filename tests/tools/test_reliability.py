@@ -7,7 +7,7 @@ import pytest
 
 from frontier_llm.errors import LaunchError
 from tools import reliability
-from tools.reliability import Outcome, into_page
+from tools.reliability import Outcome
 from tools.slurm_lab import cluster as lab
 from tools.slurm_lab.faults import FAULTS
 from tools.slurm_lab.jobs import losses_of
@@ -21,18 +21,6 @@ def test_the_table_says_who_was_named_and_who_was_not():
     assert rows[2] == ("| rank killed | 3.2 s | failed, exit code 1 | 12.0 s | 7 | `rank 3` | 0 |")
     assert "**not named**" in rows[3]
     assert rows[3].endswith("| 0.001 |")
-
-
-def test_a_page_keeps_everything_but_its_table(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- begin faults -->\nold\n<!-- end faults -->\nafter\n")
-    into_page(page, "faults", "new")
-    into_page(page, "faults", "newer")
-    text = page.read_text()
-    assert text.startswith("before\n<!-- begin faults -->")
-    assert text.endswith("<!-- end faults -->\nafter\n")
-    assert "newer" in text
-    assert "old" not in text
 
 
 def test_each_start_of_a_job_says_where_it_went_on():

@@ -8,7 +8,7 @@ import pytest
 from frontier_llm.geometry.partition import Factors
 from tools import sharding_page
 from tools.compose import CONF, groups
-from tools.sharding_page import amsp, amsp_elements, filled, presets
+from tools.sharding_page import amsp, amsp_elements, presets
 
 
 def _cells(line):
@@ -32,21 +32,6 @@ def test_a_stale_page_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, ca
     assert "a.svg is not current" in said
     assert sharding_page.main(["--write"]) == 0
     assert sharding_page.main([]) == 0
-
-
-def test_what_is_written_by_hand_stays():
-    before = "above\n<!-- presets -->\nold\n<!-- end of presets -->\nbetween\n"
-    after = "<!-- amsp -->\n<!-- end of amsp -->\nbelow\n"
-    text = filled(before + after)
-    assert text.startswith("above\n<!-- presets -->\n|")
-    assert "\n<!-- end of presets -->\nbetween\n<!-- amsp -->\n|" in text
-    assert text.endswith("\n<!-- end of amsp -->\nbelow\n")
-    assert "old" not in text
-
-
-def test_a_page_without_its_markers_is_refused():
-    with pytest.raises(ValueError, match="markers of presets"):
-        filled("<!-- presets -->\n")
 
 
 def test_every_choice_has_a_row_of_numbers_done_by_hand():

@@ -10,7 +10,13 @@ import pytest
 
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.checkpoint.scan import find
+from frontier_llm.data.corpora import BlendedSamples, open_data
+from frontier_llm.data.digest import digest
+from frontier_llm.data.loader import causal_batch
+from frontier_llm.data.reading import make_windows
+from frontier_llm.trainer.ledger import blend_of
 from tests.forked_train import TINY, Training, train
+from tools.inspect_data import View, read_config
 
 ROOT = Path(__file__).parents[2]
 STEPS = 8
@@ -157,6 +163,47 @@ def test_another_corpus_must_be_allowed(
     assert ended.code == 2
     assert "the corpus that the run has read so far" in ended.text
     assert train(*other, "run.allow_changes=[data.path]").code == 0
+
+
+def test_a_blends_weights_may_change_and_nothing_is_read_twice(tmp_path: Path) -> None:
+    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))
+    for name, part in (("a", sources[:20]), ("b", sources[20:40])):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(source.read_text() for source in part))
+
+    def overrides(steps: int, shares: tuple[int, int]) -> tuple[str, ...]:
+        corpora = ", ".join(
+            f"{{name: {name}, path: {tmp_path}/{name}.txt, weight: {share}}}"
+            for name, share in zip("ab", shares, strict=True)
+        )
+        blend = ("data=blend", "data.pieces=300", f"data.directory={tmp_path}/prepared")
+        run = (f"run.dir={tmp_path}/run", f"trainer.steps={steps}", f"data.corpora=[{corpora}]")
+        return (*(o for o in TINY if o != "data=text"), *SCHEDULE, *blend, *run)
+
+    assert train(*overrides(2, (1, 1))).code == 0
+    ended = train(*overrides(8, (1, 9)))
+    assert ended.code == 2
+    assert "run.allow_changes=[data.corpora]" in ended.text
+    ended = train(*overrides(8, (1, 9)), "run.allow_changes=[data.corpora]")
+    assert ended.code == 0, ended.text
+    run = tmp_path / "run"
+    (was, now) = events(run, "blend")[-1]["segments"]
+    assert was == {"first_sample": 0, "weights": {"a": 0.5, "b": 0.5}}
+    assert now == {"first_sample": 8, "weights": {"a": 0.1, "b": 0.9}}
+    # train.py again, so that the weights come from the checkpoint's history alone
+    assert train(*overrides(10, (1, 9))).code == 0
+    assert events(run, "blend")[-1]["segments"] == [was, now]
+    config = read_config(run)
+    view = View(config, open_data(config.data), run, train=True)
+    shown = [str(next(view.lines(index))) for index in range(4 * 10)]
+    own = {name: [line for line in shown if line.startswith(f"{name}:")] for name in "ab"}
+    assert len(set(shown)) == 40, "a window was read twice"
+    assert len(own["a"]) == pytest.approx(4 + 0.1 * 32, abs=1.5)
+    windows = make_windows(config, open_data(config.data), train=True)
+    assert isinstance(windows, BlendedSamples)
+    windows.go_on(blend_of(run), 40)
+    for step, first, found in read(run):
+        rows = [causal_batch([windows[index]], [index]) for index in range(first, first + 4)]
+        assert f"{digest(rows):x}" == found, step
 
 
 def test_nothing_to_go_on_from(tiny: tuple[str, ...], copied: Path, tmp_path: Path) -> None:

@@ -113,12 +113,11 @@ def _places(path: Path, shard: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[s
 
 
 def _digests(path: Path) -> stored.File:
-    whole, chunks = xxhash.xxh3_128(), []
+    chunks = []
     with path.open("rb") as stream:
         while chunk := stream.read(stored.CHUNK_BYTES):
-            whole.update(chunk)
             chunks.append(xxhash.xxh3_128_hexdigest(chunk))
-    return stored.File(size=path.stat().st_size, xxh3_128=whole.hexdigest(), chunks=tuple(chunks))
+    return stored.File(size=path.stat().st_size, chunks=tuple(chunks))
 
 
 def _words(shape: Shape | None) -> str:

@@ -1,0 +1,47 @@
+"""Pages of docs/ with tables that tools make, between `<!-- NAME -->` and `<!-- end of NAME -->`.
+
+What is written by hand around them stays.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+
+def filled(text: str, tables: Mapping[str, Iterable[str]]) -> str:
+    """Return a page with tables, as lines by name, put between their markers.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
+    for name, lines in tables.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, begun, rest = text.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not (begun and ended):
+            raise ValueError(f"the markers of {name} are missing")
+        text = "".join([before, begin, *(f"{line}\n" for line in lines), end, after])
+    return text
+
+
+def keep_current(tool: str, arguments: Sequence[str], wanted: Mapping[Path, str]) -> int:
+    """Write files with `--write`, or say which are not what they should be; return the exit code.
+
+    Args:
+        tool: that makes them, as the reader calls it.
+        arguments: of its command line.
+        wanted: content of each file.
+    """
+    if list(arguments) == ["--write"]:
+        for path, text in wanted.items():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        return 0
+    stale = [path for path, text in wanted.items() if not _has(path, text)]
+    for path in stale:
+        print(f"{path.name} is not current: python {tool} --write", file=sys.stderr)
+    return 1 if stale else 0
+
+
+def _has(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text() == text
