@@ -21,6 +21,8 @@ The table, a row a saver, medians over saves and rounds, of a save's ranks the s
                   digests
     of disk's     bytes a second of that, over what plain reads of 16 MiB reach, of all ranks at
       rate        once; the better of reads past and through the page cache
+bare-writes is no saver: as many bytes from one buffer, by a thread that does nothing else. What
+that takes from the computation, the machine takes from everybody who writes as fast.
 MB are millions of bytes.
 """
 

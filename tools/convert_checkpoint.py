@@ -3,7 +3,7 @@
 `--to hf` takes the newest checkpoint of a run directory, of whatever layout, and writes a folder
 that transformers' from_pretrained loads. `--from hf` writes a run directory with a checkpoint of
 step 0, which `python train.py run.init_from=OUT` begins from, and config.yaml with the model's
-dimensions. Families: gpt2, gpt_neox (sequential residual), llama, t5 (1.1) and mt5.
+dimensions. Families: gpt2, gpt_neox (Pythia too), llama, t5 (1.1) and mt5.
 
 On the CPU, a few tensors at a time. Before the folder gets its name, both models are loaded and
 run on the same tokens (this needs transformers, and memory for both): if their logits differ by

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
-from rich.box import HORIZONTALS
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -23,6 +22,7 @@ from frontier_llm.geometry.partition import Digit, Interval
 from frontier_llm.units import GIB, format_bytes, format_count
 from tools.compose import compose
 from tools.layout_svg import draw
+from tools.plain_table import plain_table
 from tools.state_layout import StateLayout
 
 NARROW_BAR, WIDE_BAR = 16, 32
@@ -99,7 +99,9 @@ def _summary(layout: StateLayout) -> Text:
 def _bars(layout: StateLayout, bar: int) -> Table:
     factors = layout.factors
     columns = ["rank", "node", "a b c d", *(f"[{colour}]{name}" for name, colour in STATES)]
-    table = _table("What each data rank holds of a buffer (a line is a node's border)", columns)
+    table = plain_table(
+        "What each data rank holds of a buffer (a line is a node's border)", columns
+    )
     size = factors.padded(1)
     shown = min(factors.data, MOST_ROWS)
     for rank in range(shown):
@@ -131,7 +133,7 @@ def _bar(interval: Interval, size: int, width: int, colour: str) -> Text:
 def _groups(layout: StateLayout) -> Table:
     factors = layout.factors
     columns = ["digit", "ranks", "groups", "across nodes", "what flows"]
-    table = _table("Groups: data ranks that differ in one digit", columns)
+    table = plain_table("Groups: data ranks that differ in one digit", columns)
     for digit in get_args(Digit):
         groups = sorted({factors.group(digit, rank) for rank in range(factors.data)})
         if factors.width(digit) == 1:
@@ -152,7 +154,7 @@ def _bytes(layout: StateLayout) -> Table:
     columns = ["collective", "in the node", "between nodes", "between, busiest rank"]
     batch = layout.config.data.global_batch
     title = f"Sent by a rank in a step of {batch} samples (micro-batches: {layout.micro_batches})"
-    table = _table(title, columns)
+    table = plain_table(title, columns)
     for name, sent in layout.sent().items():
         table.add_row(
             name,
@@ -166,7 +168,7 @@ def _bytes(layout: StateLayout) -> Table:
 
 
 def _memory(layout: StateLayout) -> Table:
-    table = _table("Kept by a rank", ["state", "bytes"])
+    table = plain_table("Kept by a rank", ["state", "bytes"])
     stored = layout.stored()
     for name, size in stored.items():
         table.add_row(name, format_bytes(size))
@@ -174,20 +176,6 @@ def _memory(layout: StateLayout) -> Table:
     table.add_section()
     table.add_row("all", format_bytes(sum(stored.values())), style="bold")
     table.add_row(f"of {device.name}", format_bytes(device.memory_gib * GIB))
-    return table
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        caption_justify="left",
-        box=HORIZONTALS,
-        pad_edge=False,
-    )
-    for column in columns:
-        table.add_column(column)
     return table
 
 

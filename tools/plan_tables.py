@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from rich.box import HORIZONTALS
 from rich.table import Table
 
 from frontier_llm.config.run import RunConfig
@@ -10,6 +9,7 @@ from frontier_llm.planner.estimate import Estimate
 from frontier_llm.planner.scaling import Point
 from frontier_llm.planner.search import Found
 from frontier_llm.units import GIB, format_bytes, format_count
+from tools.plain_table import plain_table
 
 MOST_STAGES = 8
 """Stages whose memory is printed; --json has all."""
@@ -27,7 +27,7 @@ def layouts_table(found: Found) -> Table:
         f"{best.candidate.config.cluster.name}, {best.candidate.config.data.global_batch} samples "
         f"a step: {found.looked_at} legal cuts, {found.judged} layouts timed"
     )
-    table = _table(title, columns)
+    table = plain_table(title, columns)
     for number, judged in enumerate(found.best, start=1):
         table.add_row(str(number), *_row(judged, links))
     table.caption = "seconds by link: communication that is not hidden behind computation"
@@ -36,7 +36,7 @@ def layouts_table(found: Found) -> Table:
 
 def details(judged: Estimate) -> Iterator[Table]:
     """Yield where the seconds and the memory of a layout go."""
-    table = _table("Layout 1: the step, seconds of the slowest stage", ["part", "s", "share"])
+    table = plain_table("Layout 1: the step, seconds of the slowest stage", ["part", "s", "share"])
     for name, seconds in judged.time.parts.items():
         share = f"{seconds / judged.time.seconds:.1%}"
         table.add_row(name.replace("_", " "), f"{seconds:.4g}", share)
@@ -46,7 +46,7 @@ def details(judged: Estimate) -> Iterator[Table]:
     ]
     stages = judged.memory[:: max(1, -(-len(judged.memory) // MOST_STAGES))]
     columns = ["stage", *names, "all"]
-    table = _table("Layout 1: peak memory of a rank, GiB", columns)
+    table = plain_table("Layout 1: peak memory of a rank, GiB", columns)
     for memory in stages:
         sizes = [memory.by_category[name] / GIB for name in names]
         table.add_row(str(memory.stage), *map(_short, sizes), _short(memory.total / GIB))
@@ -57,7 +57,7 @@ def details(judged: Estimate) -> Iterator[Table]:
 
 def refusals_table(found: Found) -> Table:
     """Return what cannot run, by reason."""
-    table = _table("Refused", ["reason", "cuts", "for example"])
+    table = plain_table("Refused", ["reason", "cuts", "for example"])
     for reason, count in sorted(found.refused.items(), key=lambda item: (-item[1], item[0])):
         table.add_row(reason, str(count), found.examples.get(reason, ""))
     return table
@@ -70,7 +70,7 @@ def scaling_table(config: RunConfig, points: Sequence[Point]) -> Table:
         f"{config.data.global_batch} samples a step, weak scaling from as many"
     )
     columns = ["nodes", "ranks", "strong: tokens/s", "efficiency", "MFU", "layout"]
-    table = _table(title, [*columns, "weak: tokens/s", "efficiency", "MFU", "layout"])
+    table = plain_table(title, [*columns, "weak: tokens/s", "efficiency", "MFU", "layout"])
     for point in points:
         size = point.strong or point.weak
         ranks = str(size.candidate.grid.size) if size else ""
@@ -119,17 +119,3 @@ def _percent(share: float | None) -> str:
 
 def _short(gib: float) -> str:
     return f"{gib:.2f}" if gib >= 0.005 else f"{gib:.0e}" if gib else "0"
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        caption_justify="left",
-        box=HORIZONTALS,
-        pad_edge=False,
-    )
-    for column in columns:
-        table.add_column(column)
-    return table

@@ -3,8 +3,9 @@
 Hydra composes the points and hands each to `point`: one after the other on this machine, or as one
 Slurm job each (`hydra/launcher=submitit_slurm`), chosen from a grid or by a search
 (`hydra/sweeper=optuna`). A point is `train.py` in a process of its own, with few steps and a time
-limit. What it came to lies in `point.json`; a point that is refused by the rules or the planner,
-fails, or takes too long has the value 0 and ends nothing else.
+limit. What it came to lies in `point.json`. Its value is its speed, or its validation loss
+(`launch.point_value`); a point that is refused by the rules or the planner, fails, or takes too
+long has the worst value and ends nothing else.
 """
 
 import json
@@ -45,6 +46,8 @@ POINT_DEFAULTS = {
 """What a point has unless the command line says otherwise: it is there to be measured."""
 WARM_UP_STEPS = 2
 """Left out of a point's speed."""
+WORST_LOSS = 1e9
+"""Of a point that is not done."""
 POINTS_AT_ONCE = 4
 """Of those that are Slurm jobs."""
 _TERMINATION_SECONDS = 30.0
@@ -68,6 +71,8 @@ class Point:
     """Of the rank that held most."""
     loss: float | None
     """Of the last step."""
+    validation_loss: float | None
+    """After it."""
 
 
 def sweep(arguments: Sequence[str]) -> int:
@@ -112,12 +117,13 @@ def plugin_defaults(config: RunConfig, arguments: Sequence[str]) -> list[str]:
             f"hydra.launcher.array_parallelism={POINTS_AT_ONCE}",
         ]
     if "hydra/sweeper=optuna" in arguments:
-        defaults.append("hydra.sweeper.direction=maximize")
+        direction = "maximize" if config.launch.point_value == "speed" else "minimize"
+        defaults.append(f"hydra.sweeper.direction={direction}")
     return defaults
 
 
 def point(config: DictConfig) -> float:
-    """Run one point; return its tokens a second, 0 for one that is not done.
+    """Run one point; return its value: what `launch.point_value` says, the worst if it failed.
 
     In a Slurm job of several tasks every task calls this, each for its own rank.
     """
@@ -128,7 +134,9 @@ def point(config: DictConfig) -> float:
     if os.environ.get("SLURM_PROCID", "0") == "0":
         (folder / POINT_FILE).write_text(json.dumps(asdict(made), indent=1))
         print(f"{made.status:<14}{made.tokens_per_second:>12.0f} tokens/s  {' '.join(overrides)}")
-    return made.tokens_per_second
+    if config.launch.point_value == "speed":
+        return made.tokens_per_second
+    return WORST_LOSS if made.validation_loss is None else made.validation_loss
 
 
 def run_point(overrides: Sequence[str], folder: Path, limit_seconds: float) -> Point:
@@ -142,7 +150,7 @@ def run_point(overrides: Sequence[str], folder: Path, limit_seconds: float) -> P
     seconds = time.monotonic() - start
     status = _status(code, said)
     if status != "done":
-        return Point(list(overrides), status, said[-2000:], seconds, 0.0, None, None)
+        return Point(list(overrides), status, said[-2000:], seconds, 0.0, None, None, None)
     steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     speeds = [step["tokens_per_second"] for step in steps]
     return Point(
@@ -153,6 +161,7 @@ def run_point(overrides: Sequence[str], folder: Path, limit_seconds: float) -> P
         tokens_per_second=median(speeds[WARM_UP_STEPS:] or speeds),
         peak_bytes=_peak(run_dir),
         loss=steps[-1]["loss"],
+        validation_loss=steps[-1]["validation_loss"],
     )
 
 
@@ -202,6 +211,14 @@ def _check_plugin(argument: str) -> None:
         raise ConfigError(
             key, value, f"the plugin {name.replace('_', '-')}", "pip install -e '.[sweep]'"
         ) from None
+
+
+def is_axis(argument: str) -> bool:
+    """Whether an override has several values."""
+    try:
+        return OverridesParser.create().parse_override(argument).is_sweep_override()
+    except HydraException:
+        return False
 
 
 def _first(argument: str) -> str:

@@ -22,6 +22,7 @@ from frontier_llm.geometry.layout import MIXED_BYTES, make_grid, predict_bytes, 
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.units import GIB, format_count
 from tools.compose import CONF, compose, groups
+from tools.marked_page import keep_current
 
 PAGE = CONF.parent / "docs" / "models_and_clusters.md"
 BASES = ("gpt", "llama", "mt5")
@@ -93,13 +94,7 @@ def page() -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Write the page, or say whether it is current."""
-    if list(arguments) == ["--write"]:
-        PAGE.write_text(page())
-        return 0
-    if PAGE.exists() and PAGE.read_text() == page():
-        return 0
-    print(f"docs/{PAGE.name} is not current: python tools/tables.py --write", file=sys.stderr)
-    return 1
+    return keep_current("tools/tables.py", arguments, {PAGE: page()})
 
 
 def _introduction() -> Iterator[str]:

@@ -66,6 +66,13 @@ def _check_t5(model: ModelConfig) -> None:
             "relative in an encoder-decoder",
             "set model.positions=relative",
         )
+    if model.residual != "sequential":
+        raise ConfigError(
+            "model.residual",
+            model.residual,
+            "sequential in an encoder-decoder",
+            "set model.residual=sequential",
+        )
     if model.kv_heads != model.heads:
         raise ConfigError(
             "model.kv_heads",

@@ -1,5 +1,7 @@
 """How processes are started and find each other."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from frontier_llm.config.section import Section
@@ -33,6 +35,8 @@ class LaunchConfig(Section):
     added. 0 = only on a signal or a STOP file."""
     point_minutes: float = Field(gt=0)
     """A point of a sweep (`train.py -m`) that takes longer is ended and counts as failed."""
+    point_value: Literal["speed", "loss"]
+    """What a sweep's search looks for: most tokens a second, or least validation loss."""
     elastic: bool
     """Whether a run may go on with another number of replicas: the micro-batch and numeric sharding
     factors are fitted to those that there are; the global batch stays."""

@@ -49,9 +49,11 @@ class ModelConfig(Section):
     """Normalisation before attention, feed-forward block and head."""
     norm_epsilon: float = Field(gt=0)
     """Added to the variance."""
-    activation: Literal["gelu", "swiglu", "geglu"]
-    """Non-linearity of the feed-forward block; swiglu and geglu (by tanh) are gated and have a
-    third matrix."""
+    activation: Literal["gelu", "gelu_exact", "swiglu", "geglu"]
+    """Non-linearity of the feed-forward block; swiglu and geglu are gated and have a third matrix.
+    gelu and geglu compute GELU by tanh, gelu_exact by the error function."""
+    residual: Literal["sequential", "parallel"]
+    """Whether the feed-forward block reads what attention has added, or both read the same."""
     bias: bool
     """Whether linear layers have biases."""
     tied: bool
@@ -89,7 +91,7 @@ class ModelConfig(Section):
     @property
     def gated(self) -> bool:
         """Whether the feed-forward block multiplies by a gate."""
-        return self.activation != "gelu"
+        return self.activation in ("swiglu", "geglu")
 
     def reads_encoder(self, layer: int) -> bool:
         """Whether a layer attends to the encoder's output, beside its own stack's."""

@@ -1,13 +1,15 @@
 """A configuration laid out over ranks: the grid, and the factors that cut its model states."""
 
+from collections import Counter
+
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.message_memory import feedback_bytes, message_bytes, rounds_refresh
 from frontier_llm.geometry.partition import Factors, data_ranks_per_node
-from frontier_llm.geometry.state_memory import needs_master, state_bytes
-from frontier_llm.geometry.units import unit_layouts
+from frontier_llm.geometry.state_memory import gathered_elements, needs_master, state_bytes
+from frontier_llm.geometry.units import keeps_head, stage_pieces, unit_layouts
 from frontier_llm.units import GIB, format_bytes
 
 STATES_SHARE = 0.7
@@ -68,9 +70,8 @@ def predict_bytes(
 ) -> dict[str, int]:
     """Predict what a rank of a stage holds of model states, by category.
 
-    `gathered` is a bound: the largest `sharding.units_in_flight` units (and one more, whose
-    forward pass has just ended while the next is already there), and so is `messages`. All others
-    are exact.
+    `gathered` is a bound (state_memory.gathered_elements), and so is `messages`. All others are
+    exact.
 
     Args:
         config: the run.
@@ -86,8 +87,10 @@ def predict_bytes(
     for layout in layouts.values():
         held = state_bytes(layout.size, factors, compute_bytes, master)
         total = {name: total.get(name, 0) + count for name, count in held.items()}
-    largest = sorted((one.size for one in layouts.values()), reverse=True)[: in_flight + 1]
-    total["gathered"] = sum(largest) * compute_bytes if factors.params > 1 else 0
+    units = Counter(one.size for one in layouts.values())
+    keeps = keeps_head(config.model, stage_pieces(config, stage))
+    gathered = gathered_elements(units, in_flight, keeps)
+    total["gathered"] = gathered * compute_bytes if factors.params > 1 else 0
     if formats.encode(compute_bytes):
         total["feedback"] = sum(
             feedback_bytes(config.collectives, grid, factors, one.size) if grid else 0

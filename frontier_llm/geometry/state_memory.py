@@ -1,8 +1,13 @@
-"""Bytes of model states that a rank keeps from step to step, by category."""
+"""Bytes of model states that a rank keeps from step to step, and what it gathers for a while."""
+
+from collections.abc import Mapping
 
 from frontier_llm.geometry.partition import Factors
 
 FP32_BYTES = 4
+SMALL_SHARE = 16
+"""A unit is small if the average one is so many times as large: a norm, or a table of positions.
+All small ones together are then at most this share of the stage's parameters."""
 
 
 def needs_master(compute_bytes: int, rounds_refresh: bool = False) -> bool:
@@ -36,3 +41,32 @@ def state_bytes(
         "master": FP32_BYTES * of_optimizer if master else 0,
         "moments": 2 * FP32_BYTES * of_optimizer,
     }
+
+
+def small_elements(units: Mapping[int, int]) -> int:
+    """Return the elements up to which a unit does not count as one in flight.
+
+    Args:
+        units: how many there are, by the size of their buffers.
+    """
+    return sum(size * count for size, count in units.items()) // sum(units.values()) // SMALL_SHARE
+
+
+def gathered_elements(units: Mapping[int, int], units_in_flight: int, keeps_head: bool) -> int:
+    """Bound the elements of units that are whole at once where parameters are cut.
+
+    All small ones, and of the large ones: the one that is read, `units_in_flight - 1` that are on
+    their way, and the one before, whose pass has just ended or whose last gradient is to come.
+
+    Args:
+        units: how many there are, by the size of their buffers.
+        units_in_flight: `sharding.units_in_flight`.
+        keeps_head: whether a table that is both embedding and head stays for the whole backward
+            pass.
+    """
+    small, left, total = small_elements(units), units_in_flight + 1 + keeps_head, 0
+    for size in sorted(units, reverse=True):
+        taken = units[size] if size <= small else min(units[size], left)
+        total += taken * size
+        left -= taken if size > small else 0
+    return total

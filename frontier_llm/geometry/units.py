@@ -30,6 +30,14 @@ def stage_pieces(config: RunConfig, stage: int) -> tuple[Piece, ...]:
     return pieces_of_stage(pieces, stage)
 
 
+def keeps_head(model: ModelConfig, pieces: Sequence[Piece]) -> bool:
+    """Whether a stage holds a table that is both embedding and head.
+
+    It is complete only after the look-up's backward pass, the stage's last.
+    """
+    return model.tied and any(piece.has_embedding and piece.has_head for piece in pieces)
+
+
 def unit_layouts(config: RunConfig, stage: int, factors: Factors) -> dict[str, FlatLayout]:
     """Return the flat buffer of each unit on a tensor rank of a stage."""
     shapes: dict[str, list[ParameterShape]] = {}
@@ -95,7 +103,7 @@ def _events(model: ModelConfig, piece: Piece, *, forward: bool) -> Iterator[Even
             yield "release", unit
         return
     # a table that is the head's too is complete only after its look-up's backward pass
-    late = output if piece.has_head and piece.has_embedding and model.tied else None
+    late = output if keeps_head(model, [piece]) else None
     for unit in reversed(middle):
         yield "acquire", unit
         if unit != late:

@@ -31,7 +31,7 @@ class Gpt(GPTModel):
         interleaved = config.virtual_pipeline_model_parallel_size is not None
         super().__init__(
             config=config,
-            transformer_layer_spec=decoder_block(len(piece.layers), kernels),
+            transformer_layer_spec=decoder_block(len(piece.layers), model, kernels),
             vocab_size=padded_vocabulary(model, config.tensor_model_parallel_size),
             max_sequence_length=sequence_length,
             pre_process=piece.has_embedding,

@@ -20,19 +20,24 @@ from megatron.core.transformer.transformer_layer import (
     TransformerLayerSubmodules,
 )
 
+from frontier_llm.config.model import ModelConfig
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.model.attention import SdpaAttention
 from frontier_llm.model.norm import Norm
+from frontier_llm.model.parallel_residual import ParallelResidualLayer
 
 
-def decoder_block(layers: int, kernels: Kernels) -> TransformerBlockSubmodules:
+def decoder_block(layers: int, model: ModelConfig, kernels: Kernels) -> TransformerBlockSubmodules:
     """Specify a stack of causal layers and the norm that follows the last of all.
 
     Args:
         layers: of this piece of the pipeline.
+        model: which parts they have.
         kernels: implementation of the norms.
     """
     layer = layer_spec(kernels, causal=True)
+    if model.residual == "parallel":
+        layer.module = ParallelResidualLayer
     return TransformerBlockSubmodules(
         layer_specs=[layer] * layers, layer_norm=ModuleSpec(module=Norm, params=_norm(kernels))
     )

@@ -39,7 +39,7 @@ def transformer_config(
     model, parallel = config.model, config.parallel
     on_cpu = device.type in ("cpu", "meta")
     interleaved = parallel.chunks > 1
-    fused_activation = not on_cpu and model.bias
+    fused_activation = not on_cpu and model.bias and model.activation != "gelu_exact"
     return TransformerConfig(
         num_layers=model.layers,
         hidden_size=model.hidden,
@@ -91,7 +91,7 @@ def _activation(model: ModelConfig, fused: bool) -> Callable[[Tensor], Tensor]:
     """
     if model.activation == "swiglu":
         return F.silu
-    return F.gelu if fused else gelu_tanh
+    return F.gelu if fused or model.activation == "gelu_exact" else gelu_tanh
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

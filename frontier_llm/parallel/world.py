@@ -54,6 +54,12 @@ class World:
     hosts: tuple[str, ...] = ()
     """Names of the nodes in the order of the ranks, where the launcher says them."""
 
+    @property
+    def node_ranks(self) -> range:
+        """The ranks of this rank's node."""
+        first = self.rank // self.ranks_per_node * self.ranks_per_node
+        return range(first, min(first + self.ranks_per_node, self.size))
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "World | None":
         """Read what srun or torchrun said; None where neither started this process.

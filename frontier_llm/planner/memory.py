@@ -6,6 +6,7 @@ stage i of S holds S - i micro-batches in 1F1B (Narayanan et al., SC'21, section
 interleaved. Temporary buffers are bounds; the allocator's slack is a share of what comes and goes.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,7 +14,13 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.layout import predict_bytes
 from frontier_llm.geometry.schedule import stage_passes
 from frontier_llm.geometry.stages import Piece
-from frontier_llm.geometry.state_memory import FP32_BYTES, needs_master, state_bytes
+from frontier_llm.geometry.state_memory import (
+    FP32_BYTES,
+    gathered_elements,
+    needs_master,
+    state_bytes,
+)
+from frontier_llm.geometry.units import keeps_head
 from frontier_llm.geometry.wire import boundary_bytes
 from frontier_llm.planner.block import head_product, piece_blocks
 from frontier_llm.planner.candidate import Candidate, StageKind
@@ -174,15 +181,14 @@ def _states(candidate: Candidate, kind: StageKind) -> dict[str, int]:
 
 def _gathered(candidate: Candidate, kind: StageKind) -> int:
     """Bound the parameters that are whole at once, as geometry/layout.py does."""
-    if candidate.factors.params == 1:
+    factors, config = candidate.factors, candidate.config
+    if factors.params == 1:
         return 0
-    left = candidate.config.sharding.units_in_flight + 1
-    total = 0
-    for size, count in reversed(kind.units):
-        taken = min(left, count)
-        total += taken * candidate.factors.padded(size)
-        left -= taken
-    return total * candidate.compute_bytes
+    in_flight, keeps = config.sharding.units_in_flight, keeps_head(config.model, kind.pieces)
+    units: Counter[int] = Counter()
+    for size, count in kind.units:
+        units[factors.padded(size)] += count
+    return gathered_elements(units, in_flight, keeps) * candidate.compute_bytes
 
 
 def _reductions(candidate: Candidate, kind: StageKind) -> int:

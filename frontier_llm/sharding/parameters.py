@@ -11,14 +11,17 @@ A unit's parameters are in one of these states:
 (factor 1) are only ever stale or whole.
 
 The order in which units are acquired in one step is the order of the next: it is recorded, and
-each acquire starts the gather of the unit that will follow.
+each acquire and release starts the gathers of those that will follow, of large units
+`units_in_flight - 1` at once. A unit stays whole after its use where it is the next again, and
+where its backward pass waits for another use of it (a table that is the head's too).
 
 What is read is derived from the master weights, so it has their version: a unit whose masters were
 changed by anything but an update or an adoption is refused (versions.py).
 """
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -26,6 +29,7 @@ import torch
 from frontier_llm.collectives.chain import Chain
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import FP32
+from frontier_llm.geometry.state_memory import small_elements
 from frontier_llm.sharding.groups import StateGroups
 from frontier_llm.sharding.unit import Unit
 from frontier_llm.sharding.versions import Versions
@@ -54,6 +58,8 @@ class Parameters:
     ) -> None:
         self._units, self._groups, self._transport = units, groups, transport
         self._units_in_flight, self._versions = units_in_flight, versions
+        small = small_elements(Counter(unit.layout.size for unit in units)) if units else 0
+        self._small = {unit for unit in units if unit.layout.size <= small}
         self._to_refresh: deque[Unit] = deque()
         self._refreshes: dict[Unit, Chain] = {}
         self._refresh_format = transport.formats.refresh
@@ -97,7 +103,8 @@ class Parameters:
             return
         use = Use(unit, backward)
         if unit not in self._whole:
-            self._start_gather(use)
+            if unit not in self._gathers:
+                self._start_gather(use)
             self._gathers.pop(unit).wait()
             self._whole.add(unit)
         if self._in_step:
@@ -106,8 +113,8 @@ class Parameters:
 
     def release(self, unit: Unit) -> None:
         """Free a unit's whole parameters, unless they are the next to be acquired."""
-        expected = self._expected()
-        if unit in self._whole and (expected is None or expected.unit is not unit):
+        following = next(self._expected(), None)
+        if unit in self._whole and (following is None or following.unit is not unit):
             self._whole.remove(unit)
             unit.release()
             if self._in_step:
@@ -129,9 +136,7 @@ class Parameters:
     def gather_first(self) -> None:
         """Gather what the next step begins with while nobody computes, if nothing is in the way."""
         if self._groups.b is None and self._groups.c is None:
-            for use in self._seen[: self._units_in_flight]:
-                self._finish_refresh(use.unit)
-                self._start_gather(use)
+            self._start_gathers(self._seen, self._units_in_flight)
 
     def settle(self) -> None:
         """Wait until every shard is up to date."""
@@ -189,8 +194,6 @@ class Parameters:
 
     def _start_gather(self, use: Use) -> None:
         unit = use.unit
-        if unit in self._gathers or unit in self._whole:
-            return
         formats = self._transport.formats
         code = formats.params_backward if use.backward else formats.params
         whole = unit.materialise()
@@ -201,18 +204,25 @@ class Parameters:
         held = sum(u.whole_bytes for u in (*self._whole, *self._gathers))
         self.peak_gathered_bytes = max(self.peak_gathered_bytes, held)
 
-    def _expected(self) -> Use | None:
-        """Return what will be acquired next, if this step still follows the plan."""
+    def _expected(self) -> Iterator[Use]:
+        """Yield what will be acquired, if this step still follows the plan."""
         position = len(self._seen)
-        follows = self._in_step and position < len(self._plan)
-        if not follows or (position and self._seen[-1] != self._plan[position - 1]):
-            return None
-        return self._plan[position]
+        if self._in_step and (not position or self._seen[-1] == self._plan_at(position - 1)):
+            yield from islice(self._plan, position, None)
+
+    def _plan_at(self, position: int) -> Use | None:
+        return self._plan[position] if position < len(self._plan) else None
 
     def _prefetch(self) -> None:
-        use = self._expected()
-        if use is None or use.unit in self._whole or use.unit in self._gathers:
-            return
-        if len(self._whole) + len(self._gathers) < self._units_in_flight:
-            self._finish_refresh(use.unit)
-            self._start_gather(use)
+        self._start_gathers(self._expected(), self._units_in_flight - 1)
+
+    def _start_gathers(self, uses: Iterable[Use], large: int) -> None:
+        """Start to gather what comes next: so many large units, and the small ones on the way."""
+        for use in uses:
+            if use.unit not in self._small:
+                if not large:
+                    return
+                large -= 1
+            if use.unit not in self._whole and use.unit not in self._gathers:
+                self._finish_refresh(use.unit)
+                self._start_gather(use)

@@ -17,11 +17,12 @@ def shared_folder(config: RunConfig) -> Path:
     return Path(config.run.dir) / FOLDER
 
 
-def local_folder(config: RunConfig, node: int) -> Path | None:
-    """Return the folder of a run's checkpoints on the disk of a node; None without that tier.
+def local_folder(config: RunConfig, rank: int, ranks_per_node: int) -> Path | None:
+    """Return the folder of a run's checkpoints on the disk of a rank's node; None without one.
 
     Nodes have folders of their own, also where several share a disk, as in a test.
     """
+    node = rank // ranks_per_node
     path = config.checkpoint.tiers.local.path
     if path is None:
         return None
@@ -33,7 +34,7 @@ def local_folder(config: RunConfig, node: int) -> Path | None:
 def newest_folder(config: RunConfig) -> Path | None:
     """Return the folder of the newest checkpoint that rank 0's node can see, if there is any."""
     found: list[tuple[int, Path]] = []
-    for place in (shared_folder(config), local_folder(config, 0)):
+    for place in (shared_folder(config), local_folder(config, 0, 1)):
         for path in place.iterdir() if place is not None and place.is_dir() else ():
             parsed = parse_folder(path.name)
             if parsed is not None and parsed[1] in COMMITTED:

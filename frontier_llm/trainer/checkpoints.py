@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontier_llm.checkpoint.manager import CheckpointManager, Options
@@ -52,11 +54,20 @@ class Checkpoints:
         self._saves_locally = self._is_first_of_its_node(groups)
         self.saved_step: int | None = None
         self.failures = 0
-        self._shared: CheckpointManager | None = None
-        self._local: CheckpointManager | None = None
-        if config.checkpoint.mode != "off":
-            self._shared = self._make_shared(config)
-            self._local = self._make_local(config)
+        chosen, node = config.checkpoint, world.node_ranks
+        self._shared = self._make(
+            shared_folder(config),
+            chosen.keep,
+            Options(
+                keep_every_steps=chosen.keep_every_steps,
+                together=node if chosen.files == "node" else None,
+            ),
+        )
+        self._local = self._make(
+            local_folder(config, world.rank, world.ranks_per_node),
+            chosen.tiers.local.keep,
+            Options(sharing=node),
+        )
 
     @property
     def failed(self) -> bool:
@@ -120,12 +131,6 @@ class Checkpoints:
                 self._bear(error)
 
     @property
-    def _node_ranks(self) -> range:
-        per_node = self._world.ranks_per_node
-        first = self._world.rank // per_node * per_node
-        return range(first, min(first + per_node, self._world.size))
-
-    @property
     def _managers(self) -> Iterator[CheckpointManager]:
         yield from (m for m in (self._shared, self._local) if m is not None)
 
@@ -156,44 +161,19 @@ class Checkpoints:
             return at.tensor, at.pipeline, a, b, c
 
         mine = held(groups.rank)
-        return all(held(rank) != mine for rank in range(self._node_ranks.start, groups.rank))
+        return all(held(rank) != mine for rank in range(self._world.node_ranks.start, groups.rank))
 
-    def _make_shared(self, config: RunConfig) -> CheckpointManager:
-        chosen = config.checkpoint
-        assert chosen.mode != "off"
-        return CheckpointManager(
-            shared_folder(config),
-            self._world.rank,
-            self._world.size,
-            self._store,
-            chosen.mode,
-            chosen.keep,
-            timedelta(seconds=chosen.timeout_seconds),
-            Options(
-                keep_every_steps=chosen.keep_every_steps,
-                pool_bytes=chosen.pool_bytes,
-                together=self._node_ranks if chosen.files == "node" else None,
-                neighbours=self._world.ranks_per_node,
-            ),
-        )
-
-    def _make_local(self, config: RunConfig) -> CheckpointManager | None:
-        chosen = config.checkpoint
-        folder = local_folder(config, self._world.rank // self._world.ranks_per_node)
-        if folder is None:
+    def _make(self, folder: Path | None, keep: int, options: Options) -> CheckpointManager | None:
+        chosen, world = self._config, self._world
+        if folder is None or chosen.mode == "off":
             return None
-        assert chosen.mode != "off"
         return CheckpointManager(
             folder,
-            self._world.rank,
-            self._world.size,
+            world.rank,
+            world.size,
             self._store,
             chosen.mode,
-            chosen.tiers.local.keep,
+            keep,
             timedelta(seconds=chosen.timeout_seconds),
-            Options(
-                pool_bytes=chosen.pool_bytes,
-                sharing=self._node_ranks,
-                neighbours=self._world.ranks_per_node,
-            ),
+            replace(options, pool_bytes=chosen.pool_bytes, neighbours=world.ranks_per_node),
         )

@@ -162,8 +162,7 @@ class Restorer:
 
     def _local(self) -> list[Checkpoint]:
         """Return those on the nodes' disks that all ranks can read."""
-        world = self._world
-        folder = local_folder(self._config, world.rank // world.ranks_per_node)
+        folder = local_folder(self._config, self._world.rank, self._world.ranks_per_node)
         if folder is None:
             return []
         here = {checkpoint.step: checkpoint for checkpoint in self._readable(folder)}
@@ -192,7 +191,7 @@ class Restorer:
         world = self._world
         if world.rank == 0:
             void_later(shared_folder(self._config), step)
-        local = local_folder(self._config, world.rank // world.ranks_per_node)
+        local = local_folder(self._config, world.rank, world.ranks_per_node)
         if local is not None and world.rank % world.ranks_per_node == 0:
             void_later(local, step)
 

@@ -26,6 +26,7 @@ def make_model(**changes):
         "norm": "layernorm",
         "norm_epsilon": 1e-5,
         "activation": "gelu",
+        "residual": "sequential",
         "bias": True,
         "tied": True,
         "dropout": 0.0,

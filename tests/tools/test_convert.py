@@ -49,6 +49,10 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+THEIRS["gpt_neox parallel"] = (
+    THEIRS["gpt_neox"][0],
+    {**THEIRS["gpt_neox"][1], "use_parallel_residual": True, "hidden_act": "gelu"},
+)
 THEIRS["mt5"] = ("MT5ForConditionalGeneration", THEIRS["t5"][1])
 THEIRS["llama tied"] = (THEIRS["llama"][0], {**THEIRS["llama"][1], "tie_word_embeddings": True})
 

@@ -1,13 +1,10 @@
 """docs/sharding.md says what conf/ and geometry/ say."""
 
-import subprocess
-import sys
-
 import pytest
 
 from frontier_llm.geometry.partition import Factors
 from tools import sharding_page
-from tools.compose import CONF, groups
+from tools.compose import groups
 from tools.sharding_page import amsp, amsp_elements, presets
 
 
@@ -15,10 +12,8 @@ def _cells(line):
     return [cell.strip(" `") for cell in line.strip("|").split("|")]
 
 
-def test_the_page_and_its_figure_are_current():
-    tool = [sys.executable, str(CONF.parent / "tools" / "sharding_page.py")]
-    done = subprocess.run(tool, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_the_page_and_its_figure_are_current(capsys):
+    assert sharding_page.main([]) == 0, capsys.readouterr().err
 
 
 def test_a_stale_page_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, capsys):

@@ -13,7 +13,7 @@ from tools.sweep_report import axes, main, pareto, read, sensitivity
 def _point(tensor, micro_batch, speed, memory=1.0, status="done", reason=""):
     overrides = ["experiment=x", f"parallel.tensor={tensor}", f"+data.micro_batch={micro_batch}"]
     peak = int(memory * GIB) if status == "done" else None
-    return Point(overrides, status, reason, 10.0, float(speed), peak, 4.0)
+    return Point(overrides, status, reason, 10.0, float(speed), peak, 4.0, None)
 
 
 POINTS = [

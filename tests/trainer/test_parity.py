@@ -17,6 +17,8 @@ from tests.trainer.rig import Rig, make_rig
 from tests.values import tiny_values
 
 STEPS = 10
+BATCH = ["data.global_batch=4"]
+"""Two micro-batches or more on every replica: enough to add up, and half the time of eight."""
 
 LAYOUTS = {
     "tensor2": (2, ["parallel.tensor=2"]),
@@ -108,20 +110,20 @@ def assemble(per_rank: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def reference(overrides: tuple[str, ...], precision: str = "fp32") -> Any:
-    return run_ranks(train_and_collect, 1, tiny_values(*overrides), precision)[0]
+def reference(overrides: tuple[str, ...], steps: int = STEPS) -> Any:
+    return run_ranks(train_and_collect, 1, tiny_values(*overrides), "fp32", steps)[0]
 
 
 def compare(size: int, overrides: list[str], model: list[str], steps: int = STEPS) -> None:
     alone = [o for o in overrides if not o.startswith(("parallel.", "sharding."))]
     values = tiny_values(*model, *overrides)
-    expected_losses, expected_norms, expected_gradients = reference(tuple([*model, *alone]))
+    losses_alone, norms_alone, gradients_alone = reference((*model, *alone), steps)
     results = run_ranks(train_and_collect, size, values, "fp32", steps, timeout=120)
     for losses, norms, _ in results:
-        np.testing.assert_allclose(losses, expected_losses[:steps], rtol=1e-5)
-        np.testing.assert_allclose(norms, expected_norms[:steps], rtol=1e-5)
+        np.testing.assert_allclose(losses, losses_alone, rtol=1e-5)
+        np.testing.assert_allclose(norms, norms_alone, rtol=1e-5)
     gradients = assemble([gradients for _, _, gradients in results])
-    whole = assemble([expected_gradients])
+    whole = assemble([gradients_alone])
     assert gradients.keys() == whole.keys()
     for name, expected in whole.items():
         error = np.linalg.norm(gradients[name] - expected) / np.linalg.norm(expected)
@@ -132,34 +134,41 @@ def compare(size: int, overrides: list[str], model: list[str], steps: int = STEP
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_equals_one_process(layout: str, model: str) -> None:
     size, overrides = LAYOUTS[layout]
-    compare(size, overrides, MODELS[model])
+    compare(size, [*overrides, *BATCH], MODELS[model])
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize("layout", ["tensor2_sequence", "tensor2_pipeline2_chunks2_data2"])
 def test_recomputation_changes_nothing(layout: str, recompute: str) -> None:
     size, overrides = LAYOUTS[layout]
-    losses = run_ranks(
-        train_and_collect, size, tiny_values(*overrides, f"recompute={recompute}"), "fp32"
-    )[0][0]
-    np.testing.assert_allclose(losses, reference(())[0], rtol=1e-5)
+    values = tiny_values(*overrides, *BATCH, f"recompute={recompute}")
+    losses = run_ranks(train_and_collect, size, values, "fp32")[0][0]
+    np.testing.assert_allclose(losses, reference(tuple(BATCH))[0], rtol=1e-5)
+
+
+def test_parallel_residual() -> None:
+    overrides = ["parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2", *BATCH]
+    model = ["model.residual=parallel", "model.activation=gelu_exact", "model.positions=rotary"]
+    compare(4, overrides, model, 3)
+    sequential = reference((*model[1:], *BATCH), 3)
+    assert not np.allclose(sequential[0], reference((*model, *BATCH), 3)[0], rtol=1e-5)
 
 
 def test_vocabulary_that_no_tensor_size_divides() -> None:
     """4099 is prime: rows of padding must take no probability and no gradient."""
     for size, overrides in (LAYOUTS["tensor2"], LAYOUTS["tensor2_pipeline2_data2"]):
-        compare(size, overrides, ["model.vocabulary=4099"])
+        compare(size, [*overrides, *BATCH], ["model.vocabulary=4099"])
 
 
 def test_bf16_stays_near_fp32() -> None:
     """bf16 has 8 bits of mantissa (relative 2^-9 a rounding): 1% on the loss over ten steps."""
-    exact = reference(())[0]
+    exact = reference(tuple(BATCH))[0]
     for size, overrides in ((1, []), LAYOUTS["tensor2_pipeline2_data2"]):
-        losses = run_ranks(train_and_collect, size, tiny_values(*overrides), "bf16")[0][0]
+        losses = run_ranks(train_and_collect, size, tiny_values(*overrides, *BATCH), "bf16")[0][0]
         np.testing.assert_allclose(losses, exact, rtol=1e-2)
 
 
 def test_loss_falls() -> None:
-    losses = reference(())[0]
+    losses = reference(tuple(BATCH))[0]
     assert torch.tensor(losses).isfinite().all()
     assert losses[-1] < losses[0]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked_train
+
 ROOT = Path(__file__).parents[2]
 SMALL = (
     "data=text",
@@ -121,12 +123,12 @@ def test_same_seed_is_the_same_run_in_another_layout(
     run: Path, folder: Path, corpus: list[str]
 ) -> None:
     """The order of samples and the initial weights know nothing of the layout."""
-    ended = train(
-        *corpus, f"run.dir={folder}/alone", f"trainer.steps={STEPS}", "launch.ranks=1",
+    ended = forked_train.train(
+        *SMALL, *corpus, f"run.dir={folder}/alone", f"trainer.steps={STEPS}", "launch.ranks=1",
         "parallel.pipeline=1", "optimizer.warmup_steps=0", "telemetry.wandb=off",
         "trainer.sample_tokens=0",
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
+    assert ended.code == 0, ended.text
     losses = [
         [json.loads(line)["loss"] for line in (path / "metrics.jsonl").read_text().splitlines()]
         for path in (run, folder / "alone")
@@ -137,13 +139,13 @@ def test_same_seed_is_the_same_run_in_another_layout(
 def test_loss_that_is_not_finite_ends_the_run_with_a_report(
     folder: Path, corpus: list[str]
 ) -> None:
-    ended = train(
-        *corpus, f"run.dir={folder}/nan", "optimizer.learning_rate=1e30", "launch.ranks=2",
+    ended = forked_train.train(
+        *SMALL, *corpus, f"run.dir={folder}/nan", "optimizer.learning_rate=1e30", "launch.ranks=2",
         "optimizer.warmup_steps=0", "trainer.bad_steps_allowed=1", "telemetry.wandb=off",
     )  # fmt: skip
-    assert ended.returncode == 1
-    assert "not finite for 2 steps in a row" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert ended.code == 1
+    assert "not finite for 2 steps in a row" in ended.text
+    assert "Traceback" not in ended.text
     summary = json.loads((folder / "nan" / "summary.json").read_text())
     assert summary["exit_code"] == 1
     assert (folder / "nan" / "report.html").exists()
@@ -152,24 +154,22 @@ def test_loss_that_is_not_finite_ends_the_run_with_a_report(
 @pytest.mark.parametrize("victim", ["parent", "group"])
 def test_request_to_stop_ends_in_order(folder: Path, corpus: list[str], victim: str) -> None:
     run_dir = folder / f"stopped_{victim}"
-    command = [sys.executable, "train.py", *SMALL, *corpus, f"run.dir={run_dir}",
-               "trainer.steps=100000", "launch.ranks=2", "telemetry.wandb=off"]  # fmt: skip
-    process = subprocess.Popen(
-        command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-        text=True, start_new_session=True,
+    training = forked_train.Training(
+        *SMALL, *corpus, f"run.dir={run_dir}", "trainer.steps=100000", "launch.ranks=2",
+        "telemetry.wandb=off",
     )  # fmt: skip
     wait_for_line(run_dir / "metrics.jsonl")
     if victim == "parent":
-        process.send_signal(signal.SIGTERM)
+        os.kill(training.pid, signal.SIGTERM)
     else:
-        os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C does
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 3, stderr
-    assert f"it goes on from there with run.dir={run_dir}" in stderr
+        os.killpg(training.pid, signal.SIGINT)  # what Ctrl-C does
+    ended = training.wait(60)
+    assert ended.code == 3, ended.text
+    assert f"it goes on from there with run.dir={run_dir}" in ended.text
     steps = len((run_dir / "metrics.jsonl").read_text().splitlines())
     assert [max(path.name for path in (run_dir / "checkpoints").iterdir())] == [f"step_{steps:08d}"]
     with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)  # nobody is left
+        os.killpg(training.pid, 0)  # nobody is left
 
 
 def wait_for_line(path: Path) -> None:

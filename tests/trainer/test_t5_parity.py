@@ -13,7 +13,7 @@ from tests.trainer.test_sharding_parity import factors
 from tests.values import TINY_T5, tiny_values
 
 STEPS = 3
-MODEL = [*TINY_T5, "data.micro_batch=2"]
+MODEL = [*TINY_T5, "data.micro_batch=2", "data.global_batch=4"]
 
 LAYOUTS = {
     "tensor2": (2, ["parallel.tensor=2"]),
@@ -24,6 +24,8 @@ LAYOUTS = {
     "pipeline3": (3, ["parallel.pipeline=3", "parallel.layers_per_stage=[1,2,1]"]),
     "chunks2": (2, ["parallel.pipeline=2", "parallel.chunks=2"]),
 }
+EIGHT = "data.global_batch=8"
+"""Two micro-batches on each of two replicas."""
 IN_3D = ["parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2"]
 
 
@@ -39,12 +41,13 @@ def test_layout_equals_one_process(layout: str) -> None:
     ids=["zero1", "amsp", "zero3"],
 )
 def test_cut_states_in_three_dimensions(split: str, cut: tuple[int, int, int]) -> None:
-    compare(8, [*IN_3D, f"parallel.layers_per_stage={split}", *factors(cut)], MODEL, STEPS)
+    overrides = [*IN_3D, EIGHT, f"parallel.layers_per_stage={split}", *factors(cut)]
+    compare(8, overrides, MODEL, STEPS)
 
 
 def test_stacks_that_reach_over_four_pieces_on_cut_states() -> None:
     """Tables of relative positions have copies on two chunks of two stages."""
-    overrides = ["parallel.pipeline=2", "parallel.chunks=2", *factors((2, 2, 2))]
+    overrides = ["parallel.pipeline=2", "parallel.chunks=2", EIGHT, *factors((2, 2, 2))]
     compare(4, [*overrides, "model.layers=7", "model.encoder_layers=4"], MODEL, STEPS)
 
 
@@ -55,10 +58,10 @@ def test_stacks_that_reach_over_four_pieces_on_cut_states() -> None:
 def test_recomputation_changes_nothing(layout: str, recompute: str) -> None:
     size, overrides = LAYOUTS[layout]
     values = tiny_values(*MODEL, *overrides, f"recompute={recompute}")
-    expected_losses, expected_norms, expected = reference(tuple(MODEL))
+    expected_losses, expected_norms, expected = reference(tuple(MODEL), STEPS)
     results = run_ranks(train_and_collect, size, values, "fp32", STEPS)
-    np.testing.assert_allclose(results[0][0], expected_losses[:STEPS], rtol=1e-5)
-    np.testing.assert_allclose(results[0][1], expected_norms[:STEPS], rtol=1e-5)
+    np.testing.assert_allclose(results[0][0], expected_losses, rtol=1e-5)
+    np.testing.assert_allclose(results[0][1], expected_norms, rtol=1e-5)
     gradients, whole = assemble([found for _, _, found in results]), assemble([expected])
     for name, gradient in whole.items():
         error = np.linalg.norm(gradients[name] - gradient) / np.linalg.norm(gradient)
@@ -74,7 +77,7 @@ def test_recomputation_draws_the_same_dropout(layout: list[str]) -> None:
         for recompute in ("recompute=none", "recompute=full")
     )
     np.testing.assert_allclose(again, kept, rtol=1e-5)
-    assert not np.allclose(kept[0], reference(tuple(MODEL))[0][:STEPS], rtol=1e-3)
+    assert not np.allclose(kept[0], reference(tuple(MODEL), STEPS)[0], rtol=1e-3)
 
 
 def without_sums_of_copies(world: World, values: dict[str, Any]) -> Any:
@@ -86,13 +89,13 @@ def test_copies_that_are_not_added_up_are_noticed() -> None:
     """Negative control: without this, the comparisons above would prove less."""
     values = tiny_values(*MODEL, *LAYOUTS["in_encoder"][1])
     _, norms, _ = run_ranks(without_sums_of_copies, 2, values)[0]
-    assert not np.allclose(norms, reference(tuple(MODEL))[1][:STEPS], rtol=1e-5, atol=0)
+    assert not np.allclose(norms, reference(tuple(MODEL), STEPS)[1], rtol=1e-5, atol=0)
 
 
 def test_bf16_stays_near_fp32() -> None:
     values = tiny_values(*MODEL, *LAYOUTS["in_decoder"][1])
-    losses = run_ranks(train_and_collect, 2, values, "bf16")[0][0]
-    np.testing.assert_allclose(losses, reference(tuple(MODEL))[0], rtol=1e-2)
+    losses = run_ranks(train_and_collect, 2, values, "bf16", STEPS)[0][0]
+    np.testing.assert_allclose(losses, reference(tuple(MODEL), STEPS)[0], rtol=1e-2)
 
 
 def test_loss_falls() -> None:

@@ -97,13 +97,14 @@ class Outcome:
         )
 
     @property
-    def restore_rate(self) -> float:
-        """Bytes a second, all ranks together; median."""
-        return statistics.median(
+    def restore_rate(self) -> float | None:
+        """Bytes a second, all ranks together; median; None: it gives nothing back."""
+        rates = [
             sum(rank.states_bytes for rank in ranks) / max(seconds)
             for ranks in self.rounds
             for seconds in zip(*(rank.restore_seconds for rank in ranks), strict=True)
-        )
+        ]
+        return statistics.median(rates) if rates else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
@@ -144,14 +145,14 @@ def _cells(outcome: Outcome, disk: DiskOutcome) -> list[str]:
     if not outcome.rounds:
         return ["failed"]
     durable, share = outcome.durable_seconds, outcome.compute_share
-    ranks = outcome.rounds[0]
+    rate, ranks = outcome.restore_rate, outcome.rounds[0]
     return [
         f"{outcome.blocked_seconds / MILLI:.1f}",
         "-" if durable is None else f"{durable:.2f}",
         "-" if share is None else f"{share:.2f}",
         f"{outcome.step_ratio:.3f}",
         f"{outcome.short_ratio:.2f}",
-        f"{sum(rank.states_bytes for rank in ranks) / outcome.restore_rate:.2f}",
-        f"{outcome.restore_rate / disk.read_rate:.0%}",
+        "-" if rate is None else f"{sum(rank.states_bytes for rank in ranks) / rate:.2f}",
+        "-" if rate is None else f"{rate / disk.read_rate:.0%}",
         f"{ranks[0].disk_bytes / MEGA:.0f}",
     ]

@@ -22,6 +22,7 @@ from frontier_llm.checkpoint.manager import CheckpointManager, Options
 from frontier_llm.checkpoint.names import step_folder
 from frontier_llm.checkpoint.restore import load
 from frontier_llm.checkpoint.scan import newest
+from tools.bench import disk
 from tools.bench.checkpoint_states import KnownStates
 from tools.bench.disk import sync_file
 
@@ -45,6 +46,9 @@ class Place:
 
 class Saver:
     """One rank's way to save. Here: one that holds training up until it is done."""
+
+    gives_back = True
+    """Whether states can be restored."""
 
     def __init__(self, states: KnownStates, place: Place) -> None:
         self._states, self._place = states, place
@@ -222,6 +226,39 @@ class DcpAsync(Dcp):
             self._stager.close()
 
 
+class BareWrites(Saver):
+    """As many bytes from one buffer, by a thread that does nothing else: no copy, no content.
+
+    What this costs, the machine takes from everybody who writes that fast.
+    """
+
+    gives_back = False
+
+    def __init__(self, states: KnownStates, place: Place) -> None:
+        super().__init__(states, place)
+        self._path = place.folder / f"bare_{place.rank}"
+        self._buffer = disk.filled_buffer()
+        self._thread: threading.Thread | None = None
+
+    def save(self, step: int) -> None:
+        """Overwrite the file."""
+        self.settle()
+        self._thread = threading.Thread(target=self._write)
+        self._thread.start()
+
+    def is_durable(self) -> bool:
+        """Whether the thread is through."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def settle(self) -> None:
+        """Wait for the thread."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _write(self) -> None:
+        disk.write_blocks(self._path, self._buffer, -(-self._states.size // disk.BLOCK_BYTES))
+
+
 SAVERS: dict[str, tuple[str, Callable[[KnownStates, Place], Saver]]] = {
     "ours-lazy": ("checkpoint=lazy", lambda s, p: Ours(s, p, "lazy")),
     "ours-blocking": ("checkpoint=blocking", lambda s, p: Ours(s, p, "blocking")),
@@ -233,5 +270,6 @@ SAVERS: dict[str, tuple[str, Callable[[KnownStates, Place], Saver]]] = {
         "its async_save with a DefaultStager that is kept",
         lambda s, p: DcpAsync(s, p, stager=True),
     ),
+    "bare-writes": ("as many bytes from one buffer", BareWrites),
 }
 """By name: what it is, and how a rank makes it."""

@@ -64,7 +64,7 @@ class RankFigures:
     plain_short_seconds: float
     """Of as many without saves."""
     restore_seconds: tuple[float, ...]
-    """With an empty page cache."""
+    """With an empty page cache; none of a saver that gives nothing back."""
     states_bytes: int
     """Of this rank."""
     disk_bytes: int
@@ -141,7 +141,8 @@ class Rank:
         self._long_step(pieces, 0.0)  # the first one allocates
         saves = [self._long_step(pieces, self._plain_steps(pieces, 1)) for _ in range(turn.saves)]
         short, plain = self._short_steps(short_pieces)
-        restores = [self._restore() for _ in range(turn.restores)]
+        passes = turn.restores if self._saver.gives_back else 0
+        restores = [self._restore() for _ in range(passes)]
         self._saver.close()
         return RankFigures(
             saves=tuple(saves),

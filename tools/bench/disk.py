@@ -3,7 +3,7 @@
 import mmap
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,15 +38,31 @@ def measure(folder: Path, rank: int, size: int) -> DiskFigures:
         size: bytes; rounded to whole blocks.
     """
     path, blocks = folder / f"plain_{rank}", max(1, size // BLOCK_BYTES)
-    buffer = mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    buffer.write(os.urandom(MIB) * (BLOCK_BYTES // MIB))
-    write_seconds = _time(path, os.O_WRONLY | os.O_CREAT | DIRECT, buffer, blocks)
+    buffer = filled_buffer()
+    write_seconds = _time(lambda: write_blocks(path, buffer, blocks))
     drop_from_cache([path])
-    read_seconds = _time(path, os.O_RDONLY | DIRECT, buffer, blocks)
+    read_seconds = _time(lambda: _read_blocks(path, DIRECT, buffer, blocks))
     drop_from_cache([path])
-    cached_read_seconds = _time(path, os.O_RDONLY, buffer, blocks)
+    cached_read_seconds = _time(lambda: _read_blocks(path, 0, buffer, blocks))
     path.unlink()
     return DiskFigures(blocks * BLOCK_BYTES, write_seconds, read_seconds, cached_read_seconds)
+
+
+def filled_buffer() -> mmap.mmap:
+    """Return a block of random bytes, in whole pages."""
+    buffer = mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    buffer.write(os.urandom(MIB) * (BLOCK_BYTES // MIB))
+    return buffer
+
+
+def write_blocks(path: Path, buffer: mmap.mmap, blocks: int) -> None:
+    """Write a block that many times, past the page cache, and sync."""
+    descriptor = _open(path, os.O_WRONLY | os.O_CREAT | DIRECT)
+    for index in range(blocks):
+        moved = os.pwrite(descriptor, buffer, index * BLOCK_BYTES)
+        assert moved == BLOCK_BYTES, (path, moved)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def sync_file(path: Path) -> None:
@@ -69,21 +85,20 @@ def drop_from_cache(paths: Iterable[Path]) -> None:
             os.close(descriptor)
 
 
-def _time(path: Path, flags: int, buffer: mmap.mmap, blocks: int) -> float:
-    """Write or read that many blocks; return the seconds, with the sync of what was written."""
-    descriptor = _open(path, flags)
-    writes = bool(flags & os.O_WRONLY)
+def _read_blocks(path: Path, flags: int, buffer: mmap.mmap, blocks: int) -> None:
+    descriptor = _open(path, os.O_RDONLY | flags)
+    for index in range(blocks):
+        moved = os.preadv(descriptor, [buffer], index * BLOCK_BYTES)
+        assert moved == BLOCK_BYTES, (path, moved)
+    os.close(descriptor)
+
+
+def _time(work: Callable[[], None]) -> float:
+    """Return how long it takes while all ranks do the same."""
     dist.barrier()
     start = time.perf_counter()
-    for index in range(blocks):
-        at = index * BLOCK_BYTES
-        moved = os.pwrite(descriptor, buffer, at) if writes else os.preadv(descriptor, [buffer], at)
-        assert moved == BLOCK_BYTES, (path, moved)
-    if writes:
-        os.fsync(descriptor)
-    seconds = time.perf_counter() - start
-    os.close(descriptor)
-    return seconds
+    work()
+    return time.perf_counter() - start
 
 
 def _open(path: Path, flags: int) -> int:

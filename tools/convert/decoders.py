@@ -103,18 +103,20 @@ class Gpt2(Family):
 
 
 class GptNeoX(Family):
-    """GPT-NeoX: rotary positions, biases; of its variants the one whose residual is sequential."""
+    """GPT-NeoX, and so Pythia: rotary positions, biases, a parallel or a sequential residual."""
 
     name = "gpt_neox"
     architecture = "GPTNeoXForCausalLM"
     unused = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
     wants: ClassVar[Mapping[str, Any]] = {
-        "kind": "gpt", "positions": "rotary", "norm": "layernorm", "activation": "gelu",
+        "kind": "gpt", "positions": "rotary", "norm": "layernorm",
         "bias": True, "tied": False, "scaled_attention": True,
     }  # fmt: skip
+    choices: ClassVar[Mapping[str, Any]] = {
+        "residual": ("sequential", "parallel"), "activation": ("gelu", "gelu_exact"),
+    }  # fmt: skip
     required: ClassVar[Mapping[str, Any]] = {
-        "use_parallel_residual": False,
-        "hidden_act": ("gelu_new", "gelu_pytorch_tanh"),
+        "hidden_act": ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
         "attention_bias": True,
         "tie_word_embeddings": False,
         "rope_scaling": None,
@@ -148,8 +150,8 @@ class GptNeoX(Family):
             "num_hidden_layers": model.layers,
             "num_attention_heads": model.heads,
             "intermediate_size": model.ffn,
-            "hidden_act": "gelu_pytorch_tanh",
-            "use_parallel_residual": False,
+            "hidden_act": "gelu" if model.activation == "gelu_exact" else "gelu_pytorch_tanh",
+            "use_parallel_residual": model.residual == "parallel",
             "attention_bias": True,
             "layer_norm_eps": model.norm_epsilon,
             "hidden_dropout": model.dropout,
@@ -166,6 +168,8 @@ class GptNeoX(Family):
             "layers": theirs["num_hidden_layers"],
             "heads": theirs["num_attention_heads"],
             "ffn": theirs["intermediate_size"],
+            "activation": "gelu_exact" if theirs.get("hidden_act", "gelu") == "gelu" else "gelu",
+            "residual": "parallel" if theirs.get("use_parallel_residual", True) else "sequential",
             "norm_epsilon": theirs.get("layer_norm_eps", 1e-5),
             "dropout": theirs.get("hidden_dropout", 0.0),
             "attention_dropout": theirs.get("attention_dropout", 0.0),

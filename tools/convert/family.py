@@ -26,6 +26,8 @@ class Family(ABC):
     """Of most names; some folders leave it out."""
     wants: ClassVar[Mapping[str, Any]]
     """Settings of ours that the family leaves no choice of."""
+    choices: ClassVar[Mapping[str, Any]] = {"residual": ("sequential",)}
+    """Settings of ours, and what they may be."""
     required: ClassVar[Mapping[str, Any]] = {}
     """Settings of theirs that we compute with, and nothing else; what they default to."""
 
@@ -47,6 +49,11 @@ class Family(ABC):
             f"model.{key}={getattr(model, key)}, not {value}"
             for key, value in self.wants.items()
             if getattr(model, key) != value
+        ]
+        wrong += [
+            f"model.{key}={getattr(model, key)}, not {' or '.join(values)}"
+            for key, values in self.choices.items()
+            if getattr(model, key) not in values
         ]
         return wrong + self.more_mismatches(model)
 
