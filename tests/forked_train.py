@@ -4,6 +4,7 @@ ended = train("run.dir=/tmp/x", "trainer.steps=3")
 assert ended.code == 0, ended.text
 """
 
+import gc
 import os
 import signal
 import sys
@@ -71,6 +72,7 @@ def train(*overrides: str) -> Ended:
 def _child(output: Path, overrides: tuple[str, ...]) -> None:
     code = 70
     try:
+        gc.freeze()
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)

@@ -14,6 +14,7 @@ The first argument of the function is its `World`; results come back pickled. Wh
 `RanksFailedError` holds every rank's traceback, the one that looks like the cause first.
 """
 
+import gc
 import os
 import pickle
 import signal
@@ -92,6 +93,7 @@ def _fork(
     pid = os.fork()
     if pid:
         return pid
+    gc.freeze()  # a collection would copy every page of the parent's
     code = 1
     try:
         _run(world, folder, function, args, timeout)

@@ -11,6 +11,7 @@ the child would wait for them for ever.
 """
 
 import ctypes
+import gc
 import os
 import platform
 import signal
@@ -126,6 +127,7 @@ def _fork(
     if pid:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
         return pid
+    gc.freeze()  # a collection would write to, and so copy, every page that is the parent's
     code = 1
     try:
         _die_with(parent)

@@ -1,5 +1,6 @@
 """Where everything is put together for one rank: the composition root."""
 
+import gc
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -66,6 +67,10 @@ def run(config: RunConfig, world: World, store: "Store") -> None:
     with Watchdog(config.watchdog, world, store, run_dir, run_dir / FAILURES) as watchdog:
         choices = choose(config, world, store, accelerator)
         with Loop(assemble(config, world, store, accelerator, choices, watchdog)) as loop:
+            # what stays for the whole run is not searched for garbage again: that takes a rank
+            # tens of milliseconds, each rank in another step, and all wait for it
+            gc.collect()
+            gc.freeze()
             loop.run()
         destroy_groups()
 

@@ -23,12 +23,17 @@ def factors(chain: tuple[int, int, int]) -> list[str]:
 
 @pytest.mark.parametrize("chain", chains(4), ids=str)
 def test_every_chain_of_four_replicas(chain: tuple[int, int, int]) -> None:
-    compare(4, factors(chain), [], STEPS)
+    compare(4, ["model.layers=3", *factors(chain)], [], STEPS)
 
 
 @pytest.mark.parametrize("chain", chains(6), ids=str)
 def test_every_chain_of_six_replicas(chain: tuple[int, int, int]) -> None:
-    compare(6, ["data.global_batch=12", *factors(chain)], MODELS["untied_gqa_swiglu"], STEPS)
+    compare(
+        6,
+        ["data.global_batch=12", "model.layers=3", *factors(chain)],
+        MODELS["untied_gqa_swiglu"],
+        STEPS,
+    )
 
 
 IN_3D = [
