@@ -4,7 +4,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -63,16 +62,6 @@ def test_a_wrong_configuration_is_refused_before_torch_is_imported(arguments, ke
     assert out == ""
     assert err.startswith(f"configuration error at {key}\n  got:    ")
     assert len(err.splitlines()) == 4
-
-
-def test_a_wrong_configuration_is_refused_at_once():
-    assert any(_seconds("parallel.tensr=2") < 1.5 for _ in range(5))  # others may use the cores
-
-
-def _seconds(*arguments):
-    started = time.monotonic()
-    assert _train(*arguments)[0] == 2
-    return time.monotonic() - started
 
 
 def test_help_needs_no_torch(no_torch):
@@ -176,12 +165,6 @@ def _check_run(folder):
     assert digest == [hashlib.sha256(text.encode()).hexdigest(), "config.yaml"]
     assert yaml.safe_load(text)["run"]["dir"] == str(folder)
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
-
-
-def test_a_local_run_end_to_end(tmp_path, corpus):
-    code, _, err = _train(*TINY, *corpus, "launch.ranks=2", f"run.dir={tmp_path / 'run'}")
-    assert code == 0, err
-    _check_run(tmp_path / "run")
 
 
 def test_a_run_under_srun_composes_once(tmp_path, corpus):

@@ -79,13 +79,13 @@ def test_what_we_count_is_what_the_interfaces_sent(tmp_path):
 def test_a_failing_contender_is_named_and_the_others_go_on(tmp_path):
     file = tmp_path / "figures.json"
     wrong = "ours-2-1-2"  # gradients cannot be cut over fewer ranks than parameters
-    done = bench("--contenders", wrong, "ddp", "--precision", "fp32", "--json", str(file))
+    done = bench("--contenders", wrong, "ours-zero1", "--precision", "fp32", "--json", str(file))
     assert done.returncode == 1
     assert f"{wrong}: rank" in done.stderr
     assert "configuration error at sharding" in done.stderr
     assert "Traceback" not in done.stderr
     (table,) = tables(file)
-    assert table["ddp"]["error"] is None
+    assert table["ours-zero1"]["error"] is None
 
 
 def test_an_unknown_contender_is_refused_before_anything_starts():

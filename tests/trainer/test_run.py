@@ -28,11 +28,6 @@ SMALL = (
 STEPS = 6
 
 
-def train(*overrides: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "train.py", *SMALL, *overrides]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small corpus: some of the repository's own sources."""
@@ -50,7 +45,8 @@ def corpus(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def run(folder: Path, corpus: list[str]) -> Path:
     """A finished run on 8 ranks as two nodes of four: everything is cut that can be."""
-    ended = train(
+    ended = forked_train.train(
+        *SMALL,
         *corpus,
         f"run.dir={folder}/run",
         f"trainer.steps={STEPS}",
@@ -66,8 +62,8 @@ def run(folder: Path, corpus: list[str]) -> Path:
         "telemetry.tensorboard=true",
         "optimizer.warmup_steps=0",
     )
-    assert ended.returncode == 0, ended.stderr + ended.stdout
-    assert "tensor 2 x pipeline 2 x data 2" in ended.stdout
+    assert ended.code == 0, ended.text
+    assert "tensor 2 x pipeline 2 x data 2" in ended.text
     return folder / "run"
 
 

@@ -19,8 +19,6 @@ from tests.trainer.test_parity import MODELS, compare, reference, train_and_coll
 from tests.trainer.test_sharding_parity import STEPS, factors
 from tests.values import tiny_values
 
-CUTS = [(1, 1, 2), (1, 2, 4), (2, 2, 4), (2, 4, 4), (4, 4, 4)]
-
 
 @pytest.mark.parametrize("cut", [(1, 2, 4), (2, 4, 4), (4, 4, 4)], ids=str)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
@@ -35,15 +33,25 @@ def test_odd_numbers_of_micro_batches(cut: tuple[int, int, int], micro_batches: 
     compare(4, [*few, *factors(cut)], [], STEPS)
 
 
-@pytest.mark.parametrize("cut", [(1, 1, 2), (1, 2, 2), (2, 2, 2)], ids=str)
-@pytest.mark.parametrize("model", MODELS)
-def test_three_stages_of_two_chunks(model: str, cut: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("cut", "model"),
+    [
+        ((1, 1, 2), "tied_gelu"),
+        ((1, 2, 2), "untied_gqa_swiglu"),
+        ((2, 2, 2), "tied_gelu"),
+        ((2, 2, 2), "untied_gqa_swiglu"),
+    ],
+    ids=str,
+)
+def test_three_stages_of_two_chunks(cut: tuple[int, int, int], model: str) -> None:
     overrides = ["parallel.pipeline=3", "parallel.chunks=2", "data.global_batch=12"]
     compare(6, ["model.layers=7", *overrides, *factors(cut)], MODELS[model], STEPS)
 
 
 @pytest.mark.parametrize(
-    ("cut", "wire"), [((1, 1, 2), "fp32"), *((cut, "bf16") for cut in CUTS)], ids=str
+    ("cut", "wire"),
+    [((1, 1, 2), "fp32"), ((1, 2, 4), "bf16"), ((2, 2, 4), "bf16"), ((4, 4, 4), "bf16")],
+    ids=str,
 )
 def test_bf16_stays_near_fp32(cut: tuple[int, int, int], wire: str) -> None:
     """The bound of plain bf16: 1% on the loss of each step, also when bf16 travels."""

@@ -14,8 +14,8 @@ from tests.trainer.rig import make_rig
 from tests.values import tiny_values
 
 PIPELINES = {
-    "none": [],
-    "1f1b": ["parallel.pipeline=2"],
+    "none": ["model.layers=2"],
+    "1f1b": ["model.layers=2", "parallel.pipeline=2"],
     "interleaved": ["parallel.pipeline=2", "parallel.chunks=2"],
 }
 RANKS, PER_NODE = 4, 2
