@@ -1,11 +1,13 @@
 """The program on a device: the same run directory, the same falling loss, in each precision."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.trainer.test_run import corpus, folder, train
+from tests.trainer.test_run import ROOT, SMALL, corpus, folder
 
 __all__ = ["corpus", "folder"]  # fixtures
 
@@ -17,12 +19,14 @@ def test_a_run_on_one_device(
     folder: Path, corpus: list[str], precision: str, recompute: str
 ) -> None:
     run_dir = folder / f"gpu_{precision}_{recompute}"
-    ended = train(
-        *corpus, f"run.dir={run_dir}", "trainer.steps=12", "launch.ranks=1",
+    command = [
+        sys.executable, "train.py", *SMALL, *corpus, f"run.dir={run_dir}",
+        "trainer.steps=12", "launch.ranks=1",
         "parallel.pipeline=1", f"precision={precision}", f"recompute={recompute}",
         "optimizer.warmup_steps=0", "telemetry.wandb=off", "model.dropout=0.1",
         "model.attention_dropout=0.1",
-    )  # fmt: skip
+    ]  # fmt: skip
+    ended = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if not line["skipped"]]
