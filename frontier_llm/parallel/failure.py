@@ -83,9 +83,15 @@ def died(rank: int, code: int, seconds: float) -> Failure:
 
 
 def write(failure: Failure, folder: Path) -> None:
-    """Write `rank_N.json` in one step, so that nobody reads half of it."""
+    """Write `rank_N.json` in one step, so that nobody reads half of it.
+
+    A cause that a thread of the rank has written stays: what its main thread meets then follows
+    from it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"rank_{failure.rank}.json"
+    if path.exists() and not failure.is_primary and _read(path).is_primary:
+        return
     part = path.with_suffix(".part")
     part.write_text(json.dumps(asdict(failure), indent=1))
     part.replace(path)
@@ -93,8 +99,12 @@ def write(failure: Failure, folder: Path) -> None:
 
 def read_all(folder: Path) -> list[Failure]:
     """Read every rank's failure in the order of the ranks; an absent folder has none."""
-    found = [Failure(**json.loads(path.read_text())) for path in folder.glob("rank_*.json")]
+    found = [_read(path) for path in folder.glob("rank_*.json")]
     return sorted(found, key=lambda failure: failure.rank)
+
+
+def _read(path: Path) -> Failure:
+    return Failure(**json.loads(path.read_text()))
 
 
 def clear(folder: Path) -> None:

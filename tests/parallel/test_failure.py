@@ -107,3 +107,15 @@ def test_files_are_read_back_as_they_were_written(tmp_path):
 def test_one_rank_alone_is_the_first(tmp_path):
     assert failure.claim_first(3, tmp_path)
     assert not failure.claim_first(1, tmp_path)
+
+
+def test_what_follows_from_a_cause_does_not_replace_it(tmp_path: Path) -> None:
+    """A watchdog's thread says why a rank ends; then its main thread loses contact."""
+    stall, lost = _caught(1, DataError("stall: late: rank 3")), _caught(1, PEER_LOST)
+    failure.write(stall, tmp_path)
+    failure.write(lost, tmp_path)
+    assert failure.read_all(tmp_path) == [stall]
+    failure.write(_caught(2, PEER_LOST), tmp_path)
+    bug = _caught(2, ValueError("a bug"))
+    failure.write(bug, tmp_path)
+    assert failure.read_all(tmp_path) == [stall, bug]
