@@ -9,17 +9,16 @@ Runs in one process on whatever is here, however the model was cut when it was t
 import argparse
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import yaml
 from rich.console import Console
 from rich.text import Text
 
-from frontier_llm.config import RunConfig, decode
-from frontier_llm.errors import DataError, FrontierError
+from frontier_llm.config import RunConfig
+from frontier_llm.errors import FrontierError
+from tools.one_rank import on_one_rank, whole_model
 
 
 def main() -> int:
@@ -49,50 +48,19 @@ def main() -> int:
     return 0
 
 
-def on_one_rank(run: Path) -> RunConfig:
-    """Read a run's configuration, with the whole model on one rank."""
-    try:
-        values = yaml.safe_load((run / "config.yaml").read_text())
-    except OSError:
-        raise DataError(f"{run} is no run directory: it holds no config.yaml") from None
-    values["parallel"] = {
-        "tensor": 1, "pipeline": 1, "chunks": 1, "sequence": False, "layers_per_stage": None,
-    }  # fmt: skip
-    values["run"] = values["run"] | {"dir": str(run)}
-    return decode(values)
-
-
 def generate(config: RunConfig, arguments: argparse.Namespace) -> list[str]:
     """Build the model on one rank, load the weights of the run and sample."""
-    import torch.distributed as dist
-
-    from frontier_llm.checkpoint.restore import load_weights
-    from frontier_llm.checkpoint.scan import find
     from frontier_llm.data.corpora import open_data
     from frontier_llm.device.accelerator import Accelerator
-    from frontier_llm.device.kernels import resolve
-    from frontier_llm.model.build import build_model
-    from frontier_llm.parallel import megatron_cpu
-    from frontier_llm.parallel.groups import destroy_groups, make_groups
     from frontier_llm.trainer.sample import Sampler
 
-    accelerator = Accelerator.of_rank(0)
-    if accelerator.is_cpu:
-        megatron_cpu.install()
-    with tempfile.TemporaryDirectory() as folder:
-        backend = "gloo" if accelerator.is_cpu else "nccl"
-        dist.init_process_group(backend, f"file://{folder}/store", rank=0, world_size=1)
-        groups = make_groups(config.parallel, 1, arguments.seed)
-        kernels = resolve(config.kernels, accelerator.device)
-        model = build_model(config, groups, "fp32", accelerator.device, kernels)
-        load_weights(find(Path(config.run.dir)), model.records)
-        tokenizer = open_data(config.data).tokenizer
+    tokenizer = open_data(config.data).tokenizer
+    device = Accelerator.of_rank(0).device
+    with whole_model(config, Path(config.run.dir), device) as (model, groups):
         sampler = Sampler(model, groups, config, tokenizer)
-        texts = sampler.continue_texts(
+        return sampler.continue_texts(
             arguments.prompts, arguments.tokens, arguments.temperature, arguments.seed
         )
-        destroy_groups()
-    return texts
 
 
 if __name__ == "__main__":
