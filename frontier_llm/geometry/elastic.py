@@ -32,14 +32,14 @@ def _micro_batch(config: RunConfig, replicas: int, model_ranks: int) -> dict[str
     data = config.data
     share, rest = divmod(data.global_batch, replicas)
     if rest:
-        fitting = [d * model_ranks for d in _divisors(data.global_batch)]
+        fitting = [d * model_ranks for d in divisors(data.global_batch)]
         raise ConfigError(
             "launch.elastic",
             f"data.global_batch={data.global_batch} on {replicas} data-parallel replicas",
             "replicas that divide the global batch, which an elastic run keeps",
             f"start one of {', '.join(map(str, fitting))} ranks",
         )
-    fitted = max(d for d in _divisors(share) if d <= data.micro_batch)
+    fitted = max(d for d in divisors(share) if d <= data.micro_batch)
     return {"data.micro_batch": fitted} if fitted != data.micro_batch else {}
 
 
@@ -49,12 +49,13 @@ def _factors(config: RunConfig, replicas: int) -> dict[str, int]:
     for name in ("optimizer", "grads", "params"):
         wanted = getattr(config.sharding, name)
         if isinstance(wanted, int):
-            fitted = max(d for d in _divisors(limit) if d <= wanted)
+            fitted = max(d for d in divisors(limit) if d <= wanted)
             if fitted != wanted:
                 changed[f"sharding.{name}"] = fitted
             limit = fitted
     return changed
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, ascending."""
     return [d for d in range(1, number + 1) if number % d == 0]

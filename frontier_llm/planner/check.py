@@ -5,10 +5,11 @@ from typing import Any
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.elastic import divisors
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import budget_bytes
 from frontier_llm.planner.memory import StageMemory, fullest
-from frontier_llm.planner.space import chains, divisors
+from frontier_llm.planner.space import chains
 from frontier_llm.planner.step_time import step_time
 from frontier_llm.units import format_bytes
 

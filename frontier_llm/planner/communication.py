@@ -113,6 +113,11 @@ class Lines:
         """Return the time to send to the same place of the next stage."""
         return self._network.send(self._grid.tensor * self._grid.data, sent_bytes)
 
+    def between_ends(self, sent_bytes: float) -> Cost:
+        """Return the time to send from the first stage to the same place of the last."""
+        grid = self._grid
+        return self._network.send(grid.tensor * grid.data * (grid.pipeline - 1), sent_bytes)
+
 
 def _levels(cluster: ClusterConfig, ranks_per_node: int) -> list[tuple[LinkConfig, int | None]]:
     """Return links with the ranks that share them; where nodes are smaller, so are theirs."""

@@ -1,26 +1,24 @@
 """The planner's page: the layouts it found, compared, and what it refused."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from frontier_llm.planner import pictures
 from frontier_llm.planner.estimate import Estimate
+from frontier_llm.planner.search import Found
 from frontier_llm.telemetry import page
 from frontier_llm.telemetry.page import UNKNOWN, Tile, counted
 from frontier_llm.units import GIB, format_bytes, format_count, format_seconds
 
 
-def make_page(
-    title: str, estimates: Sequence[Estimate], refused: Mapping[str, int], words: str
-) -> str:
+def make_page(title: str, found: Found, words: str) -> str:
     """Make a document that needs no other file.
 
     Args:
         title: the model and the cluster.
-        estimates: layouts, the best first; at least one.
-        refused: number of cuts that cannot run, by reason.
+        found: at least one layout, and what was refused.
         words: what was searched.
     """
-    best = estimates[0]
+    best = found.best[0]
     badge = ("bad", "does not fit") if best.refused else ("good", "fits")
     return page.page(
         title=title,
@@ -28,11 +26,11 @@ def make_page(
         subtitle=words,
         body=[
             page.tiles(_tiles(best)),
-            *_comparison(estimates),
-            page.section("Where the seconds go", pictures.breakdown(estimates)),
+            *_comparison(found),
+            page.section("Where the seconds go", pictures.breakdown(found.best)),
             *_timeline(best),
             page.section("Where memory goes", _memory(best), "Layout 1, every stage, GiB."),
-            *_refused(refused),
+            *_refused(found.refused),
         ],
     )
 
@@ -50,10 +48,13 @@ def _tiles(best: Estimate) -> Iterator[Tile]:
     yield Tile("Bubble", f"{best.time.bubble_fraction:.1%}", "of the step")
 
 
-def _comparison(estimates: Sequence[Estimate]) -> Iterator[str]:
-    if len(estimates) < 2:
+def _comparison(found: Found) -> Iterator[str]:
+    if len(found.best) < 2:
         return
-    words = "Filled: no other layout is better in both. Numbers are rows of the table."
+    words = (
+        "Blue: the rows of the table. On the line: no legal layout is better in both; "
+        "point at one to read it."
+    )
     head = ["Layout", "Step", "Tokens/s", "MFU", "Peak memory", "Bubble"]
     rows = [
         [
@@ -64,9 +65,9 @@ def _comparison(estimates: Sequence[Estimate]) -> Iterator[str]:
             format_bytes(estimate.peak.total),
             f"{estimate.time.bubble_fraction:.1%}",
         ]
-        for number, estimate in enumerate(estimates, start=1)
+        for number, estimate in enumerate(found.best, start=1)
     ]
-    body = pictures.pareto(estimates) + page.table(head, rows)
+    body = pictures.pareto(found.best, found.front) + page.table(head, rows)
     yield page.section("Memory against speed", body, words)
 
 

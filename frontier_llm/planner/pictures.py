@@ -26,12 +26,21 @@ DRAWN_MICRO_BATCHES = 24
 _LEFT, _TOP, _ROW = 400, 34, 26
 
 
-def pareto(estimates: Sequence[Estimate]) -> str:
-    """Draw peak memory against tokens a second; the ones that nobody beats in both are filled."""
+def pareto(estimates: Sequence[Estimate], front: Sequence[Estimate]) -> str:
+    """Draw peak memory against tokens a second.
+
+    Args:
+        estimates: circles with their numbers.
+        front: dots on a line, by memory: what nothing beats in both.
+    """
     height, bottom, left, right = 340, 290, 80, WIDTH - 40
-    memory = [estimate.peak.total / GIB for estimate in estimates]
-    speed = [estimate.tokens_per_second for estimate in estimates]
-    most_memory, most_speed = max(memory) * 1.08, max(speed) * 1.08
+    most_memory = 1.08 * max(one.peak.total / GIB for one in (*estimates, *front))
+    most_speed = 1.08 * max(one.tokens_per_second for one in (*estimates, *front))
+
+    def place(one: Estimate) -> tuple[float, float]:
+        x = left + one.peak.total / GIB / most_memory * (right - left)
+        return x, bottom - one.tokens_per_second / most_speed * (bottom - 20)
+
     body = [_axis(left, bottom, right)]
     for share in (0.25, 0.5, 0.75, 1.0):
         y = bottom - share * (bottom - 20)
@@ -39,23 +48,27 @@ def pareto(estimates: Sequence[Estimate]) -> str:
         body.append(f'<line x1="{left}" x2="{right}" y1="{y}" y2="{y}" stroke="#e2e8f0"/>')
         body.append(_text(left - 8, y + 4, format_count(share * most_speed), "end"))
         body.append(_text(x, bottom + 18, f"{share * most_memory:.1f} GiB", "middle"))
-    for number, (gib, tokens) in enumerate(zip(memory, speed, strict=True)):
-        beaten = any(
-            m <= gib and s >= tokens and (m, s) != (gib, tokens)
-            for m, s in zip(memory, speed, strict=True)
-        )
-        x = left + gib / most_memory * (right - left)
-        y = bottom - tokens / most_speed * (bottom - 20)
-        fill = "white" if beaten else COLOURS["compute"]
-        title = escape(estimates[number].candidate.description)
-        body.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{fill}" stroke="#2563eb">'
-            f"<title>{number + 1}: {title}</title></circle>"
-        )
-        body.append(_text(x + 9, y + 4, str(number + 1)))
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, front))
+    body.append(f'<polyline points="{line}" fill="none" stroke="#94a3b8"/>')
+    body += [_dot(*place(one), 3, "#64748b", one.candidate.description) for one in front]
+    at: dict[tuple[int, int], list[int]] = {}
+    for number, one in enumerate(estimates, start=1):
+        x, y = place(one)
+        at.setdefault((round(x / 8), round(y / 8)), []).append(number)
+        body.append(_dot(x, y, 6, COLOURS["compute"], f"{number}: {one.candidate.description}"))
+    for numbers in at.values():
+        x, y = place(estimates[numbers[0] - 1])
+        body.append(_text(x, y - 10, ", ".join(map(str, numbers)), "middle"))
     body.append(_text(left, height - 8, "peak memory of the fullest rank"))
     body.append(_text(left, 14, "tokens a second"))
     return _svg(height, body)
+
+
+def _dot(x: float, y: float, radius: float, colour: str, title: str) -> str:
+    return (
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}">'
+        f"<title>{escape(title)}</title></circle>"
+    )
 
 
 def breakdown(estimates: Sequence[Estimate]) -> str:

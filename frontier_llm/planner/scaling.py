@@ -42,14 +42,16 @@ def scaling_curves(configs: Sequence[RunConfig], progress: Progress) -> list[Poi
         progress: told how far the search is.
 
     Raises:
-        ConfigError: the cluster's speed in this precision is not known.
+        ConfigError: the cluster's speed in this precision is not known, or a grown batch is not a
+            whole number of samples.
     """
     numbers = configs[0].planner.nodes or ()
     points: list[Point] = []
+    grown = [[_grown(config, nodes, numbers[0]) for config in configs] for nodes in numbers]
     for done, nodes in enumerate(numbers):
         progress(f"{nodes} nodes", done / len(numbers))
         strong = _best(configs, nodes)
-        weak = _best([_grown(config, nodes, numbers[0]) for config in configs], nodes)
+        weak = _best(grown[done], nodes)
         first = points[0] if points else None
         points.append(
             Point(
@@ -105,7 +107,15 @@ def _goal(config: RunConfig, nodes: int) -> Goal:
 
 
 def _grown(config: RunConfig, nodes: int, first: int) -> RunConfig:
-    batch = config.data.global_batch * nodes // first
+    batch, rest = divmod(config.data.global_batch * nodes, first)
+    if rest:
+        raise ConfigError(
+            "planner.nodes",
+            nodes,
+            f"numbers to which data.global_batch={config.data.global_batch} on {first} nodes can "
+            "grow in whole samples",
+            f"choose multiples of {first} nodes, or a data.global_batch that {first} divides",
+        )
     data = config.data.model_copy(update={"global_batch": batch})
     return config.model_copy(update={"data": data})
 

@@ -1,8 +1,9 @@
 """The best layouts of a configuration, out of all legal ones.
 
 Branch and bound: a cut's seconds without the traffic of its states bound those of every set of
-factors. Cuts are looked at in the order of that bound, and the search ends at the first whose
-bound is worse than what it holds. The same configuration gives the same answer, in the same order.
+factors, its finest factors their memory. Cuts are looked at in the order of the seconds' bound; one
+whose bounds are worse than what the search holds is passed over. The same configuration gives the
+same answer, in the same order.
 """
 
 import heapq
@@ -17,6 +18,7 @@ from frontier_llm.geometry.layout import make_grid
 from frontier_llm.planner.candidate import Candidate, Model
 from frontier_llm.planner.engine import OURS, Engine
 from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate
+from frontier_llm.planner.front import Front
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import Activations, StageMemory, stage_activations, stage_memory
 from frontier_llm.planner.space import Cut, chains, cuts
@@ -32,6 +34,8 @@ class Found:
 
     best: list[Estimate] = field(default_factory=list)
     """The best first."""
+    front: list[Estimate] = field(default_factory=list)
+    """What nothing beats in both memory and speed, by memory."""
     refused: Counter[str] = field(default_factory=Counter)
     """Cuts that cannot run, by reason."""
     examples: dict[str, str] = field(default_factory=dict)
@@ -47,6 +51,9 @@ class _Layout:
     """A legal cut whose states fit with some factors."""
 
     floor: float
+    """No factors are faster."""
+    peak: int
+    """No factors take less memory."""
     order: int
     candidate: Candidate
     time: LayoutTime
@@ -79,14 +86,17 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
     by_memory = config.planner.objective == "memory"
     layouts.sort(key=lambda layout: (0.0 if by_memory else layout.floor, layout.order))
     kept: list[tuple[float, float, int, Candidate, LayoutTime]] = []  # worst on top
+    front: Front[tuple[Candidate, LayoutTime]] = Front()
     for index, layout in enumerate(layouts):
         progress("factors", index / len(layouts))
         full = len(kept) == config.planner.rows
-        if full and not by_memory and layout.floor >= -kept[0][0]:
-            break
+        slow = full and not by_memory and layout.floor >= -kept[0][0]
+        if slow and front.beats(layout.peak, layout.floor):
+            continue
         for candidate, peak in _fitting(layout):
             seconds = step_time(candidate, layout.time).seconds
             found.judged += 1
+            front.add(peak, seconds, (candidate, layout.time))
             rank = (peak, seconds) if by_memory else (seconds, peak)
             entry = (-rank[0], -rank[1], -found.judged, candidate, layout.time)
             if len(kept) < config.planner.rows:
@@ -95,6 +105,7 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
                 heapq.heapreplace(kept, entry)
     ranked = sorted(kept, key=lambda entry: entry[:3], reverse=True)
     found.best = [estimate(candidate, layout=time) for *_, candidate, time in ranked]
+    found.front = [estimate(candidate, layout=time) for candidate, time in front]
     return found
 
 
@@ -102,7 +113,7 @@ def search_all(
     configs: Sequence[RunConfig], goal: Goal, progress: Progress = lambda *_: None
 ) -> Found:
     """Find the best layouts of several configurations together; see `search`."""
-    together = Found()
+    together, front = Found(), Front[Estimate]()
     for number, config in enumerate(configs):
 
         def report(what: str, share: float, before: int = number) -> None:
@@ -110,10 +121,13 @@ def search_all(
 
         found = search(config, goal, report)
         together.best += found.best
+        for one in found.front:
+            front.add(one.peak.total, one.time.seconds, one)
         together.refused += found.refused
         together.examples = found.examples | together.examples
         together.looked_at += found.looked_at
         together.judged += found.judged
+    together.front = list(front)
     planner = configs[0].planner
     if planner.objective == "memory":
         together.best.sort(key=lambda one: (one.peak.total, one.time.seconds))
@@ -160,7 +174,7 @@ def _layout(model: Model, goal: Goal, order: int, found: Found, cut: Cut) -> _La
         _refuse(found, f"memory, most for {peak.largest}", f"{cut}: stage {peak.stage}")
         return None
     time = LayoutTime(candidate, goal.engine)
-    return _Layout(time.floor_seconds(candidate), order, candidate, time, passing)
+    return _Layout(time.floor_seconds(candidate), peak.total, order, candidate, time, passing)
 
 
 def _fitting(layout: _Layout) -> Iterator[tuple[Candidate, int]]:

@@ -7,6 +7,7 @@ from itertools import product
 
 from frontier_llm.config.planner import Sizes
 from frontier_llm.config.run import RunConfig
+from frontier_llm.geometry.elastic import divisors
 from frontier_llm.geometry.partition import Factors
 
 DEFAULT_CHUNKS = (1, 2, 4, 8)
@@ -82,11 +83,6 @@ def _chains(data: int, *wanted: Sizes | None) -> tuple[Factors, ...]:
     return tuple(
         Factors(p, g, o, data) for p, g, o in product(*allowed) if g % p == 0 and o % g == 0
     )
-
-
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, ascending."""
-    return [d for d in range(1, number + 1) if number % d == 0]
 
 
 def _micro_batches(config: RunConfig) -> list[int]:

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.geometry.wire import all_reduce_bytes
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, Lines
@@ -24,8 +25,6 @@ from frontier_llm.planner.compute import accumulate_seconds, update_seconds
 from frontier_llm.planner.layout_time import LayoutTime, Passes, pipeline_seconds
 from frontier_llm.planner.stall import checkpoint_stall_seconds
 from frontier_llm.planner.state_costs import StateCosts
-
-FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -103,9 +102,10 @@ class _Stage:
             "gather_params": gather + again,
             "reduce_grads": reduce,
         }
+        sums = Cost(self._sums(backward), self._costs.sums.link)
         tied = _tied_cost(candidate, passes.kind, layout.lines)
         self.once = {
-            "reduce_states": self._sums(backward) + tied.seconds,
+            "reduce_states": sums.seconds + tied.seconds,
             "refresh_params": self._refresh(forward),
             "update": update_seconds(n // factors.optimizer, layout.speed, compute),
         }
@@ -117,7 +117,8 @@ class _Stage:
             Cost(self.each["reduce_grads"], costs.scatter.link),
         ]
         self.once_by_link = [
-            Cost(self.once["reduce_states"], costs.sums.link),
+            sums,
+            tied,
             Cost(self.once["refresh_params"], costs.refresh.link),
         ]
 
@@ -164,4 +165,4 @@ def _tied_cost(candidate: Candidate, kind: StageKind, lines: Lines) -> Cost:
     if not (has_table and candidate.config.model.tied and candidate.grid.pipeline > 1):
         return Cost(0.0, "")
     own = kind.units[-1][0] / candidate.factors.optimizer
-    return lines.to_next_stage(all_reduce_bytes(own * FP32_BYTES, 2))
+    return lines.between_ends(all_reduce_bytes(own * FP32_BYTES, 2))

@@ -60,6 +60,14 @@ def test_stages_talk_over_the_link_between_them(frontier):
     assert Lines(network, Grid(4, 2, 16, 8)).to_next_stage(1e6).link == "network"
 
 
+def test_the_ends_of_a_pipeline_may_lie_further_apart_than_its_stages(frontier):
+    lines = Lines(Network(frontier, 8), Grid(1, 2, 8, 8))
+    assert lines.to_next_stage(1e6).link == "node"
+    assert lines.between_ends(1e6).link == "network"
+    two = Lines(Network(frontier, 8), Grid(1, 2, 2, 8))
+    assert two.between_ends(1e6) == two.to_next_stage(1e6)
+
+
 def test_smaller_nodes_than_the_clusters_end_where_they_say(frontier):
     assert Network(frontier, 4).span(8, 1).link == "network"
     assert Network(frontier, 8).span(8, 1).link == "node"

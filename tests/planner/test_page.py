@@ -11,7 +11,8 @@ from tests.values import tiny_values
 def test_the_page_stands_alone_and_names_every_layout():
     config = decode(tiny_values("cluster=a100_80g", "precision=bf16", "planner.pipeline=[2]"))
     found = search(config, Goal(8, 8))
-    text = make_page("tiny", found.best, {"memory <x>": 3}, "8 ranks")
+    found.refused["memory <x>"] = 3
+    text = make_page("tiny", found, "8 ranks")
     assert not re.search(r"(src|href)=|https?://(?!www\.w3\.org)", text)
     for judged in found.best:
         assert judged.candidate.description in text

@@ -46,6 +46,20 @@ def test_the_best_are_those_that_trying_everything_finds():
     assert found.judged < len(everything)
 
 
+@pytest.mark.parametrize("objective", ["throughput", "memory"])
+def test_nothing_beats_the_front_and_it_lacks_nothing(objective):
+    config = _tiny(f"planner.objective={objective}", "planner.rows=1", "planner.micro_batch=[1,2]")
+    front = [(j.peak.total, j.time.seconds) for j in search(config, Goal(8, 8)).front]
+    everything = sorted((memory, seconds) for seconds, memory, _ in _everything(config, 8))
+    expected, fastest = [], float("inf")
+    for memory, seconds in everything:
+        if seconds < fastest:
+            expected.append((memory, seconds))
+            fastest = seconds
+    assert len(expected) > 2
+    assert front == [pytest.approx(point) for point in expected]
+
+
 def test_least_memory_is_the_least_of_all():
     config = _tiny("planner.objective=memory", "planner.rows=1", "planner.micro_batch=[1]")
     found = search(config, Goal(8, 8))
@@ -127,3 +141,10 @@ def test_weak_scaling_grows_the_batch_and_strong_scaling_does_not():
     assert last.strong.candidate.config.data.global_batch == 64
     assert last.weak.candidate.config.data.global_batch == 256
     assert 0.9 < last.strong_efficiency <= last.weak_efficiency
+
+
+def test_a_batch_that_cannot_grow_in_whole_samples_is_refused():
+    config = composed("experiment=amsp_llama_7b", "planner.nodes=[3,4]", "data.global_batch=64")
+    with pytest.raises(ConfigError, match=r"planner\.nodes") as caught:
+        scaling_curves([config], lambda *_: None)
+    assert caught.value.got == 4

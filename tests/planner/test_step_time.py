@@ -150,6 +150,23 @@ def test_an_encoder_decoder_takes_longer_over_its_encoder():
     assert 2 * _seconds(short) < _seconds(long)
 
 
+def test_the_sum_of_a_tied_table_goes_over_the_link_between_the_pipelines_ends():
+    tied, untied = (
+        step_time(
+            Candidate.of(
+                composed(
+                    "experiment=frontier_22b", "sharding=replicated", f"model.tied={tied}",
+                ), 16, 8,
+            )
+        )
+        for tied in ("true", "false")
+    )  # fmt: skip
+    more = tied.parts["reduce_states"] - untied.parts["reduce_states"]
+    assert more > 0
+    assert tied.exposed["network"] == pytest.approx(more)
+    assert untied.exposed.get("network", 0.0) == 0
+
+
 def test_mfu_is_that_of_the_geometry():
     judged = estimate(_large())
     assert judged.hfu == pytest.approx(judged.hardware_tflops / 191.5)
