@@ -1,7 +1,8 @@
 """The face of this package for a run: checkpoints of this rank, one after the other.
 
 manager.begin(step, shards, meta)   after an update; returns at once when lazy
-manager.poll()                      any time: raises what went wrong with the last one
+manager.wait()                      raises what went wrong with the last one, once it is done
+manager.poll()                      any time: the same, of what is known by then
 manager.fence()                     before the next update
 manager.close()                     at the end: the last one is committed
 """
@@ -169,9 +170,9 @@ class CheckpointManager:
         Raises:
             CheckpointError: the checkpoint before failed, or (blocking) this one.
         """
+        self._attempt += 1  # before anything can fail here alone: ranks number their attempts alike
+        self.wait()
         with self._stalling("begin"):
-            self._join()
-            self.poll()
             self.prepare(shards)
             task, ballot = self._task(step, meta)
             assert self._pool is not None
@@ -193,6 +194,16 @@ class CheckpointManager:
                 self._snapshot.fence()
                 self._snapshot = None
 
+    def wait(self) -> None:
+        """Return when nothing is being written.
+
+        Raises:
+            CheckpointError: the last checkpoint was not committed.
+        """
+        with self._stalling("wait"):
+            self._join()
+        self.poll()
+
     def poll(self) -> None:
         """Raise what went wrong with the last checkpoint, once. Takes no time.
 
@@ -210,17 +221,24 @@ class CheckpointManager:
             CheckpointError: it was not.
         """
         self.fence()
-        self._join()
-        self.poll()
+        self.wait()
 
     def _task(self, step: int, meta: dict[str, Any]) -> tuple[Task, Ballot]:
         assert self._plan is not None
         plain = json.loads(json.dumps(meta, allow_nan=False))  # a copy: the caller goes on
-        self._attempt += 1
         prefix = f"checkpoint/{self._number}/{self._attempt}"
         ballot = Ballot(self._store, prefix, self._rank, self._size, self._timeout)
-        sharing = self._options.sharing or range(self._size)
-        return Task(self._folder, step, plain, self._rank, self._plan, sharing), ballot
+        sharing = self._options.sharing
+        task = Task(
+            self._folder,
+            step,
+            plain,
+            self._rank,
+            self._plan,
+            sharing or range(self._size),
+            repeats=sharing is not None,
+        )
+        return task, ballot
 
     def _exchange(self, entries: Entries) -> list[Entries]:
         """Tell the ranks that write the same file what this one will write, and hear of them.
@@ -247,7 +265,10 @@ class CheckpointManager:
         waiting = chunks if self._is_lazy else 0
         if options.pool_bytes is not None:
             waiting = min(waiting, options.pool_bytes // options.chunk_bytes)
-        self._check_memory((waiting + 1) * options.chunk_bytes if chunks else 0)
+        try:
+            self._check_memory((waiting + 1) * options.chunk_bytes if chunks else 0)
+        finally:
+            self._meet_neighbours()
         return Pool(waiting + 1 if chunks else 0, options.chunk_bytes, plan.device)
 
     def _check_memory(self, needed: int) -> None:
@@ -264,6 +285,27 @@ class CheckpointManager:
                 "is free. Set checkpoint.pool_bytes to less (the update then waits for the disk), "
                 "or cut the optimizer states over more ranks"
             )
+
+    def _meet_neighbours(self) -> None:
+        """Wait until all ranks of this host have looked: a pool that is there would count twice.
+
+        Raises:
+            CheckpointError: one of them does not come.
+        """
+        width = self._options.neighbours
+        if width == 1 or self._layouts > 1:
+            return
+        first = self._rank // width * width
+        key = f"checkpoint/{self._number}/memory/{first}"
+        if self._store.add(key, 1) == min(width, self._size - first):
+            self._store.set(f"{key}/all", "")
+        try:
+            self._store.wait([f"{key}/all"], self._timeout)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"rank {self._rank} waited in vain for its node's other ranks to look at the "
+                f"memory: {str(error).splitlines()[0]}"
+            ) from None
 
     def _save(self, task: Task, snapshot: Snapshot, ballot: Ballot) -> None:
         """Save, on whatever thread; what goes wrong is kept for `poll`."""

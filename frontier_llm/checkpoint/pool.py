@@ -7,6 +7,7 @@ computation.
 
 import contextlib
 import mmap
+import weakref
 
 import torch
 
@@ -44,6 +45,7 @@ class Pool:
         memory.zero_()  # the first touch is the slow one
         if device.type != "cpu":
             _pin(memory)
+            weakref.finalize(self, _unpin, memory)
         self._free += list(memory.split(chunk_bytes))
 
     @property
@@ -58,6 +60,10 @@ class Pool:
     def give_back(self, buffer: torch.Tensor) -> None:
         """Take a buffer back."""
         self._free.append(buffer)
+
+
+def _unpin(memory: torch.Tensor) -> None:
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
 
 def _pin(memory: torch.Tensor) -> None:

@@ -52,6 +52,7 @@ def void_later(folder: Path, step: int) -> None:
     Raises:
         CheckpointError: one cannot be renamed: the next start would take it for the newest.
     """
+    renamed = False
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         parsed = parse_folder(path.name)
         if parsed is None or parsed[0] <= step or parsed[1] not in COMMITTED:
@@ -61,9 +62,12 @@ def void_later(folder: Path, step: int) -> None:
             if void.exists():
                 remove_folder(void)
             path.rename(void)
+            renamed = True
         except OSError as error:
             raise CheckpointError(f"{path} cannot be renamed: {error.strerror}") from None
         _log.warning("the run goes on from step %d: %s no longer counts", step, void)
+    if renamed:
+        sync_folder(folder)
 
 
 def _remove_leftovers(folder: Path, committed_step: int) -> None:

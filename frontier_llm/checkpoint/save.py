@@ -42,6 +42,8 @@ class Task:
     """What this rank writes."""
     sharing: range
     """The ranks that share the folder: all, or those of this rank's node."""
+    repeats: bool
+    """Whether ranks also write what another one writes: a node's folder holds all of its own."""
 
     @property
     def leads(self) -> bool:
@@ -121,9 +123,7 @@ def _commit(task: Task, ballot: Ballot) -> None:
     """Make the checkpoint exist, and tell the other ranks that it does, or why not."""
     try:
         records = ballot.gather()
-        _complete(
-            task, [records[rank] for rank in task.sharing], repeats=len(task.sharing) < len(records)
-        )
+        _complete(task, [records[rank] for rank in task.sharing])
         ballot.seal()
         reach("sealed", task.rank)
         _rename(task)
@@ -145,16 +145,18 @@ def _follow(task: Task, ballot: Ballot) -> None:
         CheckpointError: on this rank alone: the node lacks this checkpoint, so nobody will use it.
     """
     try:
-        _complete(task, ballot.records(task.sharing), repeats=True)
+        _complete(task, ballot.records(task.sharing))
         _rename(task)
     except Exception as error:
         raise CheckpointError(f"rank {task.rank}: {_words(error)}") from error
 
 
-def _complete(task: Task, records: Sequence[str], *, repeats: bool) -> None:
+def _complete(task: Task, records: Sequence[str]) -> None:
     """See that all files of this folder are there, and write the manifest beside them."""
     read = [RankRecord.model_validate_json(record) for record in records]
-    manifest = Manifest.merged(task.step, task.plan.chunk_bytes, read, task.meta, repeats=repeats)
+    manifest = Manifest.merged(
+        task.step, task.plan.chunk_bytes, read, task.meta, repeats=task.repeats
+    )
     task.partial.mkdir(parents=True, exist_ok=True)
     _check_files(task.partial, manifest.files)
     _write_manifest(task, manifest.to_bytes())
@@ -196,7 +198,7 @@ def _rename(task: Task) -> None:
         task.final.rename(replaced)
     task.partial.rename(task.final)
     sync_folder(task.folder)
-    if replaced.exists():
+    with contextlib.suppress(OSError):  # it is committed, whatever becomes of the other
         remove_folder(replaced)
 
 

@@ -114,7 +114,7 @@ def load_all(
                 getattr(shard, state).fill_(-1)
         assert restore(folder / source, rig.states.shards()) == {"step": 1}
         states = collect(rig)
-        rig.states.adopt(updates=1)
+        rig.states.adopt(updates=1, step=1)
         found[source] = states, rig.train(1, first=1)[0].loss
     return found
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from frontier_llm.checkpoint import rank_file
+from frontier_llm.checkpoint import rank_file, save
 from frontier_llm.checkpoint.manager import CheckpointManager, Options
 from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.names import MANIFEST
@@ -135,6 +135,36 @@ def test_the_next_one_waits_for_the_last(tmp_path: Path, slow_disk: threading.Se
     assert manager.stall_seconds < 0.2, "the time is counted once"
     manager.close()
     assert not saved_states(tmp_path, 2)
+
+
+def fail_alone(rank: int, size: int, store: Any, folder: Path) -> int | None:
+    """Two nodes with folders of their own; the second one's disk fails once, after the decision."""
+    rename = save._rename
+
+    def full(task: save.Task) -> None:
+        if task.step == 1 and rank:
+            raise OSError(28, "No space left on device")
+        rename(task)
+
+    save._rename = full
+    options = Options(chunk_bytes=4096, sharing=range(rank, rank + 1))
+    manager = CheckpointManager(folder / f"{rank}", rank, size, store, "lazy", 2, PATIENCE, options)
+    states = States()
+    for step in (1, 2):
+        states.advance(step)
+        manager.begin(step, states.shards, {})
+        manager.fence()
+        if rank and step == 1:
+            with pytest.raises(CheckpointError, match="No space left"):
+                manager.wait()
+    manager.close()
+    found = newest(folder / f"{rank}")
+    return found and found.step
+
+
+def test_what_failed_on_one_node_alone_does_not_part_the_next(tmp_path: Path) -> None:
+    outcomes = run_crew(fail_alone, 2, tmp_path)
+    assert [(o.result, o.error) for o in outcomes] == [(2, "")] * 2
 
 
 def test_the_file_is_plain_safetensors_without_padding(tmp_path: Path) -> None:
