@@ -18,10 +18,11 @@ integer), so that C and Triton can do the same.
 Source: symmetric blocks as in ZeRO++ (arXiv:2306.10209); the rounding of scales is our own.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
+from typing_extensions import override
 
 from frontier_llm.geometry.formats import Format
 
@@ -31,17 +32,16 @@ RESIDUAL_DTYPE = torch.bfloat16
 _MASK = 0xFFFFFFFF
 
 
-class BlockKernels(Protocol):
-    """One implementation of the three functions below, with the same arguments."""
+@dataclass(frozen=True)
+class BlockKernels(ABC):
+    """What an implementation must do: the same bits as `TorchKernels`."""
 
-    @property
-    def name(self) -> str:
-        """`torch`, `native` or `triton`."""
+    name: str
+    """`torch`, `native` or `triton`."""
+    reason: str
+    """Why this one: for the log."""
 
-    @property
-    def reason(self) -> str:
-        """Why this one: for the log."""
-
+    @abstractmethod
     def quantise(
         self,
         values: torch.Tensor,
@@ -51,13 +51,32 @@ class BlockKernels(Protocol):
         residual: torch.Tensor | None = None,
         seed: int = 0,
     ) -> None:
-        """See `quantise`."""
+        """Write values as integers with scales.
 
+        Args:
+            values: [n] fp32, bf16 or fp16; read only. n may be anything.
+            code: bits, block, rounding.
+            scales: [blocks] fp32 or bf16, overwritten.
+            packed: [bytes] uint8, overwritten.
+            residual: [n] bf16; added to the values first, then overwritten with what rounding
+                lost (0 where that is not finite).
+            seed: of stochastic rounding, 32 bits; the same seed rounds the same.
+        """
+
+    @abstractmethod
     def dequantise(
         self, scales: torch.Tensor, packed: torch.Tensor, code: Format, out: torch.Tensor
     ) -> None:
-        """See `dequantise`."""
+        """Read back what `quantise` wrote.
 
+        Args:
+            scales: as written.
+            packed: as written.
+            code: as for writing.
+            out: [n] fp32, bf16 or fp16, overwritten.
+        """
+
+    @abstractmethod
     def add_up(
         self,
         scales: torch.Tensor,
@@ -66,16 +85,25 @@ class BlockKernels(Protocol):
         total: torch.Tensor,
         left_out: int,
     ) -> None:
-        """See `add_up`."""
+        """Add what ranks have quantised, one after the other.
+
+        Args:
+            scales: [ranks, blocks] as written.
+            packed: [ranks, bytes] as written.
+            code: as for writing.
+            total: [n] fp32, added to.
+            left_out: a rank that is not added.
+        """
 
 
 @dataclass(frozen=True)
-class TorchKernels:
-    """The functions of this file, on any device."""
+class TorchKernels(BlockKernels):
+    """The reference, on any device."""
 
     name: str = "torch"
     reason: str = "kernels=torch"
 
+    @override
     def quantise(
         self,
         values: torch.Tensor,
@@ -85,15 +113,36 @@ class TorchKernels:
         residual: torch.Tensor | None = None,
         seed: int = 0,
     ) -> None:
-        """See `quantise`."""
-        quantise(values, code, scales, packed, residual, seed)
+        done, written = 0, 0
+        for rows, length in _rows(values.numel(), code.block_elements):
+            count, held = rows * length, rows * -(-length * code.bits // 8)
+            part = values[done : done + count].view(rows, length).float()
+            kept = None if residual is None else residual[done : done + count].view(rows, length)
+            if kept is not None:
+                part = part + kept.float()
+            first_block = done // code.block_elements
+            scale = _scale(part, code, scales[first_block : first_block + rows])
+            integers = _integers(part, scale, code, done, seed)
+            packed[written : written + held].view(rows, -1).copy_(_pack(integers, code))
+            if kept is not None:
+                lost = part - integers * scale[:, None]
+                kept.copy_(torch.where(lost.isfinite(), lost, 0.0))
+            done, written = done + count, written + held
 
+    @override
     def dequantise(
         self, scales: torch.Tensor, packed: torch.Tensor, code: Format, out: torch.Tensor
     ) -> None:
-        """See `dequantise`."""
-        dequantise(scales, packed, code, out)
+        done, read = 0, 0
+        for rows, length in _rows(out.numel(), code.block_elements):
+            count, held = rows * length, rows * -(-length * code.bits // 8)
+            integers = _unpack(packed[read : read + held].view(rows, -1), code, length)
+            first_block = done // code.block_elements
+            scale = scales[first_block : first_block + rows].float()
+            out[done : done + count].view(rows, length).copy_(integers.float() * scale[:, None])
+            done, read = done + count, read + held
 
+    @override
     def add_up(
         self,
         scales: torch.Tensor,
@@ -102,82 +151,11 @@ class TorchKernels:
         total: torch.Tensor,
         left_out: int,
     ) -> None:
-        """See `add_up`."""
-        add_up(scales, packed, code, total, left_out)
-
-
-def quantise(
-    values: torch.Tensor,
-    code: Format,
-    scales: torch.Tensor,
-    packed: torch.Tensor,
-    residual: torch.Tensor | None = None,
-    seed: int = 0,
-) -> None:
-    """Write values as integers with scales.
-
-    Args:
-        values: [n] fp32, bf16 or fp16; read only. n may be anything.
-        code: bits, block, rounding.
-        scales: [blocks] fp32 or bf16, overwritten.
-        packed: [bytes] uint8, overwritten.
-        residual: [n] bf16; added to the values first, then overwritten with what rounding lost (0
-            where that is not finite).
-        seed: of stochastic rounding, 32 bits; the same seed rounds the same.
-    """
-    done, written = 0, 0
-    for rows, length in _rows(values.numel(), code.block_elements):
-        count, held = rows * length, rows * -(-length * code.bits // 8)
-        part = values[done : done + count].view(rows, length).float()
-        kept = None if residual is None else residual[done : done + count].view(rows, length)
-        if kept is not None:
-            part = part + kept.float()
-        first_block = done // code.block_elements
-        scale = _scale(part, code, scales[first_block : first_block + rows])
-        integers = _integers(part, scale, code, done, seed)
-        packed[written : written + held].view(rows, -1).copy_(_pack(integers, code))
-        if kept is not None:
-            lost = part - integers * scale[:, None]
-            kept.copy_(torch.where(lost.isfinite(), lost, 0.0))
-        done, written = done + count, written + held
-
-
-def dequantise(scales: torch.Tensor, packed: torch.Tensor, code: Format, out: torch.Tensor) -> None:
-    """Read back what `quantise` wrote.
-
-    Args:
-        scales: as written.
-        packed: as written.
-        code: as for writing.
-        out: [n] fp32, bf16 or fp16, overwritten.
-    """
-    done, read = 0, 0
-    for rows, length in _rows(out.numel(), code.block_elements):
-        count, held = rows * length, rows * -(-length * code.bits // 8)
-        integers = _unpack(packed[read : read + held].view(rows, -1), code, length)
-        first_block = done // code.block_elements
-        scale = scales[first_block : first_block + rows].float()
-        out[done : done + count].view(rows, length).copy_(integers.float() * scale[:, None])
-        done, read = done + count, read + held
-
-
-def add_up(
-    scales: torch.Tensor, packed: torch.Tensor, code: Format, total: torch.Tensor, left_out: int
-) -> None:
-    """Add what ranks have quantised, one after the other.
-
-    Args:
-        scales: [ranks, blocks] as written.
-        packed: [ranks, bytes] as written.
-        code: as for writing.
-        total: [n] fp32, added to.
-        left_out: a rank that is not added.
-    """
-    for rank, (of_rank, values) in enumerate(zip(scales, packed, strict=True)):
-        if rank != left_out:
-            wide = torch.empty_like(total)
-            dequantise(of_rank, values, code, wide)
-            total.add_(wide)
+        for rank, (of_rank, values) in enumerate(zip(scales, packed, strict=True)):
+            if rank != left_out:
+                wide = torch.empty_like(total)
+                self.dequantise(of_rank, values, code, wide)
+                total.add_(wide)
 
 
 def _rows(elements: int, block: int) -> list[tuple[int, int]]:

@@ -3,7 +3,8 @@
 import torch
 import torch.distributed as dist
 
-from frontier_llm.collectives.handle import DONE, Handle, Together
+from frontier_llm.collectives.handle import DONE, Handle
+from frontier_llm.collectives.messages import by_messages
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.wire import gather_bytes
 
@@ -40,14 +41,4 @@ def all_gather(
         assert work is not None
         return work
     traffic.pairs(name, tuple(ranks), sent_bytes, unquantised_bytes)
-    return _by_messages(parts, mine, ranks, group)
-
-
-def _by_messages(
-    parts: torch.Tensor, mine: int, ranks: list[int], group: dist.ProcessGroup
-) -> Handle:
-    """Send this rank's part to each other one: on gloo three times as fast as its all-gather."""
-    others = [(mine + step) % len(ranks) for step in range(1, len(ranks))]
-    receives = [dist.irecv(parts[i], ranks[i], group=group) for i in reversed(others)]
-    sends = [dist.isend(parts[mine], ranks[i], group=group) for i in others]
-    return Together([work for work in (*receives, *sends) if work is not None])
+    return by_messages([parts[mine]] * len(ranks), parts.unbind(), group)

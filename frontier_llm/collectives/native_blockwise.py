@@ -13,11 +13,13 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from typing_extensions import override
 
+from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.geometry.formats import Format
 
 SOURCE = Path(__file__).with_name("blockwise.c")
@@ -28,13 +30,14 @@ _KINDS = {torch.float32: 0, torch.bfloat16: 1}
 
 
 @dataclass(frozen=True)
-class NativeKernels:
+class NativeKernels(BlockKernels):
     """The functions of blockwise.c, for contiguous tensors in main memory."""
 
-    library: ctypes.CDLL
     name: str = "native"
     reason: str = "compiled for this processor, proved on a few blocks"
+    library: ctypes.CDLL = field(kw_only=True)
 
+    @override
     def quantise(
         self,
         values: torch.Tensor,
@@ -44,7 +47,6 @@ class NativeKernels:
         residual: torch.Tensor | None = None,
         seed: int = 0,
     ) -> None:
-        """See blockwise.quantise."""
         if values.dtype not in _KINDS:
             values = values.float()
         self.library.frontier_quantise(
@@ -61,10 +63,10 @@ class NativeKernels:
             _address(packed),
         )
 
+    @override
     def dequantise(
         self, scales: torch.Tensor, packed: torch.Tensor, code: Format, out: torch.Tensor
     ) -> None:
-        """See blockwise.dequantise."""
         if out.dtype not in _KINDS:
             wide = torch.empty_like(out, dtype=torch.float32)
             self.dequantise(scales, packed, code, wide)
@@ -81,6 +83,7 @@ class NativeKernels:
             _KINDS[out.dtype],
         )
 
+    @override
     def add_up(
         self,
         scales: torch.Tensor,
@@ -89,7 +92,6 @@ class NativeKernels:
         total: torch.Tensor,
         left_out: int,
     ) -> None:
-        """See blockwise.add_up."""
         assert total.dtype == torch.float32
         self.library.frontier_add_up(
             *_rows(scales),
@@ -110,7 +112,7 @@ def load() -> NativeKernels:
     Raises:
         OSError: no compiler, or it failed; says how.
     """
-    return NativeKernels(ctypes.CDLL(str(_compiled(_cache()))))
+    return NativeKernels(library=ctypes.CDLL(str(_compiled(_cache()))))
 
 
 def _address(tensor: torch.Tensor) -> ctypes.c_void_p:

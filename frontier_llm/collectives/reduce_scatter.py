@@ -3,6 +3,8 @@
 import torch
 import torch.distributed as dist
 
+from frontier_llm.collectives.handle import Handle
+from frontier_llm.collectives.messages import exchange
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.wire import gather_bytes
 
@@ -28,7 +30,8 @@ class ReduceScatter:
         Collective over `group`.
 
         Args:
-            whole: [n], n divisible by the ranks, fp32 or bf16. Must not be touched until `wait()`.
+            whole: [n], n divisible by the ranks, fp32 or bf16. Must not be touched until
+                `wait()`; of fp32 this rank's part may become the sum.
             group: the ranks that add up, in the order of the parts they will own.
             traffic: where the bytes are counted.
             name: under which they are counted.
@@ -36,23 +39,26 @@ class ReduceScatter:
         size = group.size()
         ranks = tuple(dist.get_process_group_ranks(group))
         sent_bytes = gather_bytes(whole.numel() * whole.element_size(), size)
-        self._whole = whole  # kept alive until it is sent
+        self._parts, self._mine = whole.view(size, -1), group.rank()  # kept alive until sent
         self._native = whole.device.type != "cpu" and whole.dtype == torch.float32
-        count = traffic.ring if self._native else traffic.pairs
-        count(name, ranks, sent_bytes)
         if self._native:
-            self._received = whole.new_empty(whole.numel() // size)
+            traffic.ring(name, ranks, sent_bytes)
+            self._received = torch.empty_like(self._parts[0])
             work = dist.reduce_scatter_tensor(self._received, whole, group=group, async_op=True)
+            assert work is not None
+            self._work: Handle = work
         else:
-            received = torch.empty_like(whole)
-            work = dist.all_to_all_single(received, whole, group=group, async_op=True)
-            self._received = received.view(size, -1)
-        assert work is not None
-        self._work: dist.Work = work
+            traffic.pairs(name, ranks, sent_bytes)
+            self._received = torch.empty_like(self._parts)
+            self._work = exchange(self._parts, self._received, group)
 
     def wait(self) -> torch.Tensor:
         """Return [n / ranks] fp32, the sum of this rank's part over the group."""
         self._work.wait()
         if self._native:
             return self._received
-        return self._received.sum(0, dtype=torch.float32)
+        total = self._parts[self._mine].float()  # of fp32 the part itself
+        for rank, part in enumerate(self._received):
+            if rank != self._mine:
+                total.add_(part)
+        return total

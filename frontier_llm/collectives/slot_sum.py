@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
+from frontier_llm.collectives.handle import Handle
 from frontier_llm.collectives.pool import BufferPool
 from frontier_llm.collectives.slots import SlotCodec
 
@@ -13,7 +13,7 @@ from frontier_llm.collectives.slots import SlotCodec
 class SlotSum:
     """An exchange of slots under way; a handle (handle.py)."""
 
-    work: dist.Work
+    work: Handle
     codec: SlotCodec
     quantised: int
     """Leading elements of each slot that are integers."""

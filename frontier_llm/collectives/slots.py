@@ -32,8 +32,8 @@ class SlotCodec:
             part: [m], read only.
             quantised: how many of its elements, the first ones, become integers.
             slot: [bytes] uint8, overwritten.
-            residual: [m] bf16; see blockwise.quantise.
-            seed: see blockwise.quantise.
+            residual: [m] bf16; see BlockKernels.quantise.
+            seed: see BlockKernels.quantise.
         """
         scales, small, packed = self._pieces(slot, part.numel(), quantised)
         small.copy_(part[quantised:])

@@ -25,6 +25,7 @@ from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.chain import Steps
 from frontier_llm.collectives.gather import all_gather
 from frontier_llm.collectives.handle import Handle
+from frontier_llm.collectives.messages import exchange
 from frontier_llm.collectives.pool import BufferPool
 from frontier_llm.collectives.reduce_scatter import ReduceScatter
 from frontier_llm.collectives.slot_sum import SlotSum
@@ -158,18 +159,18 @@ class Transport:
         """Add a buffer up over ranks, of which each keeps a part.
 
         Collective over the groups, one after the other. A `whole` that was borrowed from the pool
-        is given back as soon as it is sent, and so is every sum between two hops.
+        is given back as soon as nothing needs it, and so is every sum between two hops.
 
         Args:
             whole: [n], n divisible by the product of the groups' sizes; not to be touched until
-                the steps are done.
+                the steps are done. The sum may come to lie in this rank's part of it.
             groups: the hops; None = this rank alone.
             border: elements before it are quantised.
             name: under which the bytes are counted.
             residuals: for each hop [its elements] bf16, what rounding lost, or None.
 
         Returns:
-            This rank's part of the sum. It may be the pool's: to be given back.
+            This rank's part of the sum. It may be, or lie in, what is the pool's: to be given back.
         """
         for group, residual in zip(groups, residuals, strict=True):
             if group is None or whole.numel() == 0:
@@ -181,10 +182,12 @@ class Transport:
                 self.pool.give(whole)
                 whole = yield handle
             else:
-                sent = whole
-                wide = sent.to(DTYPES[code.name])
-                whole = yield ReduceScatter(wide, group, self.traffic, name)
-                self.pool.give(sent)
+                sent = whole.to(DTYPES[code.name])
+                if sent is not whole:
+                    self.pool.give(whole)
+                whole = yield ReduceScatter(sent, group, self.traffic, name)
+                if whole.untyped_storage().data_ptr() != sent.untyped_storage().data_ptr():
+                    self.pool.give(sent)  # the sum does not lie in it
             border = max(0, min(border - group.rank() * elements, elements))
         return whole
 
@@ -213,8 +216,7 @@ class Transport:
         ranks = tuple(dist.get_process_group_ranks(group))
         others = count - 1
         self.traffic.pairs(name, ranks, others * sent.shape[1], others * plain_bytes)
-        work = dist.all_to_all_single(received.view(-1), sent.view(-1), group=group, async_op=True)
-        assert work is not None
+        work = exchange(sent, received, group)
         return SlotSum(work, codec, quantised[mine], mine, sent, received, total, self.pool)
 
     def _spread(

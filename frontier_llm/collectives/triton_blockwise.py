@@ -12,17 +12,20 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from typing_extensions import override
 
+from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.geometry.formats import Format
 
 
 @dataclass(frozen=True)
-class TritonKernels:
+class TritonKernels(BlockKernels):
     """The functions of blockwise.py for tensors of one GPU, on its current stream."""
 
     name: str = "triton"
     reason: str = "proved on a few blocks"
 
+    @override
     def quantise(
         self,
         values: torch.Tensor,
@@ -32,7 +35,6 @@ class TritonKernels:
         residual: torch.Tensor | None = None,
         seed: int = 0,
     ) -> None:
-        """See blockwise.quantise."""
         elements, block = values.numel(), code.block_elements
         _quantise[(triton.cdiv(elements, block),)](
             values,
@@ -52,10 +54,10 @@ class TritonKernels:
             enable_fp_fusion=False,
         )
 
+    @override
     def dequantise(
         self, scales: torch.Tensor, packed: torch.Tensor, code: Format, out: torch.Tensor
     ) -> None:
-        """See blockwise.dequantise."""
         elements, block = out.numel(), code.block_elements
         _dequantise[(triton.cdiv(elements, block),)](
             scales,
@@ -68,6 +70,7 @@ class TritonKernels:
             enable_fp_fusion=False,
         )
 
+    @override
     def add_up(
         self,
         scales: torch.Tensor,
@@ -76,7 +79,6 @@ class TritonKernels:
         total: torch.Tensor,
         left_out: int,
     ) -> None:
-        """See blockwise.add_up."""
         elements, block = total.numel(), code.block_elements
         _add_up[(triton.cdiv(elements, block),)](
             scales,
@@ -97,7 +99,7 @@ class TritonKernels:
 @triton.jit
 def _places(elements, block: tl.constexpr, half: tl.constexpr):
     """Return where the two halves of this program's block lie, and which elements exist."""
-    first = tl.program_id(0) * block
+    first = tl.program_id(0).to(tl.int64) * block
     here = tl.minimum(block, elements - first)
     middle = (here + 1) // 2
     i = tl.arange(0, half)
@@ -249,9 +251,10 @@ def _add_up(
     high = tl.load(total + first + middle + i, in_high, 0.0)
     for rank in range(ranks):
         if rank != left_out:
-            of_rank, values = scales + rank * scales_stride, packed + rank * packed_stride
-            more_low, more_high = _read(of_rank, values, first, middle, i, in_low, in_high, bits)
+            more_low, more_high = _read(scales, packed, first, middle, i, in_low, in_high, bits)
             low += more_low
             high += more_high
+        scales += scales_stride  # rank * stride could pass 32 bits
+        packed += packed_stride
     tl.store(total + first + i, low, in_low)
     tl.store(total + first + middle + i, high, in_high)

@@ -9,6 +9,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from torch._C import _distributed_c10d
+
+_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+"""NCCL's recorder is its own; the other has gloo's."""
 _OVER = "completed"
 """NCCL's word; gloo, whose states stay at the first one, says `retired`."""
 
@@ -33,16 +37,15 @@ class LastCollective:
 
 def last_collective() -> LastCollective | None:
     """Return this process's newest collective; None if there was none, or torch cannot say."""
-    try:
-        from torch._C._distributed_c10d import (  # type: ignore[attr-defined]  # the stubs lack it
-            _dump_fr_trace_json,
-        )
-
-        trace = json.loads(_dump_fr_trace_json(True, False))
-    except (ImportError, RuntimeError, ValueError):  # a private function: it may go
-        return None
-    entries = trace.get("entries") or []
-    return _read(entries[-1], trace) if entries else None
+    newest: list[tuple[int, LastCollective]] = []
+    for dump in _DUMPS:
+        try:
+            trace = json.loads(getattr(_distributed_c10d, dump)(True, False))
+        except (AttributeError, RuntimeError, ValueError):  # private functions: they may go
+            continue
+        for entry in (trace.get("entries") or [])[-1:]:
+            newest.append((int(entry.get("time_created_ns", 0)), _read(entry, trace)))
+    return max(newest, key=lambda one: one[0])[1] if newest else None
 
 
 def _read(entry: dict[str, Any], trace: dict[str, Any]) -> LastCollective:

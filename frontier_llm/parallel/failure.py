@@ -163,9 +163,10 @@ def _explain_echo(chosen: Failure, failures: Iterable[Failure], size: int, folde
     spoke = {failure.rank for failure in failures}
     silent = [rank for rank in range(size) if rank not in spoke]
     who = f"{_ranks(silent)}, which left no word" if silent else "another rank"
+    one = "one of them" if len(silent) > 1 else "it"  # the others may wait for those that spoke
     return (
-        f"{_ranks(sorted(spoke))} lost contact with {who}: it was killed (for want of memory?), or "
-        f"its node is gone\nrank {chosen.rank} said: {chosen.message.splitlines()[0]}\n"
+        f"{_ranks(sorted(spoke))} lost contact with {who}: {one} was killed (for want of memory?), "
+        f"or its node is gone\nrank {chosen.rank} said: {chosen.message.splitlines()[0]}\n"
         f"every rank's traceback: {folder}"
     )
 

@@ -1,7 +1,10 @@
 """The process groups of a rank, made in one place, and the only reader of megatron's globals."""
 
+import math
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -11,9 +14,12 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from frontier_llm.config.parallel import ParallelConfig
 from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.partition import DIGITS, Digit, Factors
+from frontier_llm.parallel.megatron_cpu import shared_groups
 
 SEED_STRIDE = 10_007
 """Between the dropout seeds of two ranks: larger than megatron's offsets within one rank."""
+TIMEOUT = timedelta(minutes=30)
+"""Gloo's own: it notices by itself when a peer is gone."""
 STEP_STRIDE = 1_000_000_007
 """Between the dropout seeds of two steps: larger than those of all ranks together."""
 
@@ -32,6 +38,8 @@ class Groups:
     """First and last stage, which hold a tied embedding; None on the stages between."""
     megatron: ProcessGroupCollection
     """The same groups as megatron's modules take them."""
+    timeout: timedelta
+    """After which their collectives fail."""
 
     def seed_dropout(self, seed: int, step: int) -> None:
         """Begin a step's random numbers: a function of (seed, step, place), with no history.
@@ -54,17 +62,14 @@ class Groups:
         return self.is_last_stage and self.at.tensor == 0
 
     @property
-    def is_first_stage(self) -> bool:
-        """Whether this rank's stage holds the embedding."""
-        return self.at.pipeline == 0
-
-    @property
     def is_last_stage(self) -> bool:
         """Whether this rank's stage holds the head."""
         return self.at.pipeline == self.grid.pipeline - 1
 
 
-def make_groups(parallel: ParallelConfig, ranks_per_node: int, seed: int) -> Groups:
+def make_groups(
+    parallel: ParallelConfig, ranks_per_node: int, seed: int, timeout: timedelta = TIMEOUT
+) -> Groups:
     """Make all process groups.
 
     Collective over all ranks, in one fixed order. `torch.distributed` must be initialised.
@@ -73,13 +78,16 @@ def make_groups(parallel: ParallelConfig, ranks_per_node: int, seed: int) -> Gro
         parallel: sizes of the tensor and pipeline axes.
         ranks_per_node: where a node ends.
         seed: of dropout.
+        timeout: after which a collective fails; for megatron's groups in whole minutes.
     """
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=parallel.tensor,
-        pipeline_model_parallel_size=parallel.pipeline,
-        virtual_pipeline_model_parallel_size=parallel.chunks if parallel.chunks > 1 else None,
-        create_gloo_process_groups=False,  # for its optimizer alone, which is not used
-    )
+    with shared_groups() if dist.get_backend() == "gloo" else nullcontext():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=parallel.tensor,
+            pipeline_model_parallel_size=parallel.pipeline,
+            virtual_pipeline_model_parallel_size=parallel.chunks if parallel.chunks > 1 else None,
+            distributed_timeout_minutes=math.ceil(timeout / timedelta(minutes=1)),
+            create_gloo_process_groups=False,  # for its optimizer alone, which is not used
+        )
     size, rank = dist.get_world_size(), dist.get_rank()
     grid = Grid(
         parallel.tensor,
@@ -102,6 +110,7 @@ def make_groups(parallel: ParallelConfig, ranks_per_node: int, seed: int) -> Gro
         pipeline=collection.pp,
         embedding=collection.embd if ends else None,
         megatron=collection,
+        timeout=timeout,
     )
     groups.seed_dropout(seed, step=0)
     return groups
@@ -134,7 +143,7 @@ def _digit_group(groups: Groups, factors: Factors, digit: Digit) -> dist.Process
         for tensor in range(grid.tensor):
             for line in lines:
                 ranks = [grid.rank(Coordinates(tensor, data, pipeline)) for data in line]
-                group = dist.new_group(ranks)
+                group = dist.new_group(ranks, timeout=groups.timeout)
                 if groups.rank in ranks:
                     mine = group
     return mine
@@ -168,7 +177,7 @@ def _stage_group(groups: Groups, stages: tuple[int, ...]) -> dist.ProcessGroup |
     for data in range(grid.data):
         for tensor in range(grid.tensor):
             ranks = [grid.rank(Coordinates(tensor, data, stage)) for stage in stages]
-            group = dist.new_group(ranks)
+            group = dist.new_group(ranks, timeout=groups.timeout)
             if groups.rank in ranks:
                 mine = group
     return mine

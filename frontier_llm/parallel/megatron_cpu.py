@@ -1,15 +1,19 @@
 """megatron-core on a CPU: the one place that replaces names in other libraries.
 
-megatron-core 0.16.1 writes `cuda` where it means "the device of this rank". On a machine without
-a GPU each of those names is given a meaning here. With a GPU nothing is replaced.
+megatron-core 0.16.1 writes `cuda` where it means "the device of this rank". On a machine without a
+GPU each of those names is given a meaning here; and groups that cost nothing with NCCL until they
+are used are shared with gloo. With a GPU nothing is replaced.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 
 class _CpuStream:
@@ -82,6 +86,33 @@ REPLACEMENTS = (
         'the token counter is made by torch.zeros(..., device="cuda")',
     ),
 )
+
+
+@contextmanager
+def shared_groups() -> Iterator[None]:
+    """Within it megatron's groups of the same ranks are one.
+
+    It makes twenty for a rank, most of them alike. With gloo each has a thread that wakes a hundred
+    times a second.
+    """
+    from megatron.core import parallel_state
+
+    made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+    def create_group(
+        ranks: Sequence[int], timeout: timedelta | None = None, **_: object
+    ) -> dist.ProcessGroup:
+        key = tuple(ranks)
+        if key not in made:
+            made[key] = dist.new_group(list(ranks), timeout=timeout)
+        return made[key]
+
+    own = parallel_state.create_group
+    parallel_state.create_group = create_group
+    try:
+        yield
+    finally:
+        parallel_state.create_group = own
 
 
 def install() -> None:

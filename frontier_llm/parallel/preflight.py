@@ -8,6 +8,7 @@ that grows with the number of ranks and no faster; no rank writes a file.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -114,13 +115,26 @@ def _use(
 
     ranks = dist.get_process_group_ranks(group)
     total = torch.tensor([world.rank + 1.0], device=device)
-    work = dist.all_reduce(total, group=group, async_op=True)
+    begun: list[dist.Work | Exception] = []
+
+    def begin() -> None:
+        try:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)  # of this thread
+            begun.append(dist.all_reduce(total, group=group, async_op=True))
+        except Exception as error:
+            begun.append(error)
+
+    # NCCL connects within the first call, which returns when all ranks have come
+    threading.Thread(target=begin, name=f"preflight {name}", daemon=True).start()
     deadline = time.monotonic() + timeout.total_seconds()
-    while not work.is_completed():
+    while not begun or (isinstance(begun[0], dist.Work) and not begun[0].is_completed()):
         if time.monotonic() > deadline:
             raise LaunchError(_incomplete(name, ranks, store, timeout))
         time.sleep(_POLL_SECONDS)
-    work.wait()
+    if isinstance(begun[0], Exception):
+        raise begun[0]
+    begun[0].wait()
     expected = sum(rank + 1.0 for rank in ranks)
     if total.item() != expected:
         raise LaunchError(

@@ -30,13 +30,15 @@ def run_rank(work: Callable[[], None], rank: int, folder: Path) -> int:
     return 0
 
 
-def report(rank: int, size: int, folder: Path) -> int:
+def report(rank: int, size: int, folder: Path, code: int) -> int:
     """Say why this rank failed where no parent of ours does (srun, torchrun); return the code.
 
     The rank that was the cause says it in full; one that lost its peer waits a moment for that
     peer's word and then says one line.
     """
-    own = next(found for found in failure.read_all(folder) if found.rank == rank)
+    own = next((found for found in failure.read_all(folder) if found.rank == rank), None)
+    if own is None:
+        return code  # it could not be written, and was said
     if own.kind == "stopped":
         _say(own.message if rank == 0 else "")
         return own.exit_code

@@ -16,7 +16,7 @@ from frontier_llm.units import format_seconds
 
 _STACK_LINES = 3
 """Innermost lines of a stack that a message shows; the file has all."""
-_WAITING = (".wait()", "torch/distributed/", "batch_isend_irecv")
+_WAITING = (".wait()", ".tolist()", "torch/distributed/", "batch_isend_irecv")
 """In the innermost line of a rank that waits for a message."""
 
 

@@ -178,7 +178,7 @@ def init_process_group(
         rank=world.rank,
         world_size=world.size,
         timeout=timeout,
-        device_id=device if on_device else None,
+        # no device_id: with it every group, of which most are not used, would connect at once
     )
 
 

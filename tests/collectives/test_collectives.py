@@ -64,7 +64,7 @@ def scatter(world: World, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tenso
     whole = torch.randn(world.size * 7, generator=torch.Generator().manual_seed(world.rank)).to(
         dtype
     )
-    part = ReduceScatter(whole, group(), traffic, "scatter").wait()
+    part = ReduceScatter(whole.clone(), group(), traffic, "scatter").wait()
     return whole, part, traffic.take()["scatter"].intra
 
 

@@ -3,12 +3,13 @@
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.parallel.groups import make_digit_groups, make_groups
-from frontier_llm.parallel.megatron_cpu import install
+from frontier_llm.parallel.megatron_cpu import install, shared_groups
 from frontier_llm.parallel.world import World
 from tests.ranks import run_ranks
 from tests.values import tiny_values
@@ -60,3 +61,18 @@ def digit_ranks(world: World, values: dict[str, Any]) -> dict[str, Any]:
 def test_digit_groups_are_the_partition_s() -> None:
     found = run_ranks(digit_ranks, 8, tiny_values("parallel.tensor=2"))
     assert found[0] == {"a": [0, 2], "b": [0], "c": [0, 4], "d": [0]}
+
+
+def ask_twice(world: World) -> list[bool]:
+    pairs = [[0, 1], [1, 2], [0, 1], [0, 1, 2]]
+    own = parallel_state.create_group
+    with shared_groups():
+        first, _, again, all_three = (parallel_state.create_group(ranks) for ranks in pairs)
+    total = torch.ones(1)
+    torch.distributed.all_reduce(total, group=all_three)
+    given_back = parallel_state.create_group is own
+    return [given_back, first is again, first is all_three, total.item() == 3]
+
+
+def test_the_same_ranks_are_one_group() -> None:
+    assert run_ranks(ask_twice, 3) == [[True, True, False, True]] * 3

@@ -48,7 +48,11 @@ def _rank(work, world, folder):
         run_and_leave(work, world, make_store(world, SECONDS))
 
     code = run_rank(whole, world.rank, failures)
-    return report(world.rank, world.size, failures) if code else 0
+    return report(world.rank, world.size, failures, code) if code else 0
+
+
+def test_a_failure_that_could_not_be_written_keeps_its_code(tmp_path):
+    assert report(0, 2, tmp_path / "absent", 3) == 3
 
 
 def _broken_last_rank(world, store):
