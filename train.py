@@ -79,7 +79,7 @@ def train_here(overrides: Sequence[str]) -> int:
     import torch
 
     torch.set_num_threads(1)  # a parent with a pool of threads must not fork; see the launcher
-    begin(config, text)
+    folders = begin(config, text)
     from frontier_llm.trainer.assemble import run  # once, here: the ranks fork with it
 
     what = Launch(
@@ -90,7 +90,7 @@ def train_here(overrides: Sequence[str]) -> int:
         threads=threads,
         store_timeout=timedelta(seconds=config.launch.timeout_seconds),
     )
-    return launch(partial(run, config), what)
+    return launch(partial(run, config, paths(folders)), what)
 
 
 def train_as_rank(world: World, overrides: Sequence[str]) -> int:
@@ -109,7 +109,7 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     config = decode(run_directory.from_yaml(text))
     if config.plan == "dry_run":
         return rehearse(config) if world.rank == 0 else 0
-    made_once(world, store, "corpus", lambda: begin(config, text), CORPUS_TIMEOUT)
+    folders = made_once(world, store, "corpus", lambda: begin(config, text), CORPUS_TIMEOUT)
 
     def work() -> None:
         import torch
@@ -119,11 +119,13 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
         from frontier_llm.trainer.assemble import run
 
         run_and_leave(
-            partial(run, config), world.with_nodes_of(config.launch.ranks_per_node), store
+            partial(run, config, paths(folders)),
+            world.with_nodes_of(config.launch.ranks_per_node),
+            store,
         )
 
     code = run_rank(work, world.rank, failures(config))
-    code = report(world.rank, world.size, failures(config)) if code else 0
+    code = report(world.rank, world.size, failures(config), code) if code else 0
     if code == StopRequested.exit_code and world.launcher == "slurm":
         wait_for_slurm(StopFlag.install())
     StopFlag.retire()
@@ -189,7 +191,7 @@ def claim(config: RunConfig) -> None:
 
 
 def begin(config: RunConfig, text: str) -> str:
-    """Prepare the corpora and write the run directory; return the corpora's folders."""
+    """Prepare the corpora and write the run directory; return the corpora's folders, in lines."""
     from rich.progress import Progress
 
     from frontier_llm.data.corpora import prepare_all
@@ -205,6 +207,11 @@ def begin(config: RunConfig, text: str) -> str:
     run_directory.write_config(Path(config.run.dir), text)
     failure.clear(failures(config))
     return "\n".join(map(str, folders))
+
+
+def paths(folders: str) -> list[Path]:
+    """Read what `begin` returned: on another rank, perhaps."""
+    return [Path(folder) for folder in folders.splitlines()]
 
 
 def quieten_libraries() -> None:

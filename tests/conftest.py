@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -26,3 +27,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA or ROCm device here"))
+
+
+SKIPPED = 77
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test marked `own_process` in a fork: what it leaves behind, threads say, is gone."""
+    if pyfuncitem.get_closest_marker("own_process") is None:
+        return None
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        code, text = 1, ""
+        try:
+            names = pyfuncitem._fixtureinfo.argnames
+            pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+            code = 0
+        except pytest.skip.Exception as skip:
+            code, text = SKIPPED, str(skip)
+        except BaseException:
+            text = traceback.format_exc()
+        finally:
+            os.write(writer, text.encode()[-32_000:])
+            os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        text = told.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == SKIPPED:
+        pytest.skip(text)
+    if code:
+        pytest.fail(text or f"ended with {code}", pytrace=False)
+    return True

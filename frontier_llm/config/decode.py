@@ -3,7 +3,7 @@
 import difflib
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -61,6 +61,8 @@ def type_words(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return " or ".join(type_words(a) for a in arguments)
+    if origin is Annotated:
+        return type_words(arguments[0])
     if annotation is type(None):
         return "null"
     if origin is tuple:

@@ -1,13 +1,14 @@
 """What the planner searches, and what it calls best."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from frontier_llm.config.section import Section
 
 Recompute = Literal["none", "selective", "full"]
-Sizes = tuple[int, ...]
+Size = Annotated[int, Field(ge=1)]
+Sizes = tuple[Size, ...]
 
 
 class PlannerConfig(Section):

@@ -4,6 +4,9 @@ Each rule is one function that raises `ConfigError`; `check` runs them in an ord
 first failure is the one to mend first.
 """
 
+import math
+from fractions import Fraction
+
 from frontier_llm.config.family import check_decoder_length, check_family
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.reading import check_reading
@@ -176,9 +179,7 @@ def _check_positions(config: RunConfig) -> None:
     model = config.model
     rotated = int(model.head_dim * model.rotary_fraction)
     if model.positions == "rotary" and not _is_rotatable(rotated):
-        wider = model.head_dim
-        while not _is_rotatable(int(wider * model.rotary_fraction)):
-            wider += 1
+        wider = _next_rotatable(rotated, Fraction(model.rotary_fraction))
         raise ConfigError(
             "model.head_dim",
             f"{model.head_dim}, of which {rotated} are rotated",
@@ -190,6 +191,14 @@ def _check_positions(config: RunConfig) -> None:
 
 def _is_rotatable(dimensions: int) -> bool:
     return dimensions >= 2 and dimensions % 2 == 0
+
+
+def _next_rotatable(rotated: int, share: Fraction) -> int:
+    """Find the least head_dim of which more than `rotated` dimensions, an even number, turn."""
+    wanted = max(2, rotated + 1)
+    wider = math.ceil(wanted / share)
+    # in floating point, as the model counts, one less may round up to enough
+    return wider - (float((wider - 1) * share) >= wanted)
 
 
 def _check_schedule(config: RunConfig) -> None:

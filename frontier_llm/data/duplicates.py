@@ -40,7 +40,7 @@ def _mark_round(
     repeated: npt.NDArray[np.bool_],
 ) -> None:
     """Mark repetitions among the documents whose hashes begin with `bits` bits of `head`."""
-    found = []
+    found = [np.empty((3, 0), dtype=np.uint64)]
     for part, start in enumerate(starts[:-1]):
         rows = files.rows(part)
         chosen = rows[:, _HIGH] >> np.uint64(64 - bits) == head if bits else slice(None)

@@ -111,7 +111,7 @@ def _zstandard(path: Path) -> Iterator[IO[bytes]]:
         import zstandard
     except ImportError:
         raise DataError(
-            f"{path}: to read it, zstandard is needed\n  do: pip install 'frontier-llm[formats]'"
+            f"{path}: to read it, zstandard is needed\n  do: pip install -e '.[formats]'"
         ) from None
     try:
         with path.open("rb") as packed:

@@ -54,8 +54,7 @@ class Parquet(Format):
             from pyarrow.parquet import ParquetFile
         except ImportError:
             raise DataError(
-                f"{self.path}: to read it, pyarrow is needed\n"
-                "  do: pip install 'frontier-llm[formats]'"
+                f"{self.path}: to read it, pyarrow is needed\n  do: pip install -e '.[formats]'"
             ) from None
         try:
             return ParquetFile(self.path)

@@ -82,6 +82,8 @@ class PartWriter:
         table = _draft(self._files.documents(part.number))
         with table.open("wb") as stream:
             rows.tofile(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
         table.replace(self._files.documents(part.number))
         self._files.write_note(part.number, leftovers)
 

@@ -9,6 +9,7 @@ together in their order is the corpus.
 """
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -95,7 +96,10 @@ class PartFiles:
     def write_note(self, number: int, leftovers: Leftovers) -> None:
         """Say that a part is done."""
         draft = self.note(number).with_suffix(".draft")
-        draft.write_text(json.dumps(asdict(leftovers)))
+        with draft.open("w") as stream:
+            json.dump(asdict(leftovers), stream)
+            stream.flush()
+            os.fsync(stream.fileno())
         draft.replace(self.note(number))
 
 

@@ -193,7 +193,8 @@ class _UnitGradients:
             part = yield from transport.reduce(
                 self.accumulated, (groups.c,), border, "reduce_states", (self.feedback.of("c"),)
             )
-            self.own.copy_(part)
+            if part.data_ptr() != self.own.data_ptr():  # it may have been added up in place
+                self.own.copy_(part)
             transport.pool.give(part)
         if groups.d is not None:
             yield all_reduce(self.own, groups.d, transport.traffic, "reduce_states")

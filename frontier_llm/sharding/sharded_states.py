@@ -177,16 +177,17 @@ class ShardedStates:
         self._parameters.settle()
         self._parameters.end_step()
 
-    def adopt(self, updates: int) -> None:
+    def adopt(self, updates: int, step: int) -> None:
         """Go on from `shards` that were overwritten: bring all parameters up to date with them.
 
         Collective over the ranks that hold parts of the same parameters.
 
         Args:
-            updates: `step`s that the new states have seen.
+            updates: that the new states have seen.
+            step: of the run that they belong to: more, if some were skipped.
         """
         self._adamw.resume(updates)
-        self._transport.begin_step(max(1, updates))
+        self._transport.begin_step(max(1, step))
         self._parameters.refresh()
         self._parameters.settle()
         self._transport.begin_next_step()

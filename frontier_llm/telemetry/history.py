@@ -1,6 +1,5 @@
 """metrics.jsonl read back, however the run ended."""
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -8,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from frontier_llm.geometry.wire import Sent
-from frontier_llm.telemetry.jsonl import METRICS_FILE
+from frontier_llm.telemetry.jsonl import METRICS_FILE, parse
 
 
 class History:
     """The steps of a run as columns of numbers; what is null or absent is NaN.
 
-    A line that cannot be read (the last one of a killed run) is left out; of two lines for one
-    step the later counts.
+    A line that cannot be read is left out; of two lines for one step the later counts.
     """
 
     def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -29,7 +27,7 @@ class History:
             lines = (run_dir / METRICS_FILE).read_bytes().splitlines()
         except OSError:
             lines = []
-        rows = (_parse(line) for line in lines)
+        rows = (parse(line) for line in lines)
         return cls([row for row in rows if row is not None])
 
     def __len__(self) -> int:
@@ -87,15 +85,6 @@ class History:
             for name, sent in totals.items()
             if sent.intra + sent.inter > 0
         }
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    is_step = isinstance(row, dict) and type(row.get("step")) is int
-    return row if is_step else None
 
 
 def _number(value: object) -> float:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 from frontier_llm.errors import TrainingError
 from frontier_llm.telemetry.metrics import StepMetrics
@@ -10,8 +11,18 @@ from frontier_llm.telemetry.metrics import StepMetrics
 METRICS_FILE = "metrics.jsonl"
 
 
+def parse(line: bytes) -> dict[str, Any] | None:
+    """Read a line; None if it is torn or damaged (the last one of a killed run, of a dead node)."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    is_step = isinstance(row, dict) and type(row.get("step")) is int
+    return row if is_step else None
+
+
 def cut(run_dir: Path, step: int) -> None:
-    """Take away the steps after `step`, which are made again, and a line that is not whole.
+    """Take away the steps after `step`, which are made again, and all from a damaged line on.
 
     Whoever has the file open goes on behind the cut.
 
@@ -23,7 +34,8 @@ def cut(run_dir: Path, step: int) -> None:
         with path.open("r+b") as file:
             end = 0
             for line in file:
-                if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                row = parse(line)
+                if row is None or row["step"] > step or not line.endswith(b"\n"):
                     break
                 end += len(line)
             file.truncate(end)

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import uuid
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,7 @@ import torch
 
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.corpora import BlendedSamples, open_data
+from frontier_llm.data.corpora import BlendedSamples, Corpora, open_all
 from frontier_llm.data.reading import make_loader, make_windows
 from frontier_llm.device.accelerator import Accelerator, faster_precision
 from frontier_llm.device.kernels import resolve
@@ -45,13 +47,14 @@ STOP_FILE = "STOP"
 """In the run directory: `touch` it, and the run saves and stops."""
 
 
-def run(config: RunConfig, world: World, store: "Store") -> None:
+def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store") -> None:
     """Do the work of one rank from beginning to end.
 
     Collective over all ranks.
 
     Args:
         config: the run.
+        corpora: the folders of what it reads.
         world: this rank's place.
         store: where the ranks met.
 
@@ -66,7 +69,8 @@ def run(config: RunConfig, world: World, store: "Store") -> None:
     run_dir = Path(config.run.dir)
     with Watchdog(config.watchdog, world, store, run_dir, run_dir / FAILURES) as watchdog:
         choices = choose(config, world, store, accelerator)
-        with Loop(assemble(config, world, store, accelerator, choices, watchdog)) as loop:
+        corpus = open_all(config.data, corpora)
+        with Loop(assemble(config, corpus, world, store, accelerator, choices, watchdog)) as loop:
             # what stays for the whole run is not searched for garbage again: that takes a rank
             # tens of milliseconds, each rank in another step, and all wait for it
             gc.collect()
@@ -90,6 +94,7 @@ def choose(config: RunConfig, world: World, store: "Store", accelerator: Acceler
 
 def assemble(
     config: RunConfig,
+    corpus: Corpora,
     world: World,
     store: "Store",
     accelerator: Accelerator,
@@ -103,7 +108,6 @@ def assemble(
     with watchdog.phase("groups"):
         groups, digits = connect(config, world, store, accelerator)
     kernels = resolve(config.kernels, accelerator.device)
-    corpus = open_data(config.data)
     model = build_model(config, groups, choices.precision, accelerator.device, kernels)
     traffic = Traffic(groups.grid, world.rank)
     states = shard(config, model, groups, traffic, digits)
@@ -112,6 +116,8 @@ def assemble(
     blend = windows if isinstance(windows, BlendedSamples) else None
     validation = make_loader(config, corpus, groups.at.data, groups.grid.data, train=False)
     progress = Progress()
+    patience = timedelta(seconds=config.watchdog.startup_seconds)  # rank 0 may build for longer
+    start = made_once(world, store, "start", lambda: uuid.uuid4().hex, patience)
 
     def meta() -> dict[str, Any]:
         return {
@@ -120,7 +126,12 @@ def assemble(
             "corpus": corpus.manifest.digest,
             "blend": blend.schedule.to_meta() if blend else None,
             "config": config.model_dump(mode="json"),
+            "start": start,
         }
+
+    def before_update() -> None:
+        with watchdog.phase("checkpoint"):
+            checkpoints.before_update()
 
     shapes = model_shapes(config.model, config.data.sequence_length)
     checkpoints = Checkpoints(config, world, store, states, groups, meta)
@@ -138,9 +149,7 @@ def assemble(
         blend=blend,
         model=model,
         states=states,
-        step=TrainStep(
-            model, states, groups, config, loss_scale, traffic, checkpoints.before_update
-        ),
+        step=TrainStep(model, states, groups, config, loss_scale, traffic, before_update),
         evaluation=Evaluation(model, groups, config, validation),
         loader=make_loader(
             config, corpus, groups.at.data, groups.grid.data, train=True, windows=windows

@@ -5,6 +5,7 @@ This is for the door, which has not imported torch; frontier_llm/checkpoint look
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def local_folder(config: RunConfig, rank: int, ranks_per_node: int) -> Path | No
         return None
     run = Path(config.run.dir).resolve()
     digest = hashlib.sha256(str(run).encode()).hexdigest()[:8]
-    return Path(path) / f"{run.name}-{digest}" / f"node_{node:05d}"
+    return Path(os.path.expandvars(path)) / f"{run.name}-{digest}" / f"node_{node:05d}"
 
 
 def newest_folder(config: RunConfig) -> Path | None:

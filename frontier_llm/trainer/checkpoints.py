@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -125,28 +126,30 @@ class Checkpoints:
             CheckpointError: the last checkpoint failed, and `checkpoint.on_error` is `stop`.
         """
         for manager in self._managers:
-            try:
+            with self._bearing():
                 manager.close()
-            except CheckpointError as error:
-                self._bear(error)
 
     @property
     def _managers(self) -> Iterator[CheckpointManager]:
         yield from (m for m in (self._shared, self._local) if m is not None)
 
     def _begin(self, manager: CheckpointManager, step: int) -> None:
-        try:
+        with self._bearing():
+            manager.wait()  # its failure is not this checkpoint's
+        with self._bearing():
             manager.begin(step, self._shards(manager), self._meta())
-        except CheckpointError as error:
-            self._bear(error)
 
-    def _bear(self, error: CheckpointError) -> None:
+    @contextmanager
+    def _bearing(self) -> Iterator[None]:
         """Count a failure, or let it end the run."""
-        if self._config.on_error == "stop":
-            raise error
-        self.failures += 1
-        if self._world.rank == 0:
-            _LOG.error("%s. The run goes on (checkpoint.on_error=continue)", error)
+        try:
+            yield
+        except CheckpointError as error:
+            if self._config.on_error == "stop":
+                raise
+            self.failures += 1
+            if self._world.rank == 0:
+                _LOG.error("%s. The run goes on (checkpoint.on_error=continue)", error)
 
     def _shards(self, manager: CheckpointManager) -> Iterator[StateShard]:
         saves = self._saves if manager is self._shared else self._saves_locally

@@ -9,7 +9,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.geometry.layout import resolve_factors
 from frontier_llm.geometry.partition import Digit
-from frontier_llm.parallel.groups import Groups, make_digit_groups, make_groups
+from frontier_llm.parallel.groups import TIMEOUT, Groups, make_digit_groups, make_groups
 from frontier_llm.parallel.preflight import roll_call, use_groups
 from frontier_llm.parallel.world import World, init_process_group
 
@@ -35,7 +35,12 @@ def connect(
     roll_call(config, world, store, accelerator)
     timeout = timedelta(seconds=config.launch.timeout_seconds)
     init_process_group(world, store, accelerator.device, timeout)
-    groups = make_groups(config.parallel, world.ranks_per_node, config.trainer.seed)
+    groups = make_groups(
+        config.parallel,
+        world.ranks_per_node,
+        config.trainer.seed,
+        TIMEOUT if accelerator.is_cpu else timeout,
+    )
     digits = make_digit_groups(groups, resolve_factors(config, groups.grid))
     named = {
         "whole": dist.group.WORLD,

@@ -1,11 +1,13 @@
 """The loop: the order of a run on one screen."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 from frontier_llm.data.digest import digest
-from frontier_llm.errors import CheckpointError, StopRequested
+from frontier_llm.errors import CheckpointError, StopRequested, TrainingError
 from frontier_llm.trainer.divergence import Divergence
 from frontier_llm.trainer.parts import Parts
 from frontier_llm.trainer.reporter import Reporter
@@ -56,7 +58,7 @@ class Loop:
         while self._remains and not stopped:
             with self._parts.watchdog.phase("step", self._progress.step + 1):
                 stopped = self._step().stop
-            self._parts.stragglers.look(self._progress.step)
+                self._parts.stragglers.look(self._progress.step)
         with self._parts.watchdog.phase("closing"):
             self._finish(stopped and self._remains)
 
@@ -89,9 +91,13 @@ class Loop:
         progress.advance(result.samples, skipped=result.skipped)
         self._reporter.read(step, first, result)
         if result.checkpoint_failed:
-            parts.checkpoints.settle()
+            with parts.watchdog.phase("checkpoint"):
+                parts.checkpoints.settle()
         seconds = time.perf_counter() - start + self._seconds_between
-        validation_loss = parts.evaluation.run() if self._evaluates_at(step) else None
+        validation_loss = None
+        if self._evaluates_at(step):
+            with parts.watchdog.phase("evaluation"):
+                validation_loss = parts.evaluation.run()
         self._reporter.step(result, rate, seconds, validation_loss)
         self._after(result)
         return result
@@ -99,13 +105,27 @@ class Loop:
     def _after(self, result: StepResult) -> None:
         """Save, or go back; the step is on record, so nothing that is committed lacks its line."""
         start = time.perf_counter()
-        self._divergence.count_bad_steps(result)
+        watchdog = self._parts.watchdog
+        with self._saved_before_its_end():
+            self._divergence.count_bad_steps(result)
         if self._divergence.is_spike(result):
-            self._rewind(result)
+            with watchdog.phase("rewind"):
+                self._rewind(result)
         else:
             last = result.stop or not self._remains
-            self._parts.checkpoints.after_step(self._progress.step, last=last)
+            with watchdog.phase("checkpoint"):
+                self._parts.checkpoints.after_step(self._progress.step, last=last)
         self._seconds_between = time.perf_counter() - start
+
+    @contextmanager
+    def _saved_before_its_end(self) -> Iterator[None]:
+        """Where all ranks end together, see the checkpoint that is under way committed first."""
+        try:
+            yield
+        except TrainingError:
+            with self._parts.watchdog.phase("checkpoint"):
+                self._parts.checkpoints.settle()
+            raise
 
     def _evaluates_at(self, step: int) -> bool:
         every = self._config.trainer.evaluate_every_steps
@@ -114,7 +134,8 @@ class Loop:
     def _rewind(self, result: StepResult) -> None:
         """Go back to the checkpoint before a spike, and on behind the samples that led to it."""
         spike, behind = self._progress.step, self._progress.next_sample
-        self._divergence.count_rewind(result)
+        with self._saved_before_its_end():
+            self._divergence.count_rewind(result)
         rewinds = self._progress.rewinds
         if self._go_back(before=spike) is None:
             raise CheckpointError(

@@ -82,7 +82,8 @@ class Restorer:
                 error = str(failure)
             errors = [text for text in _gathered(error) if text]
             if not errors and resumed is not None:
-                self._states.adopt(resumed.meta["progress"]["updates"])
+                done = resumed.meta["progress"]
+                self._states.adopt(done["updates"], done["step"])
                 self._void_later(checkpoint.step)
                 return resumed
             if not self._config.checkpoint.fallback:
@@ -107,7 +108,7 @@ class Restorer:
         checkpoint = find(path)
         check_model(checkpoint, self._model)
         load_masters(checkpoint, self._states.shards(), self._config.checkpoint.verify)
-        self._states.adopt(updates=0)
+        self._states.adopt(updates=0, step=0)
 
     def _load(self, checkpoint: Checkpoint) -> Resumed:
         meta, config = checkpoint.manifest.meta, self._config
@@ -165,9 +166,10 @@ class Restorer:
         folder = local_folder(self._config, self._world.rank, self._world.ranks_per_node)
         if folder is None:
             return []
-        here = {checkpoint.step: checkpoint for checkpoint in self._readable(folder)}
-        common = set.intersection(*(set(steps) for steps in _gathered(sorted(here))))
-        return [here[step] for step in common]
+        # of one step there may be two, where nodes were exchanged: of one start, or of another
+        here = {(c.step, str(c.manifest.meta.get("start"))): c for c in self._readable(folder)}
+        common = set.intersection(*map(set, _gathered(sorted(here))))
+        return [here[key] for key in common]
 
     def _readable(self, folder: Path) -> Iterator[Checkpoint]:
         """Yield the checkpoints of this node that have all that this rank needs.

@@ -66,7 +66,12 @@ def test_later_overrides_win_and_groups_keep_single_keys():
         ("trainer.steps=1.5", "trainer.steps", "1.5 (float)", "int", "Updates to make"),
         ("trainer.steps=", "trainer.steps", "'' (str)", "int", "Updates to make"),
         ("recompute=selectve", "recompute", "selectve", "none, selective, full", "backward pass"),
-        ("parallel=2", "parallel", "2 (int)", "", ""),
+        ("parallel=2", "parallel", "2 (int)", "ParallelConfig", "How the model is cut"),
+        ("planner.tensor=[2,0]", "planner.tensor", "0 (int)", "list of int or null: gr", "Values"),
+        ("planner.nodes=[0,1]", "planner.nodes", "0 (int)", "list of int", "Nodes of"),
+        ("planner.nodes=-1", "planner.nodes", "-1 (int)", "list of int", "Nodes of"),
+        ("optimizer.learning_rate=inf", "optimizer.learning_rate", "inf", "finite", "Peak"),
+        ("launch.timeout_seconds=nan", "launch.timeout_seconds", "nan", "finite", ""),
     ],
 )
 def test_a_mistake_is_said_in_four_lines(override, key, got, wants, todo):
@@ -81,7 +86,12 @@ def test_a_mistake_is_said_in_four_lines(override, key, got, wants, todo):
 
 def test_help_names_every_key_and_every_choice():
     text = help_text()
-    for key in ("parallel.tensor: int (1)", "launch.port: int or null (null)", "recompute: one of"):
+    for key in (
+        "parallel.tensor: int (1)",
+        "launch.port: int or null (null)",
+        "recompute: one of",
+        "planner.nodes: list of int or null (null)",
+    ):
         assert f"  {key}" in text
     assert "Ranks over which each matrix is cut." in text
     for group, names in groups().items():

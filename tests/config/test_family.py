@@ -3,7 +3,7 @@
 import pytest
 
 from frontier_llm.config import decode
-from frontier_llm.config.rules import check
+from frontier_llm.config.rules import check, data_size
 from tests.config.test_rules import _advised, _changed, _refusal
 from tools.compose import compose
 
@@ -57,4 +57,6 @@ def test_it_is_refused_and_what_is_advised_passes(row):
 def test_the_tiny_model_can_be_cut_every_way(tensor, pipeline):
     layout = (f"parallel.tensor={tensor}", "parallel.sequence=true", "data.global_batch=32")
     values = compose([*T5, *layout, f"parallel.pipeline={pipeline}"])
-    check(decode(values), 2 * tensor * pipeline)
+    config, ranks = decode(values), 2 * tensor * pipeline
+    check(config, ranks)
+    assert data_size(config, ranks) == 2

@@ -9,6 +9,8 @@ import yaml
 from frontier_llm.config import decode
 from frontier_llm.config.rules import check, data_size
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.layout import make_grid
+from frontier_llm.geometry.stages import make_pieces
 from tools.compose import compose
 
 MICS = {"params": 2, "grads": 2, "optimizer": 2}
@@ -161,6 +163,18 @@ REFUSED = {
         "model.head_dim",
         "set model.head_dim=200",
     ),
+    "next to no rotated dimension": (
+        4,
+        {"model.positions": "rotary", "model.rotary_fraction": 1e-12},
+        "model.head_dim",
+        "set model.head_dim=2000000000000, or another model.rotary_fraction",
+    ),
+    "a rotated dimension too many": (
+        4,
+        {"model.positions": "rotary", "model.head_dim": 19, "model.rotary_fraction": 0.7},
+        "model.head_dim",
+        "set model.head_dim=20",
+    ),
     "a rate that would rise": (
         4,
         {"optimizer.minimum_learning_rate": 0.1},
@@ -190,10 +204,7 @@ def test_what_a_refusal_says_to_do_passes(defaults, wrong):
     ranks, changes, _, _ = REFUSED[wrong]
     values = _changed(defaults, changes)
     todo = _refusal(values, ranks).todo
-    if wrong == "sharded states":
-        values = _changed(values, {"sharding": compose([todo.removeprefix("use ")])["sharding"]})
-    else:
-        values, ranks = _advised(values, ranks, todo)
+    values, ranks = _advised(values, ranks, todo)
     check(decode(values), ranks)
 
 
@@ -216,16 +227,22 @@ def test_the_first_rule_that_fails_is_the_one_to_mend_first(defaults):
 
 
 def test_a_head_width_that_is_given_need_not_fit_the_width(defaults):
-    values = _changed(defaults, {"model.hidden": 255, "model.head_dim": 32})
-    check(decode(values), 4)
+    config = decode(_changed(defaults, {"model.hidden": 255, "model.head_dim": 32}))
+    check(config, 4)
+    assert (config.model.hidden, config.model.head_dim) == (255, 32)
 
 
 def test_a_node_may_be_larger_than_the_run(defaults):
-    check(decode(_changed(defaults, {"launch.ranks_per_node": 64})), 4)
+    config = decode(_changed(defaults, {"launch.ranks_per_node": 64}))
+    check(config, 4)
+    assert make_grid(config, 4, 64).node(3) == 0
 
 
 def test_an_uneven_cut_is_accepted_as_given(defaults):
-    check(decode(_changed(defaults, {"parallel.layers_per_stage": [3, 1]})), 4)
+    config = decode(_changed(defaults, {"parallel.layers_per_stage": [3, 1]}))
+    check(config, 4)
+    pieces = make_pieces(4, 2, 1, config.parallel.layers_per_stage)
+    assert [len(piece.layers) for piece in pieces] == [3, 1]
 
 
 def test_what_remains_is_data_parallelism(defaults):

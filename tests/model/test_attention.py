@@ -64,7 +64,10 @@ def dropout_statistics(world: World) -> dict[str, Any]:
     core.eval()
     exact = core(query, key, value)
     core.train()
-    gradient = torch.autograd.grad(core(query, key, value).sum(), value)[0]
+    out = core(query, key, value)
+    gradient = torch.autograd.grad(out.sum(), value)[0]
+    # for given masks the output is linear in `value`: with the same ones the gradient gives it back
+    mask_error = (out.sum() - (gradient * value).sum()).abs() / out.abs().sum()
     # an output row of all ones in `value` is the sum of the kept probabilities
     ones = core(query, key, torch.ones_like(value)).detach()
     return {
@@ -73,7 +76,7 @@ def dropout_statistics(world: World) -> dict[str, Any]:
         "first_row": sorted(
             set(ones[0].flatten().round(decimals=3).double().round(decimals=3).tolist())
         ),
-        "gradient_finite": bool(gradient.isfinite().all()),
+        "mask_error": mask_error.item(),
     }
 
 
@@ -82,7 +85,7 @@ def test_dropout_keeps_the_mean_and_recomputes_the_same_masks() -> None:
     assert found["bias"] < 0.3  # 400 draws of values around 1
     assert found["spread"] > 0
     assert found["first_row"] in ([0.0, 1.333], [1.333])  # dropped, or kept and scaled
-    assert found["gradient_finite"]
+    assert found["mask_error"] < 1e-5  # with other masks 4e-3
 
 
 class LargestTensor(TorchDispatchMode):

@@ -134,6 +134,7 @@ def test_equals_mt5_written_out(packed: bool) -> None:
         assert error <= 1e-5, f"{name}: relative gradient error {error:.1e}"
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize("packed", [True, False])
 def test_equals_transformers(packed: bool) -> None:
     """Random weights; transformers builds mT5 tied, and gets its head of its own afterwards."""

@@ -62,7 +62,7 @@ def test_scalars_are_flat_and_finite():
 
 
 def test_an_impossible_mfu_is_withheld_and_reported_once(caplog):
-    sink, recorder = Kept(), None
+    sink = Kept()
     recorder = Recorder([sink])
     with caplog.at_level(logging.ERROR, logger="frontier_llm"):
         for step in (1, 2):

@@ -1,12 +1,11 @@
 """The comparison of a plan with its run: measured in the first steps, said in words, shown."""
 
-import time
-
 import pytest
 import torch
 
 from frontier_llm.telemetry.plan_section import plan_section
 from frontier_llm.telemetry.summary import PlanRow, RunSummary
+from frontier_llm.trainer import phase_timer
 from frontier_llm.trainer.phase_timer import MEASURED_STEPS, PhaseTimer
 from frontier_llm.trainer.planned import PHASES, values_of, words_of
 
@@ -18,23 +17,21 @@ ROWS = [
 ]
 
 
-def _step(timer, seconds):
-    timer.begin()
-    time.sleep(seconds)
-    timer.mark("passes")
-    timer.mark("update")
-    timer.end()
-
-
-def test_the_first_step_warms_up_and_the_shortest_of_the_others_counts():
+def test_the_first_step_warms_up_and_the_shortest_of_the_others_counts(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(phase_timer.time, "perf_counter", lambda: now)
     timer = PhaseTimer(torch.device("cpu"))
-    for seconds in (0.05, 0.03, 0.01):
-        assert not timer.is_complete
-        _step(timer, seconds)
-    assert timer.is_complete
-    assert 0.01 <= timer.typical()["passes"] < 0.03
-    _step(timer, 0.0)
+    for passes, update in ((1.0, 0.25), (8.0, 2.0), (4.0, 3.0), (0.5, 0.5)):
+        timer.begin()
+        now += passes
+        timer.mark("passes")
+        now += update
+        timer.mark("update")
+        assert timer.is_complete == (passes == 0.5)
+        timer.end()
     assert len(timer.laps) == MEASURED_STEPS
+    assert timer.laps[0] == {"passes": 1.0, "update": 0.25}
+    assert timer.typical() == {"passes": 4.0, "update": 2.0}
 
 
 def test_every_part_of_a_prediction_is_compared_once():

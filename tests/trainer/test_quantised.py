@@ -170,7 +170,7 @@ def edit(world: World, values: dict[str, Any]) -> list[str]:
         rig.train(1, first=2)
     except TrainingError as error:
         refused = str(error)
-    rig.states.adopt(updates=2)
+    rig.states.adopt(updates=2, step=2)
     now, after = exact(rig), weights(rig)
     worst = max((after[n] - tensor).abs().max().item() for n, tensor in now.items())
     return [refused, f"{worst:.6f}"]
@@ -204,7 +204,7 @@ def go_on(world: World, values: dict[str, Any]) -> tuple[list[float], list[float
             (shard.master, shard.exp_avg, shard.exp_avg_sq), states, strict=True
         ):
             mine.copy_(saved)
-    first.states.adopt(updates=3)
+    first.states.adopt(updates=3, step=3)
     return straight, [result.loss for result in first.train(2, first=3)]
 
 

@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 
+from frontier_llm.checkpoint import save
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.checkpoint.scan import find
 from frontier_llm.data.corpora import BlendedSamples, open_data
 from frontier_llm.data.digest import digest
 from frontier_llm.data.loader import causal_batch
 from frontier_llm.data.reading import make_windows
+from frontier_llm.errors import CheckpointError
+from frontier_llm.parallel.watchdog import Watchdog
 from frontier_llm.trainer.ledger import blend_of
 from tests.forked_train import TINY, Training, train
-from tools.inspect_data import View, read_config
+from tools.inspect_data import View
+from tools.one_rank import read_config
 
 ROOT = Path(__file__).parents[2]
 STEPS = 8
@@ -280,6 +284,50 @@ def test_a_checkpoint_that_cannot_be_written(
     assert ("The run goes on (checkpoint.on_error=continue)" in ended.text) == (code == 0)
 
 
+def test_a_late_failure_does_not_cost_the_next_checkpoint(
+    tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before the last fails when the last step is done; there is no step after it."""
+    commit = save._commit
+
+    def slow_then_full(task: save.Task, ballot: Any) -> None:
+        if task.step == 3:
+            time.sleep(1)
+            error = CheckpointError("the disk is full")
+            ballot.conclude(str(error))
+            raise error
+        commit(task, ballot)
+
+    monkeypatch.setattr(save, "_commit", slow_then_full)
+    ended = train(
+        *tiny, f"run.dir={tmp_path}/run", "trainer.steps=4", "checkpoint.every_steps=1",
+        "checkpoint.on_error=continue",
+    )  # fmt: skip
+    assert ended.code == 0, ended.text
+    assert "the checkpoint of step 3 was not written: the disk is full" in ended.text
+    assert find(tmp_path / "run").step == 4
+
+
+def test_the_watchdog_is_told_what_is_no_step(
+    tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phase = Watchdog.phase
+
+    def told(self: Watchdog, name: str, step: int | None = None) -> Any:
+        with (tmp_path / "phases").open("a") as file:
+            file.write(f"{name}\n")
+        return phase(self, name, step)
+
+    monkeypatch.setattr(Watchdog, "phase", told)
+    ended = train(
+        *tiny, f"run.dir={tmp_path}/run", "trainer.steps=2", "checkpoint.every_steps=1",
+        "trainer.evaluate_every_steps=1",
+    )  # fmt: skip
+    assert ended.code == 0, ended.text
+    seen = set((tmp_path / "phases").read_text().split())
+    assert seen == {"groups", "step", "evaluation", "checkpoint", "closing"}
+
+
 def test_a_spike_sends_the_run_back_and_on_behind_its_samples(
     tiny: tuple[str, ...], copied: Path
 ) -> None:
@@ -323,6 +371,23 @@ def test_the_nearest_tier_that_all_nodes_have_is_used(
     ended = train(*overrides, f"trainer.steps={STEPS}")
     assert ended.code == 0, ended.text
     assert events(run, "resume")[-1]["step"] == 4
+
+
+def test_one_node_s_own_tier_is_used_where_ranks_hold_the_same(
+    tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Norms lie on both tensor ranks, and both write them."""
+    run = tmp_path / "run"
+    overrides = (
+        *tiny, f"run.dir={run}", "parallel.tensor=2", "parallel.pipeline=1",
+        "checkpoint.every_steps=4", f"checkpoint.tiers.local.path={tmp_path}/local",
+        "checkpoint.tiers.local.every_steps=1", "checkpoint.tiers.local.keep=2",
+    )  # fmt: skip
+    assert train(*overrides, "trainer.steps=7").code == 0
+    shutil.rmtree(run / "checkpoints" / "step_00000007")
+    ended = train(*overrides, f"trainer.steps={STEPS}")
+    assert ended.code == 0, ended.text
+    assert events(run, "resume")[-1]["step"] == 6
 
 
 def test_a_new_run_begins_with_the_weights_of_another(

@@ -142,7 +142,7 @@ def broken(name: str) -> Callable[[World, dict[str, Any]], Any]:
 
     def own_part(reduction: ReduceScatter) -> torch.Tensor:
         reduction._work.wait()
-        return reduction._received[0].float()
+        return reduction._parts[reduction._mine].float()
 
     damage: dict[str, Callable[[], None]] = {
         "reduction": lambda: setattr(ReduceScatter, "wait", own_part),
