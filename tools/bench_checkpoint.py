@@ -29,14 +29,12 @@ MB are millions of bytes.
 import argparse
 import json
 import os
-import platform
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,14 +47,15 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from frontier_llm.errors import FrontierError, TrainingError
+from frontier_llm.errors import TrainingError
 from frontier_llm.parallel.launcher import Launch, launch
 from frontier_llm.parallel.world import World, init_process_group
-from tools.bench import disk
+from tools.bench import disk, machine
 from tools.bench.checkpoint_results import MEGA, DiskOutcome, Outcome, make_table
 from tools.bench.checkpoint_savers import SAVERS, TIMEOUT, Place
-from tools.bench.checkpoint_turn import Rank, RankFigures, Turn, figures_from
+from tools.bench.checkpoint_turn import Rank, SaverFigures, SaverTurn, saver_figures_from
 from tools.bench.disk import DiskFigures
+from tools.options import at_least, bench_parser, ending, parse_bench, positive
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -72,41 +71,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; return the exit code."""
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folder is removed
-    try:
-        with tempfile.TemporaryDirectory(prefix="bench_checkpoint_", dir=options.folder) as name:
-            return Bench(options, Path(name)).run()
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    with tempfile.TemporaryDirectory(prefix="bench_checkpoint_", dir=options.folder) as name:
+        return Bench(options, Path(name)).run()
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = bench_parser(
+        __doc__, rounds=3, folder_for="in which to save", quick="20 MB, one round"
     )
-    parser.add_argument("--megabytes", type=float, default=400.0, help="of states a rank (400)")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--savers", nargs="+", default=list(SAVERS), choices=list(SAVERS))
-    parser.add_argument("--folder", type=Path, default=None, help="where to save (temporary)")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--saves", type=int, default=3, help="in long steps, a turn (3)")
-    parser.add_argument("--long-seconds", type=float, default=2.5, help="compute of a long step")
-    parser.add_argument(
-        "--short-seconds", type=float, help=f"compute of a short step (what {PROBE} takes)"
-    )
-    parser.add_argument("--short-steps", type=int, default=8, help="a turn (8)")
-    parser.add_argument("--restores", type=int, default=3, help="a turn (3)")
-    parser.add_argument("--quick", action="store_true", help="20 MB, one round")
-    parser.add_argument("--json", type=Path, help="write all figures here")
-    options = parser.parse_args(arguments)
-    if options.quick:
-        for name, value in QUICK.items():
-            setattr(options, name, value)
-    return options
+    add = parser.add_argument
+    add("--megabytes", type=positive, default=400.0, help="of states a rank (default 400)")
+    add("--ranks", type=at_least(1), default=2, help="that save together (default 2)")
+    add("--savers", nargs="+", default=list(SAVERS), choices=list(SAVERS),
+        help="that take turns (default all)")  # fmt: skip
+    add("--saves", type=at_least(1), default=3, help="in long steps, a turn (default 3)")
+    add("--long-seconds", type=positive, default=2.5, help="compute of a long step (default 2.5)")
+    add("--short-seconds", type=positive,
+        help=f"compute of a short step (default: what {PROBE} takes)")  # fmt: skip
+    add("--short-steps", type=at_least(1), default=8, help="a turn (default 8)")
+    add("--restores", type=at_least(0), default=3, help="a turn (default 3)")
+    return parse_bench(parser, arguments, QUICK)
 
 
 class Bench:
@@ -162,11 +147,11 @@ class Bench:
 
         self._disk.rounds.append([DiskFigures(**rank) for rank in self._fork(work)])
 
-    def _turn(self, saver: str) -> list[RankFigures]:
+    def _turn(self, saver: str) -> list[SaverFigures]:
         options = self._options
 
-        def work(place: Place) -> RankFigures:
-            turn = Turn(
+        def work(place: Place) -> SaverFigures:
+            turn = SaverTurn(
                 saver=saver,
                 size=round(options.megabytes * MEGA),
                 saves=options.saves,
@@ -177,7 +162,7 @@ class Bench:
             )
             return Rank(turn, place).run()
 
-        return [figures_from(rank) for rank in self._fork(work)]
+        return [saver_figures_from(rank) for rank in self._fork(work)]
 
     def _fork(self, work: Callable[[Place], Any]) -> list[dict[str, Any]]:
         """Have forked ranks do something in an empty folder; return what each brought home.
@@ -212,9 +197,7 @@ class Bench:
         console.print(make_table(title, self._outcomes, self._disk))
         if options.json:
             facts = {
-                "machine": platform.processor() or platform.machine(),
-                "cores": os.cpu_count(),
-                "torch": version("torch"),
+                **machine.about(),
                 "options": {key: str(value) for key, value in vars(options).items()},
                 "short_seconds": self._short_seconds,
                 "disk": self._disk.to_dict(),
@@ -224,4 +207,4 @@ class Bench:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

@@ -18,7 +18,6 @@ between them, each hop in the same format. MB are what a rank sends between node
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -45,14 +44,16 @@ from frontier_llm.collectives.blockwise import BlockKernels, TorchKernels
 from frontier_llm.collectives.chain import Chain, Steps
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
-from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.formats import BF16, FP32, Format, StateFormats
 from frontier_llm.geometry.grid import Grid
+from tools.bench import machine
 from tools.bench.forked import on_ranks
 from tools.bench.namespaces import namespaces
+from tools.options import at_least, bench_parser, ending, parse_bench, positive
 
 FORMATS = (FP32, BF16, Format("int8", 512, 2), Format("int4", 512, 2))
 NODES = 2
+QUICK = {"elements": 1 << 14, "codec_elements": 1 << 16, "codec_seconds": 0.01, "rounds": 1}
 Flow = str
 """`gather`, `reduce` or `two hops`."""
 
@@ -87,23 +88,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the command line says; return the exit code."""
     options = parse(arguments)
     console = Console()
-    try:
-        codec = list(codec_figures(options.codec_elements, options.codec_seconds))
-        console.print(codec_table(codec))
-        flows: list[FlowFigure] = []
-        for per_node in options.ranks_per_node:
-            for link in options.links:
-                measured = flow_figures(link, per_node, options)
-                console.print(flow_table(measured))
-                flows += measured
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    codec = list(codec_figures(options.codec_elements, options.codec_seconds))
+    console.print(codec_table(codec))
+    flows: list[FlowFigure] = []
+    for per_node in options.ranks_per_node:
+        for link in options.links:
+            measured = flow_figures(link, per_node, options)
+            console.print(flow_table(measured))
+            flows += measured
     if options.json:
         facts = {
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
+            **machine.about(),
             "elements": options.elements,
             "codec_elements": options.codec_elements,
             "codec": [asdict(figure) for figure in codec],
@@ -114,23 +109,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line; `--quick` only changes defaults."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Read the command line."""
+    parser = bench_parser(__doc__, rounds=7, quick="small buffers, one round")
     add = parser.add_argument
-    add("--quick", action="store_true", help="small buffers, one round: a smoke test")
     add("--links", nargs="+", default=["loopback"], metavar="RATE",
         help="loopback, or rates such as 1gbit, for which root is needed")  # fmt: skip
-    add("--ranks-per-node", type=int, nargs="+", default=[1], metavar="N", help="default 1")
-    add("--elements", type=int, default=3 << 20, help="of the buffer (default 3 Mi: a layer)")
-    add("--codec-elements", type=int, default=16 << 20, help="of the codec's (default 16 Mi)")
-    add("--codec-seconds", type=float, default=0.3, help="of each of its rows (default 0.3)")
-    add("--rounds", type=int, default=7, help="turns of each format (default 7)")
-    add("--json", type=Path, metavar="FILE", help="write all figures here as well")
-    if parser.parse_known_args(arguments)[0].quick:
-        parser.set_defaults(elements=1 << 14, codec_elements=1 << 16, codec_seconds=0.01, rounds=1)
-    return parser.parse_args(arguments)
+    add("--ranks-per-node", type=at_least(1), nargs="+", default=[1], metavar="N",
+        help="default 1")  # fmt: skip
+    add("--elements", type=at_least(1), default=3 << 20,
+        help="of the buffer (default 3 Mi: a layer)")  # fmt: skip
+    add("--codec-elements", type=at_least(1), default=16 << 20,
+        help="of the codec's (default 16 Mi)")  # fmt: skip
+    add("--codec-seconds", type=positive, default=0.3, help="of each of its rows (default 0.3)")
+    return parse_bench(parser, arguments, QUICK)
 
 
 def codec_figures(elements: int, limit: float) -> Iterator[CodecFigure]:
@@ -315,4 +306,4 @@ def _table(title: str, *columns: str) -> Table:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

@@ -19,7 +19,6 @@ from the computation. What is not hidden here no schedule can hide.
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -37,9 +36,10 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from frontier_llm.errors import FrontierError
+from tools.bench import machine
 from tools.bench.forked import on_ranks
 from tools.bench.namespaces import namespaces
+from tools.options import at_least, bench_parser, ending, positive
 from tools.plain_table import plain_table
 
 RANKS = 2
@@ -68,11 +68,7 @@ class Figures:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table, write JSON; return the exit code."""
     options = _parse(arguments)
-    try:
-        found = [measure(link, options) for link in options.links]
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    found = [measure(link, options) for link in options.links]
     title = f"{RANKS} ranks on {os.cpu_count()} cores, seconds"
     table = plain_table(title, ["link", "transfer", "MB/s", "compute", "together", "hidden"])
     for one in found:
@@ -82,9 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Console().print(table)
     if options.json:
         facts = {
-            "machine": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
+            **machine.about(),
             "links": [{**asdict(one), "hidden": one.hidden} for one in found],
         }
         options.json.write_text(json.dumps(facts, indent=1))
@@ -106,15 +100,13 @@ def measure(link: str, options: argparse.Namespace) -> Figures:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__, rounds=5)
     add = parser.add_argument
-    add("--links", nargs="+", default=["loopback"], metavar="RATE")
-    add("--megabytes", type=float, default=8.0, help="of a message (default 8)")
-    add("--messages", type=int, default=20, help="of a round (default 20)")
-    add("--rounds", type=int, default=5, help="default 5")
-    add("--json", type=Path, metavar="FILE", help="write all figures here as well")
+    add("--links", nargs="+", default=["loopback"], metavar="RATE",
+        help="loopback, the default, or rates such as 1gbit, for which root is needed",
+    )  # fmt: skip
+    add("--megabytes", type=positive, default=8.0, help="of a message (default 8)")
+    add("--messages", type=at_least(1), default=20, help="of a round (default 20)")
     return parser.parse_args(arguments)
 
 
@@ -165,4 +157,4 @@ class _Work:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

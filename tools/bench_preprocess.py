@@ -43,7 +43,10 @@ from rich.console import Console
 from rich.table import Table
 
 from frontier_llm.data.tokenizer import train_tokenizer
+from frontier_llm.errors import ConfigError
 from frontier_llm.units import MIB
+from tools.bench import machine
+from tools.options import at_least, bench_parser, ending, positive
 
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".hpp", ".txt", ".md", ".rst", ".pyi", ".c", ".cpp", ".js", ".html"}
@@ -65,11 +68,11 @@ class Outcome:
     error: str = ""
 
 
-def main() -> int:
-    """Measure, print the table, write the JSON."""
-    options = _options()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print the table, write the JSON; return 1 if a contender failed."""
+    options = _options(arguments)
     console = Console()
-    with tempfile.TemporaryDirectory(dir=options.directory, prefix="bench_preprocess_") as name:
+    with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench_preprocess_") as name:
         folder = Path(name)
         text_bytes = make_input(folder / "input.jsonl", options.megabytes * MEGA)
         console.print(f"{text_bytes / MEGA:.0f} MB of text, {options.workers} workers")
@@ -89,25 +92,26 @@ def main() -> int:
         f"ours on a quarter of the text: peak {quarter.peak_bytes / MIB:.0f} MiB, on all of it "
         f"{outcomes['ours'].peak_bytes / MIB:.0f} MiB"
     )
+    every = (*outcomes.values(), quarter)
     if options.json:
-        rows = [asdict(outcome) for outcome in (*outcomes.values(), quarter)]
-        facts = {"text_bytes": text_bytes, "workers": options.workers, "rows": rows}
+        rows = [asdict(outcome) for outcome in every]
+        facts = {**machine.about(), "text_bytes": text_bytes, "workers": options.workers,
+                 "rows": rows}  # fmt: skip
         options.json.write_text(json.dumps(facts, indent=1))
-    return 0
+    return 1 if any(outcome.error for outcome in every) else 0
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--megabytes", type=float, default=200, help="of text (default 200)")
-    parser.add_argument("--workers", type=int, default=2, help="processes (default 2)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each (default 3)")
-    parser.add_argument("--pieces", type=int, default=32000, help="vocabulary (default 32000)")
-    parser.add_argument("--peer-python", help="an interpreter that has datasets and tokenizers")
-    parser.add_argument("--directory", type=Path, help="where to work (default: the system's)")
-    parser.add_argument("--json", type=Path, help="write the figures here as well")
-    return parser.parse_args()
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = bench_parser(__doc__, rounds=3, folder_for="in which to work")
+    add = parser.add_argument
+    add("--megabytes", type=positive, default=200, help="of text (default 200)")
+    add("--workers", type=at_least(1), default=2, help="processes (default 2)")
+    add("--pieces", type=at_least(1), default=32000, help="vocabulary (default 32000)")
+    add("--peer-python", metavar="FILE", help="an interpreter with datasets and tokenizers")
+    options = parser.parse_args(arguments)
+    if options.peer_python and not shutil.which(options.peer_python):
+        raise ConfigError("--peer-python", options.peer_python, "a program", "name another one")
+    return options
 
 
 def make_input(path: Path, wanted_bytes: float) -> int:
@@ -189,7 +193,8 @@ def turn(
     said, errors = process.communicate()
     shutil.rmtree(folder / name, ignore_errors=True)
     if process.returncode:
-        outcome.error = errors.decode().strip().splitlines()[-1]
+        words = errors.decode().strip().splitlines()  # none of one that was killed
+        outcome.error = words[-1] if words else f"ended with exit code {process.returncode}"
         return
     figures = json.loads(said.decode().strip().splitlines()[-1])
     outcome.seconds.append(figures["seconds"])
@@ -229,16 +234,17 @@ def make_table(outcomes: Sequence[Outcome], text_bytes: int) -> Table:
             f"{statistics.median(outcome.cpu_seconds):.1f}",
             f"{text_bytes / seconds / MEGA:.1f}",
             f"{outcome.tokens / seconds:,.0f}",
-            f"{_times(outcome.seconds, ours.seconds):.2f}",
-            f"{_times(outcome.cpu_seconds, ours.cpu_seconds):.2f}",
+            _times(outcome.seconds, ours.seconds),
+            _times(outcome.cpu_seconds, ours.cpu_seconds),
             f"{outcome.peak_bytes / MIB:.0f}",
         )
     return table
 
 
-def _times(theirs: Sequence[float], ours: Sequence[float]) -> float:
-    return statistics.median(a / b for a, b in zip(theirs, ours, strict=False))
+def _times(theirs: Sequence[float], ours: Sequence[float]) -> str:
+    ratios = [a / b for a, b in zip(theirs, ours, strict=False)]
+    return f"{statistics.median(ratios):.2f}" if ratios else "-"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

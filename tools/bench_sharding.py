@@ -24,14 +24,12 @@ MB are millions of bytes. Figures are means over ranks where ranks differ.
 import argparse
 import json
 import os
-import platform
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +39,29 @@ if __package__ in (None, ""):  # run as a file: the repository's root is not on 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from frontier_llm.errors import ConfigError, FrontierError
-from tools.bench import deepspeed_venv
+from frontier_llm.errors import ConfigError
+from tools.bench import deepspeed_venv, machine
 from tools.bench.contenders import BY_DEFAULT, DEEPSPEED, Contender, Worker, find
 from tools.bench.namespaces import namespaces
 from tools.bench.results import Outcome, make_table
 from tools.bench.turn import Precision, Shape, Turn
 from tools.bench.workers import TurnFailedError, Workers
+from tools.options import at_least, bench_parser, ending, parse_bench, positive
 
 QUICK = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 512, "sequence": 64,
          "ranks": [2], "rounds": 1, "warmup": 1, "steps": 2}  # fmt: skip
+NUMBERS = (
+    ("steps", 1, 5, "timed steps of a turn"),
+    ("warmup", 0, 2, "steps before them"),
+    ("micro-batches", 1, 1, "of a rank and step"),
+    ("samples", 1, 2, "of a micro-batch"),
+    ("layers", 1, 8, "of the model"),
+    ("hidden", 1, 512, "elements of a token's state"),
+    ("heads", 1, 8, "of attention; they divide --hidden"),
+    ("vocabulary", 1, 8192, "rows of the embedding"),
+    ("sequence", 1, 256, "tokens of a sample"),
+)
+"""Options that are numbers: name, the least that makes sense, default, help."""
 
 
 @dataclass(frozen=True)
@@ -70,25 +81,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; return the exit code."""
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that namespaces are removed
-    try:
-        return run(options, Console(), Console(stderr=True))
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    return run(options, Console(), Console(stderr=True))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line; `--quick` only changes defaults."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Read the command line."""
+    parser = bench_parser(__doc__, rounds=5, quick="a tiny model, 2 ranks, 1 round")
     add = parser.add_argument
-    add("--quick", action="store_true", help="a tiny model, 2 ranks, 1 round: a smoke test")
-    add("--ranks", type=int, nargs="+", default=[2, 4], metavar="N", help="default 2 4")
-    add("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
+    add("--ranks", type=at_least(1), nargs="+", default=[2, 4], metavar="N", help="default 2 4")
+    add("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"],
+        help="of the computation (default both)")  # fmt: skip
     add("--contenders", nargs="+", metavar="NAME",
         help="default: " + " ".join(BY_DEFAULT) + "; besides: "
         + ", ".join(peer.name for peer in DEEPSPEED) + ", ours-P-G-O for any factors")  # fmt: skip
@@ -97,24 +99,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--baseline", default="ddp", metavar="NAME", help="of the ratios (default ddp)")
     add("--link", metavar="RATE",
         help="a network namespace a node, with links of this rate (1gbit); needs root")  # fmt: skip
-    add("--ranks-per-node", type=int, default=1, metavar="N",
+    add("--ranks-per-node", type=at_least(1), default=1, metavar="N",
         help="ranks that share a node (default 1)")  # fmt: skip
-    add("--rounds", type=int, default=5, help="turns of each contender (default 5)")
-    add("--steps", type=int, default=5, help="timed steps of a turn (default 5)")
-    add("--warmup", type=int, default=2, help="steps before them (default 2)")
-    add("--micro-batches", type=int, default=1, metavar="N", help="of a rank and step (default 1)")
-    add("--samples", type=int, default=2, help="of a micro-batch (default 2)")
-    add("--layers", type=int, default=8)
-    add("--hidden", type=int, default=512)
-    add("--heads", type=int, default=8)
-    add("--vocabulary", type=int, default=8192)
-    add("--sequence", type=int, default=256, help="tokens of a sample")
-    add("--threads", type=int, help="CPU threads a rank (default: cores / ranks)")
-    add("--limit", type=float, default=600, metavar="SECONDS", help="of a turn (default 600)")
-    add("--json", type=Path, metavar="FILE", help="write all figures here as well")
-    if parser.parse_known_args(arguments)[0].quick:
-        parser.set_defaults(**QUICK)
-    return parser.parse_args(arguments)
+    for name, least, default, words in NUMBERS:
+        add(f"--{name}", type=at_least(least), default=default, metavar="N",
+            help=f"{words} (default {default})")  # fmt: skip
+    add("--threads", type=at_least(1), metavar="N",
+        help="CPU threads a rank (default: cores / ranks)")  # fmt: skip
+    add("--limit", type=positive, default=600, metavar="SECONDS", help="of a turn (default 600)")
+    return parse_bench(parser, arguments, QUICK)
 
 
 def run(options: argparse.Namespace, console: Console, status: Console) -> int:
@@ -150,17 +143,23 @@ def make_cases(options: argparse.Namespace) -> list[Case]:
     """Return all conditions, each with those who can take part.
 
     Raises:
-        ConfigError: a contender is unknown, or ranks and nodes do not fit.
+        ConfigError: a contender is unknown, none fits the ranks, or ranks and nodes do not fit.
     """
     names = list(dict.fromkeys(options.contenders or BY_DEFAULT))
     if options.deepspeed:
         names += [peer.name for peer in DEEPSPEED if peer.name not in names]
     contenders = [find(name) for name in names]
     for ranks in options.ranks:
-        if ranks < 1 or ranks % options.ranks_per_node:
+        if ranks % options.ranks_per_node:
             raise ConfigError(
                 "--ranks", ranks, f"a multiple of --ranks-per-node={options.ranks_per_node}",
                 "change one of them",
+            )  # fmt: skip
+        if not any(one.fits(ranks) for one in contenders):
+            fits = ", ".join(f"{one.name}: multiples of {one.ranks_multiple}" for one in contenders)
+            raise ConfigError(
+                "--contenders", f"{' '.join(names)} on {ranks} ranks",
+                f"one that can take part ({fits})", "change them or --ranks",
             )  # fmt: skip
     return [
         Case(ranks, precision, tuple(one for one in contenders if one.fits(ranks)))
@@ -253,10 +252,7 @@ def _facts(
     """Return all figures, and what must be known to read them."""
     return {
         "options": {key: str(value) for key, value in vars(options).items()},
-        "torch": version("torch"),
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
+        **machine.about(),
         "load_at_end": os.getloadavg(),
         "cases": [
             {
@@ -272,13 +268,5 @@ def _facts(
     }
 
 
-def _processor() -> str:
-    """Return the processor's name, which platform.processor() leaves empty on Linux."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

@@ -8,20 +8,19 @@ and fused AdamW; in bf16 it is autocast over fp32 parameters, which like ours ke
 The table says the median step of each, and their ratio (ours / plain; below 1 is faster).
 """
 
-import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
 
 import torch
@@ -31,7 +30,7 @@ from rich.table import Table
 from torch import nn
 
 from frontier_llm.collectives.traffic import Traffic
-from frontier_llm.config.run import RunConfig
+from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import Batch
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.device.kernels import resolve
@@ -41,7 +40,9 @@ from frontier_llm.parallel.groups import Groups, destroy_groups, make_groups
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
+from tools.bench import machine
 from tools.compose import compose
+from tools.options import at_least, bench_parser, ending
 from tools.plain_gpt import PlainGpt
 
 LEARNING_RATE = 1e-4
@@ -132,34 +133,32 @@ def random_batches(config: RunConfig, device: torch.device) -> list[Batch]:
     return made
 
 
-def main() -> None:
-    """Measure fp32 and bf16; print the table, write the JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--layers", type=int, default=4, help="of gpt_125m's shape (default 4)")
-    parser.add_argument("--sequence", type=int, default=512, help="tokens a sample")
-    parser.add_argument("--steps", type=int, default=7, help="timed steps of each")
-    parser.add_argument("--json", type=Path, help="write the figures here as well")
-    arguments = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure fp32 and bf16; print the table, write the JSON; return the exit code."""
+    parser = bench_parser(__doc__)
+    add = parser.add_argument
+    add("--layers", type=at_least(1), default=4, help="of gpt_125m's shape (default 4)")
+    add("--sequence", type=at_least(1), default=512, help="tokens a sample (default 512)")
+    add("--steps", type=at_least(1), default=7, help="timed steps of each (default 7)")
+    options = parser.parse_args(arguments)
     accelerator = Accelerator.of_rank(0)
     if accelerator.is_cpu:
         megatron_cpu.install()
-    overrides = ["model=gpt_125m", f"model.layers={arguments.layers}", "model.vocabulary=8192",
-                 "parallel.pipeline=1", f"data.sequence_length={arguments.sequence}",
+    overrides = ["model=gpt_125m", f"model.layers={options.layers}", "model.vocabulary=8192",
+                 "parallel.pipeline=1", f"data.sequence_length={options.sequence}",
                  "data.micro_batch=2", "data.global_batch=4"]  # fmt: skip
-    config = RunConfig.model_validate(compose(overrides))
+    config = decode(compose(overrides))
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group(
             "gloo" if accelerator.is_cpu else "nccl", f"file://{folder}/store", rank=0, world_size=1
         )
         groups = make_groups(config.parallel, 1, config.trainer.seed)
         rows = [
-            measure(config, precision, accelerator, groups, arguments.steps)
+            measure(config, precision, accelerator, groups, options.steps)
             for precision in ("fp32", "bf16")
         ]
         destroy_groups()
-    table = Table(title=f"one step, {arguments.layers} layers of gpt_125m's shape, "
+    table = Table(title=f"one step, {options.layers} layers of gpt_125m's shape, "
                         f"{accelerator.name}, torch {torch.__version__}")  # fmt: skip
     for heading in ("precision", "ours", "plain torch", "ratio"):
         table.add_column(heading, justify="right")
@@ -171,12 +170,12 @@ def main() -> None:
             f"{row['ratio']:.3f}",
         )
     Console().print(table)
-    if arguments.json:
-        facts = {"device": accelerator.name, "torch": torch.__version__,
-                 "machine": platform.machine(), "threads": torch.get_num_threads(),
-                 "rows": rows}  # fmt: skip
-        arguments.json.write_text(json.dumps(facts, indent=1))
+    if options.json:
+        facts = {**machine.about(), "device": accelerator.name,
+                 "threads": torch.get_num_threads(), "rows": rows}  # fmt: skip
+        options.json.write_text(json.dumps(facts, indent=1))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ending(main))

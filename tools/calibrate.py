@@ -7,6 +7,7 @@ the figures of `cluster` with what was measured in their place.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,12 +21,13 @@ if __package__ in (None, ""):  # run as a file: the repository's root is not on 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from frontier_llm.config import decode
-from frontier_llm.errors import ConfigError, FrontierError
+from frontier_llm.errors import ConfigError
 from tools.calibration import timing
 from tools.calibration.collectives import LinkFigures, measure_links
 from tools.calibration.device import DeviceFigures, measure_device
 from tools.calibration.products import ProductFigures, measure_products
 from tools.compose import CONF, compose
+from tools.options import at_least, ending, tool_parser
 
 FORMATS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}
 """That are measured; a CPU is a thousand times slower in fp16, and nobody trains so."""
@@ -35,22 +37,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write what is asked for; return the exit code."""
     options = _parse(arguments)
     console = Console()
-    try:
-        cluster = decode(compose(options.overrides)).cluster
-        # before torch starts its threads: the ranks are forked
-        links = measure_links(options.ranks) if options.ranks > 1 else None
-        products = [measure_products(name) for name in FORMATS[timing.device().type]]
-        device = measure_device()
-        for table in _tables(products, device, links):
-            console.print(table)
-        if options.write:
-            values = cluster.model_dump(mode="json")
-            path = _write(options.write, measured(values, products, device, links))
-            console.print(f"written: {path}; use it with cluster={options.write}")
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    cluster = decode(compose(options.overrides)).cluster
+    path = None if options.write is None else cluster_file(options.write)
+    # before torch starts its threads: the ranks are forked
+    links = measure_links(options.ranks) if options.ranks > 1 else None
+    products = [measure_products(name) for name in FORMATS[timing.device().type]]
+    device = measure_device()
+    for table in _tables(products, device, links):
+        console.print(table)
+    if path:
+        _write(path, measured(cluster.model_dump(mode="json"), products, device, links))
+        console.print(f"written: {path}; use it with cluster={path.stem}")
     return 0
+
+
+def cluster_file(name: str) -> Path:
+    """Return the file of a cluster that may be written.
+
+    Raises:
+        ConfigError: the name is none, or that of a file which nobody measured.
+    """
+    path = CONF / "cluster" / f"{name}.yaml"
+    is_name = re.fullmatch(r"\w[\w-]*", name)
+    if not is_name or (path.exists() and "# Measured" not in path.read_text()):
+        wants = "letters, digits and _: a new name, or that of a measured file"
+        raise ConfigError("--write", name, wants, "choose another name")
+    return path
 
 
 def measured(
@@ -93,8 +105,10 @@ def measured(
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2, help="processes that talk; 1 = none")
+    parser = tool_parser(__doc__)
+    parser.add_argument(
+        "--ranks", type=at_least(1), default=2, help="that talk; 1 = none (default 2)"
+    )
     parser.add_argument("--write", metavar="NAME", help="write conf/cluster/NAME.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="cluster=NAME")
     return parser.parse_intermixed_args(arguments)
@@ -129,14 +143,10 @@ def _tables(
     yield table
 
 
-def _write(name: str, values: dict[str, Any]) -> Path:
-    path = CONF / "cluster" / f"{name}.yaml"
-    if path.exists() and "# Measured" not in path.read_text():
-        raise ConfigError("--write", name, "a new name, or that of a measured file", "choose one")
+def _write(path: Path, values: dict[str, Any]) -> None:
     text = f"# Measured by tools/calibrate.py, on top of cluster={values['name']}.\n"
-    path.write_text(text + yaml.safe_dump({**values, "name": name}, sort_keys=False))
-    return path
+    path.write_text(text + yaml.safe_dump({**values, "name": path.stem}, sort_keys=False))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

@@ -20,6 +20,7 @@ from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.state_traffic import StateTraffic
 from tools.compose import CONF, compose
 from tools.marked_page import filled, keep_current
+from tools.options import ending
 
 PAGE = CONF.parent / "docs" / "collectives.md"
 NODES, PER_NODE = 4, 8
@@ -50,10 +51,14 @@ SCHEMES = (
 )
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page's tables, or say whether they are current."""
-    text = filled(PAGE.read_text(), {"bytes": volumes(), "support": support()})
-    return keep_current("tools/collectives_page.py", arguments, {PAGE: text})
+    return keep_current(__doc__, "tools/collectives_page.py", arguments, files)
+
+
+def files() -> dict[Path, str]:
+    """Make the page."""
+    return {PAGE: filled(PAGE.read_text(), {"bytes": volumes(), "support": support()})}
 
 
 def volumes() -> Iterator[str]:
@@ -136,4 +141,4 @@ def _row(name: str, volumes: Sequence[float], base: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(ending(main))

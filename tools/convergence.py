@@ -2,7 +2,7 @@
 
     python tools/convergence.py                      # trains what is missing, draws, prints
     python tools/convergence.py --draw-only          # draws what there is
-    python tools/convergence.py --minutes 20         # stops in order after 20 minutes; call again
+    python tools/convergence.py --minutes 20         # then stops in order (exit code 3); call again
 
 Trains gpt_tiny on the default corpus once with each preset of `collectives=`: same seed, same
 samples, four ranks as two nodes, sharding=zeropp, fp32. The runs take turns of --slice steps. Each
@@ -29,8 +29,12 @@ if __package__ in (None, ""):  # run as a file: the repository's root is not on 
 import matplotlib
 from matplotlib.figure import Figure
 
+from frontier_llm.telemetry.history import History
+from tools.options import at_least, ending, positive
+
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "convergence.svg"
+PICTURE_FORMATS = (".svg", ".png", ".pdf")
 PRESETS = ("plain", "zeropp", "zeropp_feedback")
 COLOURS = {"plain": "#475569", "zeropp": "#d97706", "zeropp_feedback": "#2563eb"}
 LAYOUT = (
@@ -61,16 +65,9 @@ class Curve:
     @classmethod
     def read(cls, preset: str, folder: Path) -> "Curve":
         """Read a run's metrics, as far as there are any."""
-        file = folder / "metrics.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        rows = {row["step"]: row for row in map(json.loads, lines)}
-        losses = [(step, row["loss"]) for step, row in sorted(rows.items())]
-        checked = [
-            (step, row["validation_loss"])
-            for step, row in sorted(rows.items())
-            if row["validation_loss"] is not None
-        ]
-        return cls(preset, max(rows, default=0), losses, checked)
+        history = History.read(folder)
+        done = max(history.steps, default=0)
+        return cls(preset, done, history.points("loss"), history.points("validation_loss"))
 
     @property
     def final(self) -> float:
@@ -81,13 +78,10 @@ class Curve:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train what is missing, draw and print; return the exit code."""
     options = parse(arguments)
-    deadline = time.monotonic() + 60 * options.minutes
-    if not options.draw_only:
-        goals = [*range(options.slice, options.steps, options.slice), options.steps]
-        for goal, preset in product(goals, options.presets):
-            code = train(preset, goal, options, deadline)
-            if code not in (0, STOPPED):
-                return code
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the run must not outlive this
+    code = 0 if options.draw_only else train_all(options)
+    if code not in (0, STOPPED):
+        return code
     curves = [Curve.read(preset, options.folder / preset) for preset in options.presets]
     begun = [curve for curve in curves if curve.steps]
     if begun:
@@ -95,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_json(begun, options)
         for line in table(begun):
             print(line)
-    return 0
+    return code
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -104,16 +98,25 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--steps", type=int, default=1000, help="of each run (default 1000)")
-    add("--slice", type=int, default=250, help="steps until the next preset's turn (default 250)")
-    add("--every", type=int, default=50, help="steps from one validation to the next (default 50)")
-    add("--presets", nargs="+", default=list(PRESETS), choices=PRESETS)
+    count = at_least(1)
+    add("--steps", type=count, default=1000, help="of each run (default 1000)")
+    add("--slice", type=count, default=250, help="steps until the next preset's turn (default 250)")
+    add("--every", type=count, default=50, help="steps from a validation to the next (default 50)")
+    add("--presets", nargs="+", default=list(PRESETS), choices=PRESETS, help="(default: all)")
     add("--folder", type=Path, default=ROOT / "runs" / "convergence", help="of the runs")
-    add("--picture", type=Path, default=PICTURE, help="where to draw; JSON goes beside it")
-    add("--minutes", type=float, default=math.inf, help="then stop, to go on another time")
+    add("--picture", type=picture, default=PICTURE, help="where to draw; JSON goes beside it")
+    add("--minutes", type=positive, default=math.inf, help="then stop, to go on another time")
     add("--draw-only", action="store_true", help="train nothing")
     add("overrides", nargs="*", metavar="key=value", help="more of train.py's, for all runs")
     return parser.parse_intermixed_args(arguments)
+
+
+def picture(text: str) -> Path:
+    """Type of an option: a file of a format that can be drawn."""
+    path = Path(text)
+    if path.suffix not in PICTURE_FORMATS:
+        raise argparse.ArgumentTypeError(f"{path} ends in none of {', '.join(PICTURE_FORMATS)}")
+    return path
 
 
 def command(preset: str, goal: int, options: argparse.Namespace) -> list[str]:
@@ -131,25 +134,43 @@ def command(preset: str, goal: int, options: argparse.Namespace) -> list[str]:
     ]
 
 
+def train_all(options: argparse.Namespace) -> int:
+    """Train in turns; return the exit code, `STOPPED` when asked to end before all is done."""
+    deadline = time.monotonic() + 60 * options.minutes
+    goals = [*range(options.slice, options.steps, options.slice), options.steps]
+    try:
+        for goal, preset in product(goals, options.presets):
+            if code := train(preset, goal, options, deadline):
+                return code
+    except KeyboardInterrupt:
+        return STOPPED
+    return 0
+
+
 def train(preset: str, goal: int, options: argparse.Namespace, deadline: float) -> int:
     """Bring one run to a step, or stop it in order at the deadline."""
     done = Curve.read(preset, options.folder / preset).steps
     left = deadline - time.monotonic()
-    if done >= goal or left <= 0:
+    if done >= goal:
         return 0
+    if left <= 0:
+        return STOPPED
     _clear_unsaved(options.folder / preset)
     print(f"{preset}: step {done}, on to {goal} of {options.steps}", flush=True)
     process = subprocess.Popen(command(preset, goal, options), cwd=ROOT)
     try:
         return process.wait(None if math.isinf(left) else left)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as reason:
         process.send_signal(signal.SIGTERM)
-        return process.wait()
+        code = process.wait()
+        if isinstance(reason, KeyboardInterrupt):
+            raise
+        return code
 
 
 def _clear_unsaved(folder: Path) -> None:
     """Remove a run that was killed before its first checkpoint: train.py cannot go on with it."""
-    if folder.exists() and not any((folder / "checkpoints").glob("step_*[0-9]")):
+    if (folder / "config.yaml").exists() and not any((folder / "checkpoints").glob("step_*[0-9]")):
         shutil.rmtree(folder)
 
 
@@ -157,21 +178,21 @@ def table(curves: Sequence[Curve]) -> list[str]:
     """Return the table of last validation losses, as Markdown."""
     lines = ["| collectives | steps | validation loss | of plain |", "|---|---|---|---|"]
     for curve in curves:
+        _, difference = (differences(curve, curves) or [(0, math.nan)])[-1]
         lines.append(
-            f"| `{curve.preset}` | {curve.steps} | {curve.final:.4f} | "
-            f"{_difference(curve, curves):+.2%} |"
+            f"| `{curve.preset}` | {curve.steps} | {curve.final:.4f} | {difference:+.2f}% |"
         )
     return lines
 
 
-def _difference(curve: Curve, curves: Sequence[Curve]) -> float:
-    """Compare with plain, at the last step that both have."""
+def differences(curve: Curve, curves: Sequence[Curve]) -> list[tuple[int, float]]:
+    """Compare validation losses with plain's: (step, percent), at the steps that both have."""
     plain = dict(next((c.validation for c in curves if c.preset == "plain"), []))
-    common = [(step, loss) for step, loss in curve.validation if step in plain]
-    if not common:
-        return math.nan
-    step, loss = common[-1]
-    return loss / plain[step] - 1
+    return [(s, 100 * (loss / plain[s] - 1)) for s, loss in curve.validation if s in plain]
+
+
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def write_json(curves: Sequence[Curve], options: argparse.Namespace) -> None:
@@ -197,15 +218,11 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
         figure = Figure(figsize=(9.6, 3.6), layout="constrained")
         left, right = figure.subplots(1, 2)
         for curve in curves:
-            x, y = zip(*curve.validation, strict=True) if curve.validation else ((), ())
-            left.plot(x, y, "o-", color=COLOURS[curve.preset], label=curve.preset, markersize=3)
-            steps, losses = zip(*curve.training, strict=True)
-            left.plot(steps, losses, color=COLOURS[curve.preset], alpha=0.35, linewidth=0.8)
-        plain = dict(curves[0].validation)
-        for curve in curves[1:]:
-            points = [(s, 100 * (v / plain[s] - 1)) for s, v in curve.validation if s in plain]
-            x, y = zip(*points, strict=True) if points else ((), ())
-            right.plot(x, y, "o-", color=COLOURS[curve.preset], markersize=3, linewidth=1.2)
+            colour = COLOURS[curve.preset]
+            left.plot(*_columns(curve.validation), "o-", color=colour, label=curve.preset, ms=3)
+            left.plot(*_columns(curve.training), color=colour, alpha=0.35, linewidth=0.8)
+            if curve.preset != "plain":
+                right.plot(*_columns(differences(curve, curves)), "o-", color=colour, ms=3, lw=1.2)
         for bound in (1.0, 0.3):
             right.axhline(bound, color="#94a3b8", linewidth=0.8, linestyle="--")
             right.axhline(-bound, color="#94a3b8", linewidth=0.8, linestyle="--")
@@ -217,4 +234,4 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from frontier_llm.config import RunConfig
-from frontier_llm.errors import DataError, FrontierError
+from frontier_llm.errors import DataError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.units import GIB, format_count
 from tools.convert.families import describe_run, family_for, family_of
@@ -34,6 +34,7 @@ from tools.convert.table import Row, check_names, select
 from tools.convert.theirs import TheirWeights, read_config, write_model
 from tools.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
 from tools.one_rank import on_one_rank
+from tools.options import ending
 
 SHARD_BYTES = 2 * GIB
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -48,19 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if out.exists():
             raise DataError(f"{out} is there already\n  do: choose another folder, or remove it")
         partial.mkdir(parents=True)
-        convert = to_theirs if options.to else from_theirs
-        config, ours, theirs = convert(options.source, partial, options)
+        if options.to:
+            config, ours, theirs = to_theirs(options.source, partial, options)
+        else:
+            config, ours, theirs = from_theirs(options.source, partial)
         if options.check:
             _check(config, ours, theirs)
             if options.to:
                 check_theirs(theirs)
         partial.rename(out)
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
     except OSError as error:
-        print(f"{out} cannot be written: {error.strerror or error}", file=sys.stderr)
-        return 1
+        raise DataError(f"{out} cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     print(f"{out}: {format_count(_elements(config))} parameters")
@@ -99,9 +98,7 @@ def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> tuple[RunCon
     return config, weights.checkpoint.folder, out
 
 
-def from_theirs(
-    folder: Path, out: Path, options: argparse.Namespace
-) -> tuple[RunConfig, Path, Path]:
+def from_theirs(folder: Path, out: Path) -> tuple[RunConfig, Path, Path]:
     """Write a run directory; return its configuration, and where both models are.
 
     Raises:
@@ -185,4 +182,4 @@ def _elements(config: RunConfig) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

@@ -1,8 +1,8 @@
 """Say what this machine is to frontier_llm, and whether ranks on it can work together.
 
-    python tools/doctor.py                              this process alone
-    python tools/doctor.py launch.ranks=4               four ranks here: preflight, without a run
-    srun -N 2 ... python tools/doctor.py cluster=...    the same on every rank of a job
+    python tools/doctor.py                                 the default's four ranks, without a run
+    python tools/doctor.py launch.ranks=8                  another number of them
+    srun -N 2 ... python tools/doctor.py experiment=... run.dir=runs/doctor    every rank of a job
 
 The output is what a bug report needs: versions, device and architecture, which kernels are used and
 why not the others, the plugin and the variables of the network, cores, interfaces, free space. Then
@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
-from frontier_llm.errors import FrontierError
 from frontier_llm.parallel.agreement import run_and_leave
 from frontier_llm.parallel.cores import prepare_environment, share
 from frontier_llm.parallel.launcher import Launch, launch
@@ -30,6 +30,7 @@ from frontier_llm.parallel.rank import report, run_rank
 from frontier_llm.parallel.world import World, make_store
 from frontier_llm.units import format_bytes
 from tools.compose import compose
+from tools.options import ending
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -39,18 +40,15 @@ PLUGINS = ("librccl-net.so", "libnccl-net.so", "librccl-net-ofi.so", "libnccl-ne
 """Of RCCL and NCCL for a network that is not InfiniBand; without one they use TCP."""
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Examine this machine; return 0 if a run could start on it."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     if {"--help", "-h"} & set(arguments):
         print(__doc__)
         return 0
-    try:
-        config = decode(compose(arguments))
-        world = World.from_environment(os.environ)
-        return _here(config) if world is None else _as_rank(config, world)
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    config = decode(compose(arguments))
+    world = World.from_environment(os.environ)
+    return _here(config) if world is None else _as_rank(config, world)
 
 
 def examine(config: RunConfig, world: World, store: "Store") -> None:
@@ -148,7 +146,7 @@ def _as_rank(config: RunConfig, world: World) -> int:
         run_and_leave(partial(examine, config), world, make_store(world, MEETING_TIMEOUT))
 
     code = run_rank(work, world.rank, _failures())
-    return report(world.rank, world.size, _failures()) if code else 0
+    return report(world.rank, world.size, _failures(), code) if code else 0
 
 
 def _failures() -> Path:
@@ -157,4 +155,4 @@ def _failures() -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(ending(main))

@@ -5,7 +5,6 @@ says. Of stages that are alike the first is built; `--every` builds all of them,
 `python train.py experiment=NAME plan=dry_run` does.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -18,36 +17,32 @@ from rich.table import Table
 if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.trainer.dry_run import BuiltStage, check_count, dry_run
 from frontier_llm.units import format_bytes, format_count
 from tools.compose import CONF, groups
 from tools.late_progress import LateProgress
+from tools.options import ending, tool_parser
 from tools.tables import Header, composed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build, compare with the plan, print a line each; return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = tool_parser(__doc__)
     parser.add_argument("--every", action="store_true", help="build stages that are alike, too")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of conf/experiment")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     console = Console()
-    try:
-        for name in options.names or groups()["experiment"]:
-            start = time.perf_counter()
-            candidate = candidate_of(name)
-            built = build(candidate, every=options.every)
-            seconds = time.perf_counter() - start
-            console.print(
-                f"{name}: {len(built)} of {candidate.grid.pipeline} stages at "
-                f"{candidate.grid.size} ranks, as planned ({seconds:.1f} s)"
-            )
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    for name in options.names or groups()["experiment"]:
+        start = time.perf_counter()
+        candidate = candidate_of(name)
+        built = build(candidate, every=options.every)
+        seconds = time.perf_counter() - start
+        console.print(
+            f"{name}: {len(built)} of {candidate.grid.pipeline} stages at "
+            f"{candidate.grid.size} ranks, as planned ({seconds:.1f} s)"
+        )
     return 0
 
 
@@ -99,4 +94,4 @@ def rehearse(candidate: Candidate) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

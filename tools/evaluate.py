@@ -31,10 +31,10 @@ from frontier_llm.data.batch import AnyBatch
 from frontier_llm.data.corpora import Corpora, open_data
 from frontier_llm.data.reading import make_batch_maker, window_corpus
 from frontier_llm.device.accelerator import Accelerator
-from frontier_llm.errors import FrontierError
 from frontier_llm.model.build import Model
 from frontier_llm.trainer.pipeline import Pipeline
 from tools.one_rank import on_one_rank, whole_model
+from tools.options import at_least, ending, new_file
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("--checkpoint", type=Path, help="another one than the newest")
-    parser.add_argument("--samples", type=int, help="of each corpus (default: all)")
-    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    parser.add_argument("--samples", type=at_least(1), help="of each corpus (default: all)")
+    parser.add_argument("--json", type=new_file, help="write the figures here as well")
     options = parser.parse_args(arguments)
-    try:
-        config = on_one_rank(options.run)
-        corpora = open_data(config.data)
-        device = Accelerator.of_rank(0).device
-        with whole_model(config, options.checkpoint or options.run, device) as (model, _):
-            scores = evaluate(config, corpora, model, options.samples)
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    config = on_one_rank(options.run)
+    corpora = open_data(config.data)
+    device = Accelerator.of_rank(0).device
+    with whole_model(config, options.checkpoint or options.run, device) as (model, _):
+        scores = evaluate(config, corpora, model, options.samples)
     show(scores)
     if options.json:
         options.json.write_text(json.dumps([asdict(score) for score in scores], indent=1))
@@ -144,4 +140,4 @@ def show(scores: Sequence[Score]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

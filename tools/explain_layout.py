@@ -4,7 +4,6 @@ Takes the overrides of train.py; `launch.ranks` and `launch.ranks_per_node` say 
 where nodes end. Prints the fullest pipeline stage. `--svg FILE` draws it instead.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,11 +16,11 @@ from rich.text import Text
 if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from frontier_llm.errors import ConfigError, FrontierError
 from frontier_llm.geometry.partition import Digit, Interval
 from frontier_llm.units import GIB, format_bytes, format_count
 from tools.compose import compose
 from tools.layout_svg import draw
+from tools.options import ending, new_file, tool_parser
 from tools.plain_table import plain_table
 from tools.state_layout import StateLayout
 
@@ -42,18 +41,14 @@ FLOWS: dict[Digit, str] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print or draw the layout of a configuration; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw it to a file instead")
+    parser = tool_parser(__doc__)
+    parser.add_argument("--svg", type=new_file, metavar="FILE", help="draw it to a file instead")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py")
     options = parser.parse_intermixed_args(arguments)
-    try:
-        layout = StateLayout.of(compose(options.overrides))
-        if options.svg:
-            _write(options.svg, draw(layout))
-            return 0
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    layout = StateLayout.of(compose(options.overrides))
+    if options.svg:
+        options.svg.write_text(draw(layout))
+        return 0
     console = Console()
     bar = WIDE_BAR if console.width >= ROOM_FOR_WIDE_BARS else NARROW_BAR
     for part in explain(layout, bar):
@@ -69,15 +64,6 @@ def explain(layout: StateLayout, bar: int = NARROW_BAR) -> Iterator[RenderableTy
     yield _groups(layout)
     yield _bytes(layout)
     yield _memory(layout)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise ConfigError(
-            "--svg", path, f"a file that can be written ({error.strerror})", "name another file"
-        ) from None
 
 
 def _summary(layout: StateLayout) -> Text:
@@ -186,4 +172,4 @@ def _some(items: Sequence[object], most: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

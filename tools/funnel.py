@@ -15,19 +15,19 @@ that are done are not done again. Writes funnel.md there and prints it.
 """
 
 import argparse
-import json
 import math
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from frontier_llm.errors import ConfigError, FrontierError, TrainingError
-from tools.sweep import POINT_FILE, ROOT, Point, first_point, is_axis, run_point
+from frontier_llm.errors import ConfigError, TrainingError
+from tools.options import ending
+from tools.sweep import POINT_FILE, ROOT, Point, first_point, is_axis, run_point, write_point
 from tools.sweep_report import read
 
 REPORT = "funnel.md"
@@ -50,11 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Stage(tuple(overrides.split()), int(trials), options.folder / str(number))
         for number, (overrides, trials) in enumerate(options.stage, start=1)
     ]
-    try:
-        text = report(stages, run(stages, options.overrides))
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    text = report(stages, run(stages, options.overrides))
     (options.folder / REPORT).write_text(text)
     print(text)
     return 0
@@ -125,9 +121,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--stage", nargs=2, action="append", required=True, metavar=("OVERRIDES", "TRIALS")
+        "--stage", nargs=2, action="append", required=True, metavar=("OVERRIDES", "TRIALS"),
+        help="what its trials have in common, and how many there are; once for each stage",
+    )  # fmt: skip
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/funnel"), help="of the trials (%(default)s)"
     )
-    parser.add_argument("--folder", type=Path, default=Path("runs/funnel"), help="(%(default)s)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="of all trials")
     options = parser.parse_intermixed_args(arguments)
     for _, trials in options.stage:
@@ -137,13 +136,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _search(stage: Stage, overrides: Sequence[str]) -> None:
-    """Let optuna choose trials, unless all are done."""
-    if len(list(stage.folder.rglob(POINT_FILE))) >= stage.trials:
+    """Let optuna choose the trials that are not done yet, in a folder of their own."""
+    done = len(list(stage.folder.rglob(POINT_FILE)))
+    if done >= stage.trials:
         return
+    folder = stage.folder.absolute() / f"from_{done}"
     command = [
         sys.executable, "train.py", "-m", "hydra/sweeper=optuna",
-        f"hydra.sweeper.n_trials={stage.trials}", "launch.point_value=loss",
-        f"hydra.sweep.dir={stage.folder.absolute()}", *stage.overrides, *overrides,
+        f"hydra.sweeper.n_trials={stage.trials - done}", "launch.point_value=loss",
+        f"hydra.sweep.dir={folder}", *stage.overrides, *overrides,
     ]  # fmt: skip
     ended = subprocess.run(command, cwd=ROOT, check=False)
     if ended.returncode:
@@ -151,14 +152,13 @@ def _search(stage: Stage, overrides: Sequence[str]) -> None:
 
 
 def _try(stage: Stage, settings: Sequence[str], folder: Path) -> None:
-    file = folder / POINT_FILE
-    if file.exists():
+    if (folder / POINT_FILE).exists():
         return
     overrides = [*stage.overrides, *settings]
     minutes = first_point(overrides).launch.point_minutes
     folder.mkdir(parents=True, exist_ok=True)
     point = run_point(overrides, folder.absolute(), 60 * minutes)
-    file.write_text(json.dumps(asdict(point), indent=1))
+    write_point(point, folder)
     print(f"{point.status:<14}loss {point.validation_loss}  {' '.join(overrides)}", flush=True)
 
 
@@ -196,4 +196,4 @@ def _key(override: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

@@ -7,8 +7,8 @@ Runs in one process on whatever is here, however the model was cut when it was t
 """
 
 import argparse
-import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -17,38 +17,32 @@ from rich.console import Console
 from rich.text import Text
 
 from frontier_llm.config import RunConfig
-from frontier_llm.errors import FrontierError
 from tools.one_rank import on_one_rank, whole_model
+from tools.options import at_least, ending
 
 
-def main() -> int:
-    """Parse the command line, sample, print."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Sample and print; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, help="run directory")
     parser.add_argument("prompts", nargs="*", default=["import "], help="texts to continue")
-    parser.add_argument("--tokens", type=int, default=100, help="to add to each (default 100)")
+    parser.add_argument("--tokens", type=at_least(1), default=100, help="for each (default 100)")
     parser.add_argument(
         "--temperature", type=float, default=0.8, help="0 = always the likeliest (default 0.8)"
     )
     parser.add_argument("--seed", type=int, default=1, help="of the draws (default 1)")
-    arguments = parser.parse_args()
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    try:
-        config = on_one_rank(arguments.run)
-        texts = generate(config, arguments)
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    options = parser.parse_intermixed_args(arguments)
+    texts = generate(on_one_rank(options.run), options)
     console = Console(highlight=False)
-    for prompt, text in zip(arguments.prompts, texts, strict=True):
+    for prompt, text in zip(options.prompts, texts, strict=True):
         console.print(Text.assemble((prompt, "bold"), text))
         console.rule(style="dim")
     return 0
 
 
-def generate(config: RunConfig, arguments: argparse.Namespace) -> list[str]:
+def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
     """Build the model on one rank, load the weights of the run and sample."""
     from frontier_llm.data.corpora import open_data
     from frontier_llm.device.accelerator import Accelerator
@@ -59,9 +53,9 @@ def generate(config: RunConfig, arguments: argparse.Namespace) -> list[str]:
     with whole_model(config, Path(config.run.dir), device) as (model, groups):
         sampler = Sampler(model, groups, config, tokenizer)
         return sampler.continue_texts(
-            arguments.prompts, arguments.tokens, arguments.temperature, arguments.seed
+            options.prompts, options.tokens, options.temperature, options.seed
         )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

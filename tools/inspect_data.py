@@ -15,19 +15,20 @@ from pathlib import Path
 if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import yaml
 from rich.console import Console
 from rich.text import Text
 
-from frontier_llm.config import RunConfig, decode
+from frontier_llm.config import RunConfig
 from frontier_llm.config.reading import SENTINELS
 from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.blend import Schedule
 from frontier_llm.data.corpora import Corpora, open_data, schedule_of
 from frontier_llm.data.origins import find_origins
 from frontier_llm.data.reading import make_batch_maker, window_corpus
-from frontier_llm.errors import DataError, FrontierError
+from frontier_llm.errors import DataError
 from frontier_llm.trainer.ledger import blend_of
+from tools.one_rank import read_config
+from tools.options import ending
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,31 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("indices", type=int, nargs="+", metavar="INDEX", help="of a sample")
     parser.add_argument("--validation", action="store_true", help="of the validation split")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     console = Console()
-    try:
-        config = read_config(options.run)
-        view = View(config, open_data(config.data), options.run, train=not options.validation)
-        for index in options.indices:
-            console.rule(f"sample {index}", align="left")
-            for line in view.lines(index):
-                console.print(line, soft_wrap=True)
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    config = read_config(options.run)
+    view = View(config, open_data(config.data), options.run, train=not options.validation)
+    for index in options.indices:
+        console.rule(f"sample {index}", align="left")
+        for line in view.lines(index):
+            console.print(line, soft_wrap=True)
     return 0
-
-
-def read_config(run: Path) -> RunConfig:
-    """Read the configuration of a run.
-
-    Raises:
-        DataError: there is none.
-    """
-    try:
-        return decode(yaml.safe_load((run / "config.yaml").read_text()))
-    except OSError:
-        raise DataError(f"{run} is no run directory: it holds no config.yaml") from None
 
 
 class View:
@@ -128,4 +113,4 @@ class View:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

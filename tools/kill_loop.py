@@ -13,7 +13,6 @@ bit; the step from which a run goes on with the newest checkpoint that was there
 Exit code 1: something was lost, wrong or stuck. Linux only.
 """
 
-import argparse
 import importlib
 import json
 import os
@@ -31,10 +30,10 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import train
-from frontier_llm.errors import FrontierError
 from tools.kills.life import Program
 from tools.kills.loop import KillLoop
 from tools.kills.tally import Tally
+from tools.options import at_least, bench_parser, ending
 
 ROOT = Path(__file__).resolve().parents[1]
 OVERRIDES = (
@@ -49,19 +48,13 @@ OVERRIDES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--steps", type=int, default=100, help="of a run (100)")
-    parser.add_argument("--seed", type=int, default=1, help="of the moments and targets")
-    parser.add_argument("--json", type=Path, help="write everything that was counted here")
+    parser = bench_parser(__doc__)
+    add = parser.add_argument
+    add("--kills", type=at_least(1), default=200, help="in all (default 200)")
+    add("--steps", type=at_least(1), default=100, help="of a run (default 100)")
+    add("--seed", type=int, default=1, help="of the moments and targets (default 1)")
     options = parser.parse_args(arguments)
-    try:
-        tally = kill(options.kills, options.steps, options.seed)
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    tally = kill(options.kills, options.steps, options.seed)
     console = Console()
     console.print(tally.to_table())
     console.print(tally.to_text(), highlight=False, markup=False, soft_wrap=True)
@@ -101,4 +94,4 @@ def _corpus(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

@@ -6,7 +6,8 @@
 
 Nodes, tasks, cores and devices follow from the experiment (`launch.nodes`) and the cluster file.
 An argument with `=` that does not begin with a dash is an override for train.py; everything else is
-handed to sbatch, after what is set here, so that it wins.
+handed to sbatch, after what is set here, so that it wins. A word that is neither, nor the value of
+the option before it, is refused.
 """
 
 import os
@@ -15,15 +16,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.errors import ConfigError, FrontierError, LaunchError
+from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.check import check_fits
 from tools.compose import compose
+from tools.options import ending
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = {"hip": "scripts/frontier.sbatch", "cuda": "scripts/a100.sbatch"}
@@ -95,19 +99,16 @@ class Job:
         return "resources  " + ", ".join(parts) + chain
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Show the job, submit it if asked to; return the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     if {"--help", "-h"} & set(arguments):
         print(__doc__)
         return 0
-    try:
-        job, submit = _read(arguments)
-        print(f"{job.resources()}\ncommand    {shlex.join(job.command)}", flush=True)
-        if submit:
-            _submit(job)
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    job, submit = _read(arguments)
+    print(f"{job.resources()}\ncommand    {shlex.join(job.command)}", flush=True)
+    if submit:
+        _submit(job)
     return 0
 
 
@@ -115,11 +116,12 @@ def _read(arguments: Sequence[str]) -> tuple[Job, bool]:
     """Sort the command line and check what it asks for, as every rank would.
 
     Raises:
-        ConfigError: the run would be refused on that many ranks, or the chain is no number.
+        ConfigError: the run would be refused on that many ranks, the chain is no number, or a word
+            belongs to nothing.
     """
-    rest = [argument for argument in arguments if argument != "--submit"]
-    chains = [argument for argument in rest if argument.startswith("--chain=")]
-    rest = [argument for argument in rest if argument not in chains]
+    _check_words(arguments)
+    chains = [argument for argument in arguments if argument.startswith("--chain=")]
+    rest = [argument for argument in arguments if argument not in ("--submit", *chains)]
     overrides = [argument for argument in rest if _is_override(argument)]
     options = [argument for argument in rest if not _is_override(argument)]
     config = decode(compose(overrides))
@@ -128,6 +130,29 @@ def _read(arguments: Sequence[str]) -> tuple[Job, bool]:
     if config.plan == "check":
         check_fits(candidate)
     return job, "--submit" in arguments
+
+
+def _check_words(arguments: Sequence[str]) -> None:
+    """Refuse words that sbatch would take for its script.
+
+    Raises:
+        ConfigError: one is no override, no option and not the value of the option before it.
+    """
+    for before, word in pairwise(["", *arguments]):
+        if word == "--chain":
+            raise ConfigError(word, "no number", "--chain=N", "write --chain=8 for eight jobs")
+        if not (word.startswith("-") or _is_override(word) or _wants_value(before)):
+            raise ConfigError(
+                "the command line", word, "key=value, or an option of sbatch",
+                "write experiment=NAME, or join a value to its option: --option=VALUE",
+            )  # fmt: skip
+
+
+def _wants_value(option: str) -> bool:
+    """Whether the next word can be its value: `-A` and `--account`, not `-N2` or `--nodes=2`."""
+    is_short = len(option) == len("-A") and option.startswith("-")
+    is_long = option.startswith("--") and "=" not in option and option != "--submit"
+    return is_short or is_long
 
 
 def _is_override(argument: str) -> bool:
@@ -163,4 +188,4 @@ def _submit(job: Job) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(ending(main))

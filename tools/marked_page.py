@@ -4,8 +4,10 @@ What is written by hand around them stays.
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+
+from tools.options import tool_parser
 
 
 def filled(text: str, tables: Mapping[str, Iterable[str]]) -> str:
@@ -24,15 +26,25 @@ def filled(text: str, tables: Mapping[str, Iterable[str]]) -> str:
     return text
 
 
-def keep_current(tool: str, arguments: Sequence[str], wanted: Mapping[Path, str]) -> int:
+def keep_current(
+    doc: str | None,
+    tool: str,
+    arguments: Sequence[str] | None,
+    make: Callable[[], Mapping[Path, str]],
+) -> int:
     """Write files with `--write`, or say which are not what they should be; return the exit code.
 
     Args:
-        tool: that makes them, as the reader calls it.
+        doc: of the tool that makes them.
+        tool: its file, as the reader calls it.
         arguments: of its command line.
-        wanted: content of each file.
+        make: returns the content of each file; called once the command line is understood.
     """
-    if list(arguments) == ["--write"]:
+    parser = tool_parser(doc)
+    parser.add_argument("--write", action="store_true", help="write it")
+    options = parser.parse_args(arguments)
+    wanted = make()
+    if options.write:
         for path, text in wanted.items():
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)

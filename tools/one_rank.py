@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -26,15 +26,35 @@ def on_one_rank(run: Path) -> RunConfig:
         DataError: the folder is no run directory.
         ConfigError: its configuration is of another version.
     """
-    try:
-        values = yaml.safe_load((run / "config.yaml").read_text())
-    except OSError:
-        raise DataError(f"{run} is no run directory: it holds no config.yaml") from None
+    values = _read_values(run)
     values["parallel"] = {
         "tensor": 1, "pipeline": 1, "chunks": 1, "sequence": False, "layers_per_stage": None,
     }  # fmt: skip
     values["run"] = values["run"] | {"dir": str(run)}
     return decode(values)
+
+
+def read_config(run: Path) -> RunConfig:
+    """Read a run's configuration as it is.
+
+    Raises:
+        DataError: the folder is no run directory.
+        ConfigError: its configuration is of another version.
+    """
+    return decode(_read_values(run))
+
+
+def _read_values(run: Path) -> dict[str, Any]:
+    file = run / "config.yaml"
+    try:
+        values = yaml.safe_load(file.read_text())
+    except OSError:
+        raise DataError(f"{run} is no run directory: it holds no config.yaml") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        values = None
+    if not isinstance(values, dict) or not isinstance(values.get("run"), dict):
+        raise DataError(f"{file} is damaged: it holds no configuration")
+    return values
 
 
 @contextmanager

@@ -17,7 +17,7 @@ if __package__ in (None, ""):  # run as a file: the repository's root is not on 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.errors import ConfigError, FrontierError
+from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.estimate import Estimate, estimate
 from frontier_llm.planner.page import make_page
@@ -25,6 +25,7 @@ from frontier_llm.planner.scaling import Point, fewest_nodes, scaling_curves
 from frontier_llm.planner.search import Found, Goal, search_all
 from tools.compose import compose
 from tools.late_progress import LateProgress
+from tools.options import ending, new_file, tool_parser
 from tools.plan_file import save_experiment
 from tools.plan_tables import details, layouts_table, refusals_table, scaling_table
 
@@ -37,44 +38,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(stderr=options.json == "-")
     if not console.is_terminal:  # a file or a pipe has no width
         console = Console(stderr=options.json == "-", width=WIDTH)
-    try:
-        config = decode(compose(options.overrides))
-        nodes = config.planner.nodes or ()
-        if len(nodes) > 1 and config.planner.objective != "nodes" and not options.this:
-            points = _scaling(_configs(config, options.overrides), console)
-            _write_json(options.json, {"scaling": [point.to_json() for point in points]})
-            return 0
-        found = (
-            _judge_this(config)
-            if options.this
-            else _search(_configs(config, options.overrides), console)
-        )
-        _print(found, console)
-        _write_json(options.json, _found_json(found))
-        if not found.best:
-            raise _nothing_fits(config, found)
-        if options.html:
-            _write(options.html, _page(config, found))
-        if options.save:
-            console.print(
-                f"saved: {save_experiment(options.save, options.overrides, found.best[0])}"
-            )
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    config = decode(compose(options.overrides))
+    nodes = config.planner.nodes or ()
+    if len(nodes) > 1 and config.planner.objective != "nodes" and not options.this:
+        _check_one_layout(options)
+        points = _scaling(_configs(config, options.overrides), console)
+        _write_json(options.json, {"scaling": [point.to_json() for point in points]})
+        return 0
+    found = (
+        _judge_this(config)
+        if options.this
+        else _search(_configs(config, options.overrides), console)
+    )
+    _print(found, console)
+    _write_json(options.json, _found_json(found))
+    if not found.best:
+        raise _nothing_fits(config, found)
+    if options.html:
+        _write(options.html, _page(config, found))
+    if options.save:
+        console.print(f"saved: {_save(options, found.best[0])}")
     return 0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = tool_parser(__doc__)
     parser.add_argument("--this", action="store_true", help="judge the composed layout, no search")
     parser.add_argument("--json", metavar="FILE", help="write the figures; - = standard output")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures")
+    parser.add_argument("--html", type=new_file, metavar="FILE", help="write a page with pictures")
     parser.add_argument(
         "--save", metavar="NAME", help="write conf/experiment/NAME.yaml of the best"
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py")
     return parser.parse_intermixed_args(arguments)
+
+
+def _check_one_layout(options: argparse.Namespace) -> None:
+    """Refuse what only one layout has, where a list of nodes is planned for."""
+    for option, got in (("--save", options.save), ("--html", options.html)):
+        if got is not None:
+            raise ConfigError(
+                option,
+                got,
+                "one number of nodes: a list gives scaling curves",
+                "set planner.nodes to one of them",
+            )
+
+
+def _save(options: argparse.Namespace, judged: Estimate) -> Path:
+    if judged.refused:
+        raise ConfigError(
+            "--save",
+            options.save,
+            f"a layout that can run; this one was refused for {judged.refused}",
+            "change the layout, or leave out --this: the search finds one that can",
+        )
+    return save_experiment(options.save, options.overrides, judged)
 
 
 def _judge_this(config: RunConfig) -> Found:
@@ -136,7 +155,7 @@ def _page(config: RunConfig, found: Found) -> str:
         f"{found.looked_at} legal cuts, {found.judged} layouts timed"
     )
     title = f"{config.model.name} on {config.cluster.name}"
-    return make_page(title, found.best, found.refused, words)
+    return make_page(title, found, words)
 
 
 def _nothing_fits(config: RunConfig, found: Found) -> ConfigError:
@@ -170,4 +189,4 @@ def _write(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

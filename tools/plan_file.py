@@ -1,7 +1,7 @@
 """A plan as a file of conf/experiment/ that train.py runs."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,10 @@ def experiment_text(name: str, overrides: Sequence[str], judged: Estimate) -> st
     """Write the text of the file."""
     candidate = judged.candidate
     nodes = -(-candidate.grid.size // candidate.grid.ranks_per_node)
-    choices, values = _read(overrides)
+    composed = candidate.config.model_dump(mode="json")
+    choices, values = _read(overrides, composed)
     choices["collectives"] = candidate.config.collectives.name
-    for section, planned in _layout(judged).items():
+    for section, planned in _layout(judged, composed).items():
         values.setdefault(section, {}).update(planned)
     body = {"defaults": [{f"override /{group}": chosen} for group, chosen in choices.items()]}
     recompute = {"recompute": candidate.config.recompute}
@@ -52,51 +53,52 @@ def experiment_text(name: str, overrides: Sequence[str], judged: Estimate) -> st
     )
 
 
-def _layout(judged: Estimate) -> dict[str, dict[str, Any]]:
-    candidate = judged.candidate
-    parallel, factors = candidate.config.parallel, candidate.factors
+def _layout(judged: Estimate, composed: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    factors, data = judged.candidate.factors, judged.candidate.config.data
     return {
-        "parallel": {
-            "tensor": parallel.tensor,
-            "pipeline": parallel.pipeline,
-            "chunks": parallel.chunks,
-            "sequence": parallel.sequence,
-        },
+        "parallel": composed["parallel"],
         "sharding": {
             "name": "planned",
             "params": factors.params,
             "grads": factors.grads,
             "optimizer": factors.optimizer,
         },
-        "data": {
-            "global_batch": candidate.config.data.global_batch,
-            "micro_batch": candidate.config.data.micro_batch,
-        },
+        "data": {"global_batch": data.global_batch, "micro_batch": data.micro_batch},
     }
 
 
-def _read(overrides: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Sort overrides into choices of groups and values of keys; an experiment's are taken over."""
-    choices: dict[str, str] = {}
-    values: dict[str, Any] = {}
-    for override in overrides:
-        key, _, text = override.lstrip("+").partition("=")
-        value = yaml.safe_load(text)
-        if key == "experiment":
-            base = yaml.safe_load((_FOLDER / f"{value}.yaml").read_text())
-            for default in base.pop("defaults", []):
-                group, chosen = next(iter(default.items()))
-                choices[group.removeprefix("override /")] = chosen
-            values |= base
-        elif key in groups():
-            choices[key] = value
+def _read(
+    overrides: Sequence[str], composed: Mapping[str, Any]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Sort overrides into choices of groups and values of keys; an experiment's are taken over.
+
+    The command line wins over an experiment, wherever that stands: values are those composed.
+    """
+    chosen = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
+    choices, values = _of_experiment(yaml.safe_load(chosen.pop("experiment", "null")))
+    for key, text in chosen.items():
+        if key.startswith("~"):
+            raise ConfigError("--save", key, "keys with values: a file removes none", f"drop {key}")
+        if key in groups():
+            choices[key] = yaml.safe_load(text)
         elif key.partition(".")[0] not in _NOT_SAVED:
-            _put(values, key.split("."), value)
+            _copy(key, composed, values)
     choices.pop("sharding", None)  # the plan's own factors take its place
     return choices, {k: v for k, v in values.items() if k not in _NOT_SAVED}
 
 
-def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    for part in path[:-1]:
-        values = values.setdefault(part, {})
-    values[path[-1]] = value
+def _of_experiment(name: str | None) -> tuple[dict[str, str], dict[str, Any]]:
+    if name is None:
+        return {}, {}
+    values = yaml.safe_load((_FOLDER / f"{name}.yaml").read_text())
+    defaults = [next(iter(default.items())) for default in values.pop("defaults", [])]
+    return {group.removeprefix("override /"): chosen for group, chosen in defaults}, values
+
+
+def _copy(key: str, source: Mapping[str, Any], target: dict[str, Any]) -> None:
+    """Copy what lies at a dotted key; of a list all, since a file cannot change one entry."""
+    head, _, rest = key.partition(".")
+    if rest and isinstance(source[head], dict):
+        _copy(rest, source[head], target.setdefault(head, {}))
+    else:
+        target[head] = source[head]

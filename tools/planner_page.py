@@ -18,6 +18,7 @@ from frontier_llm.planner.estimate import Estimate, estimate
 from frontier_llm.planner.search import Goal, search
 from tools.compose import CONF
 from tools.marked_page import filled, keep_current
+from tools.options import ending
 from tools.tables import composed as composed_anew
 from tools.validate_planner import errors, left_out, predict_all
 from tools.validation.predict import Prediction, composed
@@ -33,15 +34,20 @@ FRONTIER = {
     "175B": ("experiment=frontier_175b", (64, 128, 256, 512, 1024), 8000, 640),
     "1T": ("experiment=frontier_1t_tp8", (512, 1024, 1536, 3072), 8016, 1336),
 }
-"""Layout, ranks, batch of strong scaling (recalled, not checked), batch of a replica when weak."""
+"""Layout, ranks, batch of strong scaling, batch of a replica when weak."""
 MT5 = ("mt5_base", "mt5_large", "mt5_xl", "mt5_7b", "mt5_xxl")
 MT5_NODES = (2, 4, 8)
 MT5_SAMPLES = 8
 """Samples of a GPU in a step: fixed, so that the batch grows with the nodes."""
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page's tables, or say whether they are current."""
+    return keep_current(__doc__, "tools/planner_page.py", arguments, files)
+
+
+def files() -> dict[Path, str]:
+    """Make the page."""
     tables = {
         "validation": validation(),
         "left out": unseen(),
@@ -49,8 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         "frontier": frontier(),
         "mt5": mt5(),
     }
-    text = filled(PAGE.read_text(), tables)
-    return keep_current("tools/planner_page.py", arguments, {PAGE: text})
+    return {PAGE: filled(PAGE.read_text(), tables)}
 
 
 def validation() -> Iterator[str]:
@@ -237,4 +242,4 @@ def _largest_parts(judged: Estimate) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(ending(main))

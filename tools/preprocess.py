@@ -6,7 +6,6 @@ be killed at any time: the next call goes on from the parts that are finished. W
 not depend on the number of workers.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -33,32 +32,27 @@ from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import check_reading
 from frontier_llm.data.corpora import prepare_all
 from frontier_llm.data.manifest import MANIFEST_FILE, Manifest
-from frontier_llm.errors import FrontierError
 from frontier_llm.units import MIB, format_bytes, format_count, format_seconds
 from tools.compose import compose
+from tools.options import INTERRUPTED, at_least, ending, tool_parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prepare what the command line says; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workers", type=int, help="processes (default: one a core)")
+    parser = tool_parser(__doc__)
+    parser.add_argument("--workers", type=at_least(1), help="processes (default: one a core)")
     parser.add_argument("overrides", nargs="*", metavar="data.KEY=VALUE", help="as for train.py")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     console = Console()
+    config = decode(compose(options.overrides))
+    check_reading(config)
+    start = time.perf_counter()
     try:
-        config = decode(compose(options.overrides))
-        check_reading(config)
-        start = time.perf_counter()
         folders = preprocess(config.data, options.workers, console)
-        seconds = time.perf_counter() - start
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
     except KeyboardInterrupt:
         print("stopped; the same command goes on from what is finished", file=sys.stderr)
-        return 130
+        return INTERRUPTED
+    seconds = time.perf_counter() - start
     show(folders, console)
     manifests = [Manifest.load(folder / MANIFEST_FILE) for folder in folders]
     print(throughput(manifests, seconds))
@@ -139,4 +133,4 @@ def _left_out(manifest: Manifest) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -24,9 +25,10 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from frontier_llm.errors import FrontierError, LaunchError
+from frontier_llm.errors import LaunchError
 from frontier_llm.units import format_seconds
 from tools.marked_page import filled
+from tools.options import ending
 from tools.slurm_lab.cluster import SlurmCluster
 from tools.slurm_lab.faults import FAULTS, Fault
 from tools.slurm_lab.jobs import ROOT, Job, losses_of, pack_environment, submit
@@ -76,25 +78,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=("faults", "elastic", "starts"))
-    parser.add_argument("--folder", type=Path, default=Path("runs/reliability"))
+    parser.add_argument("what", choices=("faults", "elastic", "starts"), help="to prove, see above")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/reliability"), help="of the runs (%(default)s)"
+    )
     parser.add_argument("--only", default="", help="faults whose name holds this word")
     parser.add_argument("--page", type=Path, help="a page whose table of that name is replaced")
     chosen = parser.parse_args(arguments)
     folder = chosen.folder.absolute()
-    try:
-        if chosen.what == "starts":
-            from tools.slurm_lab.starts import starts
+    if chosen.what == "starts":
+        from tools.slurm_lab.starts import starts
 
-            text = starts(folder)
-        elif chosen.what == "elastic":
-            text = elastic(folder)
-        else:
-            wanted = [fault for fault in FAULTS if chosen.only in fault.name]
-            text = on_cluster(folder, lambda cluster: faults(cluster, folder, wanted))
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+        text = starts(folder)
+    elif chosen.what == "elastic":
+        text = elastic(folder)
+    else:
+        wanted = [fault for fault in FAULTS if chosen.only in fault.name]
+        text = on_cluster(folder, lambda cluster: faults(cluster, folder, wanted))
     (folder / f"{chosen.what}.md").write_text(text)
     if chosen.page is not None:
         page: Path = chosen.page
@@ -181,7 +181,9 @@ def suffer(cluster: SlurmCluster, fault: Fault, run_dir: Path, calm: dict[int, f
 
 def elastic(folder: Path) -> str:
     """Train on 4, then 2, then 3 ranks of this machine; compare with 4 ranks from end to end."""
-    calm, run_dir = folder / "elastic_undisturbed", folder / "elastic"
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = Path(tempfile.mkdtemp(prefix="elastic_", dir=folder))
+    calm, run_dir = runs / "undisturbed", runs / "elastic"
     _train(calm, 4, STEPS)
     expected = _ledger(calm)
     lines = [
@@ -285,4 +287,4 @@ def _table(outcomes: Sequence[Outcome]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

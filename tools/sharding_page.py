@@ -16,6 +16,7 @@ from frontier_llm.geometry.wire import Sent, all_reduce_bytes, gather_bytes
 from tools.compose import CONF, compose, groups
 from tools.layout_svg import draw
 from tools.marked_page import filled, keep_current
+from tools.options import ending
 from tools.state_layout import StateLayout
 
 PAGE = CONF.parent / "docs" / "sharding.md"
@@ -46,10 +47,15 @@ AMSP_CHOICES = {
 """The factors that the paper's search found, from 8 to 1024 GPUs (arXiv:2311.00257)."""
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page's tables and its figure, or say whether they are current."""
+    return keep_current(__doc__, "tools/sharding_page.py", arguments, files)
+
+
+def files() -> dict[Path, str]:
+    """Make the page and its figure."""
     text = filled(PAGE.read_text(), {"presets": presets(), "amsp": amsp()})
-    return keep_current("tools/sharding_page.py", arguments, {PAGE: text, FIGURE: figure()})
+    return {PAGE: text, FIGURE: figure()}
 
 
 def figure() -> str:
@@ -160,4 +166,4 @@ def _number(value: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(ending(main))

@@ -9,6 +9,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,10 +22,12 @@ if __package__ in (None, ""):  # run as a file: the repository's root is not on 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from frontier_llm.config import decode
-from frontier_llm.errors import ConfigError, FrontierError, TrainingError
+from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.estimate import estimate
+from frontier_llm.telemetry.history import History
 from tools.compose import CONF, compose
+from tools.options import at_least, ending, new_file
 
 MODELS = ("base", "large", "xl", "7b", "xxl")
 STAGES = (1, 2, 3)
@@ -51,15 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Plan or run, print the table, write what is asked for; return the exit code."""
     options = _parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else 160)
-    try:
-        cells = []
-        for cell in _measured(options) if options.run else _planned(options):
-            cells.append(cell)
-            if options.run:
-                console.print(f"{cell.model} ZeRO-{cell.stage} on {cell.size}: {_words(cell)}")
-    except FrontierError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    cells = []
+    for cell in _measured(options) if options.run else _planned(options):
+        cells.append(cell)
+        if options.run:
+            console.print(f"{cell.model} ZeRO-{cell.stage} on {cell.size}: {_words(cell)}")
     unit = "ranks" if options.run else "nodes"
     console.print(table(cells, f"seconds a step, {'measured' if options.run else 'planned'}", unit))
     for cell in cells:
@@ -75,25 +74,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--run", action="store_true", help="train mt5_tiny here, and measure")
-    parser.add_argument("--nodes", default="1,2,4,8,16", help="of the plan (default: %(default)s)")
-    parser.add_argument("--ranks", default="1,2,4", help="of the runs (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=10, help="of a run (default: %(default)s)")
-    parser.add_argument(
-        "--directory", type=Path, default=Path("runs/study"), help="of the runs (%(default)s)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="write an SVG")
+    add = parser.add_argument
+    add("--nodes", type=sizes, default="1,2,4,8,16", help="of the plan (default: %(default)s)")
+    add("--ranks", type=sizes, default="1,2,4", help="of the runs (default: %(default)s)")
+    add("--steps", type=at_least(1), default=10, help="of a run (default: %(default)s)")
+    add("--folder", type=Path, default=Path("runs/study"), help="of the runs (%(default)s)")
+    add("--json", type=new_file, metavar="FILE", help="write the figures")
+    add("--picture", type=new_file, metavar="FILE", help="write an SVG")
     return parser.parse_args(arguments)
 
 
-def _sizes(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+def sizes(text: str) -> list[int]:
+    """Type of an option: whole numbers above zero, with commas between them."""
+    return [at_least(1)(part) for part in text.split(",")]
 
 
 def _planned(options: argparse.Namespace) -> Iterator[Cell]:
     for model in MODELS:
         for stage in STAGES:
-            for nodes in _sizes(options.nodes):
+            for nodes in options.nodes:
                 yield plan(model, stage, nodes)
 
 
@@ -112,30 +111,30 @@ def plan(model: str, stage: int, nodes: int) -> Cell:
 
 def _measured(options: argparse.Namespace) -> Iterator[Cell]:
     for stage in STAGES:
-        for ranks in _sizes(options.ranks):
-            yield measure(stage, ranks, options.steps, options.directory)
+        for ranks in options.ranks:
+            yield measure(stage, ranks, options.steps, options.folder)
 
 
-def measure(stage: int, ranks: int, steps: int, directory: Path) -> Cell:
+def measure(stage: int, ranks: int, steps: int, folder: Path) -> Cell:
     """Train mt5_tiny, data parallel, and take the median of the steps after the first ones.
 
-    In fp32, so that no run chooses another precision than the rest.
+    In fp32, so that no run chooses another precision than the rest; in a new folder below `folder`.
 
     Raises:
         TrainingError: the run failed.
     """
-    folder = directory / f"zero{stage}_{ranks}"
+    folder.mkdir(parents=True, exist_ok=True)
+    run_dir = Path(tempfile.mkdtemp(prefix=f"zero{stage}_{ranks}_", dir=folder)).absolute()
     command = [
         sys.executable, str(CONF.parent / "train.py"), "model=mt5_tiny", "data=stdlib_spans",
         f"sharding=zero{stage}", "parallel.pipeline=1", f"launch.ranks={ranks}", "precision=fp32",
         f"trainer.steps={steps + WARM_UP_STEPS}", "trainer.sample_tokens=0", "checkpoint=off",
-        "telemetry.wandb=off", "run.resume=never", f"run.dir={folder}",
+        "telemetry.wandb=off", "run.resume=never", f"run.dir={run_dir}",
     ]  # fmt: skip
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise TrainingError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    seconds = [json.loads(line)["step_seconds"] for line in lines[WARM_UP_STEPS:]]
+    seconds = History.read(run_dir).column("step_seconds")[WARM_UP_STEPS:]
     return Cell("mt5_tiny", stage, ranks, statistics.median(seconds))
 
 
@@ -193,4 +192,4 @@ def _words(cell: Cell) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

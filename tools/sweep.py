@@ -10,6 +10,7 @@ long has the worst value and ends nothing else.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from omegaconf import DictConfig
 
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
+from frontier_llm.telemetry.history import History
 from tools.compose import CONF, compose
 from tools.launch import Job
 
@@ -131,19 +133,31 @@ def point(config: DictConfig) -> float:
     overrides = list(chosen.overrides.task)
     folder = Path(chosen.runtime.output_dir).absolute()
     made = run_point(overrides, folder, 60 * float(config.launch.point_minutes))
-    if os.environ.get("SLURM_PROCID", "0") == "0":
-        (folder / POINT_FILE).write_text(json.dumps(asdict(made), indent=1))
+    if _is_first_task():
+        write_point(made, folder)
         print(f"{made.status:<14}{made.tokens_per_second:>12.0f} tokens/s  {' '.join(overrides)}")
     if config.launch.point_value == "speed":
         return made.tokens_per_second
     return WORST_LOSS if made.validation_loss is None else made.validation_loss
 
 
+def write_point(made: Point, folder: Path) -> None:
+    """Write point.json, whole or not at all."""
+    partial = folder / f"{POINT_FILE}.partial"
+    partial.write_text(json.dumps(asdict(made), indent=1))
+    partial.replace(folder / POINT_FILE)
+
+
 def run_point(overrides: Sequence[str], folder: Path, limit_seconds: float) -> Point:
-    """Run `train.py` with these overrides in `folder`/run, and read what it came to."""
+    """Run `train.py` with these overrides in `folder`/run, and read what it came to.
+
+    What an interrupted point has left there is removed: a run without checkpoints cannot go on.
+    """
     keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
     defaults = [f"{key}={value}" for key, value in POINT_DEFAULTS.items() if key not in keys]
     run_dir = folder / "run"
+    if _is_first_task() and not (folder / POINT_FILE).exists():
+        shutil.rmtree(run_dir, ignore_errors=True)
     command = [sys.executable, "train.py", *defaults, *overrides, f"run.dir={run_dir}"]
     start = time.monotonic()
     code, said = _run(command, limit_seconds)
@@ -151,8 +165,8 @@ def run_point(overrides: Sequence[str], folder: Path, limit_seconds: float) -> P
     status = _status(code, said)
     if status != "done":
         return Point(list(overrides), status, said[-2000:], seconds, 0.0, None, None, None)
-    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    speeds = [step["tokens_per_second"] for step in steps]
+    history = History.read(run_dir)
+    speeds = history.column("tokens_per_second")
     return Point(
         overrides=list(overrides),
         status=status,
@@ -160,9 +174,14 @@ def run_point(overrides: Sequence[str], folder: Path, limit_seconds: float) -> P
         seconds=seconds,
         tokens_per_second=median(speeds[WARM_UP_STEPS:] or speeds),
         peak_bytes=_peak(run_dir),
-        loss=steps[-1]["loss"],
-        validation_loss=steps[-1]["validation_loss"],
+        loss=history.last("loss"),
+        validation_loss=history.last("validation_loss"),
     )
+
+
+def _is_first_task() -> bool:
+    """Whether this process speaks for its point: of a Slurm job's tasks only one does."""
+    return os.environ.get("SLURM_PROCID", "0") == "0"
 
 
 def _run(command: Sequence[str], limit_seconds: float) -> tuple[int | None, str]:

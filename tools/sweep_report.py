@@ -16,7 +16,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from frontier_llm.errors import DataError
 from frontier_llm.units import GIB, format_count, format_seconds
+from tools.options import ending
 from tools.sweep import POINT_FILE, Point
 
 REPORT = "sweep.md"
@@ -39,8 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read(folder: Path) -> list[Point]:
-    """Read all points of a sweep, the fastest first."""
-    found = [Point(**json.loads(path.read_text())) for path in folder.rglob(POINT_FILE)]
+    """Read all points of a sweep, the fastest first.
+
+    Raises:
+        DataError: a point's file is damaged.
+    """
+    found = [_read_point(path) for path in folder.rglob(POINT_FILE)]
     return sorted(found, key=lambda point: -point.tokens_per_second)
 
 
@@ -140,6 +146,16 @@ def draw_sensitivity(points: Sequence[Point], path: Path) -> None:
     figure.savefig(path)
 
 
+def _read_point(path: Path) -> Point:
+    try:
+        return Point(**json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        raise DataError(
+            f"{path} is damaged: it holds no point of a sweep\n"
+            f"  do: remove {path.parent}, and run that point again"
+        ) from None
+
+
 def _figure() -> tuple[Any, Any]:
     import matplotlib
 
@@ -174,4 +190,4 @@ def _outcome(point: Point) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

@@ -23,6 +23,7 @@ from frontier_llm.geometry.partition import Factors
 from frontier_llm.units import GIB, format_count
 from tools.compose import CONF, compose, groups
 from tools.marked_page import keep_current
+from tools.options import ending
 
 PAGE = CONF.parent / "docs" / "models_and_clusters.md"
 BASES = ("gpt", "llama", "mt5")
@@ -92,9 +93,9 @@ def page() -> str:
     return "\n".join([*_introduction(), *_models(), *_experiments(), *_clusters(), ""])
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page, or say whether it is current."""
-    return keep_current("tools/tables.py", arguments, {PAGE: page()})
+    return keep_current(__doc__, "tools/tables.py", arguments, lambda: {PAGE: page()})
 
 
 def _introduction() -> Iterator[str]:
@@ -248,4 +249,4 @@ def _comments(path: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(ending(main))

@@ -4,7 +4,6 @@ Prints every figure with what is predicted for it; `--fit` finds the constants o
 anew, `--json FILE` writes all of it. docs/planner.md has the tables (tools/planner_page.py).
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from rich.table import Table
 if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tools.options import ending, new_file, tool_parser
 from tools.validation.fit import fit
 from tools.validation.predict import Constants, Prediction, predict
 from tools.validation.published import AMSP, FRONTIER, MEGATRON, SOURCES, Row, rows
@@ -40,9 +40,9 @@ class Fits:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; return 1 where the errors are larger than what is wanted."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = tool_parser(__doc__)
     parser.add_argument("--fit", action="store_true", help="fit the constants anew")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the figures")
     options = parser.parse_args(arguments)
     console = Console(width=140)
     found = fitted() if options.fit else None
@@ -151,4 +151,4 @@ def _percent(share: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

@@ -9,8 +9,8 @@ import pytest
 from tools.bench.checkpoint_results import Outcome
 from tools.bench.checkpoint_savers import SAVERS, Saver
 from tools.bench.checkpoint_states import KnownStates
-from tools.bench.checkpoint_turn import RankFigures, Save
-from tools.bench_checkpoint import main
+from tools.bench.checkpoint_turn import Save, SaverFigures
+from tools.bench_checkpoint import main, parse
 
 TINY = (
     "--megabytes", "2", "--rounds", "1", "--saves", "1", "--long-seconds", "0.05",
@@ -20,7 +20,7 @@ SAVE = Save(
     begin_seconds=0.001, fence_seconds=0.002, durable_seconds=0.5, compute_share=0.9,
     step_seconds=2.2, plain_step_seconds=2.0,
 )  # fmt: skip
-RANK = RankFigures(
+RANK = SaverFigures(
     saves=(SAVE,), short_seconds=3.0, plain_short_seconds=2.0, restore_seconds=(0.5, 0.25),
     states_bytes=100, disk_bytes=240,
 )  # fmt: skip
@@ -61,6 +61,11 @@ def test_a_saver_that_loses_a_step_is_caught(
     arguments = [*TINY, "--folder", str(tmp_path), "--savers", "dcp", "--ranks", "1"]
     assert main(arguments) == 1
     assert "dcp did not give back what it was given" in capfd.readouterr().err
+
+
+def test_quick_changes_nothing_that_is_given() -> None:
+    options = parse(["--quick", "--rounds", "5"])
+    assert (options.rounds, options.megabytes, options.saves) == (5, 20, 1)
 
 
 def test_known_states_notice_a_single_element() -> None:

@@ -145,6 +145,19 @@ def test_nodes_must_be_full():
         make_cases(parse(["--ranks", "4", "--ranks-per-node", "3"]))
 
 
+def test_somebody_must_fit_the_ranks():
+    with pytest.raises(ConfigError, match="ours-3-3-3: multiples of 3"):
+        make_cases(parse(["--contenders", "ours-3-3-3", "--ranks", "2"]))
+
+
+@pytest.mark.parametrize(
+    "nonsense", [["--ranks-per-node", "0"], ["--ranks", "0"], ["--limit", "nan"]]
+)
+def test_numbers_that_cannot_be_are_refused(nonsense):
+    with pytest.raises(SystemExit, match="2"):
+        parse(nonsense)
+
+
 def test_quick_only_changes_defaults():
     options = parse(["--quick", "--layers", "3"])
     assert (options.layers, options.hidden, options.rounds) == (3, 64, 1)

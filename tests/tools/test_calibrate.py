@@ -1,7 +1,10 @@
 """What is measured goes into the cluster's figures, and says so."""
 
+import pytest
+
 from frontier_llm.config.cluster import ClusterConfig
-from tools.calibrate import measured
+from frontier_llm.errors import ConfigError
+from tools.calibrate import cluster_file, main, measured
 from tools.calibration.collectives import LinkFigures
 from tools.calibration.device import DeviceFigures
 from tools.calibration.products import ProductFigures
@@ -12,6 +15,14 @@ PRODUCTS = [
     ProductFigures("bf16", 0.3, 30.0, ()),
 ]
 DEVICE = DeviceFigures("a test", 5e9, "bf16", 0.1, 3e-6)
+
+
+@pytest.mark.parametrize("name", ["a/b", "", "../x", "cpu_laptop"])
+def test_a_name_that_cannot_be_written_is_refused_before_measuring(name, monkeypatch):
+    monkeypatch.setattr("tools.calibrate.measure_links", lambda _: pytest.fail("measured"))
+    with pytest.raises(ConfigError, match="--write"):
+        main(["--write", name])
+    assert cluster_file("my-own_1").name == "my-own_1.yaml"
 
 
 def test_measured_figures_replace_the_files():

@@ -1,6 +1,9 @@
 """Weights to Hugging Face's form and back, proved by the logits of both models."""
 
+import importlib
 import json
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +13,18 @@ from safetensors.torch import load_file, save_file
 
 from frontier_llm.checkpoint.scan import find
 from frontier_llm.config import decode
+from frontier_llm.errors import DataError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.trainer import run_directory
 from tests.values import tiny_values
+from tools import convert_checkpoint
 from tools.convert import check
+from tools.convert.decoders import Llama
 from tools.convert.families import FAMILIES, family_for
 from tools.convert.ours import OurWeights, write_weights
-from tools.convert_checkpoint import main
+from tools.options import ending
+
+pytestmark = pytest.mark.own_process  # transformers loads weights in threads that it keeps
 
 ODD_VOCABULARY = 151
 THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -55,6 +63,20 @@ THEIRS["gpt_neox parallel"] = (
 )
 THEIRS["mt5"] = ("MT5ForConditionalGeneration", THEIRS["t5"][1])
 THEIRS["llama tied"] = (THEIRS["llama"][0], {**THEIRS["llama"][1], "tie_word_embeddings": True})
+
+
+def main(arguments: list[str]) -> int:
+    """Convert; return the exit code of the process."""
+    return ending(partial(convert_checkpoint.main, arguments))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _their_code() -> None:
+    """Import it before the forks, once for all of them."""
+    with suppress(ImportError):  # the tests that need it say so
+        transformers = importlib.import_module("transformers")
+        for architecture, _ in THEIRS.values():
+            getattr(transformers, architecture)
 
 
 def make_theirs(kind: str, folder: Path) -> Path:
@@ -129,6 +151,24 @@ def test_every_transform_comes_back(family: Any):
             theirs = row.transform.to_theirs(ours)
             assert len(theirs) == len(row.theirs)
             assert torch.equal(row.transform.to_ours(theirs), ours)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_setting_comes_back(family: Any):
+    config = decode(tiny_values(*VARIANTS["mt5" if family.name == "t5" else family.name]))
+    theirs = json.loads(json.dumps(family.to_theirs(config)))
+    family.refuse_variants(theirs)
+    for key, value in family.to_ours(theirs).items():
+        section, _, field = key.rpartition(".")
+        assert getattr(getattr(config, section or "model"), field) == value, key
+
+
+@pytest.mark.parametrize(
+    "form", [{"rope_parameters": {"rope_type": "llama3"}}, {"rope_scaling": 1}]
+)
+def test_stretched_wavelengths_are_refused(form: dict[str, Any]):
+    with pytest.raises(DataError, match=r"rope_.* is not supported"):
+        Llama().refuse_variants(form)
 
 
 def test_many_shards_are_written_and_read(tmp_path: Path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,15 @@ import torch
 
 from frontier_llm.config import decode
 from frontier_llm.data.corpora import open_data
+from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.trainer import run_directory
 from tests.data.conftest import write_jsonl
 from tests.values import tiny_values
-from tools import evaluate, inspect_data, preprocess
+from tools import convert_checkpoint, evaluate, generate, inspect_data, preprocess
 from tools.convert.ours import write_weights
+from tools.one_rank import read_config
+from tools.options import ending
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +45,8 @@ def test_preprocess_reports_what_it_made_and_finds_it_again(tmp_path: Path, caps
         "--workers", "2", "data=text", f"data.path={text}", f"data.directory={tmp_path / 'c'}",
         "data.pieces=300", "data.validation_percent=10.0",
     ]  # fmt: skip
-    assert preprocess.main(arguments) == 1
-    assert "text.jsonl:92: no text under the key 'text'" in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"text.jsonl:92: no text under the key 'text'"):
+        preprocess.main(arguments)
     assert preprocess.main([*arguments, "data.broken=skip"]) == 0
     said = capsys.readouterr().out
     assert "left out: 1 empty documents, 1 documents that are no text" in said
@@ -50,33 +54,35 @@ def test_preprocess_reports_what_it_made_and_finds_it_again(tmp_path: Path, caps
     assert "tokens/s" in said
     (folder,) = (tmp_path / "c").glob("text-*")
     before = folder.stat().st_mtime_ns
-    assert preprocess.main([*arguments, "data.broken=skip"]) == 0
+    assert preprocess.main(["data.broken=skip", *arguments]) == 0, "overrides may come first"
     assert folder.stat().st_mtime_ns == before
 
 
-def test_a_wrong_key_is_a_configuration_error(capsys):
-    assert preprocess.main(["data.pth=x"]) == 2
-    assert "data.path" in capsys.readouterr().err
-    assert preprocess.main(["data=text"]) == 2
-    assert "set data.path=FILE" in capsys.readouterr().err
+def test_a_wrong_key_is_a_configuration_error():
+    with pytest.raises(ConfigError, match=r"data.path"):
+        preprocess.main(["data.pth=x"])
+    with pytest.raises(ConfigError, match=r"set data.path=FILE"):
+        preprocess.main(["data=text"])
 
 
 def test_inspect_shows_the_text_and_where_it_is_from(run: Path, capsys):
     assert inspect_data.main([str(run), "3"]) == 0
     said = capsys.readouterr().out
-    corpora = open_data(inspect_data.read_config(run).data)
-    view = inspect_data.View(inspect_data.read_config(run), corpora, run, train=True)
+    corpora = open_data(read_config(run).data)
+    view = inspect_data.View(read_config(run), corpora, run, train=True)
     assert "sample 3" in said
     assert "text.jsonl, place" in said
     assert [str(line) for line in view.lines(3)][-1].replace("<end>", "").strip()[:10] in said
-    assert inspect_data.main([str(run / "nowhere"), "3"]) == 1
-    assert inspect_data.main([str(run), "--", "-1"]) == 1
+    assert inspect_data.main([str(run), "0", "--validation", "1"]) == 0
+    assert "sample 1" in capsys.readouterr().out
+    assert ending(partial(inspect_data.main, [str(run / "nowhere"), "3"])) == 1
+    assert ending(partial(inspect_data.main, [str(run), "--", "-1"])) == 1
 
 
 def test_evaluation_of_a_model_that_knows_nothing(run: Path, capsys):
     assert evaluate.main([str(run), "--json", str(run / "scores.json")]) == 0
     (score,) = json.loads((run / "scores.json").read_text())
-    corpora = open_data(inspect_data.read_config(run).data)
+    corpora = open_data(read_config(run).data)
     split = corpora.manifest.validation
     assert score["loss"] == pytest.approx(math.log(300), rel=1e-5)
     bits = math.log2(300) * split.tokens / split.text_bytes
@@ -84,4 +90,31 @@ def test_evaluation_of_a_model_that_knows_nothing(run: Path, capsys):
     assert score["samples"] == (split.tokens - 1) // 16
     assert evaluate.spread(10, 4) == [0, 2, 5, 7]
     assert evaluate.spread(3, 9) == [0, 1, 2]
-    assert evaluate.main([str(run), "--checkpoint", str(run / "nowhere")]) == 1
+    absent = [str(run), "--checkpoint", str(run / "nowhere")]
+    assert ending(partial(evaluate.main, absent)) == 1
+    with pytest.raises(SystemExit):
+        evaluate.main([str(run), "--samples", "-3"])
+
+
+def test_prompts_stand_on_either_side_of_options(run: Path, capsys):
+    assert generate.main([str(run), "def", "--tokens", "2", "class"]) == 0
+    said = capsys.readouterr().out
+    assert "def" in said
+    assert "class" in said
+
+
+@pytest.mark.parametrize("text", ["", "- 1", "a: {", "run: 3", "\0"])
+@pytest.mark.parametrize(
+    "tool",
+    [
+        lambda run: inspect_data.main([run, "3"]),
+        lambda run: evaluate.main([run]),
+        lambda run: generate.main([run]),
+        lambda run: convert_checkpoint.main(["--to", "hf", run, f"{run}/out"]),
+    ],
+    ids=["inspect_data", "evaluate", "generate", "convert_checkpoint"],
+)
+def test_a_damaged_configuration_is_named(tmp_path: Path, tool, text, capsys):
+    (tmp_path / "config.yaml").write_text(text)
+    assert ending(partial(tool, str(tmp_path))) == 1
+    assert f"{tmp_path}/config.yaml is damaged" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from frontier_llm.config import decode
+from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.partition import Factors
 from tools.compose import CONF, compose, groups
 from tools.explain_layout import explain, main
@@ -89,7 +90,13 @@ def test_a_batch_that_replicas_do_not_divide_is_rounded_up():
 def test_every_choice_of_sharding_is_decoded_and_cuts_over_any_nodes(name):
     assert decode(compose([f"sharding={name}"])).sharding.name == name
     for per_node in (1, 2, 8, 16):
-        layout_of(f"sharding={name}", "launch.ranks=16", f"launch.ranks_per_node={per_node}")
+        layout = layout_of(
+            f"sharding={name}", "launch.ranks=16", f"launch.ranks_per_node={per_node}"
+        )
+        f = layout.factors
+        assert f.params <= f.grads <= f.optimizer <= f.data == 8
+        if name == "mics":
+            assert f.params == f.optimizer == min(per_node, f.data)
 
 
 def test_the_drawing_has_a_line_a_rank_and_a_box_a_node():
@@ -115,9 +122,10 @@ def test_the_drawing_goes_to_a_file(tmp_path, capsys):
 
 
 def test_what_cannot_be_is_one_message(tmp_path, capsys):
-    assert main(["sharding.params=3", "launch.ranks=16"]) == 2
-    assert "configuration error at sharding.params" in capsys.readouterr().err
-    assert main(["parallel.pipeline=3"]) == 2
-    assert "start 6 ranks" in capsys.readouterr().err
-    assert main(["--svg", str(tmp_path / "absent" / "x.svg")]) == 2
-    assert "configuration error at --svg" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"configuration error at sharding\.params"):
+        main(["sharding.params=3", "launch.ranks=16"])
+    with pytest.raises(ConfigError, match="start 6 ranks"):
+        main(["parallel.pipeline=3"])
+    with pytest.raises(SystemExit, match="2"):
+        main(["--svg", str(tmp_path / "absent" / "x.svg")])
+    assert "x.svg cannot be written" in capsys.readouterr().err

@@ -1,14 +1,17 @@
 """tools/funnel.py: the best settings of a stage are the next one's trials."""
 
 import json
+import subprocess
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from frontier_llm.errors import ConfigError, TrainingError
 from tools import funnel
-from tools.funnel import Stage, main, report, run, survivors
+from tools.funnel import Stage, main, report, run, settings_of, survivors
+from tools.options import ending
 from tools.sweep import Point
 
 AXES = ["optimizer.learning_rate=tag(log, interval(1e-4, 1e-2))", "data.micro_batch=choice(1,2)"]
@@ -76,6 +79,30 @@ def test_the_second_stage_trains_what_the_first_one_chose(tmp_path, monkeypatch)
     assert lines[-1] == "| - | 0.01 | 1 | failed |"
 
 
+def test_an_interrupted_search_goes_on_beside_what_is_done(tmp_path, monkeypatch):
+    folder = written(tmp_path / "1", TRIALS[1:2])
+    kept = (folder / "0" / "point.json").read_bytes()
+    (folder / "1" / "run").mkdir(parents=True)
+    (folder / "1" / "run" / "metrics.jsonl").write_text("of the trial that was interrupted")
+    commands = []
+
+    def search(command, **_):
+        commands.append(command)
+        (where,) = (word.partition("=")[2] for word in command if "sweep.dir=" in word)
+        written(Path(where), TRIALS[2:4])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", search)
+    stage = Stage(("model=gpt_tiny",), 3, folder)
+    [ranked] = run([stage], AXES)
+    assert [point.validation_loss for point in ranked] == [2.0, 2.5, 3.0]
+    assert "hydra.sweeper.n_trials=2" in commands[0]
+    assert f"hydra.sweep.dir={folder}/from_1" in commands[0]
+    assert (folder / "0" / "point.json").read_bytes() == kept
+    assert run([stage], AXES) == [ranked]
+    assert len(commands) == 1, "all are done"
+
+
 def test_a_stage_without_a_survivor_ends_the_funnel(tmp_path):
     stage = Stage(("model=gpt_tiny",), 1, written(tmp_path, (trial(1.0, 1, None),)))
     with pytest.raises(TrainingError, match="no trial of model=gpt_tiny"):
@@ -87,7 +114,25 @@ def test_nothing_to_search_for_and_wrong_keys_are_refused(tmp_path, capsys):
     with pytest.raises(ConfigError, match="an axis to search"):
         run([stage], ["trainer.steps=3"])
     wrong = ["--folder", str(tmp_path), "--stage", "model=gpt_tny", "2", *AXES]
-    assert main(wrong) == 2
+    assert ending(partial(main, wrong)) == 2
     assert "gpt_tiny" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--stage", "model=gpt_tiny", "many", *AXES])
+
+
+def test_optuna_searches_the_first_stage(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    (tmp_path / "text.txt").write_text("\n\n".join([Path(__file__).read_text()] * 8))
+    common = [
+        "data=text", f"data.path={tmp_path}/text.txt", f"data.directory={tmp_path}/prepared",
+        "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocabulary=300",
+        "data.pieces=300", "data.sequence_length=16", "data.global_batch=4", "precision=fp32",
+        "parallel.pipeline=1", "launch.ranks=1", "trainer.evaluate_batches=1",
+        "optimizer.learning_rate=tag(log, interval(1e-3, 1e-2))",
+    ]  # fmt: skip
+    [first] = run([Stage(("trainer.steps=2",), 2, tmp_path / "1")], common)
+    assert [point.status for point in first] == ["done"] * 2
+    rates = [float(settings_of(point, common[-1:])[0].partition("=")[2]) for point in first]
+    assert rates[0] != rates[1]
+    assert all(1e-3 <= rate <= 1e-2 for rate in rates)
+    assert first[0].validation_loss <= first[1].validation_loss

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from frontier_llm.errors import ConfigError, LaunchError
 from tools.compose import CONF, groups
 from tools.launch import main
 from tools.tables import Header, composed
@@ -54,20 +55,38 @@ def test_an_experiments_nodes_hold_its_ranks(name):
     )
 
 
-def test_what_every_rank_would_refuse_is_refused_before_it_is_submitted(capsys):
-    assert main(["experiment=frontier_175b", "launch.nodes=3"]) == 2
-    assert "parallel.tensor x parallel.pipeline" in capsys.readouterr().err
+def test_what_every_rank_would_refuse_is_refused_before_it_is_submitted():
+    with pytest.raises(ConfigError, match=r"parallel.tensor x parallel.pipeline"):
+        main(["experiment=frontier_175b", "launch.nodes=3"])
 
 
-def test_a_chain_is_a_number(capsys):
-    assert main(["--chain=many"]) == 2
-    assert "--chain=8" in capsys.readouterr().err
+@pytest.mark.parametrize("chain", [["--chain=many"], ["--chain=0"], ["--chain", "8"], ["--chain"]])
+def test_a_chain_is_a_number(chain):
+    with pytest.raises(ConfigError, match="--chain=8"):
+        main(chain)
 
 
-def test_submitting_needs_slurm(capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["experiment"],
+        ["experiment=frontier_22b", "trainer.steps"],
+        ["--submit", "experiment"],
+        ["-N2", "experiment"],
+        ["--nodes=2", "experiment"],
+        ["-A", "PROJECT", "experiment"],
+    ],
+    ids=" ".join,
+)
+def test_a_word_that_slurm_would_take_for_the_script_is_refused(arguments):
+    with pytest.raises(ConfigError, match=arguments[-1]):
+        main(arguments)
+
+
+def test_submitting_needs_slurm(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["--submit"]) == 1
-    assert "login node" in capsys.readouterr().err
+    with pytest.raises(LaunchError, match="login node"):
+        main(["--submit"])
 
 
 def test_submitting_runs_the_command_that_was_shown(capsys, monkeypatch, tmp_path):

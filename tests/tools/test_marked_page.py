@@ -15,6 +15,10 @@ below
 """
 
 
+def keep(arguments, wanted):
+    return keep_current("What it does.", "tools/x.py", arguments, lambda: wanted)
+
+
 def test_what_is_written_by_hand_stays():
     wanted = PAGE.replace("old", "1\n2")
     assert filled(PAGE, {"one": iter(["1", "2"])}) == wanted
@@ -31,11 +35,22 @@ def test_a_page_without_a_marker_is_refused(missing):
 def test_a_stale_file_is_named_with_what_to_do(tmp_path, capsys):
     wanted = {tmp_path / "page.md": "new", tmp_path / "images" / "a.svg": "drawn"}
     (tmp_path / "page.md").write_text("old")
-    assert keep_current("tools/x.py", [], wanted) == 1
+    assert keep([], wanted) == 1
     said = capsys.readouterr().err
     assert said.splitlines() == [
         "page.md is not current: python tools/x.py --write",
         "a.svg is not current: python tools/x.py --write",
     ]
-    assert keep_current("tools/x.py", ["--write"], wanted) == 0
-    assert keep_current("tools/x.py", [], wanted) == 0
+    assert keep(["--write"], wanted) == 0
+    assert keep([], wanted) == 0
+
+
+def test_what_is_not_understood_is_refused_before_anything_is_made(capsys):
+    def make():
+        raise AssertionError("slow work")
+
+    with pytest.raises(SystemExit, match="2"):
+        keep_current("What it does.", "tools/x.py", ["--wirte"], make)
+    with pytest.raises(SystemExit, match="0"):
+        keep_current("What it does.", "tools/x.py", ["--help"], make)
+    assert "What it does." in capsys.readouterr().out

@@ -1,12 +1,17 @@
 """tools/plan.py: what it prints, what it writes, what it refuses."""
 
 import json
+import shutil
+
+import pytest
 
 from frontier_llm.config import decode
 from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.estimate import estimate
+from tools import compose as composing
 from tools import plan, plan_file
-from tools.compose import compose
-from tools.plan_file import experiment_text
+from tools.compose import CONF, compose
+from tools.options import ending
 
 SMALL = (
     "experiment=frontier_22b",
@@ -31,8 +36,17 @@ KEYS = {
 }
 
 
+@pytest.fixture
+def conf(tmp_path, monkeypatch):
+    """Copy conf/, where a test may save: other tests list the repository's at the same time."""
+    copied = shutil.copytree(CONF, tmp_path / "conf")
+    monkeypatch.setattr(composing, "CONF", copied)
+    monkeypatch.setattr(plan_file, "_FOLDER", copied / "experiment")
+    return copied
+
+
 def _run(capsys, *arguments):
-    code = plan.main(arguments)
+    code = ending(lambda: plan.main(arguments))
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -54,8 +68,7 @@ def test_the_best_layouts_are_printed_and_written(capsys, tmp_path):
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
-def test_presets_of_collectives_compete_where_that_is_asked_for(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(plan_file, "_FOLDER", tmp_path)
+def test_presets_of_collectives_compete_where_that_is_asked_for(capsys, conf, tmp_path):
     narrow = (*SMALL[:-1], "planner.rows=40", "planner.pipeline=[4]", "planner.recompute=[full]")
     found = {}
     for presets in ("[plain]", "[zeropp]", "[plain,zeropp]"):
@@ -71,7 +84,7 @@ def test_presets_of_collectives_compete_where_that_is_asked_for(capsys, monkeypa
     assert seconds == sorted(one["step_seconds"] for one in alone)[: len(seconds)]
     assert "zeropp" in out
     chosen = found["[plain,zeropp]"][0]["layout"]["collectives"]
-    assert f"override /collectives: {chosen}" in (tmp_path / "chosen.yaml").read_text()
+    assert f"override /collectives: {chosen}" in (conf / "experiment" / "chosen.yaml").read_text()
 
 
 def test_json_on_standard_output_is_nothing_but_json(capsys):
@@ -103,15 +116,45 @@ def test_a_scaling_study_has_a_point_for_each_number_of_nodes(capsys):
     assert points[0]["weak_efficiency"] == points[0]["strong_efficiency"] == 1
 
 
-def test_a_saved_plan_is_the_layout_that_was_found(capsys, tmp_path, monkeypatch):
-    folder = tmp_path / "experiment"
-    folder.mkdir()
-    (folder / "frontier_22b.yaml").write_text((plan_file._FOLDER / "frontier_22b.yaml").read_text())
-    monkeypatch.setattr(plan_file, "_FOLDER", folder)
+@pytest.mark.parametrize("option", [["--save", "my_plan"], ["--html", "page.html"]])
+def test_a_list_of_nodes_has_no_one_layout_to_write(capsys, conf, tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = _run(capsys, *SMALL, "planner.nodes=[4,8]", *option)
+    assert code == 2
+    assert f"configuration error at {option[0]}" in err
+    assert "planner.nodes" in err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_layout_that_cannot_run_is_not_saved(capsys, conf):
+    overrides = ["experiment=frontier_22b", "planner.nodes=2", "parallel.pipeline=2"]
+    code, _, err = _run(capsys, "--this", "--save", "my_plan", *overrides)
+    assert code == 2
+    assert "configuration error at --save" in err
+    assert "refused for memory" in err
+    assert not (conf / "experiment" / "my_plan.yaml").exists()
+
+
+def test_what_is_removed_cannot_be_saved(capsys, conf):
+    removed = "~cluster.device.calibration.products.fp32"
+    code, _, err = _run(capsys, "--this", "--save", "my_plan", *SMALL, removed)
+    assert code == 2
+    assert "configuration error at --save" in err
+    assert removed in err
+
+
+def test_help_says_all_that_the_tool_does(capsys):
+    with pytest.raises(SystemExit):
+        plan.main(["--help"])
+    assert plan.__doc__.strip() in capsys.readouterr().out
+
+
+def test_a_saved_plan_says_how_it_is_run_and_replaces_no_other_file(capsys, conf):
     code, out, _ = _run(capsys, *SMALL, "--save", "my_plan")
     assert code == 0
-    assert str(folder / "my_plan.yaml") in out
-    text = (folder / "my_plan.yaml").read_text()
+    path = conf / "experiment" / "my_plan.yaml"
+    assert str(path) in out
+    text = path.read_text()
     assert "# ranks: 64" in text
     assert "srun -N 8" in text
     code, _, err = _run(capsys, *SMALL, "--save", "frontier_22b")
@@ -119,19 +162,38 @@ def test_a_saved_plan_is_the_layout_that_was_found(capsys, tmp_path, monkeypatch
     assert "--save" in err
 
 
-def test_a_saved_plan_composes_to_the_layout(monkeypatch):
-    base = decode(compose(["experiment=frontier_22b"]))
-    found = plan._judge_this(decode(compose([*SMALL])))
-    text = experiment_text("x", SMALL, found.best[0])
-    path = plan_file._FOLDER / "test_only_plan.yaml"
-    path.write_text(text)
-    try:
-        config = decode(compose(["experiment=test_only_plan"]))
-    finally:
-        path.unlink()
-    assert config.model == base.model
-    assert config.cluster == base.cluster
-    assert config.parallel.pipeline == found.best[0].candidate.grid.pipeline
-    factors = found.best[0].candidate.factors
-    assert config.sharding.optimizer == factors.optimizer
-    Candidate.of(config, 64, 8)
+SAME_TWICE = {
+    "an experiment alone": SMALL,
+    "what is said before an experiment": (
+        "model=gpt_1_4b",
+        "data.sequence_length=1024",
+        "parallel.layers_per_stage=[3,3,3,3,3,3,3,3]",
+        "kernels=torch",
+        "optimizer.learning_rate=1e-4",
+        "cluster.links.0.latency_us=3",
+        *SMALL,
+    ),
+    "no experiment": (
+        "model=gpt_1_4b",
+        "cluster=frontier_mi250x",
+        "parallel={pipeline: 8}",
+        "optimizer.decay_steps=${trainer.steps}",
+        "sharding=zero3",
+        "sharding.units_in_flight=3",
+        *SMALL[1:],
+    ),
+}
+
+
+@pytest.mark.parametrize("overrides", SAME_TWICE.values(), ids=SAME_TWICE)
+def test_a_saved_plan_composes_to_the_layout_that_was_chosen(capsys, conf, overrides):
+    code, out, err = _run(capsys, *overrides, "--json", "-", "--save", "my_plan")
+    assert code == 0, err
+    (chosen, *_) = json.loads(out)["candidates"]
+    asked, saved = decode(compose(overrides)), decode(compose(["experiment=my_plan"]))
+    found = estimate(Candidate.of(saved, 64, 8)).to_json()
+    assert json.loads(json.dumps(found)) == chosen
+    for section in ("model", "cluster", "optimizer", "precision", "kernels", "trainer"):
+        assert getattr(saved, section) == getattr(asked, section), section
+    assert saved.data.sequence_length == asked.data.sequence_length
+    assert saved.sharding.units_in_flight == asked.sharding.units_in_flight

@@ -2,10 +2,20 @@
 
 import json
 import re
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from frontier_llm.errors import LaunchError
+from frontier_llm.parallel import failure
+from frontier_llm.parallel.stall import Phase, RankState, explain
+from frontier_llm.parallel.stop import Deadline, StopFlag, StopRequest
+from frontier_llm.parallel.watchdog import Watchdog
+from frontier_llm.parallel.world import RankZeroLostError, World
+from frontier_llm.trainer.loop import Loop
 from tools import reliability
 from tools.reliability import Outcome
 from tools.slurm_lab import cluster as lab
@@ -35,10 +45,82 @@ def test_the_last_line_of_a_file_being_written_is_left_out(tmp_path):
     assert losses_of(tmp_path / "nothing") == {}
 
 
-def test_every_faults_culprit_can_be_searched_for():
+WORLD = World(1, 4, 1, 2, "node1", "slurm", "node1", 1, "job", ("node1", "node2"))
+STEP = Phase("step", 26, time.monotonic(), 20.0)
+
+
+def stopped(stop: StopRequest) -> str:
+    """What a run says that was asked to stop."""
+    assert stop.requested
+    config = SimpleNamespace(
+        checkpoint=SimpleNamespace(mode="sync"), run=SimpleNamespace(dir="runs/a")
+    )
+    progress, parts = SimpleNamespace(step=25), SimpleNamespace(stop=stop)
+    return Loop._farewell(SimpleNamespace(_config=config, _progress=progress, _parts=parts))
+
+
+def signalled(number: int) -> str:
+    flag = StopFlag()
+    flag(number, None)
+    return stopped(StopRequest(flag))
+
+
+def stalled(*answering: int) -> str:
+    """What the watchdog says while only some ranks answer."""
+    states = {
+        rank: RankState(rank, f"node{1 + rank // 2}", "step", 26, 21.0, None, ("a.wait()",))
+        for rank in answering
+    }
+    return explain(states, WORLD, STEP, "stall.txt")
+
+
+def said_of(fault: str, folder: Path) -> str:
+    """What the program says of a fault, in its own words."""
+    match fault:
+        case "pre-emption":
+            return signalled(signal.SIGTERM)
+        case "`scancel --signal=USR1`" | "time limit (`--signal=USR1@60`)":
+            return signalled(signal.SIGUSR1)
+        case "rank killed by -9":
+            echoes = [failure.describe(rank, RankZeroLostError("gone")) for rank in (0, 1, 2)]
+            return failure.explain(failure.cause(echoes), echoes, 4, folder)
+        case "rank hangs (SIGSTOP)":
+            return stalled(0, 1, 2)
+        case "link cut" | "node lost (slurmd and all)":
+            return stalled(0, 1)
+        case "rank 0 hangs (SIGSTOP)":
+            return Watchdog._without_store(SimpleNamespace(_world=WORLD), STEP)
+        case "STOP file":
+            (folder / "STOP").touch()
+            return stopped(StopRequest(StopFlag(), folder / "STOP"))
+        case "time limit (no signal)":
+            return stopped(StopRequest(StopFlag(), None, Deadline(time.time() + 60, 120.0)))
+    raise AssertionError(f"{fault}: its sentence is missing here")
+
+
+def test_every_faults_culprit_is_what_the_program_says(tmp_path):
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     for fault in FAULTS:
-        re.compile(fault.culprit)
+        if fault.culprit:
+            assert re.search(fault.culprit, said_of(fault.name, tmp_path)), fault.name
+
+
+def test_each_elastic_proof_has_a_folder_of_its_own(tmp_path, monkeypatch):
+    ends, trained = {}, []
+
+    def train(run_dir, ranks, until):
+        trained.append(run_dir)
+        ends[run_dir] = until
+        return 12 // ranks
+
+    def ledger(run_dir):
+        return {step: {"digest": "a", "loss": 1.0} for step in range(1, ends[run_dir] + 1)}
+
+    monkeypatch.setattr(reliability, "_train", train)
+    monkeypatch.setattr(reliability, "_ledger", ledger)
+    assert reliability.elastic(tmp_path / "new") == reliability.elastic(tmp_path / "new")
+    assert len(set(trained)) == 4
+    assert all(tmp_path / "new" in folder.parents for folder in trained)
 
 
 def test_without_slurm_nothing_is_touched(tmp_path, monkeypatch):

@@ -2,10 +2,14 @@
 
 import io
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from frontier_llm.telemetry.jsonl import JsonlSink
+from tests.telemetry.runs import step_metrics
 from tools import study
 
 
@@ -35,6 +39,34 @@ def test_the_table_the_figures_and_the_picture(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "refused" in printed
     assert "mt5_base ZeRO-3 on 3 nodes: data.global_batch" in printed
+
+
+def test_each_run_has_a_folder_of_its_own(tmp_path, monkeypatch):
+    folders = []
+
+    def train(command, **_):
+        (where,) = (word.partition("=")[2] for word in command if word.startswith("run.dir="))
+        folders.append(Path(where))
+        sink = JsonlSink(Path(where))
+        for step in range(1, 7):
+            sink.write(step_metrics(step, step_seconds=9.0 if step <= 3 else float(step)))
+        sink.close()
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", train)
+    cells = [study.measure(1, 2, 3, tmp_path / "study") for _ in range(2)]
+    assert [cell.seconds for cell in cells] == [5.0, 5.0]
+    assert len(set(folders)) == 2
+    assert all(folder.parent == tmp_path / "study" for folder in folders)
+
+
+@pytest.mark.parametrize(
+    "options", [["--nodes", "abc"], ["--nodes", "0"], ["--ranks", "1,"], ["--run", "--steps", "0"]]
+)
+def test_nonsense_is_refused_at_once(options, capsys):
+    with pytest.raises(SystemExit):
+        study.main(options)
+    assert "usage" in capsys.readouterr().err
 
 
 def test_a_cell_that_is_missing_leaves_its_place_empty():

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.errors import ConfigError
-from tools.sweep import first_point, plugin_defaults, run_point, sweep
+from frontier_llm.telemetry.jsonl import JsonlSink
+from tests.telemetry.runs import step_metrics
+from tools import sweep as sweeps
+from tools.sweep import first_point, plugin_defaults, run_point, sweep, write_point
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -50,6 +53,39 @@ def test_a_point_that_takes_too_long_is_ended(corpus, tmp_path):
     assert point.status == "too slow"
     assert "launch.point_minutes" in point.reason
     assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize(
+    ("task", "is_done", "goes"), [("0", False, True), ("1", False, False), ("0", True, False)]
+)
+def test_what_an_interrupted_point_left_is_removed_once(tmp_path, monkeypatch, task, is_done, goes):
+    left = tmp_path / "run" / "metrics.jsonl"
+    left.parent.mkdir()
+    left.touch()
+    monkeypatch.setenv("SLURM_PROCID", task)
+    seen = []
+    monkeypatch.setattr(sweeps, "_run", lambda *_: seen.append(left.exists()) or (2, "refused"))
+    if is_done:
+        write_point(sweeps.Point([], "done", "", 1.0, 1.0, None, 1.0, 1.0), tmp_path)
+    assert run_point([], tmp_path, 1.0).status == "refused"
+    assert seen == [not goes]
+
+
+def test_a_point_is_what_its_last_step_and_its_usual_speed_are(tmp_path, monkeypatch):
+    def train(*_):
+        (tmp_path / "run").mkdir()
+        sink = JsonlSink(tmp_path / "run")
+        for step, speed in enumerate((1.0, 2.0, 30.0, 50.0, 40.0), start=1):
+            sink.write(step_metrics(step, loss=9.0 - step, tokens_per_second=speed))
+        sink.write(step_metrics(6, loss=2.0, tokens_per_second=45.0, validation_loss=2.5))
+        sink.close()
+        (tmp_path / "run" / "summary.json").write_text('{"ranks": [{"peak_bytes": 7}]}')
+        return 0, ""
+
+    monkeypatch.setattr(sweeps, "_run", train)
+    point = run_point(["a=1"], tmp_path, 1.0)
+    assert (point.loss, point.validation_loss, point.peak_bytes) == (2.0, 2.5, 7)
+    assert point.tokens_per_second == 42.5
 
 
 @pytest.mark.parametrize(

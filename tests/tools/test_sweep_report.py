@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
+from frontier_llm.errors import DataError
 from frontier_llm.units import GIB
 from tools.sweep import Point
 from tools.sweep_report import axes, main, pareto, read, sensitivity
@@ -62,6 +63,13 @@ def test_the_report_has_every_point_and_why_it_failed(folder, capsys):
     assert (folder / "sweep.md").read_text().strip() in said
     for picture in ("pareto.svg", "sensitivity.svg"):
         assert "<svg" in (folder / picture).read_text()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"status": "done"}'])
+def test_a_damaged_point_is_named(folder, text):
+    (folder / "3" / "point.json").write_text(text)
+    with pytest.raises(DataError, match=r"3/point\.json is damaged"):
+        read(folder)
 
 
 def test_a_folder_without_points_is_said(tmp_path, capsys):

@@ -8,7 +8,7 @@ from typing import Any
 from rich.box import HORIZONTALS
 from rich.table import Table
 
-from tools.bench.checkpoint_turn import RankFigures, Save
+from tools.bench.checkpoint_turn import Save, SaverFigures
 from tools.bench.disk import DiskFigures
 
 GIGA = 1e9
@@ -54,7 +54,7 @@ class Outcome:
 
     saver: str
     what: str
-    rounds: list[list[RankFigures]] = field(default_factory=list)
+    rounds: list[list[SaverFigures]] = field(default_factory=list)
     error: str | None = None
     """Why it did not finish; its rounds before that stand."""
 

@@ -21,7 +21,7 @@ CALIBRATION_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Turn:
+class SaverTurn:
     """What is asked of one way to save."""
 
     saver: str
@@ -55,7 +55,7 @@ class Save:
 
 
 @dataclass(frozen=True)
-class RankFigures:
+class SaverFigures:
     """What one rank saw in a turn."""
 
     saves: tuple[Save, ...]
@@ -71,11 +71,11 @@ class RankFigures:
     """Of a whole checkpoint, all ranks."""
 
 
-def figures_from(values: dict[str, Any]) -> RankFigures:
+def saver_figures_from(values: dict[str, Any]) -> SaverFigures:
     """Read a rank's figures back from JSON."""
     saves = tuple(Save(**save) for save in values.pop("saves"))
     restores = tuple(values.pop("restore_seconds"))
-    return RankFigures(saves=saves, restore_seconds=restores, **values)
+    return SaverFigures(saves=saves, restore_seconds=restores, **values)
 
 
 class Compute:
@@ -118,7 +118,7 @@ class Watch:
 class Rank:
     """One rank of a turn. All ranks do the same."""
 
-    def __init__(self, turn: Turn, place: Place) -> None:
+    def __init__(self, turn: SaverTurn, place: Place) -> None:
         self._turn, self._place = turn, place
         self._states = KnownStates(place.rank, place.ranks, turn.size)
         self._saver: Saver = SAVERS[turn.saver][1](self._states, place)
@@ -127,7 +127,7 @@ class Rank:
         dist.all_reduce(speed, dist.ReduceOp.MIN)  # all ranks compute the same
         self._speed = float(speed)
 
-    def run(self) -> RankFigures:
+    def run(self) -> SaverFigures:
         """Take the turn.
 
         Raises:
@@ -144,7 +144,7 @@ class Rank:
         passes = turn.restores if self._saver.gives_back else 0
         restores = [self._restore() for _ in range(passes)]
         self._saver.close()
-        return RankFigures(
+        return SaverFigures(
             saves=tuple(saves),
             short_seconds=short,
             plain_short_seconds=plain,

@@ -94,7 +94,7 @@ def _their_logits(folder: Path, kind: str, tokens: Tensor, answers: Tensor | Non
     except ImportError:
         raise DataError(
             "to compare the logits, transformers is needed\n"
-            "  do: pip install 'frontier-llm[convert]', or convert without this (--no-check)"
+            "  do: pip install -e '.[convert]', or convert without this (--no-check)"
         ) from None
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -4,16 +4,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.config.run import RunConfig
-from tools.convert.family import (
-    Family,
-    Values,
-    grouped_mismatch,
-    head_width_mismatch,
-    query_key_value,
-)
+from tools.convert.family import Family, grouped_mismatch, head_width_mismatch, query_key_value
+from tools.convert.settings import Setting
 from tools.convert.table import Row, unfold
 from tools.convert.transforms import JoinedHeads, Same, Transform, Transposed
+
+_TANH = {name: "gelu" for name in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")}
+"""Names that theirs has for GELU by tanh."""
+_PLAIN_ROTARY = {"rope_scaling": None, "rope_parameters.rope_type": "default"}
+"""Wavelengths that are not stretched; transformers 5 has the second form."""
+_SIZES = (
+    Setting("vocabulary", "vocab_size"),
+    Setting("data.sequence_length", "max_position_embeddings"),
+    Setting("hidden", "hidden_size"),
+    Setting("layers", "num_hidden_layers"),
+    Setting("heads", "num_attention_heads"),
+    Setting("ffn", "intermediate_size"),
+    Setting("attention_dropout", "attention_dropout", 0.0),
+)
+"""What GPT-NeoX and Llama call alike."""
 
 
 def _pair(ours: str, theirs: str, transform: Transform | None = None) -> list[Row]:
@@ -37,8 +46,19 @@ class Gpt2(Family):
         "kind": "gpt", "positions": "learned", "norm": "layernorm", "activation": "gelu",
         "bias": True, "tied": True, "scaled_attention": True,
     }  # fmt: skip
+    settings = (
+        Setting("vocabulary", "vocab_size"),
+        Setting("data.sequence_length", "n_positions"),
+        Setting("hidden", "n_embd"),
+        Setting("layers", "n_layer"),
+        Setting("heads", "n_head"),
+        Setting("ffn", "n_inner", None),
+        Setting("activation", "activation_function", words=_TANH),
+        Setting("norm_epsilon", "layer_norm_epsilon", 1e-5),
+        Setting("dropout", ("resid_pdrop", "embd_pdrop"), 0.1),
+        Setting("attention_dropout", "attn_pdrop", 0.1),
+    )
     required: ClassVar[Mapping[str, Any]] = {
-        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
         "tie_word_embeddings": True,
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
@@ -65,38 +85,6 @@ class Gpt2(Family):
             *_pair("final_norm", "transformer.ln_f"),
         ]
 
-    def to_theirs(self, config: RunConfig) -> Values:
-        """Translate."""
-        model = config.model
-        return {
-            "vocab_size": model.vocabulary,
-            "n_positions": config.data.sequence_length,
-            "n_embd": model.hidden,
-            "n_layer": model.layers,
-            "n_head": model.heads,
-            "n_inner": model.ffn,
-            "activation_function": "gelu_new",
-            "layer_norm_epsilon": model.norm_epsilon,
-            "embd_pdrop": model.dropout,
-            "resid_pdrop": model.dropout,
-            "attn_pdrop": model.attention_dropout,
-            "tie_word_embeddings": True,
-        }
-
-    def to_ours(self, theirs: Values) -> Values:
-        """Translate."""
-        return {
-            "vocabulary": theirs["vocab_size"],
-            "hidden": theirs["n_embd"],
-            "layers": theirs["n_layer"],
-            "heads": theirs["n_head"],
-            "ffn": theirs.get("n_inner"),
-            "norm_epsilon": theirs.get("layer_norm_epsilon", 1e-5),
-            "dropout": theirs.get("resid_pdrop", 0.1),
-            "attention_dropout": theirs.get("attn_pdrop", 0.1),
-            "data.sequence_length": theirs["n_positions"],
-        }
-
     def more_mismatches(self, model: ModelConfig) -> list[str]:
         """GPT-2 has neither grouped nor narrow heads."""
         return grouped_mismatch(model) + head_width_mismatch(model)
@@ -115,12 +103,18 @@ class GptNeoX(Family):
     choices: ClassVar[Mapping[str, Any]] = {
         "residual": ("sequential", "parallel"), "activation": ("gelu", "gelu_exact"),
     }  # fmt: skip
+    settings = (
+        *_SIZES,
+        Setting("activation", "hidden_act", words={"gelu": "gelu_exact", **_TANH}),
+        Setting("residual", "use_parallel_residual", words={True: "parallel", False: "sequential"}),
+        Setting("norm_epsilon", "layer_norm_eps", 1e-5),
+        Setting("dropout", "hidden_dropout", 0.0),
+        Setting("rotary_base", ("rope_parameters.rope_theta", "rotary_emb_base"), 10000),
+        Setting("rotary_fraction", ("rope_parameters.partial_rotary_factor", "rotary_pct"), 0.25),
+    )
     required: ClassVar[Mapping[str, Any]] = {
-        "hidden_act": ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
-        "attention_bias": True,
-        "tie_word_embeddings": False,
-        "rope_scaling": None,
-    }
+        "attention_bias": True, "tie_word_embeddings": False, **_PLAIN_ROTARY,
+    }  # fmt: skip
 
     def rows(self, model: ModelConfig) -> Sequence[Row]:
         """Its fused projection is laid out as ours."""
@@ -140,44 +134,6 @@ class GptNeoX(Family):
             Row("head.weight", ("embed_out.weight",)),
         ]
 
-    def to_theirs(self, config: RunConfig) -> Values:
-        """Translate."""
-        model = config.model
-        return {
-            "vocab_size": model.vocabulary,
-            "max_position_embeddings": config.data.sequence_length,
-            "hidden_size": model.hidden,
-            "num_hidden_layers": model.layers,
-            "num_attention_heads": model.heads,
-            "intermediate_size": model.ffn,
-            "hidden_act": "gelu" if model.activation == "gelu_exact" else "gelu_pytorch_tanh",
-            "use_parallel_residual": model.residual == "parallel",
-            "attention_bias": True,
-            "layer_norm_eps": model.norm_epsilon,
-            "hidden_dropout": model.dropout,
-            "attention_dropout": model.attention_dropout,
-            "tie_word_embeddings": False,
-            **_rotary(model, "rotary_pct"),
-        }
-
-    def to_ours(self, theirs: Values) -> Values:
-        """Translate."""
-        return {
-            "vocabulary": theirs["vocab_size"],
-            "hidden": theirs["hidden_size"],
-            "layers": theirs["num_hidden_layers"],
-            "heads": theirs["num_attention_heads"],
-            "ffn": theirs["intermediate_size"],
-            "activation": "gelu_exact" if theirs.get("hidden_act", "gelu") == "gelu" else "gelu",
-            "residual": "parallel" if theirs.get("use_parallel_residual", True) else "sequential",
-            "norm_epsilon": theirs.get("layer_norm_eps", 1e-5),
-            "dropout": theirs.get("hidden_dropout", 0.0),
-            "attention_dropout": theirs.get("attention_dropout", 0.0),
-            "rotary_base": _rotary_setting(theirs, "rope_theta", "rotary_emb_base", 10000),
-            "rotary_fraction": _rotary_setting(theirs, "partial_rotary_factor", "rotary_pct", 0.25),
-            "data.sequence_length": theirs["max_position_embeddings"],
-        }
-
     def more_mismatches(self, model: ModelConfig) -> list[str]:
         """GPT-NeoX has neither grouped nor narrow heads."""
         return grouped_mismatch(model) + head_width_mismatch(model)
@@ -193,8 +149,16 @@ class Llama(Family):
         "kind": "gpt", "positions": "rotary", "norm": "rmsnorm", "activation": "swiglu",
         "bias": False, "rotary_fraction": 1.0, "dropout": 0.0, "scaled_attention": True,
     }  # fmt: skip
+    settings = (
+        *_SIZES,
+        Setting("kv_heads", "num_key_value_heads", None),
+        Setting("head_dim", "head_dim", None),
+        Setting("norm_epsilon", "rms_norm_eps", 1e-6),
+        Setting("tied", "tie_word_embeddings", False),
+        Setting("rotary_base", ("rope_parameters.rope_theta", "rope_theta"), 10000),
+    )
     required: ClassVar[Mapping[str, Any]] = {
-        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_scaling": None,
+        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, **_PLAIN_ROTARY,
     }  # fmt: skip
 
     def rows(self, model: ModelConfig) -> Sequence[Row]:
@@ -220,59 +184,3 @@ class Llama(Family):
             Row("final_norm.weight", ("model.norm.weight",)),
             Row("head.weight", ("lm_head.weight",)),
         ]
-
-    def to_theirs(self, config: RunConfig) -> Values:
-        """Translate."""
-        model = config.model
-        return {
-            "vocab_size": model.vocabulary,
-            "max_position_embeddings": config.data.sequence_length,
-            "hidden_size": model.hidden,
-            "num_hidden_layers": model.layers,
-            "num_attention_heads": model.heads,
-            "num_key_value_heads": model.kv_heads,
-            "head_dim": model.head_dim,
-            "intermediate_size": model.ffn,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "rms_norm_eps": model.norm_epsilon,
-            "attention_dropout": model.attention_dropout,
-            "tie_word_embeddings": model.tied,
-            **_rotary(model),
-        }
-
-    def to_ours(self, theirs: Values) -> Values:
-        """Translate."""
-        return {
-            "vocabulary": theirs["vocab_size"],
-            "hidden": theirs["hidden_size"],
-            "layers": theirs["num_hidden_layers"],
-            "heads": theirs["num_attention_heads"],
-            "kv_heads": theirs.get("num_key_value_heads"),
-            "head_dim": theirs.get("head_dim"),
-            "ffn": theirs["intermediate_size"],
-            "norm_epsilon": theirs.get("rms_norm_eps", 1e-6),
-            "attention_dropout": theirs.get("attention_dropout", 0.0),
-            "tied": theirs.get("tie_word_embeddings", False),
-            "rotary_base": _rotary_setting(theirs, "rope_theta", "rope_theta", 10000),
-            "data.sequence_length": theirs["max_position_embeddings"],
-        }
-
-
-def _rotary(model: ModelConfig, fraction_key: str | None = None) -> Values:
-    """Write rotary settings in both of their forms: flat, and as of transformers 5."""
-    base: Values = {"rope_theta": float(model.rotary_base)}
-    nested: Values = {"rope_type": "default", **base}
-    if fraction_key is None:
-        return {**base, "rope_parameters": nested}
-    nested["partial_rotary_factor"] = model.rotary_fraction
-    flat = {"rotary_emb_base": model.rotary_base, fraction_key: model.rotary_fraction}
-    return {**flat, "rope_parameters": nested}
-
-
-def _rotary_setting(theirs: Values, key: str, old_key: str, default: float) -> Any:
-    """Read a rotary setting in either form, as an integer where it is one."""
-    nested = theirs.get("rope_parameters") or {}
-    value: Any = nested.get(key, theirs.get(old_key, default))
-    return int(value) if key == "rope_theta" else float(value)

@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
-from tools.convert.family import Family, Values, query_key_value
+from tools.convert.family import Family, query_key_value
+from tools.convert.settings import Setting, Values
 from tools.convert.table import Row, unfold
 from tools.convert.transforms import Heads
 
@@ -24,9 +25,27 @@ class T5(Family):
         "kind": "t5", "positions": "relative", "norm": "rmsnorm", "activation": "geglu",
         "bias": False, "tied": False, "scaled_attention": False,
     }  # fmt: skip
+    settings = (
+        Setting("vocabulary", "vocab_size"),
+        Setting("hidden", "d_model"),
+        Setting("head_dim", "d_kv"),
+        Setting("ffn", "d_ff"),
+        Setting("encoder_layers", "num_layers"),
+        Setting("heads", "num_heads"),
+        Setting("relative_buckets", "relative_attention_num_buckets", 32),
+        Setting("relative_distance", "relative_attention_max_distance", 128),
+        Setting("dropout", "dropout_rate", 0.1),
+        Setting("norm_epsilon", "layer_norm_epsilon", 1e-6),
+    )
     required: ClassVar[Mapping[str, Any]] = {
         "feed_forward_proj": "gated-gelu",
         "is_encoder_decoder": True,
+    }
+    written: ClassVar[Mapping[str, Any]] = {
+        "tie_word_embeddings": False,
+        "scale_decoder_outputs": False,
+        "pad_token_id": 0,
+        "decoder_start_token_id": 0,
     }
 
     def rows(self, model: ModelConfig) -> Sequence[Row]:
@@ -54,45 +73,16 @@ class T5(Family):
         ]
 
     def to_theirs(self, config: RunConfig) -> Values:
-        """Translate."""
+        """Count layers as they do: a stack each."""
         model = config.model
-        return {
-            "vocab_size": model.vocabulary,
-            "d_model": model.hidden,
-            "d_kv": model.head_dim,
-            "d_ff": model.ffn,
-            "num_layers": model.encoder_layers,
-            "num_decoder_layers": model.layers - model.encoder_layers,
-            "num_heads": model.heads,
-            "relative_attention_num_buckets": model.relative_buckets,
-            "relative_attention_max_distance": model.relative_distance,
-            "dropout_rate": model.dropout,
-            "layer_norm_epsilon": model.norm_epsilon,
-            "feed_forward_proj": "gated-gelu",
-            "is_encoder_decoder": True,
-            "tie_word_embeddings": False,
-            "scale_decoder_outputs": False,
-            "pad_token_id": 0,
-            "decoder_start_token_id": 0,
-        }
+        decoder = {"num_decoder_layers": model.layers - model.encoder_layers}
+        return {**super().to_theirs(config), **decoder}
 
     def to_ours(self, theirs: Values) -> Values:
-        """Translate."""
-        encoder = theirs["num_layers"]
-        decoder = theirs.get("num_decoder_layers") or encoder
-        return {
-            "vocabulary": theirs["vocab_size"],
-            "hidden": theirs["d_model"],
-            "head_dim": theirs["d_kv"],
-            "ffn": theirs["d_ff"],
-            "layers": encoder + decoder,
-            "encoder_layers": encoder,
-            "heads": theirs["num_heads"],
-            "relative_buckets": theirs.get("relative_attention_num_buckets", 32),
-            "relative_distance": theirs.get("relative_attention_max_distance", 128),
-            "dropout": theirs.get("dropout_rate", 0.1),
-            "norm_epsilon": theirs.get("layer_norm_epsilon", 1e-6),
-        }
+        """Count layers through."""
+        ours = super().to_ours(theirs)
+        encoder = ours["encoder_layers"]
+        return {**ours, "layers": encoder + (theirs.get("num_decoder_layers") or encoder)}
 
     def _attention(self, model: ModelConfig, side: str) -> list[Row]:
         h, p = "layers.{n}", f"{side}.block.{{n}}.layer.0"

@@ -98,4 +98,6 @@ def describe_run(family: Family, theirs: Values, out: Path, tokenizer: Path | No
 def _word(value: Any) -> str:
     if value is None:
         return "null"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # fields of either kind take it
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import DataError
+from tools.convert.settings import Setting, Values, look_up, put
 from tools.convert.table import Row
 from tools.convert.transforms import Heads
-
-Values = dict[str, Any]
 
 
 class Family(ABC):
@@ -28,20 +27,35 @@ class Family(ABC):
     """Settings of ours that the family leaves no choice of."""
     choices: ClassVar[Mapping[str, Any]] = {"residual": ("sequential",)}
     """Settings of ours, and what they may be."""
+    settings: ClassVar[Sequence[Setting]]
+    """What may differ from model to model."""
     required: ClassVar[Mapping[str, Any]] = {}
     """Settings of theirs that we compute with, and nothing else; what they default to."""
+    written: ClassVar[Mapping[str, Any]] = {}
+    """Settings of theirs that are said besides, for their sake."""
 
     @abstractmethod
     def rows(self, model: ModelConfig) -> Sequence[Row]:
         """Return the table, unfolded for a model."""
 
-    @abstractmethod
     def to_theirs(self, config: RunConfig) -> Values:
         """Translate a configuration of ours to config.json's settings."""
+        theirs: Values = {}
+        for key, value in {**self.required, **self.written}.items():
+            if value is not None:
+                put(theirs, key, value)
+        for setting in self.settings:
+            for key in setting.keys:
+                put(theirs, key, setting.write(config))
+        return theirs
 
-    @abstractmethod
     def to_ours(self, theirs: Values) -> Values:
-        """Translate config.json to settings of `model` and, with their dots, of other sections."""
+        """Translate config.json to settings of `model` and, with their dots, of other sections.
+
+        Raises:
+            KeyError: with the name of what it lacks.
+        """
+        return {setting.ours: setting.read(theirs) for setting in self.settings}
 
     def mismatches(self, model: ModelConfig) -> list[str]:
         """Say what of a model of ours this family does not have."""
@@ -67,12 +81,16 @@ class Family(ABC):
         Raises:
             DataError: naming the key of config.json.
         """
-        for key, value in self.required.items():
-            wanted = value if isinstance(value, tuple) else (value,)
-            if theirs.get(key, wanted[0]) not in wanted:
+        allowed: list[tuple[tuple[str, ...], tuple[Any, ...]]] = [
+            *(((key,), (value,)) for key, value in self.required.items()),
+            *((one.keys, tuple(one.words)) for one in self.settings if one.words),
+        ]
+        for keys, values in allowed:
+            found = look_up(theirs, keys, values[0])
+            if found not in values:
                 raise DataError(
-                    f"config.json: {key}={theirs[key]!r} is not supported, only "
-                    + " or ".join(map(repr, wanted))
+                    f"config.json: {keys[0]}={found!r} is not supported, only "
+                    + " or ".join(map(repr, values))
                     + f"\n  do: our {self.name} has no such variant; nothing was written"
                 )
 

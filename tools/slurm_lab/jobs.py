@@ -1,6 +1,5 @@
 """Jobs of this repository's own scripts on a lab cluster, and what became of them."""
 
-import json
 import os
 import re
 import subprocess
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frontier_llm.errors import LaunchError
+from frontier_llm.telemetry.history import History
 from tools.slurm_lab.cluster import SlurmCluster
 from tools.slurm_lab.nodes import DEVICE
 
@@ -101,10 +101,7 @@ class Job:
 
 def losses_of(run_dir: Path) -> dict[int, float]:
     """Return the loss of each step that a run directory has so far."""
-    file = run_dir / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    rows = [json.loads(line) for line in lines if line.endswith("}")]
-    return {row["step"]: row["loss"] for row in rows}
+    return dict(History.read(run_dir).points("loss"))
 
 
 def submit(

@@ -12,15 +12,15 @@ from frontier_llm.planner.engine import Engine
 
 MEGATRON, FRONTIER, AMSP = "Megatron-LM", "Frontier", "AMSP"
 SOURCES = {
-    MEGATRON: "Narayanan et al., SC'21 (arXiv:2104.04473), table 1, recalled: TFLOP/s of an A100, "
-    "recomputation counted",
+    MEGATRON: "Narayanan et al., SC'21 (arXiv:2104.04473), table 1: TFLOP/s of an A100, "
+    "recomputation counted; figures not compared with the paper's text",
     FRONTIER: "Dash et al. (arXiv:2312.12705): share of a GCD's peak, recomputation counted",
     AMSP: "AMSP (arXiv:2311.00257): MFU on A800, attention counted without causal halving",
 }
 ZERO3_MESSAGE = 19_500_000
 """Elements of a message of ZeRO-3 and ZeRO++: fitted, for these systems alone."""
 ZERO1_MESSAGE = 500_000_000
-"""Elements of a bucket of ZeRO-1: DeepSpeed's default, recalled."""
+"""Elements of a bucket of ZeRO-1: DeepSpeed's default."""
 TUNED = "micro-batch and chunks that are fastest"
 
 _MEGATRON_ENGINE = Engine(fused_attention=False, hides=False, sums_bytes=2, split_exchange=True)

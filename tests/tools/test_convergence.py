@@ -1,0 +1,89 @@
+"""Curves of several runs: compared rightly, and no run outlives the tool that started it."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tools import convergence
+from tools.convergence import STOPPED, Curve, differences, draw, main, table
+
+
+def curve(preset: str, *losses: float) -> Curve:
+    points = list(enumerate(losses, start=1))
+    return Curve(preset, len(losses), points, points)
+
+
+def test_curves_are_compared_at_the_last_step_that_both_have(tmp_path):
+    for name, losses in {"plain": [8.0, 7.0, 6.0], "zeropp": [8.0, 7.07]}.items():
+        (tmp_path / name).mkdir()
+        rows = [
+            {"step": step, "loss": loss, "validation_loss": loss}
+            for step, loss in enumerate(losses, start=1)
+        ]
+        text = "\n".join([*map(json.dumps, rows), '{"step": 9, "lo'])
+        (tmp_path / name / "metrics.jsonl").write_text(text)
+    curves = [Curve.read(name, tmp_path / name) for name in ("plain", "zeropp")]
+    assert table(curves)[2:] == [
+        "| `plain` | 3 | 6.0000 | +0.00% |",
+        "| `zeropp` | 2 | 7.0700 | +1.00% |",
+    ]
+    draw(curves, tmp_path / "curves.svg")
+    assert "zeropp" in (tmp_path / "curves.svg").read_text()
+
+
+def test_differences_are_from_plain_wherever_it_stands(tmp_path):
+    curves = [curve("zeropp", 8.0, 5.0), curve("plain", 4.0, 5.0, 6.0)]
+    assert differences(curves[0], curves) == [(1, 100.0), (2, 0.0)]
+    assert differences(curves[0], curves[:1]) == []
+    draw([*curves, Curve("zeropp_feedback", 1, [], [])], tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--slice", "0"], ["--steps", "0"], ["--every", "0"], ["--minutes", "0"], ["--picture", "a"]],
+)
+def test_nonsense_is_refused_at_once(options):
+    with pytest.raises(SystemExit):
+        convergence.parse(options)
+
+
+def test_only_a_run_is_removed(tmp_path):
+    kept, saved, unsaved = (tmp_path / name for name in ("kept", "saved", "unsaved"))
+    (saved / "checkpoints" / "step_000010").mkdir(parents=True)
+    for folder in (kept, unsaved):
+        folder.mkdir()
+    (kept / "thesis.txt").touch()
+    for folder in (saved, unsaved):
+        (folder / "config.yaml").touch()
+    for folder in (kept, saved, unsaved):
+        convergence._clear_unsaved(folder)
+    assert [folder.exists() for folder in (kept, saved, unsaved)] == [True, True, False]
+
+
+def test_a_stop_is_handed_on_and_nothing_is_left(tmp_path, monkeypatch):
+    here = tmp_path / "pid"
+    run = f"""
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit({STOPPED}))
+pathlib.Path({str(here)!r}).write_text(str(os.getpid()))
+time.sleep(60)
+"""
+    monkeypatch.setattr(convergence, "command", lambda *_: [sys.executable, "-c", run])
+    tool = os.fork()
+    if not tool:
+        code = 70
+        try:
+            code = main(["--folder", str(tmp_path / "runs"), "--picture", str(tmp_path / "x.svg")])
+        finally:
+            os._exit(code)
+    while not (here.exists() and here.read_text()):
+        time.sleep(0.02)
+    os.kill(tool, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(tool, 0)[1]) == STOPPED
+    assert not Path("/proc", here.read_text()).exists()
