@@ -5,9 +5,10 @@
     <directory>/.<name>-<fingerprint>   a note: sources of these sizes and times gave that folder
     <directory>/.<name>-<digest12>.partial    the work in progress: parts.py, and tokenizer.model
 
-Work that was killed goes on from its finished parts. The lock only spares work: without one, two
-processes would both write the same parts, and one would find the other's folder in place when it
-renames its own.
+Work that was killed goes on from its finished parts, which the lock keeps to one process at a
+time. Where the file system has no locks, each process works in a folder of its own
+(`.<name>-<digest12>-<process>.partial`): the first to be done gives the corpus its folder, and work
+that was killed starts over.
 """
 
 import errno
@@ -85,9 +86,9 @@ class _Preparation:
             return folder
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            with _lock(self._directory / f".{name}.lock", self._report):
+            with _lock(self._directory / f".{name}.lock", self._report) as locked:
                 if not (folder := _noted(note)):
-                    folder = self._find_or_build(source)
+                    folder = self._find_or_build(source, locked)
                     _write_note(note, folder.name)
                 return folder
         except OSError as error:
@@ -106,14 +107,15 @@ class _Preparation:
         )  # fmt: skip
         return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
-    def _find_or_build(self, source: Source) -> Path:
+    def _find_or_build(self, source: Source, locked: bool) -> Path:
         """Read the sources, and prepare them unless the same contents were prepared before."""
         scans = scan_files(source, self._workers, self._report)
         digest = self._digest(source.digest(scans))[:12]
         folder = self._directory / f"{self._corpus.name}-{digest}"
         if folder.is_dir():
             return _checked(folder)
-        partial = self._directory / f".{folder.name}.partial"
+        own = "" if locked else f"-{uuid.uuid4().hex[:12]}"
+        partial = self._directory / f".{folder.name}{own}.partial"
         _sweep(self._directory, self._corpus.name)
         build = Build(self._corpus, self._config, source, scans, self._workers, self._report)
         try:
@@ -122,8 +124,7 @@ class _Preparation:
             raise
         except Exception:
             shutil.rmtree(partial, ignore_errors=True)
-            if not folder.is_dir():  # else another process was first, and swept this one's parts
-                raise
+            raise
         shutil.rmtree(partial, ignore_errors=True)
         return _checked(folder)
 
@@ -196,8 +197,8 @@ def _checked(folder: Path) -> Path:
 
 
 @contextmanager
-def _lock(path: Path, report: Progress) -> Iterator[None]:
-    """Hold a file's lock; do without on a file system that has none."""
+def _lock(path: Path, report: Progress) -> Iterator[bool]:
+    """Hold a file's lock and yield True; yield False on a file system that has none."""
     with path.open("a") as stream:
         try:
             try:
@@ -208,7 +209,10 @@ def _lock(path: Path, report: Progress) -> Iterator[None]:
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise
-        yield
+            locked = False
+        else:
+            locked = True
+        yield locked
 
 
 def _sweep(directory: Path, name: str) -> None:

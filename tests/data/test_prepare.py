@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -135,6 +136,20 @@ def test_two_processes_at_once_prepare_one_corpus(
     assert [path.name for path in (tmp_path / "corpora").glob("*partial*")] == []
     trained = sum(any("training a tokenizer" in what for what in said) for _, said in found)
     assert trained == 1 if locks else trained >= 1
+
+
+def test_without_locks_no_process_touches_the_parts_of_another(
+    tmp_path: Path, text: Path, monkeypatch
+):
+    monkeypatch.setattr(module.fcntl, "flock", _no_locks)
+    settings = config(tmp_path / "corpora", text)
+    first = prepare(settings)
+    of_another = first.with_name(f".{first.name}.partial")
+    of_another.mkdir()
+    (of_another / "00000.draft").write_text("half a note")
+    shutil.rmtree(first)
+    assert prepare(settings) == first
+    assert (of_another / "00000.draft").read_text() == "half a note"
 
 
 def _no_locks(stream, operation):
