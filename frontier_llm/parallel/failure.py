@@ -67,6 +67,11 @@ def describe(rank: int, error: BaseException) -> Failure:
     )
 
 
+def is_lost_contact(error: BaseException) -> bool:
+    """Whether the network told of the loss of another rank, and nobody has said which."""
+    return not isinstance(error, FrontierError) and _kind(error) == "echo"
+
+
 def died(rank: int, code: int, seconds: float) -> Failure:
     """Describe a rank that left no file: its exit code (< 0: a signal), seen at `seconds`."""
     if code >= 0:

@@ -1,4 +1,4 @@
-"""Where every rank stands when a run has stalled, and which of them the others wait for."""
+"""Where every rank stands when a run has stalled or lost a rank, and which rank is at fault."""
 
 import json
 import re
@@ -140,13 +140,31 @@ def explain(states: Mapping[int, RankState], world: World, alarm: Phase, where: 
     ]
     for rank in culprits[:4]:
         lines += _about(rank, states)
-    others = [state for rank, state in sorted(states.items()) if rank not in culprits]
-    places: dict[str, list[int]] = defaultdict(list)
-    for state in others:
-        places[state.place].append(state.rank)
-    for place, ranks in list(places.items())[:4]:
-        lines.append(f"  ranks {', '.join(map(str, ranks[:16]))}: {place}")
+    lines += _places(state for rank, state in sorted(states.items()) if rank not in culprits)
     return "\n".join([*lines, f"  where every rank stands, with its stack: {where}"])
+
+
+def explain_loss(states: Mapping[int, RankState], world: World, said: str, where: str) -> str:
+    """Say which ranks are gone, after one has lost contact and all were called.
+
+    Args:
+        states: of the ranks that answered.
+        world: of any rank.
+        said: what the network told the rank that called.
+        where: the file with all states.
+    """
+    gone = [rank for rank in range(world.size) if rank not in states]
+    if gone:
+        verb = "is" if len(gone) == 1 else "are"
+        head = (
+            f"{world.name_ranks(gone[:16])} {verb} gone without a word: killed (for want of "
+            "memory?), or the node is lost"
+        )
+    else:
+        head = "ranks lost contact with one another, yet all of them answer: look at the network"
+    lines = [head, f"  {world.name_ranks([world.rank])} was told: {said}"]
+    lines += _places(state for _, state in sorted(states.items()))
+    return "\n".join([*lines, f"  where every rank stood, with its stack: {where}"])
 
 
 def page(states: Mapping[int, RankState], size: int) -> str:
@@ -167,6 +185,17 @@ def _about(rank: int, states: Mapping[int, RankState]) -> list[str]:
         return [f"  rank {rank}: gave no word: it is stopped, dead or cut off from the network"]
     stack = "".join(state.stack[-_STACK_LINES:]).rstrip().splitlines()
     return [f"  {state}", *(f"  {line}" for line in stack)]
+
+
+def _places(states: Iterable[RankState]) -> list[str]:
+    """Gather the ranks that do the same into one line each."""
+    places: dict[str, list[int]] = defaultdict(list)
+    for state in states:
+        places[state.place].append(state.rank)
+    return [
+        f"  {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:16]))}: {place}"
+        for place, ranks in list(places.items())[:4]
+    ]
 
 
 def _behind_in_group(states: Iterable[RankState]) -> list[int]:

@@ -1,11 +1,11 @@
-"""Ends a run that stands still, and says which rank the others wait for.
+"""Ends a run that stands still or has lost a rank, and says which rank is at fault.
 
 A thread of each rank looks at the clock of its main thread's phase. States of a rank:
 
     watching   within its limit
-    alarmed    it exceeded the limit, or another rank rang its bell: it tells the store where it
-               stands. The first to do so judges: it rings all bells, waits a moment for the
-               others' words, and writes the verdict
+    alarmed    it exceeded the limit, or lost contact with a rank that left no word, or another
+               rank rang its bell: it tells the store where it stands. The first to do so judges:
+               it rings all bells, waits a moment for the others' words, and writes the verdict
     over       the verdict is there, or the store does not answer: the process ends, exit code 1
 
 The main thread may hang anywhere, so the end is `os._exit`: nothing of it can be waited for. Until
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from frontier_llm.config.watchdog import WatchdogConfig
 from frontier_llm.parallel import failure
-from frontier_llm.parallel.stall import Phase, RankState, explain, page
+from frontier_llm.parallel.stall import Phase, RankState, explain, explain_loss, page
 from frontier_llm.parallel.world import World
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 STALL_FILE = "stall.txt"
 COLLECT_SECONDS = 8.0
-"""How long the judge waits for the words of ranks that may be dead."""
+"""How long the judge of a stall waits for the words of ranks that may be dead."""
+ROLL_CALL_SECONDS = 3.0
+"""The same after a loss: Slurm ends a job's other tasks within its KillWait, 30 s by default."""
 VERDICT_SECONDS = 20.0
 """How long a rank waits for the verdict before it takes rank 0, who holds the store, for lost."""
 HEARING_SECONDS = 3.0
@@ -68,13 +70,17 @@ class Watchdog:
         self._phase = Phase("startup", 0, time.monotonic(), config.startup_seconds)
         self._step_seconds: deque[float] = deque(maxlen=20)
         self._alarm, self._closed = threading.Event(), threading.Event()
+        self._lost = ""
+        """What the network told the main thread when it lost contact with another rank."""
         self._ear: threading.Thread | None = None
+        self._eye: threading.Thread | None = None
 
     def __enter__(self) -> "Watchdog":
         if self._config.enabled:
             self._ear = threading.Thread(target=self._listen, name="watchdog ear", daemon=True)
+            self._eye = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._ear.start()
-            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+            self._eye.start()
         return self
 
     def __exit__(
@@ -83,6 +89,8 @@ class Watchdog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None and self._world.launcher != "local":  # there the parent knows
+            self._account_for(error)
         self._closed.set()
         if self._ear is not None:
             try:
@@ -112,6 +120,26 @@ class Watchdog:
                 self._step_seconds.append(now - self._phase.started)  # without phases inside it
             started = outer.started + now - inner.started
             self._phase = Phase(outer.name, at, started, outer.limit_seconds)
+
+    def _account_for(self, error: BaseException) -> None:
+        """Tell the others that this rank says why it ends; after a lost contact, call the roll.
+
+        Returns if some rank says why the run ends, or if rank 0 is gone and the store with it;
+        else the roll's verdict ends the process.
+        """
+        if self._eye is None:
+            return
+        try:
+            if not failure.is_lost_contact(error):
+                self._store.set(self._key("speaks"), str(self._world.rank))
+                return
+            if self._store.check([self._key("speaks")]):
+                return
+        except RuntimeError:
+            return
+        self._lost = str(error).splitlines()[0]
+        self._alarm.set()
+        self._eye.join()
 
     def _limit(self, name: str) -> float:
         config = self._config
@@ -186,17 +214,20 @@ class Watchdog:
             heard = store.add(self._key("heard"), 0)
 
     def _judge(self, store: "Store", phase: Phase) -> str:
-        """Hear all ranks, choose the late ones, write the verdict."""
+        """Hear all ranks, choose those at fault, write the verdict."""
         for rank in range(self._world.size):
             store.set(self._bell(rank), "alarm")
-        deadline = time.monotonic() + COLLECT_SECONDS
+        deadline = time.monotonic() + (ROLL_CALL_SECONDS if self._lost else COLLECT_SECONDS)
         while time.monotonic() < deadline:
             if store.add(self._key("stalled"), 0) == self._world.size:
                 break
             time.sleep(0.1)
         states = self._states(store)
         file = self._run_dir / STALL_FILE
-        text = explain(states, self._world, phase, str(file))
+        if self._lost:
+            text = explain_loss(states, self._world, self._lost, str(file))
+        else:
+            text = explain(states, self._world, phase, str(file))
         try:
             file.write_text(f"{text}\n\n{page(states, self._world.size)}")
         except OSError as error:
@@ -217,14 +248,14 @@ class Watchdog:
     def _without_store(self, phase: Phase) -> str:
         world = self._world
         return (
-            f"stall: {phase.name} of step {phase.step} took longer than "
-            f"{phase.limit_seconds:.0f} s on rank {world.rank} ({world.host}), and the store of "
+            f"stall: rank {world.rank} ({world.host}) does not get on in {phase.name} of step "
+            f"{phase.step} (limit: {phase.limit_seconds:.0f} s), and the store of "
             f"{world.name_ranks([0])} at {world.master_address} does not answer: rank 0 is stopped "
             "or dead, or this host is cut off from the network"
         )
 
     def _leave_word(self, kind: failure.Kind, text: str) -> None:
-        word = failure.Failure(self._world.rank, time.time(), kind, "Stall", text, "", 1)
+        word = failure.Failure(self._world.rank, time.time(), kind, "Watchdog", text, "", 1)
         try:
             failure.write(word, self._failures)
         except OSError as error:

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import pytest
@@ -109,6 +109,54 @@ def test_without_rank_zeros_store_rank_zero_is_named(stall):
     assert job.code == 1
     assert "the store of rank 0 at 127.0.0.1 does not answer" in job.said
     assert job.seconds < 20
+
+
+@pytest.fixture
+def without_parent(stall, monkeypatch):
+    """Run ranks as srun does: nobody but they themselves can tell who is gone."""
+    monkeypatch.setattr(module, "ROLL_CALL_SECONDS", 1.0)
+    monkeypatch.setattr(launcher, "PATIENCE_SECONDS", 5.0)  # for the ranks to find out
+
+    def run(work):
+        def rank(world, dog):
+            dog._world = replace(world, launcher="slurm", hosts=("node1", "node2", "node3"))
+            with dog.phase("checkpoint", 5):  # which may take long
+                work(world)
+
+        return stall(rank)
+
+    return run
+
+
+def _killed(world):
+    if world.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.recv(torch.ones(1), src=2 if world.rank == 0 else 0)  # rank 1's peer is alive
+
+
+def test_a_killed_rank_is_named_by_those_that_lost_it_and_those_that_wait(without_parent):
+    job = without_parent(_killed)
+    assert "rank 2 (node3) is gone without a word: killed" in job.said
+    assert "rank 0 (node1) was told" in job.said
+    assert "rank 0 on" in job.page
+    assert "rank 1 on" in job.page
+    assert "rank 2: gave no word" in job.page
+    assert [job.failures[rank]["kind"] for rank in (0, 1)] == ["user", "echo"]
+
+
+def _mistaken(world):
+    if world.rank == 2:
+        raise ValueError("a bug")
+    dist.all_reduce(torch.ones(1))
+
+
+def test_no_roll_is_called_when_a_rank_says_why_it_ends(without_parent):
+    job = without_parent(_mistaken)
+    assert job.page == ""
+    assert "ValueError: a bug" in job.said
+    assert {rank: failed["kind"] for rank, failed in job.failures.items()} == {
+        0: "echo", 1: "echo", 2: "error",
+    }  # fmt: skip
 
 
 def _patient(world, dog):

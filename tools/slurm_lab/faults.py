@@ -98,7 +98,7 @@ FAULTS = (
     Fault("`scontrol requeue`", _requeue, ""),
     Fault("pre-emption", _preempt, "stopped after step"),
     Fault("`scancel --signal=USR1`", _usr1, "SIGUSR1"),
-    Fault("rank killed by -9", _kill_rank, rf"lost contact with rank {VICTIM}, which left no word"),
+    Fault("rank killed by -9", _kill_rank, rf"rank {VICTIM} \(node2\) is gone"),
     Fault("rank hangs (SIGSTOP)", _hang_rank, rf"late: rank {VICTIM} \(node2\)"),
     Fault("link cut", _cut_link, r"late: rank 2 \(node2\), rank 3 \(node2\)", mend=_mend_link),
     Fault("node lost (slurmd and all)", _kill_node, r"node2|NODE FAILURE", mend=_start_node),
