@@ -47,16 +47,22 @@ class RankState:
     """Of the main thread, outermost first."""
 
     @classmethod
-    def now(cls, world: World, phase: Phase) -> "RankState":
-        """Describe this process, from any of its threads."""
+    def now(cls, world: World, phase: Phase, lost: BaseException | None = None) -> "RankState":
+        """Describe this process, from any of its threads.
+
+        Args:
+            world: its place.
+            phase: what its main thread does, or did when it lost contact.
+            lost: the error by which it lost contact, if it did.
+        """
         return cls(
             rank=world.rank,
             host=world.host,
-            phase=phase.name,
+            phase=f"{phase.name} (lost contact)" if lost else phase.name,
             step=phase.step,
             seconds=time.monotonic() - phase.started,
             collective=last_collective(),
-            stack=_main_stack(),
+            stack=tuple(traceback.format_tb(lost.__traceback__)) if lost else _main_stack(),
         )
 
     def to_json(self) -> str:

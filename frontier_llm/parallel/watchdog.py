@@ -13,6 +13,7 @@ a stall a rank asks the store twice in all: for its bell, and to silence it.
 """
 
 import os
+import re
 import sys
 import threading
 import time
@@ -70,8 +71,10 @@ class Watchdog:
         self._phase = Phase("startup", 0, time.monotonic(), config.startup_seconds)
         self._step_seconds: deque[float] = deque(maxlen=20)
         self._alarm, self._closed = threading.Event(), threading.Event()
-        self._lost = ""
-        """What the network told the main thread when it lost contact with another rank."""
+        self._failed_in: Phase | None = None
+        """The phase that an error has just left."""
+        self._lost: BaseException | None = None
+        """What the main thread met when it lost contact with another rank."""
         self._ear: threading.Thread | None = None
         self._eye: threading.Thread | None = None
 
@@ -111,9 +114,12 @@ class Watchdog:
         outer = self._phase
         at = outer.step if step is None else step
         inner = Phase(name, at, time.monotonic(), self._limit(name))
-        self._phase = inner
+        self._phase, self._failed_in = inner, None
         try:
             yield
+        except BaseException:
+            self._failed_in = self._failed_in or inner
+            raise
         finally:
             now = time.monotonic()
             if name == "step":
@@ -137,7 +143,7 @@ class Watchdog:
                 return
         except RuntimeError:
             return
-        self._lost = str(error).splitlines()[0]
+        self._lost = error
         self._alarm.set()
         self._eye.join()
 
@@ -158,7 +164,7 @@ class Watchdog:
         while not self._closed.wait(_POLL_SECONDS):
             phase = self._phase
             if self._alarm.is_set() or time.monotonic() - phase.started > phase.limit_seconds:
-                self._end(phase)
+                self._end(self._failed_in or phase if self._lost else phase)
 
     def _listen(self) -> None:
         """Wait for this rank's bell; the body of a thread with a connection of its own."""
@@ -173,7 +179,7 @@ class Watchdog:
 
     def _end(self, phase: Phase) -> None:
         """Tell where this rank stands, wait for the verdict, and end the process."""
-        state = RankState.now(self._world, phase)
+        state = RankState.now(self._world, phase, self._lost)
         verdict: list[str] = []
         messenger = threading.Thread(target=self._confer, args=(state, phase, verdict), daemon=True)
         messenger.start()
@@ -225,7 +231,7 @@ class Watchdog:
         states = self._states(store)
         file = self._run_dir / STALL_FILE
         if self._lost:
-            text = explain_loss(states, self._world, self._lost, str(file))
+            text = explain_loss(states, self._world, _words(self._lost), str(file))
         else:
             text = explain(states, self._world, phase, str(file))
         try:
@@ -270,3 +276,8 @@ class Watchdog:
 
     def _key(self, name: str) -> str:
         return f"watchdog/{name}"
+
+
+def _words(error: BaseException) -> str:
+    """Return the first sentence of gloo's or nccl's error, without the place in its source."""
+    return re.sub(r"^\[[^\]]*\] ", "", str(error).splitlines()[0]).split(". This is")[0]
