@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -75,7 +74,6 @@ def train_here(overrides: Sequence[str]) -> int:
         return rehearse(config)
     threads = config.launch.threads or share(config.launch.ranks, os.environ)
     prepare_environment(threads, os.environ)
-    quieten_libraries()
     import torch
 
     torch.set_num_threads(1)  # a parent with a pool of threads must not fork; see the launcher
@@ -96,7 +94,6 @@ def train_here(overrides: Sequence[str]) -> int:
 def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     """Be one rank of srun or torchrun; rank 0 alone composes, and tells the others."""
     prepare_environment(share(world.ranks_per_node, os.environ), os.environ)
-    quieten_libraries()
     StopFlag.install()
     store = make_store(world, MEETING_TIMEOUT)
     text = made_once(
@@ -173,7 +170,6 @@ def fitted(values: dict[str, Any], changes_by_key: Mapping[str, int]) -> dict[st
 
 def rehearse(config: RunConfig) -> int:
     """Build every stage on the meta device and say what it is; return the exit code."""
-    quieten_libraries()
     from tools.dry_run import rehearse as build_and_print
 
     build_and_print(Candidate.of(config, *ranks_to_plan(config)))
@@ -212,11 +208,6 @@ def begin(config: RunConfig, text: str) -> str:
 def paths(folders: str) -> list[Path]:
     """Read what `begin` returned: on another rank, perhaps."""
     return [Path(folder) for folder in folders.splitlines()]
-
-
-def quieten_libraries() -> None:
-    """Drop what megatron says at every import about libraries that are choices here (kernels=)."""
-    warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
 
 
 def failures(config: RunConfig) -> Path:

@@ -44,7 +44,6 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not s
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from frontier_llm.errors import TrainingError
@@ -55,6 +54,7 @@ from tools.bench.checkpoint_results import MEGA, DiskOutcome, Outcome, make_tabl
 from tools.bench.checkpoint_savers import SAVERS, TIMEOUT, Place
 from tools.bench.checkpoint_turn import Rank, SaverFigures, SaverTurn, saver_figures_from
 from tools.bench.disk import DiskFigures
+from tools.console import wide_console
 from tools.options import at_least, bench_parser, ending, parse_bench, positive
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Bench:
             f"{options.ranks} ranks with {options.megabytes:g} MB of states each; long steps of "
             f"{options.long_seconds:g} s, short ones of {self._short_seconds:.2f} s"
         )
-        console = Console()
+        console = wide_console()
         console.width = max(console.width, TABLE_WIDTH)  # where output is no terminal
         console.print(make_table(title, self._outcomes, self._disk))
         if options.json:

@@ -36,7 +36,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import torch.distributed as dist
 from rich.box import HORIZONTALS
-from rich.console import Console
 from rich.table import Table
 
 from frontier_llm.collectives import kernels
@@ -49,6 +48,7 @@ from frontier_llm.geometry.grid import Grid
 from tools.bench import machine
 from tools.bench.forked import on_ranks
 from tools.bench.namespaces import namespaces
+from tools.console import wide_console
 from tools.options import at_least, bench_parser, ending, parse_bench, positive
 
 FORMATS = (FP32, BF16, Format("int8", 512, 2), Format("int4", 512, 2))
@@ -87,7 +87,7 @@ class FlowFigure:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the command line says; return the exit code."""
     options = parse(arguments)
-    console = Console()
+    console = wide_console()
     codec = list(codec_figures(options.codec_elements, options.codec_seconds))
     console.print(codec_table(codec))
     flows: list[FlowFigure] = []

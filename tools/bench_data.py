@@ -29,7 +29,6 @@ if __package__ in (None, ""):  # run as a file: the repository's root is not on 
 
 import numpy as np
 from rich.box import HORIZONTALS
-from rich.console import Console
 from rich.table import Table
 
 from frontier_llm.config import RunConfig, decode
@@ -50,6 +49,7 @@ from frontier_llm.errors import DataError
 from frontier_llm.units import format_bytes, format_count
 from tools.bench import machine
 from tools.compose import compose
+from tools.console import wide_console
 from tools.options import at_least, bench_parser, ending
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -179,7 +179,7 @@ def report(
 ) -> None:
     """Print what was found."""
     split = manifest.train
-    console = Console()
+    console = wide_console()
     console.print(
         f"{format_count(split.documents)} documents, {format_count(split.tokens)} tokens "
         f"({format_bytes(2 * split.tokens)} of tokens, of which {format_bytes(stored)} stored)"

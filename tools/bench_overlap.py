@@ -34,11 +34,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 
 from tools.bench import machine
 from tools.bench.forked import on_ranks
 from tools.bench.namespaces import namespaces
+from tools.console import wide_console
 from tools.options import at_least, bench_parser, ending, positive
 from tools.plain_table import plain_table
 
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds = [f"{value:.2f}" for value in (one.transfer, one.compute, one.together)]
         speed = f"{one.megabytes / one.transfer:.0f}"
         table.add_row(one.link, seconds[0], speed, *seconds[1:], f"{one.hidden:.0%}")
-    Console().print(table)
+    wide_console().print(table)
     if options.json:
         facts = {
             **machine.about(),

@@ -39,13 +39,13 @@ if __package__ in (None, ""):  # run as a file: the repository's root is not on 
 
 import psutil
 from rich.box import HORIZONTALS
-from rich.console import Console
 from rich.table import Table
 
 from frontier_llm.data.tokenizer import train_tokenizer
 from frontier_llm.errors import ConfigError
 from frontier_llm.units import MIB
 from tools.bench import machine
+from tools.console import wide_console
 from tools.options import at_least, bench_parser, ending, positive
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,7 +71,7 @@ class Outcome:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, write the JSON; return 1 if a contender failed."""
     options = _options(arguments)
-    console = Console()
+    console = wide_console()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench_preprocess_") as name:
         folder = Path(name)
         text_bytes = make_input(folder / "input.jsonl", options.megabytes * MEGA)

@@ -46,6 +46,7 @@ from tools.bench.namespaces import namespaces
 from tools.bench.results import Outcome, make_table
 from tools.bench.turn import Precision, Shape, Turn
 from tools.bench.workers import TurnFailedError, Workers
+from tools.console import wide_console
 from tools.options import at_least, bench_parser, ending, parse_bench, positive
 
 QUICK = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 512, "sequence": 64,
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; return the exit code."""
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that namespaces are removed
-    return run(options, Console(), Console(stderr=True))
+    return run(options, wide_console(), wide_console(stderr=True))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

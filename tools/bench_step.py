@@ -25,7 +25,6 @@ os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
@@ -42,6 +41,7 @@ from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
 from tools.bench import machine
 from tools.compose import compose
+from tools.console import wide_console
 from tools.options import at_least, bench_parser, ending
 from tools.plain_gpt import PlainGpt
 
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{row['plain_seconds'] * 1e3:.0f} ms",
             f"{row['ratio']:.3f}",
         )
-    Console().print(table)
+    wide_console().print(table)
     if options.json:
         facts = {**machine.about(), "device": accelerator.name,
                  "threads": torch.get_num_threads(), "rows": rows}  # fmt: skip

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
@@ -27,6 +26,7 @@ from tools.calibration.collectives import LinkFigures, measure_links
 from tools.calibration.device import DeviceFigures, measure_device
 from tools.calibration.products import ProductFigures, measure_products
 from tools.compose import CONF, compose
+from tools.console import wide_console
 from tools.options import at_least, ending, tool_parser
 
 FORMATS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}
@@ -36,7 +36,7 @@ FORMATS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write what is asked for; return the exit code."""
     options = _parse(arguments)
-    console = Console()
+    console = wide_console()
     cluster = decode(compose(options.overrides)).cluster
     path = None if options.write is None else cluster_file(options.write)
     # before torch starts its threads: the ranks are forked

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.box import HORIZONTALS
-from rich.console import Console
 from rich.table import Table
 
 if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
@@ -22,6 +21,7 @@ from frontier_llm.planner.candidate import Candidate
 from frontier_llm.trainer.dry_run import BuiltStage, check_count, dry_run
 from frontier_llm.units import format_bytes, format_count
 from tools.compose import CONF, groups
+from tools.console import wide_console
 from tools.late_progress import LateProgress
 from tools.options import ending, tool_parser
 from tools.tables import Header, composed
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", action="store_true", help="build stages that are alike, too")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of conf/experiment")
     options = parser.parse_intermixed_args(arguments)
-    console = Console()
+    console = wide_console()
     for name in options.names or groups()["experiment"]:
         start = time.perf_counter()
         candidate = candidate_of(name)
@@ -62,7 +62,7 @@ def build(candidate: Candidate, *, every: bool) -> list[BuiltStage]:
     """
     kinds = [kind.first for kind in candidate.model.kinds]
     stages = list(range(candidate.grid.pipeline)) if every else kinds
-    with LateProgress(Console(stderr=True)) as progress:
+    with LateProgress(wide_console(stderr=True)) as progress:
         built = dry_run(candidate, stages, lambda share: progress("stages", share))
     if every:
         check_count(candidate, built)
@@ -90,7 +90,7 @@ def rehearse(candidate: Candidate) -> None:
             format_bytes(sum(stage.state_bytes.values())),
             format_bytes(stage.peak_bytes),
         )
-    Console().print(table)
+    wide_console().print(table)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
 
 import torch
 from rich.box import HORIZONTALS
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
@@ -33,6 +32,7 @@ from frontier_llm.data.reading import make_batch_maker, window_corpus
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.model.build import Model
 from frontier_llm.trainer.pipeline import Pipeline
+from tools.console import wide_console
 from tools.one_rank import on_one_rank, whole_model
 from tools.options import at_least, ending, new_file
 
@@ -136,7 +136,7 @@ def show(scores: Sequence[Score]) -> None:
     if len(scores) > 1:
         mean = sum(score.weight * score.loss for score in scores)
         table.add_row("by weight", "1.000", str(sum(s.samples for s in scores)), f"{mean:.4f}", "")
-    Console().print(table)
+    wide_console().print(table)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +19,7 @@ if __package__ in (None, ""):  # run as a file: the repository's root is not on 
 from frontier_llm.geometry.partition import Digit, Interval
 from frontier_llm.units import GIB, format_bytes, format_count
 from tools.compose import compose
+from tools.console import wide_console
 from tools.layout_svg import draw
 from tools.options import ending, new_file, tool_parser
 from tools.plain_table import plain_table
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.svg:
         options.svg.write_text(draw(layout))
         return 0
-    console = Console()
+    console = wide_console()
     bar = WIDE_BAR if console.width >= ROOM_FOR_WIDE_BARS else NARROW_BAR
     for part in explain(layout, bar):
         console.print(part)

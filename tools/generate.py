@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rich.console import Console
 from rich.text import Text
 
 from frontier_llm.config import RunConfig
+from tools.console import wide_console
 from tools.one_rank import on_one_rank, whole_model
 from tools.options import at_least, ending
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the draws (default 1)")
     options = parser.parse_intermixed_args(arguments)
     texts = generate(on_one_rank(options.run), options)
-    console = Console(highlight=False)
+    console = wide_console(highlight=False)
     for prompt, text in zip(options.prompts, texts, strict=True):
         console.print(Text.assemble((prompt, "bold"), text))
         console.rule(style="dim")

@@ -36,6 +36,7 @@ from frontier_llm.errors import CheckpointError, FrontierError
 from frontier_llm.units import format_bytes, format_count
 from tools.checkpoint_export import DTYPES, export
 from tools.checkpoint_statistics import spreads
+from tools.console import wide_console
 
 _LAYER = re.compile(r"\blayers\.\d+\.")
 
@@ -43,7 +44,7 @@ _LAYER = re.compile(r"\blayers\.\d+\.")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what is in a checkpoint, and what is wrong with it; return the exit code."""
     options = parse(arguments)
-    console = Console()
+    console = wide_console()
     try:
         checkpoint = find(options.path)
         console.print(_headline(checkpoint), highlight=False)

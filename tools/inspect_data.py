@@ -15,7 +15,6 @@ from pathlib import Path
 if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rich.console import Console
 from rich.text import Text
 
 from frontier_llm.config import RunConfig
@@ -27,6 +26,7 @@ from frontier_llm.data.origins import find_origins
 from frontier_llm.data.reading import make_batch_maker, window_corpus
 from frontier_llm.errors import DataError
 from frontier_llm.trainer.ledger import blend_of
+from tools.console import wide_console
 from tools.one_rank import read_config
 from tools.options import ending
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("indices", type=int, nargs="+", metavar="INDEX", help="of a sample")
     parser.add_argument("--validation", action="store_true", help="of the validation split")
     options = parser.parse_intermixed_args(arguments)
-    console = Console()
+    console = wide_console()
     config = read_config(options.run)
     view = View(config, open_data(config.data), options.run, train=not options.validation)
     for index in options.indices:

@@ -26,10 +26,10 @@ if __package__ in (None, ""):  # run as a file: the repository's root is not on 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not survive a fork
 
-from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import train
+from tools.console import wide_console
 from tools.kills.life import Program
 from tools.kills.loop import KillLoop
 from tools.kills.tally import Tally
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--seed", type=int, default=1, help="of the moments and targets (default 1)")
     options = parser.parse_args(arguments)
     tally = kill(options.kills, options.steps, options.seed)
-    console = Console()
+    console = wide_console()
     console.print(tally.to_table())
     console.print(tally.to_text(), highlight=False, markup=False, soft_wrap=True)
     if options.json:
@@ -69,7 +69,6 @@ def kill(kills: int, steps: int, seed: int) -> Tally:
     Raises:
         TrainingError: a run that nobody killed failed.
     """
-    train.quieten_libraries()
     importlib.import_module("frontier_llm.trainer.assemble")  # once, here: the runs fork with it
     columns = (TextColumn("kills"), MofNCompleteColumn(), TimeElapsedColumn())
     # No refresher thread: this process forks.

@@ -24,20 +24,17 @@ from frontier_llm.planner.page import make_page
 from frontier_llm.planner.scaling import Point, fewest_nodes, scaling_curves
 from frontier_llm.planner.search import Found, Goal, search_all
 from tools.compose import compose
+from tools.console import wide_console
 from tools.late_progress import LateProgress
 from tools.options import ending, new_file, tool_parser
 from tools.plan_file import save_experiment
 from tools.plan_tables import details, layouts_table, refusals_table, scaling_table
 
-WIDTH = 200
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plan, print, write what is asked for; return the exit code."""
     options = _parse(arguments)
-    console = Console(stderr=options.json == "-")
-    if not console.is_terminal:  # a file or a pipe has no width
-        console = Console(stderr=options.json == "-", width=WIDTH)
+    console = wide_console(stderr=options.json == "-")
     config = decode(compose(options.overrides))
     nodes = config.planner.nodes or ()
     if len(nodes) > 1 and config.planner.objective != "nodes" and not options.this:

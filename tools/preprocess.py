@@ -34,6 +34,7 @@ from frontier_llm.data.corpora import prepare_all
 from frontier_llm.data.manifest import MANIFEST_FILE, Manifest
 from frontier_llm.units import MIB, format_bytes, format_count, format_seconds
 from tools.compose import compose
+from tools.console import wide_console
 from tools.options import INTERRUPTED, at_least, ending, tool_parser
 
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=at_least(1), help="processes (default: one a core)")
     parser.add_argument("overrides", nargs="*", metavar="data.KEY=VALUE", help="as for train.py")
     options = parser.parse_intermixed_args(arguments)
-    console = Console()
+    console = wide_console()
     config = decode(compose(options.overrides))
     check_reading(config)
     start = time.perf_counter()

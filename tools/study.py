@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.box import HORIZONTALS
-from rich.console import Console
 from rich.table import Table
 
 if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
@@ -27,6 +26,7 @@ from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.estimate import estimate
 from frontier_llm.telemetry.history import History
 from tools.compose import CONF, compose
+from tools.console import wide_console
 from tools.options import at_least, ending, new_file
 
 MODELS = ("base", "large", "xl", "7b", "xxl")
@@ -53,7 +53,7 @@ class Cell:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plan or run, print the table, write what is asked for; return the exit code."""
     options = _parse(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = wide_console()
     cells = []
     for cell in _measured(options) if options.run else _planned(options):
         cells.append(cell)

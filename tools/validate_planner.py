@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tools.console import wide_console
 from tools.options import ending, new_file, tool_parser
 from tools.validation.fit import fit
 from tools.validation.predict import Constants, Prediction, predict
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fit", action="store_true", help="fit the constants anew")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the figures")
     options = parser.parse_args(arguments)
-    console = Console(width=140)
+    console = wide_console()
     found = fitted() if options.fit else None
     if found is not None:
         for name, constants in (("A100, A800", found.nvidia), ("MI250X", found.frontier)):
