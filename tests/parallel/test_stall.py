@@ -3,7 +3,7 @@
 import time
 
 from frontier_llm.parallel.collective_trace import LastCollective
-from frontier_llm.parallel.stall import Phase, RankState, explain, late, page
+from frontier_llm.parallel.stall import Phase, RankState, explain, explain_loss, late, page
 from frontier_llm.parallel.world import World
 
 WORLD = World(0, 4, 0, 2, "a", "slurm", "a", 1, "job", ("a", "b"))
@@ -70,3 +70,16 @@ def test_a_state_survives_the_store():
     state = RankState.now(WORLD, ALARM)
     assert RankState.from_json(state.to_json()) == state
     assert any("test_stall.py" in line for line in state.stack)
+
+
+def test_a_loss_names_all_who_do_not_answer():
+    text = explain_loss(_states(_state(0), _state(1)), WORLD, "Connection closed", "stall.txt")
+    assert text.startswith("rank 2 (b), rank 3 (b) are gone without a word: killed")
+    assert "rank 0 (a) was told: Connection closed" in text
+    assert text.endswith("where every rank stood, with its stack: stall.txt")
+
+
+def test_a_loss_of_which_all_answer_is_the_networks():
+    answers = _states(*map(_state, range(4)))
+    text = explain_loss(answers, WORLD, "Connection reset by peer", "stall.txt")
+    assert text.startswith("ranks lost contact with one another, yet all of them answer")

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from frontier_llm.errors import LaunchError
-from frontier_llm.parallel import failure
-from frontier_llm.parallel.stall import Phase, RankState, explain
+from frontier_llm.parallel.stall import Phase, RankState, explain, explain_loss
 from frontier_llm.parallel.stop import Deadline, StopFlag, StopRequest
 from frontier_llm.parallel.watchdog import Watchdog
-from frontier_llm.parallel.world import RankZeroLostError, World
+from frontier_llm.parallel.world import World
 from frontier_llm.trainer.loop import Loop
 from tools import reliability
 from tools.reliability import Outcome
@@ -65,13 +64,17 @@ def signalled(number: int) -> str:
     return stopped(StopRequest(flag))
 
 
-def stalled(*answering: int) -> str:
-    """What the watchdog says while only some ranks answer."""
-    states = {
+def states(*answering: int) -> dict[int, RankState]:
+    """What the ranks that answer say."""
+    return {
         rank: RankState(rank, f"node{1 + rank // 2}", "step", 26, 21.0, None, ("a.wait()",))
         for rank in answering
     }
-    return explain(states, WORLD, STEP, "stall.txt")
+
+
+def stalled(*answering: int) -> str:
+    """What the watchdog says of a stall while only some ranks answer."""
+    return explain(states(*answering), WORLD, STEP, "stall.txt")
 
 
 def said_of(fault: str, folder: Path) -> str:
@@ -82,8 +85,7 @@ def said_of(fault: str, folder: Path) -> str:
         case "`scancel --signal=USR1`" | "time limit (`--signal=USR1@60`)":
             return signalled(signal.SIGUSR1)
         case "rank killed by -9":
-            echoes = [failure.describe(rank, RankZeroLostError("gone")) for rank in (0, 1, 2)]
-            return failure.explain(failure.cause(echoes), echoes, 4, folder)
+            return explain_loss(states(0, 1, 2), WORLD, "Connection closed", "stall.txt")
         case "rank hangs (SIGSTOP)":
             return stalled(0, 1, 2)
         case "link cut" | "node lost (slurmd and all)":
