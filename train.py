@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import FrontierError, StopRequested
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 
             return sweep(arguments)
         world = World.from_environment(os.environ)
-        return train_here(arguments) if world is None else train_as_rank(world, arguments)
+        return train_here(arguments) if world is None else leave(train_as_rank(world, arguments))
     except FrontierError as error:
         print(error, file=sys.stderr, end="\n" if str(error) else "")
         return error.exit_code
@@ -127,6 +127,16 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
         wait_for_slurm(StopFlag.install())
     StopFlag.retire()
     return code
+
+
+def leave(code: int) -> NoReturn:
+    """End a rank at once, as the launcher here does: nothing is left for exit handlers to do.
+
+    Triton's bindings print pages about leaks while Python takes itself down.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def wait_for_slurm(flag: StopFlag) -> None:

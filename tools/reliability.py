@@ -153,8 +153,8 @@ def suffer(cluster: SlurmCluster, fault: Fault, run_dir: Path, calm: dict[int, f
     job.wait(lambda: job.steps >= ACT_AT_STEP or job.ended, PATIENCE_SECONDS, "in the middle")
     fault.act(job)
     seconds = job.wait(lambda: _off_the_nodes(job), PATIENCE_SECONDS, "off its nodes")
-    end, said, reached = _end(job), job.said, job.steps
-    before = len(_resumptions(said))
+    end, reached = _end(job), job.steps
+    before = len(_resumptions(job.said))
     if fault.mend is not None:
         fault.mend(job)
     start, again = _again(cluster, job, fault, usual)
@@ -164,7 +164,8 @@ def suffer(cluster: SlurmCluster, fault: Fault, run_dir: Path, calm: dict[int, f
     if again.exit_code or again.steps != steps:
         raise LaunchError(f"{fault.name}: it did not go on:\n{again.said[-3000:]}")
     resumed_at = _resumptions(again.said)[-1]
-    named = re.search(fault.culprit, said) if fault.culprit else None
+    # read again: ranks that Slurm gave up may have spoken after it had taken the nodes back
+    named = re.search(fault.culprit, job.said) if fault.culprit else None
     losses = again.losses
     return Outcome(
         fault=fault.name,
