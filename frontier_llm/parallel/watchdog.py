@@ -164,7 +164,7 @@ class Watchdog:
         while not self._closed.wait(_POLL_SECONDS):
             phase = self._phase
             if self._alarm.is_set() or time.monotonic() - phase.started > phase.limit_seconds:
-                self._end(self._failed_in or phase if self._lost else phase)
+                self._end((self._failed_in or phase) if self._lost else phase)
 
     def _listen(self) -> None:
         """Wait for this rank's bell; the body of a thread with a connection of its own."""
@@ -280,4 +280,5 @@ class Watchdog:
 
 def _words(error: BaseException) -> str:
     """Return the first sentence of gloo's or nccl's error, without the place in its source."""
-    return re.sub(r"^\[[^\]]*\] ", "", str(error).splitlines()[0]).split(". This is")[0]
+    first = (str(error) or type(error).__name__).splitlines()[0]
+    return re.sub(r"^\[[^\]]*\] ", "", first).split(". This is")[0]

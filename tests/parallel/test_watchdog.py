@@ -147,6 +147,18 @@ def test_a_killed_rank_is_named_by_those_that_lost_it_and_those_that_wait(withou
     assert [job.failures[rank]["kind"] for rank in (0, 1)] == ["user", "echo"]
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("[a/pair.cc:553] Connection closed by peer [h]:1. This is typical"),
+         "Connection closed by peer [h]:1"),
+        (ConnectionResetError(), "ConnectionResetError"),
+    ],
+)  # fmt: skip
+def test_the_networks_words_are_cut_to_what_they_say(error, words):
+    assert module._words(error) == words
+
+
 def _mistaken(world):
     if world.rank == 2:
         raise ValueError("a bug")
