@@ -32,6 +32,7 @@ from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import Batch
 from frontier_llm.device.accelerator import Accelerator
+from frontier_llm.device.host_memory import keep_freed_memory
 from frontier_llm.device.kernels import resolve
 from frontier_llm.model.build import build_model
 from frontier_llm.parallel import megatron_cpu
@@ -144,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     accelerator = Accelerator.of_rank(0)
     if accelerator.is_cpu:
         megatron_cpu.install()
+        keep_freed_memory()  # for both
     overrides = ["model=gpt_125m", f"model.layers={options.layers}", "model.vocabulary=8192",
                  "parallel.pipeline=1", f"data.sequence_length={options.sequence}",
                  "data.micro_batch=2", "data.global_batch=4"]  # fmt: skip

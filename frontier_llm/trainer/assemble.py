@@ -15,6 +15,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpora import BlendedSamples, Corpora, open_all
 from frontier_llm.data.reading import make_loader, make_windows
 from frontier_llm.device.accelerator import Accelerator, faster_precision
+from frontier_llm.device.host_memory import keep_freed_memory
 from frontier_llm.device.kernels import resolve
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.model.build import build_model
@@ -66,6 +67,7 @@ def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store"
     if accelerator.is_cpu:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         megatron_cpu.install()
+        keep_freed_memory()
     run_dir = Path(config.run.dir)
     with Watchdog(config.watchdog, world, store, run_dir, run_dir / FAILURES) as watchdog:
         choices = choose(config, world, store, accelerator)

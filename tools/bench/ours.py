@@ -5,6 +5,7 @@ import torch
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import Batch
+from frontier_llm.device.host_memory import keep_freed_memory
 from frontier_llm.device.kernels import resolve
 from frontier_llm.model.build import build_model
 from frontier_llm.parallel import megatron_cpu
@@ -63,6 +64,7 @@ class Ours:
 
     def __init__(self, turn: Turn, rank: int) -> None:
         megatron_cpu.install()
+        keep_freed_memory()
         config: RunConfig = decode(compose(overrides(turn)))
         device = torch.device("cpu")
         groups = make_groups(config.parallel, turn.ranks_per_node, config.trainer.seed)
