@@ -4,10 +4,12 @@
     python tools/convergence.py --draw-only          # draws what there is
     python tools/convergence.py --minutes 20         # then stops in order (exit code 3); call again
 
-Trains gpt_tiny on the default corpus once with each preset of `collectives=`: same seed, same
-samples, four ranks as two nodes, sharding=zeropp, fp32. The runs take turns of --slice steps. Each
-has a folder under --folder and goes on from its newest checkpoint, also when the tool is called
-again. Writes the picture and a JSON file beside it with every validation loss.
+Trains gpt_tiny on the default corpus once with each preset of `collectives=` and each seed: same
+seed, same first weights and samples; four ranks as two nodes, sharding=zeropp, fp32. A seed's runs
+take turns of --slice steps. Each has a folder under --folder and goes on from its newest
+checkpoint, also when the tool is called again. Any rounding sends a run another way, so what a
+preset costs is the mean over seeds of its difference from the plain run of the same seed. Writes
+the picture and a JSON file beside it with every validation loss.
 """
 
 import argparse
@@ -22,11 +24,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from statistics import fmean, stdev
 
 if __package__ in (None, ""):  # run as a file: the repository's root is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from frontier_llm.telemetry.history import History
@@ -53,21 +57,21 @@ STOPPED = 3
 
 @dataclass(frozen=True)
 class Curve:
-    """What one preset's run has shown so far."""
+    """What one run has shown so far."""
 
     preset: str
+    seed: int
     steps: int
     """Done."""
-    training: list[tuple[int, float]]
-    """Step, loss in nats a token."""
     validation: list[tuple[int, float]]
+    """Step, loss in nats a token."""
 
     @classmethod
-    def read(cls, preset: str, folder: Path) -> "Curve":
+    def read(cls, preset: str, seed: int, folder: Path) -> "Curve":
         """Read a run's metrics, as far as there are any."""
         history = History.read(folder)
         done = max(history.steps, default=0)
-        return cls(preset, done, history.points("loss"), history.points("validation_loss"))
+        return cls(preset, seed, done, history.points("validation_loss"))
 
     @property
     def final(self) -> float:
@@ -82,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = 0 if options.draw_only else train_all(options)
     if code not in (0, STOPPED):
         return code
-    curves = [Curve.read(preset, options.folder / preset) for preset in options.presets]
+    runs = product(options.presets, options.seeds)
+    curves = [Curve.read(*run, run_folder(*run, options)) for run in runs]
     begun = [curve for curve in curves if curve.steps]
     if begun:
         draw(begun, options.picture)
@@ -103,6 +108,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--slice", type=count, default=250, help="steps until the next preset's turn (default 250)")
     add("--every", type=count, default=50, help="steps from a validation to the next (default 50)")
     add("--presets", nargs="+", default=list(PRESETS), choices=PRESETS, help="(default: all)")
+    add("--seeds", type=at_least(0), nargs="+", default=[1, 2, 3], metavar="N",
+        help="of each preset's runs (default 1 2 3)")  # fmt: skip
     add("--folder", type=Path, default=ROOT / "runs" / "convergence", help="of the runs")
     add("--picture", type=picture, default=PICTURE, help="where to draw; JSON goes beside it")
     add("--minutes", type=positive, default=math.inf, help="then stop, to go on another time")
@@ -119,17 +126,24 @@ def picture(text: str) -> Path:
     return path
 
 
-def command(preset: str, goal: int, options: argparse.Namespace) -> list[str]:
-    """Return the command that brings a preset's run to a step."""
+def run_folder(preset: str, seed: int, options: argparse.Namespace) -> Path:
+    """Return where a run is."""
+    folder: Path = options.folder
+    return folder / preset / f"seed_{seed}"
+
+
+def command(preset: str, seed: int, goal: int, options: argparse.Namespace) -> list[str]:
+    """Return the command that brings a run to a step."""
     return [
         sys.executable,
         str(ROOT / "train.py"),
         *LAYOUT,
         f"collectives={preset}",
+        f"trainer.seed={seed}",
         f"trainer.steps={goal}",
         f"optimizer.decay_steps={options.steps}",
         f"trainer.evaluate_every_steps={options.every}",
-        f"run.dir={options.folder / preset}",
+        f"run.dir={run_folder(preset, seed, options)}",
         *options.overrides,
     ]
 
@@ -139,25 +153,26 @@ def train_all(options: argparse.Namespace) -> int:
     deadline = time.monotonic() + 60 * options.minutes
     goals = [*range(options.slice, options.steps, options.slice), options.steps]
     try:
-        for goal, preset in product(goals, options.presets):
-            if code := train(preset, goal, options, deadline):
+        for seed, goal, preset in product(options.seeds, goals, options.presets):
+            if code := train(preset, seed, goal, options, deadline):
                 return code
     except KeyboardInterrupt:
         return STOPPED
     return 0
 
 
-def train(preset: str, goal: int, options: argparse.Namespace, deadline: float) -> int:
+def train(preset: str, seed: int, goal: int, options: argparse.Namespace, deadline: float) -> int:
     """Bring one run to a step, or stop it in order at the deadline."""
-    done = Curve.read(preset, options.folder / preset).steps
+    folder = run_folder(preset, seed, options)
+    done = Curve.read(preset, seed, folder).steps
     left = deadline - time.monotonic()
     if done >= goal:
         return 0
     if left <= 0:
         return STOPPED
-    _clear_unsaved(options.folder / preset)
-    print(f"{preset}: step {done}, on to {goal} of {options.steps}", flush=True)
-    process = subprocess.Popen(command(preset, goal, options), cwd=ROOT)
+    _clear_unsaved(folder)
+    print(f"{preset}, seed {seed}: step {done}, on to {goal} of {options.steps}", flush=True)
+    process = subprocess.Popen(command(preset, seed, goal, options), cwd=ROOT)
     try:
         return process.wait(None if math.isinf(left) else left)
     except (subprocess.TimeoutExpired, KeyboardInterrupt) as reason:
@@ -176,19 +191,32 @@ def _clear_unsaved(folder: Path) -> None:
 
 def table(curves: Sequence[Curve]) -> list[str]:
     """Return the table of last validation losses, as Markdown."""
-    lines = ["| collectives | steps | validation loss | of plain |", "|---|---|---|---|"]
-    for curve in curves:
-        _, difference = (differences(curve, curves) or [(0, math.nan)])[-1]
-        lines.append(
-            f"| `{curve.preset}` | {curve.steps} | {curve.final:.4f} | {difference:+.2f}% |"
-        )
+    lines = [
+        "| collectives | steps | validation loss | of plain | standard error | seed by seed |",
+        "|---|---|---|---|---|---|",
+    ]
+    for preset in dict.fromkeys(curve.preset for curve in curves):
+        mine = [curve for curve in curves if curve.preset == preset]
+        last = [found[-1][1] for curve in mine if (found := differences(curve, curves))]
+        steps, loss = min(curve.steps for curve in mine), fmean(curve.final for curve in mine)
+        mean = f"{fmean(last):+.2f}%" if last else ""
+        error = f"{stdev(last) / math.sqrt(len(last)):.2f}%" if len(last) > 1 else ""
+        each = ", ".join(f"{value:+.2f}%" for value in last)
+        lines.append(f"| `{preset}` | {steps} | {loss:.4f} | {mean} | {error} | {each} |")
     return lines
 
 
 def differences(curve: Curve, curves: Sequence[Curve]) -> list[tuple[int, float]]:
-    """Compare validation losses with plain's: (step, percent), at the steps that both have."""
-    plain = dict(next((c.validation for c in curves if c.preset == "plain"), []))
+    """Compare with the plain run of its seed: (step, percent), at the steps that both have."""
+    pairs = (c.validation for c in curves if c.preset == "plain" and c.seed == curve.seed)
+    plain = dict(next(pairs, []))
     return [(s, 100 * (loss / plain[s] - 1)) for s, loss in curve.validation if s in plain]
+
+
+def means(series: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
+    """Return the mean of several curves, at the steps that all have."""
+    shared = set.intersection(*(set(dict(points)) for points in series)) if series else set()
+    return [(step, fmean(dict(points)[step] for points in series)) for step in sorted(shared)]
 
 
 def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
@@ -198,13 +226,16 @@ def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float
 def write_json(curves: Sequence[Curve], options: argparse.Namespace) -> None:
     """Write all validation losses, and what was run."""
     words = [
-        w for w in command("PRESET", options.steps, options)[2:] if not w.startswith("run.dir=")
+        word
+        for word in command("PRESET", 0, options.steps, options)[2:]
+        if not word.startswith(("run.dir=", "trainer.seed="))
     ]
     facts = {
         "command": " ".join(["train.py", *words]),
-        "curves": {
-            curve.preset: {"steps": curve.steps, "validation": curve.validation} for curve in curves
-        },
+        "curves": [
+            {"preset": c.preset, "seed": c.seed, "steps": c.steps, "validation": c.validation}
+            for c in curves
+        ],
     }
     options.picture.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
 
@@ -217,20 +248,27 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(9.6, 3.6), layout="constrained")
         left, right = figure.subplots(1, 2)
-        for curve in curves:
-            colour = COLOURS[curve.preset]
-            left.plot(*_columns(curve.validation), "o-", color=colour, label=curve.preset, ms=3)
-            left.plot(*_columns(curve.training), color=colour, alpha=0.35, linewidth=0.8)
-            if curve.preset != "plain":
-                right.plot(*_columns(differences(curve, curves)), "o-", color=colour, ms=3, lw=1.2)
+        for preset in dict.fromkeys(curve.preset for curve in curves):
+            mine = [curve for curve in curves if curve.preset == preset]
+            _draw_runs(left, preset, [curve.validation for curve in mine])
+            if preset != "plain":
+                _draw_runs(right, preset, [differences(curve, curves) for curve in mine])
         for bound in (1.0, 0.3):
             right.axhline(bound, color="#94a3b8", linewidth=0.8, linestyle="--")
             right.axhline(-bound, color="#94a3b8", linewidth=0.8, linestyle="--")
-        left.set(title="Validation loss (faint: training)", xlabel="step", ylabel="nats a token")
-        right.set(title="Difference from plain", xlabel="step", ylabel="percent")
+        left.set(title="Validation loss", xlabel="step", ylabel="nats a token")
+        right.set(title="Difference from plain of the same seed", xlabel="step", ylabel="percent")
         left.legend()
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format=path.suffix[1:], metadata={"Date": None})
+
+
+def _draw_runs(axes: Axes, preset: str, series: Sequence[Sequence[tuple[int, float]]]) -> None:
+    """Draw the mean of a preset's runs, and each of them faintly."""
+    colour = COLOURS[preset]
+    for points in series:
+        axes.plot(*_columns(points), color=colour, alpha=0.35, linewidth=0.8)
+    axes.plot(*_columns(means(series)), "o-", color=colour, label=preset, ms=3, lw=1.2)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from tools import convergence
-from tools.convergence import STOPPED, Curve, differences, draw, main, table
+from tools.convergence import STOPPED, Curve, differences, draw, main, means, table
 
 
-def curve(preset: str, *losses: float) -> Curve:
-    points = list(enumerate(losses, start=1))
-    return Curve(preset, len(losses), points, points)
+def curve(preset: str, *losses: float, seed: int = 1) -> Curve:
+    return Curve(preset, seed, len(losses), list(enumerate(losses, start=1)))
 
 
 def test_curves_are_compared_at_the_last_step_that_both_have(tmp_path):
@@ -27,10 +26,10 @@ def test_curves_are_compared_at_the_last_step_that_both_have(tmp_path):
         ]
         text = "\n".join([*map(json.dumps, rows), '{"step": 9, "lo'])
         (tmp_path / name / "metrics.jsonl").write_text(text)
-    curves = [Curve.read(name, tmp_path / name) for name in ("plain", "zeropp")]
+    curves = [Curve.read(name, 1, tmp_path / name) for name in ("plain", "zeropp")]
     assert table(curves)[2:] == [
-        "| `plain` | 3 | 6.0000 | +0.00% |",
-        "| `zeropp` | 2 | 7.0700 | +1.00% |",
+        "| `plain` | 3 | 6.0000 | +0.00% |  | +0.00% |",
+        "| `zeropp` | 2 | 7.0700 | +1.00% |  | +1.00% |",
     ]
     draw(curves, tmp_path / "curves.svg")
     assert "zeropp" in (tmp_path / "curves.svg").read_text()
@@ -40,13 +39,34 @@ def test_differences_are_from_plain_wherever_it_stands(tmp_path):
     curves = [curve("zeropp", 8.0, 5.0), curve("plain", 4.0, 5.0, 6.0)]
     assert differences(curves[0], curves) == [(1, 100.0), (2, 0.0)]
     assert differences(curves[0], curves[:1]) == []
-    draw([*curves, Curve("zeropp_feedback", 1, [], [])], tmp_path / "curves.png")
+    draw([*curves, Curve("zeropp_feedback", 1, 1, [])], tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_a_seed_is_compared_with_its_own_plain_run():
+    curves = [
+        curve("plain", 4.0, seed=1), curve("plain", 5.0, seed=2),
+        curve("zeropp", 4.4, seed=1), curve("zeropp", 4.9, seed=2),
+    ]  # fmt: skip
+    # +10% and -2%: 4% on average, 6% of standard error
+    assert table(curves)[3] == "| `zeropp` | 1 | 4.6500 | +4.00% | 6.00% | +10.00%, -2.00% |"
+
+
+def test_the_mean_is_of_the_steps_that_all_runs_have():
+    assert means([[(1, 2.0), (2, 4.0), (3, 9.0)], [(2, 6.0), (1, 1.0)]]) == [(1, 1.5), (2, 5.0)]
+    assert means([[(1, 2.0)], []]) == means([]) == []
 
 
 @pytest.mark.parametrize(
     "options",
-    [["--slice", "0"], ["--steps", "0"], ["--every", "0"], ["--minutes", "0"], ["--picture", "a"]],
+    [
+        ["--slice", "0"],
+        ["--steps", "0"],
+        ["--every", "0"],
+        ["--minutes", "0"],
+        ["--seeds", "-1"],
+        ["--picture", "a"],
+    ],
 )
 def test_nonsense_is_refused_at_once(options):
     with pytest.raises(SystemExit):
