@@ -107,9 +107,8 @@ class CheckpointManager:
         self._error: BaseException | None = None
         self._stall_seconds = 0.0
 
-    @property
-    def stall_seconds(self) -> float:
-        """Seconds the caller was blocked since it last asked."""
+    def take_stall_seconds(self) -> float:
+        """Return the seconds the caller was blocked since it last asked."""
         seconds, self._stall_seconds = self._stall_seconds, 0.0
         return seconds
 

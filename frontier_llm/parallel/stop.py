@@ -83,9 +83,8 @@ class StopRequest:
         self._flag, self._file, self._deadline = flag, stop_file, deadline
         self._reason = ""
 
-    @property
-    def requested(self) -> bool:
-        """Whether to stop; to be asked once a step, which is how the length of a step is known."""
+    def look(self) -> bool:
+        """Look whether to stop; to be called once a step, whose length the deadline learns so."""
         self._reason = self._reason or self._flag.reason or self._seen_file() or self._near_end()
         return bool(self._reason)
 

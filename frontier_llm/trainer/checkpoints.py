@@ -77,7 +77,7 @@ class Checkpoints:
 
     def take_stall_seconds(self) -> float:
         """Return how long training waited for checkpoints since it was last asked."""
-        return sum(manager.stall_seconds for manager in self._managers)
+        return sum(manager.take_stall_seconds() for manager in self._managers)
 
     def before_update(self) -> None:
         """Wait until the states may change."""

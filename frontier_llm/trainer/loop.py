@@ -81,7 +81,7 @@ class Loop:
         first, step = progress.next_sample, progress.step + 1
         batches = parts.loader.micro_batches(first)
         notes = Notes(
-            stop=parts.stop.requested,
+            stop=parts.stop.look(),
             checkpoint_failed=parts.checkpoints.failed,
             digest=digest(batches) if parts.groups.counts_samples else 0,
         )

@@ -11,7 +11,7 @@ from frontier_llm.parallel.stop import Deadline, StopFlag, StopRequest
 
 def test_nothing_asks_for_nothing(tmp_path):
     request = StopRequest(StopFlag(), tmp_path / "STOP", Deadline(time.time() + 1000, 60))
-    assert not request.requested
+    assert not request.look()
     assert request.reason == ""
 
 
@@ -19,15 +19,15 @@ def test_a_signal_is_heard_and_named():
     flag = StopFlag()
     flag(10, None)
     request = StopRequest(flag)
-    assert request.requested
+    assert request.look()
     assert request.reason == "SIGUSR1"
 
 
 def test_a_file_stops_a_run_once(tmp_path):
     (tmp_path / "STOP").touch()
     request = StopRequest(StopFlag(), tmp_path / "STOP")
-    assert request.requested
-    assert request.requested, "it does not change its mind"
+    assert request.look()
+    assert request.look(), "it does not change its mind"
     assert request.reason == "file STOP"
     assert not (tmp_path / "STOP").exists(), "the run that goes on must not stop at once"
 
@@ -36,9 +36,9 @@ def test_the_end_of_the_job_leaves_time_to_save(monkeypatch):
     now = 1000.0
     monkeypatch.setattr(time, "time", lambda: now)
     request = StopRequest(StopFlag(), None, Deadline(end_seconds=2000, margin_seconds=300))
-    assert not request.requested
+    assert not request.look()
     now = 1600.0  # 400 s left: more than the margin, but a step has just taken 600 s
-    assert request.requested
+    assert request.look()
     assert request.reason == "6.7 minutes left of the Slurm job"
 
 

@@ -50,7 +50,7 @@ STEP = Phase("step", 26, time.monotonic(), 20.0)
 
 def stopped(stop: StopRequest) -> str:
     """What a run says that was asked to stop."""
-    assert stop.requested
+    assert stop.look()
     config = SimpleNamespace(
         checkpoint=SimpleNamespace(mode="sync"), run=SimpleNamespace(dir="runs/a")
     )

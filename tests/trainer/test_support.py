@@ -46,7 +46,7 @@ def pairs(cell: Cell) -> set[Any]:
     return {(cell["collectives"], axis, value) for axis, value in cell.items()}
 
 
-@pytest.mark.parametrize("cell", telling(), ids=lambda cell: "-".join(cell.values()))
+@pytest.mark.parametrize("cell", list(telling()), ids=lambda cell: "-".join(cell.values()))
 def test_what_is_called_tested_trains(cell: Cell) -> None:
     def work(world: World) -> list[float]:
         rig = make_rig(world, overrides(cell), cell["precision"])
