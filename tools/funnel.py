@@ -27,7 +27,8 @@ if __package__ in (None, ""):  # run as a file: the repository's root is not on 
 
 from frontier_llm.errors import ConfigError, TrainingError
 from tools.options import ending
-from tools.sweep import POINT_FILE, ROOT, Point, first_point, is_axis, run_point, write_point
+from tools.point import POINT_FILE, Point
+from tools.sweep import ROOT, first_point, is_axis, run_point
 from tools.sweep_report import read
 
 REPORT = "funnel.md"
@@ -158,7 +159,7 @@ def _try(stage: Stage, settings: Sequence[str], folder: Path) -> None:
     minutes = first_point(overrides).launch.point_minutes
     folder.mkdir(parents=True, exist_ok=True)
     point = run_point(overrides, folder.absolute(), 60 * minutes)
-    write_point(point, folder)
+    point.write(folder)
     print(f"{point.status:<14}loss {point.validation_loss}  {' '.join(overrides)}", flush=True)
 
 

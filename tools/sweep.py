@@ -5,7 +5,8 @@ Slurm job each (`hydra/launcher=submitit_slurm`), chosen from a grid or by a sea
 (`hydra/sweeper=optuna`). A point is `train.py` in a process of its own, with few steps and a time
 limit. What it came to lies in `point.json`. Its value is its speed, or its validation loss
 (`launch.point_value`); a point that is refused by the rules or the planner, fails, or takes too
-long has the worst value and ends nothing else.
+long has the worst value and ends nothing else. Run again in its folder (`hydra.sweep.dir`), a sweep
+keeps the points that are done.
 """
 
 import json
@@ -16,10 +17,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -29,14 +29,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import ConfigError, FrontierError
 from frontier_llm.telemetry.history import History
 from tools.compose import CONF, compose
 from tools.launch import Job
+from tools.point import POINT_FILE, Point, Status
 
 ROOT = CONF.parent
 MULTIRUN = ("-m", "--multirun")
-POINT_FILE = "point.json"
 POINT_DEFAULTS = {
     "trainer.steps": "12",
     "trainer.evaluate_every_steps": "null",
@@ -54,27 +54,6 @@ POINTS_AT_ONCE = 4
 """Of those that are Slurm jobs."""
 _TERMINATION_SECONDS = 30.0
 _OUT_OF_MEMORY = ("out of memory", "SIGKILL")
-
-Status = Literal["done", "refused", "out of memory", "failed", "too slow"]
-
-
-@dataclass(frozen=True)
-class Point:
-    """What one point came to."""
-
-    overrides: list[str]
-    status: Status
-    reason: str
-    """Last words of a point that is not done."""
-    seconds: float
-    tokens_per_second: float
-    """Median after the warm-up; 0 where the point is not done."""
-    peak_bytes: int | None
-    """Of the rank that held most."""
-    loss: float | None
-    """Of the last step."""
-    validation_loss: float | None
-    """After it."""
 
 
 def sweep(arguments: Sequence[str]) -> int:
@@ -132,31 +111,48 @@ def point(config: DictConfig) -> float:
     chosen = HydraConfig.get()
     overrides = list(chosen.overrides.task)
     folder = Path(chosen.runtime.output_dir).absolute()
-    made = run_point(overrides, folder, 60 * float(config.launch.point_minutes))
+    try:
+        made = done_before(overrides, folder)
+    except FrontierError as error:  # hydra would show it as a traceback
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    made = made or run_point(overrides, folder, 60 * float(config.launch.point_minutes))
     if _is_first_task():
-        write_point(made, folder)
+        made.write(folder)
         print(f"{made.status:<14}{made.tokens_per_second:>12.0f} tokens/s  {' '.join(overrides)}")
     if config.launch.point_value == "speed":
         return made.tokens_per_second
     return WORST_LOSS if made.validation_loss is None else made.validation_loss
 
 
-def write_point(made: Point, folder: Path) -> None:
-    """Write point.json, whole or not at all."""
-    partial = folder / f"{POINT_FILE}.partial"
-    partial.write_text(json.dumps(asdict(made), indent=1))
-    partial.replace(folder / POINT_FILE)
+def done_before(overrides: Sequence[str], folder: Path) -> Point | None:
+    """Return what a point came to when its sweep ran before; None = it is to be run.
+
+    Raises:
+        ConfigError: the folder holds a point of another sweep.
+        DataError: the point's file is damaged.
+    """
+    if not (folder / POINT_FILE).exists():
+        return None
+    earlier = Point.read(folder)
+    if earlier.overrides != list(overrides):
+        raise ConfigError(
+            "hydra.sweep.dir", f"{folder.parent}, whose point {folder.name} is of "
+            + " ".join(earlier.overrides), "the folder of the same sweep, or a new one",
+            f"give it another name; this sweep's point {folder.name} is " + " ".join(overrides),
+        )  # fmt: skip
+    return earlier if earlier.status == "done" else None
 
 
 def run_point(overrides: Sequence[str], folder: Path, limit_seconds: float) -> Point:
     """Run `train.py` with these overrides in `folder`/run, and read what it came to.
 
-    What an interrupted point has left there is removed: a run without checkpoints cannot go on.
+    What an earlier try has left there is removed: a run without checkpoints cannot go on.
     """
     keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
     defaults = [f"{key}={value}" for key, value in POINT_DEFAULTS.items() if key not in keys]
     run_dir = folder / "run"
-    if _is_first_task() and not (folder / POINT_FILE).exists():
+    if _is_first_task():
         shutil.rmtree(run_dir, ignore_errors=True)
     command = [sys.executable, "train.py", *defaults, *overrides, f"run.dir={run_dir}"]
     start = time.monotonic()

@@ -5,7 +5,6 @@ Writes into that folder `sweep.md` (all points, the fastest first, and which axe
 """
 
 import argparse
-import json
 import sys
 import textwrap
 from collections import defaultdict
@@ -16,10 +15,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from frontier_llm.errors import DataError
 from frontier_llm.units import GIB, format_count, format_seconds
 from tools.options import ending
-from tools.sweep import POINT_FILE, Point
+from tools.point import POINT_FILE, Point
 
 REPORT = "sweep.md"
 
@@ -46,7 +44,7 @@ def read(folder: Path) -> list[Point]:
     Raises:
         DataError: a point's file is damaged.
     """
-    found = [_read_point(path) for path in folder.rglob(POINT_FILE)]
+    found = [Point.read(path.parent) for path in folder.rglob(POINT_FILE)]
     return sorted(found, key=lambda point: -point.tokens_per_second)
 
 
@@ -144,16 +142,6 @@ def draw_sensitivity(points: Sequence[Point], path: Path) -> None:
     axis.set_xlim(0, 1)
     axis.set_xlabel("share of the variance of tokens a second")
     figure.savefig(path)
-
-
-def _read_point(path: Path) -> Point:
-    try:
-        return Point(**json.loads(path.read_text()))
-    except (ValueError, TypeError):
-        raise DataError(
-            f"{path} is damaged: it holds no point of a sweep\n"
-            f"  do: remove {path.parent}, and run that point again"
-        ) from None
 
 
 def _figure() -> tuple[Any, Any]:

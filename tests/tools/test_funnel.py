@@ -12,7 +12,7 @@ from frontier_llm.errors import ConfigError, TrainingError
 from tools import funnel
 from tools.funnel import Stage, main, report, run, settings_of, survivors
 from tools.options import ending
-from tools.sweep import Point
+from tools.point import Point
 
 AXES = ["optimizer.learning_rate=tag(log, interval(1e-4, 1e-2))", "data.micro_batch=choice(1,2)"]
 

@@ -12,7 +12,8 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.telemetry.jsonl import JsonlSink
 from tests.telemetry.runs import step_metrics
 from tools import sweep as sweeps
-from tools.sweep import first_point, plugin_defaults, run_point, sweep, write_point
+from tools.point import Point
+from tools.sweep import done_before, first_point, plugin_defaults, run_point, sweep
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -31,11 +32,14 @@ def corpus(tmp_path_factory):
 
 
 def test_a_grid_runs_every_point_and_a_refused_one_is_a_value(corpus, tmp_path):
-    command = [
-        sys.executable, "train.py", "-m", *SMALL, *corpus, "launch.ranks=1",
-        "data.micro_batch=2,8", f"hydra.sweep.dir={tmp_path}",
-    ]  # fmt: skip
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    def run_sweep(axis):
+        command = [
+            sys.executable, "train.py", "-m", *SMALL, *corpus, "launch.ranks=1", axis,
+            f"hydra.sweep.dir={tmp_path}",
+        ]  # fmt: skip
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+
+    ended = run_sweep("data.micro_batch=2,8")
     assert ended.returncode == 0, ended.stderr
     points = [json.loads((tmp_path / f"{n}/point.json").read_text()) for n in range(2)]
     assert [point["status"] for point in points] == ["done", "refused"]
@@ -44,7 +48,17 @@ def test_a_grid_runs_every_point_and_a_refused_one_is_a_value(corpus, tmp_path):
     assert points[0]["peak_bytes"] > 0
     assert points[1]["tokens_per_second"] == 0
     assert not (tmp_path / "1/run").exists(), "a refused point starts nothing"
-    assert len((tmp_path / "0/run/metrics.jsonl").read_text().splitlines()) == 4
+    metrics = tmp_path / "0/run/metrics.jsonl"
+    assert len(metrics.read_text().splitlines()) == 4
+
+    written = metrics.stat().st_mtime_ns
+    assert run_sweep("data.micro_batch=2,8").returncode == 0
+    assert metrics.stat().st_mtime_ns == written, "what is done is kept"
+    other = run_sweep("data.micro_batch=4,8")
+    assert other.returncode == 2
+    assert "hydra.sweep.dir" in other.stderr
+    assert "Traceback" not in other.stderr
+    assert metrics.exists()
 
 
 def test_a_point_that_takes_too_long_is_ended(corpus, tmp_path):
@@ -55,20 +69,29 @@ def test_a_point_that_takes_too_long_is_ended(corpus, tmp_path):
     assert time.monotonic() - start < 30
 
 
-@pytest.mark.parametrize(
-    ("task", "is_done", "goes"), [("0", False, True), ("1", False, False), ("0", True, False)]
-)
-def test_what_an_interrupted_point_left_is_removed_once(tmp_path, monkeypatch, task, is_done, goes):
+@pytest.mark.parametrize(("task", "goes"), [("0", True), ("1", False)])
+def test_what_an_earlier_try_left_is_removed_once(tmp_path, monkeypatch, task, goes):
     left = tmp_path / "run" / "metrics.jsonl"
     left.parent.mkdir()
     left.touch()
     monkeypatch.setenv("SLURM_PROCID", task)
     seen = []
     monkeypatch.setattr(sweeps, "_run", lambda *_: seen.append(left.exists()) or (2, "refused"))
-    if is_done:
-        write_point(sweeps.Point([], "done", "", 1.0, 1.0, None, 1.0, 1.0), tmp_path)
     assert run_point([], tmp_path, 1.0).status == "refused"
     assert seen == [not goes]
+
+
+def test_a_sweep_that_runs_again_keeps_what_is_done(tmp_path):
+    done = Point(["a=1"], "done", "", 1.0, 1.0, None, 1.0, 1.0)
+    failed = Point(["a=2"], "failed", "no", 1.0, 0.0, None, None, None)
+    for number, one in enumerate((done, failed)):
+        (tmp_path / str(number)).mkdir()
+        one.write(tmp_path / str(number))
+    assert done_before(["a=1"], tmp_path / "0") == done
+    assert done_before(["a=2"], tmp_path / "1") is None
+    assert done_before(["a=3"], tmp_path / "2") is None
+    with pytest.raises(ConfigError, match="whose point 1 is of a=2"):
+        done_before(["b=1"], tmp_path / "1")
 
 
 def test_a_point_is_what_its_last_step_and_its_usual_speed_are(tmp_path, monkeypatch):

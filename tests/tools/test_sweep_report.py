@@ -7,7 +7,7 @@ import pytest
 
 from frontier_llm.errors import DataError
 from frontier_llm.units import GIB
-from tools.sweep import Point
+from tools.point import Point
 from tools.sweep_report import axes, main, pareto, read, sensitivity
 
 
