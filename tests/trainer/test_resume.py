@@ -373,6 +373,29 @@ def test_the_nearest_tier_that_all_nodes_have_is_used(
     assert events(run, "resume")[-1]["step"] == 4
 
 
+def test_nodes_do_not_go_on_from_the_same_step_of_different_starts(
+    tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    run, local = tmp_path / "run", tmp_path / "local"
+    overrides = (
+        *tiny, f"run.dir={run}", "launch.ranks=4", "launch.ranks_per_node=2",
+        "checkpoint.every_steps=4", f"checkpoint.tiers.local.path={local}",
+        "checkpoint.tiers.local.every_steps=1", "checkpoint.tiers.local.keep=2", "sharding=zero1",
+    )  # fmt: skip
+    assert train(*overrides, "trainer.steps=7").code == 0
+    (nodes,) = local.iterdir()
+    first, second = (nodes / f"node_0000{n}" / "step_00000006" for n in (0, 1))
+    second.rename(tmp_path / "of_the_first_start")
+    shutil.rmtree(first)
+    for _ in range(2):
+        shutil.rmtree(run / "checkpoints" / "step_00000007")  # as if killed after step 6
+        assert train(*overrides, "trainer.steps=7").code == 0
+        assert events(run, "resume")[-1]["step"] == 5
+        # the node that was away is back, with step 6 as it was before
+        shutil.rmtree(second)
+        shutil.copytree(tmp_path / "of_the_first_start", second)
+
+
 def test_one_node_s_own_tier_is_used_where_ranks_hold_the_same(
     tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
