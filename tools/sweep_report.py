@@ -84,16 +84,29 @@ def pareto(points: Sequence[Point]) -> list[Point]:
 
 def write(points: Sequence[Point]) -> str:
     """Write the report as Markdown."""
-    columns, done, front = axes(points), _done(points), pareto(points)
-    head = ["tokens/s", "memory GiB", *columns, "took", "came to"]
     lines = [
-        f"# Sweep: {len(done)} of {len(points)} points done",
+        f"# Sweep: {len(_done(points))} of {len(points)} points done",
         "",
         "Memory is what the fullest rank held at most. * = no point is both faster and smaller.",
         "",
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
+        *table(points),
+        "",
+        "## Which axes matter",
+        "",
+        *sensitivity_table(points),
+        "",
+        "![speed against memory](pareto.svg)",
+        "![sensitivity](sensitivity.svg)",
+        "",
     ]
+    return "\n".join(lines)
+
+
+def table(points: Sequence[Point]) -> list[str]:
+    """Return the table of all points, as Markdown."""
+    columns, done, front = axes(points), _done(points), pareto(points)
+    head = ["tokens/s", "memory GiB", *columns, "took", "came to"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for index, point in enumerate(points):
         mark = " *" if point in front else ""
         cells = [
@@ -104,16 +117,13 @@ def write(points: Sequence[Point]) -> str:
             _outcome(point),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        "## Which axes matter",
-        "",
-        "| axis | share of the variance of the speed |",
-        "|---|---|",
-    ]
-    lines += [f"| {key} | {share:.0%} |" for key, share in sensitivity(points).items()]
-    lines += ["", "![speed against memory](pareto.svg)", "![sensitivity](sensitivity.svg)", ""]
-    return "\n".join(lines)
+    return lines
+
+
+def sensitivity_table(points: Sequence[Point]) -> list[str]:
+    """Return which axes matter, as Markdown."""
+    rows = [f"| {key} | {share:.0%} |" for key, share in sensitivity(points).items()]
+    return ["| axis | share of the variance of the speed |", "|---|---|", *rows]
 
 
 def draw_pareto(points: Sequence[Point], path: Path) -> None:
