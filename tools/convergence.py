@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = 0 if options.draw_only else train_all(options)
     if code not in (0, STOPPED):
         return code
-    runs = product(options.presets, options.seeds)
+    runs = product(options.presets, seeds_of(options))
     curves = [Curve.read(*run, run_folder(*run, options)) for run in runs]
     begun = [curve for curve in curves if curve.steps]
     if begun:
@@ -108,8 +108,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--slice", type=count, default=250, help="steps until the next preset's turn (default 250)")
     add("--every", type=count, default=50, help="steps from a validation to the next (default 50)")
     add("--presets", nargs="+", default=list(PRESETS), choices=PRESETS, help="(default: all)")
-    add("--seeds", type=at_least(0), nargs="+", default=[1, 2, 3], metavar="N",
-        help="of each preset's runs (default 1 2 3)")  # fmt: skip
+    add("--seeds", type=count, default=2, help="runs of each preset, seeds from 1 on (default 2)")
     add("--folder", type=Path, default=ROOT / "runs" / "convergence", help="of the runs")
     add("--picture", type=picture, default=PICTURE, help="where to draw; JSON goes beside it")
     add("--minutes", type=positive, default=math.inf, help="then stop, to go on another time")
@@ -124,6 +123,11 @@ def picture(text: str) -> Path:
     if path.suffix not in PICTURE_FORMATS:
         raise argparse.ArgumentTypeError(f"{path} ends in none of {', '.join(PICTURE_FORMATS)}")
     return path
+
+
+def seeds_of(options: argparse.Namespace) -> range:
+    """Return the seeds that every preset runs with."""
+    return range(1, options.seeds + 1)
 
 
 def run_folder(preset: str, seed: int, options: argparse.Namespace) -> Path:
@@ -153,7 +157,7 @@ def train_all(options: argparse.Namespace) -> int:
     deadline = time.monotonic() + 60 * options.minutes
     goals = [*range(options.slice, options.steps, options.slice), options.steps]
     try:
-        for seed, goal, preset in product(options.seeds, goals, options.presets):
+        for seed, goal, preset in product(seeds_of(options), goals, options.presets):
             if code := train(preset, seed, goal, options, deadline):
                 return code
     except KeyboardInterrupt:

@@ -64,7 +64,7 @@ def test_the_mean_is_of_the_steps_that_all_runs_have():
         ["--steps", "0"],
         ["--every", "0"],
         ["--minutes", "0"],
-        ["--seeds", "-1"],
+        ["--seeds", "0"],
         ["--picture", "a"],
     ],
 )
