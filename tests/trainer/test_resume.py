@@ -348,15 +348,20 @@ def test_a_spike_sends_the_run_back_and_on_behind_its_samples(
     assert [m[0] for m in learned(copied)] == list(range(1, len(learned(copied)) + 1))
 
 
-def test_the_nearest_tier_that_all_nodes_have_is_used(
-    tiny: tuple[str, ...], tmp_path: Path
-) -> None:
-    run, local = tmp_path / "run", tmp_path / "local"
-    overrides = (
+def two_nodes(tiny: tuple[str, ...], run: Path, local: Path) -> tuple[str, ...]:
+    """Two nodes of two ranks, each node with a checkpoint of every step on a disk of its own."""
+    return (
         *tiny, f"run.dir={run}", "launch.ranks=4", "launch.ranks_per_node=2",
         "checkpoint.every_steps=4", f"checkpoint.tiers.local.path={local}",
         "checkpoint.tiers.local.every_steps=1", "checkpoint.tiers.local.keep=2", "sharding=zero1",
     )  # fmt: skip
+
+
+def test_the_nearest_tier_that_all_nodes_have_is_used(
+    tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    run, local = tmp_path / "run", tmp_path / "local"
+    overrides = two_nodes(tiny, run, local)
     assert train(*overrides, "trainer.steps=7").code == 0
     shutil.rmtree(run / "checkpoints" / "step_00000007")  # as if killed after step 6
     (nodes,) = local.iterdir()
@@ -377,11 +382,7 @@ def test_nodes_do_not_go_on_from_the_same_step_of_different_starts(
     tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
     run, local = tmp_path / "run", tmp_path / "local"
-    overrides = (
-        *tiny, f"run.dir={run}", "launch.ranks=4", "launch.ranks_per_node=2",
-        "checkpoint.every_steps=4", f"checkpoint.tiers.local.path={local}",
-        "checkpoint.tiers.local.every_steps=1", "checkpoint.tiers.local.keep=2", "sharding=zero1",
-    )  # fmt: skip
+    overrides = two_nodes(tiny, run, local)
     assert train(*overrides, "trainer.steps=7").code == 0
     (nodes,) = local.iterdir()
     first, second = (nodes / f"node_0000{n}" / "step_00000006" for n in (0, 1))
