@@ -11,7 +11,7 @@ from pathlib import Path
 from frontier_llm.checkpoint.durable import remove_folder, sync_folder
 from frontier_llm.checkpoint.faults import reach
 from frontier_llm.checkpoint.names import COMMITTED, parse_folder
-from frontier_llm.checkpoint.scan import scan
+from frontier_llm.checkpoint.scan import Checkpoint, committed
 from frontier_llm.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -31,11 +31,15 @@ def prune(folder: Path, committed_step: int, keep: int, keep_every_steps: int | 
     """
     try:
         _remove_leftovers(folder, committed_step)
-        for checkpoint in scan(folder).complete[keep:]:
-            step = checkpoint.step
-            kept = keep_every_steps is not None and step % keep_every_steps == 0
-            if step != committed_step and not kept:
-                _delete(checkpoint.folder)
+        whole = 0
+        for step, path in committed(folder):
+            if whole >= keep and keep_every_steps is not None and step % keep_every_steps == 0:
+                continue  # unopened: a long run has many of them
+            if not _is_whole(path):
+                continue
+            whole += 1
+            if whole > keep and step != committed_step:
+                _delete(path)
     except OSError as error:
         _log.warning("an old checkpoint cannot be deleted: %s", error)
 
@@ -68,6 +72,14 @@ def void_later(folder: Path, step: int) -> None:
         _log.warning("the run goes on from step %d: %s no longer counts", step, void)
     if renamed:
         sync_folder(folder)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        Checkpoint.open(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _remove_leftovers(folder: Path, committed_step: int) -> None:

@@ -1,7 +1,6 @@
 """Which checkpoints a folder holds, and which only look like one."""
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,68 +47,54 @@ class Checkpoint:
         return cls(folder, manifest)
 
 
-@dataclass(frozen=True)
-class Found:
-    """What is in a folder of checkpoints, the newest first."""
-
-    complete: tuple[Checkpoint, ...]
-    damaged: tuple[tuple[int, CheckpointError], ...]
-    """Step and reason."""
-    partial: tuple[Path, ...]
-    """Folders of checkpoints that were never committed."""
-
-
-def scan(folder: Path) -> Found:
-    """Look at everything in a folder of checkpoints; an absent folder holds nothing."""
-    complete, damaged, partial = [], [], []
-    for path, step, kind in _folders(folder):
-        if kind == ".partial":
-            partial.append(path)
-        elif kind in COMMITTED:
-            try:
-                complete.append(Checkpoint.open(path))
-            except CheckpointError as error:
-                damaged.append((step, error))
-    return Found(tuple(complete), tuple(damaged), tuple(partial))
-
-
-def usable(folder: Path, fallback: bool) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints that a run may go on from, the newest first.
-
-    What is left out is named in the log. Partial checkpoints were never committed: a folder with
-    nothing else is as good as an empty one.
+def committed(folder: Path) -> list[tuple[int, Path]]:
+    """Return (step, path) of what was committed, whole or damaged by now, the newest first.
 
     Args:
         folder: of all checkpoints of a run; it may be absent.
-        fallback: whether older ones may stand in for a newest one that is damaged.
+    """
+    return [(step, path) for step, kind, path in _folders(folder) if kind in COMMITTED]
+
+
+def never_committed(folder: Path) -> list[Path]:
+    """Return what was begun and never completed, or is being written."""
+    return [path for _, kind, path in _folders(folder) if kind == ".partial"]
+
+
+def newest(folder: Path, fallback: bool = False) -> Checkpoint | None:
+    """Return the newest checkpoint; older ones are not opened.
+
+    What is left out is named in the log. A folder with partial checkpoints alone is as good as an
+    empty one.
+
+    Args:
+        folder: of all checkpoints of a run; it may be absent.
+        fallback: whether an older one may stand in for a newest one that is damaged.
+
+    Returns:
+        None if no checkpoint was ever committed.
 
     Raises:
         CheckpointError: the newest is damaged and no other may stand in, or all are damaged.
     """
-    found = scan(folder)
-    best = found.complete[0].step if found.complete else -1
-    newer = [error for step, error in found.damaged if step > best]
-    if newer and not found.complete:
-        raise CheckpointError(f"every checkpoint of {folder} is damaged; the newest: {newer[0]}")
-    if newer and not fallback:
-        raise CheckpointError(
-            f"the newest checkpoint is damaged: {newer[0]}\n"
-            f"  do: checkpoint.fallback=true goes on from an older one, of step {best}"
-        )
-    for path in found.partial:
-        _log.warning("%s was never completed and is left out", path)
-    for error in newer:
-        _log.warning("%s; it is left out", error)
-    return found.complete
-
-
-def newest(folder: Path, fallback: bool = False) -> Checkpoint | None:
-    """Return the newest of `usable`; None if no checkpoint was ever committed.
-
-    Raises:
-        CheckpointError: as `usable`.
-    """
-    return next(iter(usable(folder, fallback)), None)
+    damaged: list[CheckpointError] = []
+    for _, path in committed(folder):
+        try:
+            found = Checkpoint.open(path)
+        except CheckpointError as error:
+            damaged.append(error)
+            continue
+        if damaged and not fallback:
+            raise CheckpointError(
+                f"the newest checkpoint is damaged: {damaged[0]}\n"
+                f"  do: checkpoint.fallback=true goes on from an older one, of step {found.step}"
+            )
+        for reason in damaged:
+            _log.warning("%s; it is left out", reason)
+        return found
+    if damaged:
+        raise CheckpointError(f"every checkpoint of {folder} is damaged; the newest: {damaged[0]}")
+    return None
 
 
 def find(path: Path) -> Checkpoint:
@@ -126,14 +111,13 @@ def find(path: Path) -> Checkpoint:
     return newest(folder, fallback=True) or Checkpoint.open(path)
 
 
-def _folders(folder: Path) -> Iterator[tuple[Path, int, str]]:
-    """Yield (path, step, what it is) of what is named like a checkpoint, the newest first."""
+def _folders(folder: Path) -> list[tuple[int, str, Path]]:
+    """Return (step, what it is, path) of what is named like a checkpoint, the newest first."""
     if not folder.is_dir():
-        return
-    found = []
-    for path in folder.iterdir():
-        parsed = parse_folder(path.name)
-        if parsed is not None and path.is_dir():
-            found.append((parsed[0], parsed[1], path))
-    for step, kind, path in sorted(found, key=lambda each: (-each[0], each[1])):
-        yield path, step, kind
+        return []
+    found = [
+        (*parsed, path)
+        for path in folder.iterdir()
+        if (parsed := parse_folder(path.name)) is not None and path.is_dir()
+    ]
+    return sorted(found, key=lambda each: (-each[0], each[1]))

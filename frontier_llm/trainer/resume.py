@@ -1,23 +1,26 @@
 """Going on from a checkpoint: which one, and everything that it brings back."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
+from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.names import MANIFEST, parse_folder
 from frontier_llm.checkpoint.restore import check_model, check_stored, load, load_masters
 from frontier_llm.checkpoint.retention import void_later
-from frontier_llm.checkpoint.scan import Checkpoint, find, usable
+from frontier_llm.checkpoint.scan import Checkpoint, committed, find, never_committed
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError, ConfigError
 from frontier_llm.parallel.world import World
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.changes import Changes, changes, refuse
 from frontier_llm.trainer.checkpoint_places import local_folder, shared_folder
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,6 +31,8 @@ class Resumed:
 
     folder: Path
     """Of the checkpoint; on another node it may have another number."""
+    step: int
+    """Optimizer steps done."""
     meta: dict[str, Any]
     """What was saved beside the states."""
     changes: Changes
@@ -70,27 +75,31 @@ class Restorer:
             None if there is none.
 
         Raises:
-            CheckpointError: the newest cannot be used.
+            CheckpointError: the newest cannot be used; with `checkpoint.fallback`, none can.
             ConfigError: it was made from another model, other data or another update rule.
         """
         self._states.settle()
-        for checkpoint in self._candidates(before):
+        refused = None
+        for place in self._candidates(before):
             error, resumed = None, None
             try:
-                resumed = self._load(checkpoint)
+                resumed = self._load(place)
             except CheckpointError as failure:
                 error = str(failure)
             errors = [text for text in _gathered(error) if text]
             if not errors and resumed is not None:
                 done = resumed.meta["progress"]
                 self._states.adopt(done["updates"], done["step"])
-                self._void_later(checkpoint.step)
+                self._void_later(resumed.step)
                 return resumed
             if not self._config.checkpoint.fallback:
                 raise CheckpointError(
                     f"{errors[0]}\n  do: checkpoint.fallback=true goes on from the one before"
                 )
+            refused = refused or errors[0]
             self._warn(f"{errors[0]}; the checkpoint before it is tried")
+        if refused is not None:
+            raise CheckpointError(f"no checkpoint can be gone on from; the newest: {refused}")
         return None
 
     def begin_with(self, path: Path) -> None:
@@ -105,12 +114,15 @@ class Restorer:
             CheckpointError: there is none, it is damaged, or of another model.
         """
         self._states.settle()
-        checkpoint = find(path)
+        checkpoint = _opened_by_rank_0(lambda: find(path))
         check_model(checkpoint, self._model)
         load_masters(checkpoint, self._states.shards(), self._config.checkpoint.verify)
         self._states.adopt(updates=0, step=0)
 
-    def _load(self, checkpoint: Checkpoint) -> Resumed:
+    def _load(self, place: Checkpoint | Path) -> Resumed:
+        checkpoint = (
+            _opened_by_rank_0(lambda: Checkpoint.open(place)) if isinstance(place, Path) else place
+        )
         meta, config = checkpoint.manifest.meta, self._config
         now = config.model_dump(mode="json")
         differences = changes(meta["config"], now)
@@ -124,7 +136,7 @@ class Restorer:
             config.checkpoint.verify,
             alone=factors.optimizer == factors.data,
         )
-        return Resumed(checkpoint.folder, meta, differences)
+        return Resumed(checkpoint.folder, checkpoint.step, meta, differences)
 
     def _check_corpus(self, before: str) -> None:
         allowed = {"data", "data.path"} & set(self._config.run.allow_changes)
@@ -136,30 +148,21 @@ class Restorer:
                 "give it the same text and tokenizer, or allow it: run.allow_changes=[data.path]",
             )
 
-    def _candidates(self, before: int | None) -> Iterator[Checkpoint]:
+    def _candidates(self, before: int | None) -> Iterator[Checkpoint | Path]:
         """Yield what may be used, the newest first; the same steps and tiers on every rank."""
-        shared = self._shared()
-        local = self._local()
-        steps = {("shared", c.step): c for c in shared} | {("local", c.step): c for c in local}
-        # of one step the local one comes first: it is nearer
-        for kind, step in sorted(steps, key=lambda key: (-key[1], key[0] == "shared")):
+        places: list[tuple[int, Checkpoint | Path]] = [(c.step, c) for c in self._local()]
+        places += _of_rank_0(self._listed)
+        # the order is stable: of one step the local one comes first, it is nearer
+        for step, place in sorted(places, key=lambda each: -each[0]):
             if before is None or step < before:
-                yield steps[kind, step]
+                yield place
 
-    def _shared(self) -> list[Checkpoint]:
-        """Return those of the run directory, as rank 0 sees them."""
-        answer: list[Any] = [None, None]
-        if self._world.rank == 0:
-            try:
-                found = usable(shared_folder(self._config), self._config.checkpoint.fallback)
-                answer[0] = [str(checkpoint.folder) for checkpoint in found]
-            except CheckpointError as error:
-                answer[1] = str(error)
-        dist.broadcast_object_list(answer, src=0)
-        folders, refusal = answer
-        if refusal is not None:
-            raise CheckpointError(refusal)
-        return [Checkpoint.open(Path(folder)) for folder in folders]
+    def _listed(self) -> list[tuple[int, Path]]:
+        """Return (step, path) of what the run directory has, the newest first."""
+        folder = shared_folder(self._config)
+        for path in never_committed(folder):
+            self._warn(f"{path} was never completed and is left out")
+        return committed(folder)
 
     def _local(self) -> list[Checkpoint]:
         """Return those on the nodes' disks that all ranks can read."""
@@ -200,6 +203,39 @@ class Restorer:
     def _warn(self, text: str) -> None:
         if self._world.rank == 0:
             _LOG.warning("%s", text)
+
+
+def _opened_by_rank_0(opened: Callable[[], Checkpoint]) -> Checkpoint:
+    """Return on every rank the checkpoint that rank 0 opens.
+
+    Opening looks at every file: thousands of ranks would ask a shared file system millions of
+    times.
+
+    Raises:
+        CheckpointError: rank 0 cannot open it.
+    """
+
+    def content() -> tuple[Path, bytes]:
+        checkpoint = opened()
+        return checkpoint.folder, checkpoint.manifest.to_bytes()
+
+    folder, manifest = _of_rank_0(content)
+    return Checkpoint(folder, Manifest.parse(manifest, str(folder)))
+
+
+def _of_rank_0(question: Callable[[], T]) -> T:
+    """Return rank 0's answer on every rank, or raise its CheckpointError on every rank."""
+    said: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            said = [question()]
+        except CheckpointError as error:
+            said = [error]
+    dist.broadcast_object_list(said, src=0)
+    (answer,) = said
+    if isinstance(answer, CheckpointError):
+        raise answer
+    return cast(T, answer)
 
 
 def _gathered(mine: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from frontier_llm.checkpoint.faults import POINTS, VARIABLE
 from frontier_llm.checkpoint.manager import CheckpointManager, Options
 from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.names import MANIFEST
-from frontier_llm.checkpoint.scan import newest, scan
+from frontier_llm.checkpoint.scan import newest
 from frontier_llm.errors import CheckpointError
 from tests.checkpoint.crew import IMPATIENCE, PATIENCE, Outcome, run_crew
 from tests.checkpoint.states import States, restore
@@ -138,8 +138,6 @@ def test_a_short_or_absent_file(
     damage(file)
     assert resumed(saved) == 1
     assert f"{file} " in caplog.text
-    (step, _), *more = scan(saved).damaged
-    assert (step, more) == (2, [])
 
 
 def test_a_missing_manifest(saved: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from frontier_llm.checkpoint import save
 from frontier_llm.checkpoint.restore import read_tensor
-from frontier_llm.checkpoint.scan import find
+from frontier_llm.checkpoint.scan import Checkpoint, find
 from frontier_llm.data.corpora import BlendedSamples, open_data
 from frontier_llm.data.digest import digest
 from frontier_llm.data.loader import causal_batch
@@ -264,6 +265,34 @@ def test_damage_is_named_and_passed_over_when_allowed(
     assert (copied / "checkpoints" / "step_00000004.void").is_dir() or (
         damage is cut_a_file and find(copied).step == 5
     )
+
+
+def test_damage_of_all_does_not_begin_anew(tiny: tuple[str, ...], copied: Path) -> None:
+    for checkpoint in (copied / "checkpoints").iterdir():
+        flip_a_byte(checkpoint)
+    ended = train(*tiny, f"run.dir={copied}", "trainer.steps=5", "checkpoint.fallback=true")
+    assert ended.code == 1
+    assert "no checkpoint can be gone on from; the newest: " in ended.text
+    assert "step_00000004" in ended.text
+    assert "Traceback" not in ended.text
+    assert learned(copied)[-1][0] == 4
+
+
+def test_one_rank_asks_the_shared_file_system(
+    tiny: tuple[str, ...], copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a file a rank, opening by every rank grows with the square of their number."""
+    opened = Checkpoint.open
+
+    def told(folder: Path) -> Checkpoint:
+        with (tmp_path / "opened").open("a") as file:
+            file.write(f"{dist.get_rank()} {folder.name}\n")
+        return opened(folder)
+
+    monkeypatch.setattr(Checkpoint, "open", told)
+    ended = train(*tiny, f"run.dir={copied}", "trainer.steps=5", "checkpoint.mode=off")
+    assert ended.code == 0, ended.text
+    assert (tmp_path / "opened").read_text() == "0 step_00000004\n"
 
 
 @pytest.mark.parametrize(("on_error", "code"), [("stop", 1), ("continue", 0)])
