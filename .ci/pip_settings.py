@@ -1,6 +1,7 @@
 """Give a root file system this machine's settings of pip; print the volumes that they need.
 
-python3 .ci/pip_settings.py ROOT    writes ROOT/etc/pip.conf and, if pip has one, its certificate.
+python3 .ci/pip_settings.py ROOT    writes ROOT/etc/pip.conf, and the files that it names: a
+                                    certificate, constraints.
 """
 
 import ast
@@ -30,13 +31,14 @@ def main(root: Path) -> None:
         found["cert"] = "/etc/pip_certificate.pem"
     lines = [f"{key} = {' '.join(value.split())}" for key, value in found.items()]
     (root / "etc/pip.conf").write_text("\n".join(["[global]", *lines, ""]))
-    places = [
-        Path(word.removeprefix("file://")) for value in found.values() for word in value.split()
-    ]
+    words = (word.removeprefix("file://") for value in found.values() for word in value.split())
+    places = [Path(word) for word in words if word.startswith("/")]
+    for place in places:
+        if place.is_file() and not (root / place.relative_to("/")).exists():
+            (root / place.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(place, root / place.relative_to("/"))
     # a simple index links to the files beside it
-    folders = {
-        place.parent if place.name == "simple" else place for place in places if place.is_absolute()
-    }
+    folders = {place.parent if place.name == "simple" else place for place in places}
     volumes = [f"--volume={folder}:{folder}:ro" for folder in sorted(folders) if folder.is_dir()]
     sys.stdout.write(" ".join(volumes))
 
