@@ -40,6 +40,11 @@ class Feedback:
         """Return [elements sent] bf16, the errors of the hop along a digit; None = not kept."""
         return self._errors.get(digit)
 
+    def forget(self) -> None:
+        """Begin anew: what is kept is of gradients that were thrown away."""
+        for error in self._errors.values():
+            error.zero_()
+
     def memory_bytes(self) -> int:
         """Return the bytes that stay allocated."""
         return sum(error.numel() * error.element_size() for error in self._errors.values())

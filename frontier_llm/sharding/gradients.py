@@ -103,6 +103,11 @@ class Gradients:
         """Return the bytes that stay allocated between steps."""
         return sum(unit.accumulated.numel() * 4 for unit in self._units)
 
+    def forget_errors(self) -> None:
+        """Add nothing that rounding lost of earlier gradients to the next ones."""
+        for unit in self._units:
+            unit.feedback.forget()
+
     def feedback_bytes(self) -> int:
         """Return the bytes in which rounding errors are kept."""
         return sum(unit.feedback.memory_bytes() for unit in self._units)

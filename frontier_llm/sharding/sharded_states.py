@@ -187,10 +187,16 @@ class ShardedStates:
             step: of the run that they belong to: more, if some were skipped.
         """
         self._adamw.resume(updates)
+        self._gradients.forget_errors()
+        self._parameters.end_step()
         self._transport.begin_step(max(1, step))
         self._parameters.refresh()
         self._parameters.settle()
         self._transport.begin_next_step()
+
+    def skip(self) -> None:
+        """Take no step: the gradients are not finite, nor is what rounding them has left."""
+        self._gradients.forget_errors()
 
     def parameters(self) -> Iterator[tuple[ParameterRecord, torch.Tensor]]:
         """Yield every parameter, whole and as exact as its master weights.

@@ -39,13 +39,17 @@ class Divergence:
             )
 
     def is_spike(self, result: StepResult) -> bool:
-        """Whether a step's loss is far above those before it; if not, it becomes one of them."""
+        """Whether a step's loss is far above those before it; if not, it becomes one of them.
+
+        A step that was skipped changed nothing: there is nothing to go back from.
+        """
+        if result.skipped:
+            return False
         factor = self._config.spike_factor
         known = len(self._losses) == self._losses.maxlen
         if factor is not None and known and result.loss > factor * median(self._losses):
             return True
-        if math.isfinite(result.loss):
-            self._losses.append(result.loss)
+        self._losses.append(result.loss)
         return False
 
     def count_rewind(self, result: StepResult) -> None:

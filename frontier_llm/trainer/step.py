@@ -114,6 +114,8 @@ class TrainStep:
         if finite:
             self._before_update()
             self._states.step(learning_rate, self._divisor(norm))
+        else:
+            self._states.skip()
         self.timer.mark("update")
         self.timer.end()
         self.loss_scale.update(finite)
