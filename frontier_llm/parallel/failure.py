@@ -1,7 +1,8 @@
 """What a rank leaves behind when it fails, and which rank's failure was the cause.
 
 One fault ends every rank: the others lose their peer in the middle of a collective. Each writes
-`rank_N.json`; the cause is chosen from all of them, and it alone is shown.
+`rank_N.json`; the cause is chosen from all of them, and it alone is shown. What can have been the
+cause by itself is also in `cause.json`: of thousands of ranks none has to read the words of all.
 """
 
 import json
@@ -19,6 +20,7 @@ from frontier_llm.errors import FrontierError, RankFailure, StopRequested
 Kind = Literal["user", "error", "died", "stopped", "echo", "timeout"]
 # An error and a death of the same job are told apart by time alone: what one of the two made of
 # the other ranks need not look like a network's error.
+_CAUSE = "cause.json"
 _ORDER = {"user": 0, "error": 1, "died": 1, "timeout": 2, "echo": 3, "stopped": 4}
 _ECHO_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError")
 _ECHO_WORDS = (
@@ -94,29 +96,55 @@ def write(failure: Failure, folder: Path) -> None:
     from it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"rank_{failure.rank}.json"
-    if path.exists() and not failure.is_primary and _read(path).is_primary:
+    earlier = of_rank(failure.rank, folder)
+    if earlier is not None and earlier.is_primary and not failure.is_primary:
         return
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(failure), indent=1))
-    part.replace(path)
+    _put(failure, _rank_file(failure.rank, folder))
+    if failure.is_primary:
+        known = known_cause(folder)
+        if known is None or _order(failure) < _order(known):
+            _put(failure, folder / _CAUSE)
+
+
+def of_rank(rank: int, folder: Path) -> Failure | None:
+    """Read one rank's failure; None if it left none."""
+    return _read(_rank_file(rank, folder))
+
+
+def known_cause(folder: Path) -> Failure | None:
+    """Read the failure that explains the others, as far as ranks have told; None if none does."""
+    return _read(folder / _CAUSE)
 
 
 def read_all(folder: Path) -> list[Failure]:
     """Read every rank's failure in the order of the ranks; an absent folder has none."""
     found = [_read(path) for path in folder.glob("rank_*.json")]
-    return sorted(found, key=lambda failure: failure.rank)
+    return sorted((failure for failure in found if failure), key=lambda failure: failure.rank)
 
 
-def _read(path: Path) -> Failure:
-    return Failure(**json.loads(path.read_text()))
+def _rank_file(rank: int, folder: Path) -> Path:
+    return folder / f"rank_{rank}.json"
+
+
+def _put(failure: Failure, path: Path) -> None:
+    part = path.with_name(f"{path.stem}_{failure.rank}.part")
+    part.write_text(json.dumps(asdict(failure), indent=1))
+    part.replace(path)
+
+
+def _read(path: Path) -> Failure | None:
+    try:
+        return Failure(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
 
 
 def clear(folder: Path) -> None:
     """Remove what an earlier attempt left, so that it is not taken for the cause of a new one."""
     for path in folder.glob("rank_*.json"):
         path.unlink()
-    (folder / "first").unlink(missing_ok=True)
+    for name in (_CAUSE, "first"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def claim_first(rank: int, folder: Path) -> bool:
@@ -135,12 +163,12 @@ def cause(failures: Iterable[Failure]) -> Failure:
 
     Of requests to stop rank 0 knows most: it alone looks for the STOP file and at the clock.
     """
+    return min(failures, key=_order)
 
-    def order(failure: Failure) -> tuple[int, float]:
-        late = failure.rank if failure.kind == "stopped" else failure.seconds
-        return _ORDER[failure.kind], late
 
-    return min(failures, key=order)
+def _order(failure: Failure) -> tuple[int, float]:
+    late = failure.rank if failure.kind == "stopped" else failure.seconds
+    return _ORDER[failure.kind], late
 
 
 def explain(chosen: Failure, failures: Iterable[Failure], size: int, folder: Path) -> str:

@@ -8,6 +8,9 @@ from pathlib import Path
 from frontier_llm.parallel import failure
 
 _PATIENCE_SECONDS = 2.0
+_POLL_SECONDS = 0.25
+_SPEAKERS = 16
+"""Ranks that point at the cause: thousands of such lines would hide it."""
 
 
 def run_rank(work: Callable[[], None], rank: int, folder: Path) -> int:
@@ -34,34 +37,31 @@ def report(rank: int, size: int, folder: Path, code: int) -> int:
     """Say why this rank failed where no parent of ours does (srun, torchrun); return the code.
 
     The rank that was the cause says it in full; one that lost its peer waits a moment for that
-    peer's word and then says one line.
+    peer's word and then says one line. All ranks come here at once, on a file system that they
+    share: each reads its own file and that of the cause, and one at most reads all.
     """
-    own = next((found for found in failure.read_all(folder) if found.rank == rank), None)
+    own = failure.of_rank(rank, folder)
     if own is None:
         return code  # it could not be written, and was said
     if own.kind == "stopped":
         _say(own.message if rank == 0 else "")
         return own.exit_code
-    first = own if own.is_primary else _await_primary(folder)
+    first = own if own.is_primary else _await_cause(folder)
     if first is not None and first.rank != rank:
-        _say(f"rank {rank} stopped because rank {first.rank} failed")
+        _say(f"rank {rank} stopped because rank {first.rank} failed" if rank < _SPEAKERS else "")
         return first.exit_code
     if failure.claim_first(rank, folder):
         _say(failure.explain(own, failure.read_all(folder), size, folder))
     else:
-        _say(f"rank {rank} failed too: see {folder}")
+        _say(f"rank {rank} failed too: see {folder}" if rank < _SPEAKERS else "")
     return own.exit_code
 
 
-def _await_primary(folder: Path) -> failure.Failure | None:
+def _await_cause(folder: Path) -> failure.Failure | None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while True:
-        found = [failed for failed in failure.read_all(folder) if failed.is_primary]
-        if found:
-            return failure.cause(found)
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(0.05)
+    while (found := failure.known_cause(folder)) is None and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return found
 
 
 def _say(text: str) -> None:

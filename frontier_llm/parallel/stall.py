@@ -163,7 +163,7 @@ def explain_loss(states: Mapping[int, RankState], world: World, said: str, where
     if gone:
         verb = "is" if len(gone) == 1 else "are"
         head = (
-            f"{world.name_ranks(gone[:16])} {verb} gone without a word: killed (for want of "
+            f"{world.name_ranks(gone)} {verb} gone without a word: killed (for want of "
             "memory?), or the node is lost"
         )
     else:

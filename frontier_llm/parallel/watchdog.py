@@ -47,7 +47,7 @@ _POLL_SECONDS = 0.5
 _EAR_SECONDS = 10.0
 _STEPS_KNOWN = 3
 """Before that many steps have been measured, each has the limit of a first one."""
-_FOREVER = timedelta(days=20)
+_LONG = timedelta(days=20)
 """The store counts milliseconds in 31 bits."""
 
 
@@ -168,10 +168,11 @@ class Watchdog:
 
     def _listen(self) -> None:
         """Wait for this rank's bell; the body of a thread with a connection of its own."""
-        store: Store = self._store.clone()  # type: ignore[attr-defined]
         bell = self._bell(self._world.rank)
         try:
-            store.wait([bell], _FOREVER)
+            store: Store = self._store.clone()  # type: ignore[attr-defined]
+            while not _is_rung(store, bell):
+                pass
         except RuntimeError:
             return  # rank 0 is gone: the next collective says so, or the clock
         if not self._closed.is_set():
@@ -276,6 +277,19 @@ class Watchdog:
 
     def _key(self, name: str) -> str:
         return f"watchdog/{name}"
+
+
+def _is_rung(store: "Store", bell: str) -> bool:
+    """Wait for a bell, as long as the store can.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
+    try:
+        store.wait([bell], _LONG)
+    except RuntimeError:  # also when the time is over
+        return bool(store.check([bell]))
+    return True
 
 
 def _words(error: BaseException) -> str:

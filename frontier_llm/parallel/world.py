@@ -7,6 +7,7 @@ is refused before anybody has waited for an import.
 import errno
 import os
 import platform
+import resource
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
+_MOST_NAMED = 16
+_CONNECTIONS_A_RANK = 5
+"""To rank 0's store at most: its own, the watchdog's two, one for each tier of checkpoints."""
+_OTHER_FILES = 256
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -84,8 +89,13 @@ class World:
         return None
 
     def name_ranks(self, ranks: Sequence[int]) -> str:
-        """Name ranks and, where the launcher said them, their hosts: `rank 3 (node2)`."""
-        return ", ".join(f"rank {rank}{self._where(rank)}" for rank in ranks)
+        """Name ranks and, where the launcher said them, their hosts: `rank 3 (node2)`.
+
+        Of many, the first ones.
+        """
+        more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+        named = ranks[:_MOST_NAMED]
+        return ", ".join(f"rank {rank}{self._where(rank)}" for rank in named) + more
 
     def _where(self, rank: int) -> str:
         per_host = self.size // len(self.hosts) if self.hosts else 0
@@ -105,8 +115,8 @@ def make_store(world: World, timeout: timedelta, listen_fd: int | None = None) -
         listen_fd: rank 0 only: a listening socket to serve on; the store owns it from here on.
 
     Raises:
-        LaunchError: the port is taken (at once); not all ranks came, or rank 0 did not answer, in
-            time.
+        LaunchError: the port is taken, or rank 0 may not open enough files (at once); not all ranks
+            came, or rank 0 did not answer, in time.
     """
     from torch.distributed import TCPStore
     from torch.distributed.distributed_c10d import PrefixStore
@@ -118,6 +128,8 @@ def make_store(world: World, timeout: timedelta, listen_fd: int | None = None) -
             url = f"tcp://{address}?rank={world.rank}&world_size={world.size}"
             store = next(iter(rendezvous(url, timeout=timeout)))[0]
         else:
+            if world.rank == 0:
+                _make_room(world.size)
             if world.rank == 0 and listen_fd is None:
                 listen_fd = listen("", world.master_port).detach()
             store = TCPStore(
@@ -134,6 +146,26 @@ def make_store(world: World, timeout: timedelta, listen_fd: int | None = None) -
     store = PrefixStore(f"frontier_llm/{world.job}", store)
     _meet(world, store, address, timeout)
     return store
+
+
+def _make_room(size: int) -> None:
+    """Let this process open as many files as the ranks' connections to its store take.
+
+    Raises:
+        LaunchError: it must not.
+    """
+    needed = _OTHER_FILES + _CONNECTIONS_A_RANK * size
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if allowed == unlimited or allowed >= needed:
+        return
+    if most != unlimited and most < needed:
+        raise LaunchError(
+            f"rank 0 may open {most} files on {platform.node()} and needs {needed}: each of {size} "
+            f"ranks holds up to {_CONNECTIONS_A_RANK} connections to it. Raise the hard limit "
+            "(`ulimit -Hn`; for jobs: /etc/security/limits.conf, or LimitNOFILE of slurmd)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
 
 
 def _meet(world: World, store: "Store", address: str, timeout: timedelta) -> None:

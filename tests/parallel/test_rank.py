@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from frontier_llm.errors import DataError, RankFailure, StopRequested
+from frontier_llm.parallel import failure
 from frontier_llm.parallel.agreement import made_once, run_and_leave
 from frontier_llm.parallel.rank import report, run_rank
 from frontier_llm.parallel.world import World, init_process_group, listen, make_store
@@ -103,6 +104,24 @@ def test_stopping_is_said_by_rank_zero_alone(tmp_path):
     codes, said = _as_srun_would(_stop, 3, tmp_path)
     assert codes == [3, 3, 3]
     assert said == ["stopped at step 7\n", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("error", "speakers"), [(StopRequested("stopped at step 7"), 0), (RankFailure(""), 16)]
+)
+def test_each_rank_of_many_reads_two_files_at_most(error, speakers, tmp_path, monkeypatch, capsys):
+    """All ranks of a job end at once, on a file system that they share."""
+    size = 50
+    failure.write(failure.describe(0, DataError("the corpus is gone")), tmp_path)
+    for rank in range(1, size):
+        failure.write(failure.describe(rank, error), tmp_path)
+    read, looked = failure._read, []
+    monkeypatch.setattr(failure, "_read", lambda path: looked.append(path) or read(path))
+    for rank in range(1, size):
+        looked.clear()
+        assert report(rank, size, tmp_path, 1) == error.exit_code
+        assert len(looked) <= 2
+    assert capsys.readouterr().err.count("stopped because rank 0 failed") == max(0, speakers - 1)
 
 
 # made_once

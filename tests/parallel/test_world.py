@@ -1,6 +1,8 @@
 """Which rank am I: srun's and torchrun's variables, and how ranks meet."""
 
 import os
+import re
+import resource
 import socket
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from frontier_llm.errors import LaunchError
 from frontier_llm.parallel.cores import share
 from frontier_llm.parallel.slurm import equal_tasks, hosts, job_port
 from frontier_llm.parallel.world import World, init_process_group, listen, make_store
+from tests.ranks import run_ranks
 
 SRUN = {
     "SLURM_JOB_ID": "4711",
@@ -189,6 +192,23 @@ def test_another_jobs_store_at_the_same_port_is_not_ours():
     other = World(1, 2, 1, 2, "here", "slurm", "127.0.0.1", port, "other job")
     with pytest.raises(LaunchError, match="did rank 0 start"):
         make_store(other, timedelta(seconds=1))
+
+
+def _limited(soft, hard, size):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        make_store(_world(0, size, _free_port()), timedelta(seconds=1))
+    except LaunchError as error:
+        return str(error), resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def test_rank_zero_may_open_a_file_for_each_connection_of_each_rank():
+    (said, (soft, hard)) = run_ranks(lambda _: _limited(300, 4000, 100), 1)[0]
+    assert "not all of 100 ranks came" in said
+    assert (soft, hard) == (756, 4000)
+    (said, (soft, _)) = run_ranks(lambda _: _limited(300, 600, 100), 1)[0]
+    assert re.search(r"may open 600 files on .* and needs 756.* of 100 ranks", said)
+    assert soft == 300
 
 
 SUM = """
