@@ -126,7 +126,7 @@ class Ballot:
         try:
             cause = self._end()
             if cause is None:
-                cause = self.refuse(self._late()) or self._end()
+                cause = self._refuse_once() or self._end()
         except RuntimeError as error:
             raise UndecidedError(_no_answer(error)) from None
         if cause is None:
@@ -136,7 +136,7 @@ class Ballot:
 
     def forget(self) -> None:
         """Remove the keys: when every rank has begun another one. Rank 0 only."""
-        names = ["arrived", "ready", "verdict", "end"]
+        names = ["arrived", "ready", "late", "verdict", "end"]
         for name in [*names, *(f"rank/{rank}" for rank in range(self._size))]:
             self._store.delete_key(self._key(name))
 
@@ -148,6 +148,18 @@ class Ballot:
             return None
         cause: str = json.loads(self._store.get(self._key("end")))
         return cause
+
+    def _refuse_once(self) -> str:
+        """Refuse because time is over; return as `refuse`.
+
+        Of all ranks that were kept waiting one asks the store who is missing: thousands would keep
+        it from everything else.
+        """
+        if self._store.add(self._key("late"), 1) == 1:
+            return self.refuse(self._late())
+        self._store.wait([self._key("verdict")], self._timeout)
+        verdict = self._read("verdict")
+        return "" if verdict == _COMMIT else verdict
 
     def _decide(self, verdict: str) -> str:
         """Write the verdict if there is none; return the one that counts."""

@@ -7,7 +7,6 @@ The manifest begins with the digest of all that follows in it. No layout is on d
 a box of a global tensor and a run of that box's elements.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from operator import attrgetter
@@ -27,7 +26,7 @@ STATES = ("master", "exp_avg", "exp_avg_sq")
 ELEMENT_BYTES = 4
 CHUNK_BYTES = 16 * MIB
 """What is written, digested and verified at once."""
-_DIGEST = re.compile(rb'\{"xxh3_128":"([0-9a-f]{32})",')
+_HEAD = re.compile(rb'\{"xxh3_128":"([0-9a-f]{32})",(?="format":(\d+),)')
 
 
 class _Model(BaseModel):
@@ -177,17 +176,15 @@ class Manifest(_Model):
         Raises:
             CheckpointError: it is damaged, or of another format.
         """
-        try:
-            version = json.loads(text).get("format")
-        except (ValueError, AttributeError) as error:
-            raise CheckpointError(f"{name} is damaged: {error}") from None
-        if version != FORMAT:
+        head = _HEAD.match(text)
+        if head is None:
+            raise CheckpointError(f"{name} is damaged: it does not begin as a manifest does")
+        if int(head[2]) != FORMAT:
             raise CheckpointError(
-                f"{name} is of format {version!r}, this version of frontier_llm reads format "
+                f"{name} is of format {int(head[2])}, this version of frontier_llm reads format "
                 f"{FORMAT}: read it with the version that wrote it"
             )
-        head = _DIGEST.match(text)
-        if head is None or head[1].decode() != xxhash.xxh3_128_hexdigest(text[head.end() :]):
+        if head[1].decode() != xxhash.xxh3_128_hexdigest(text[head.end() :]):
             raise CheckpointError(f"{name} is damaged: its digest does not fit its content")
         try:
             return cls.model_validate_json(b"{" + text[head.end() :])

@@ -35,7 +35,7 @@ def prune(folder: Path, committed_step: int, keep: int, keep_every_steps: int | 
         for step, path in committed(folder):
             if whole >= keep and keep_every_steps is not None and step % keep_every_steps == 0:
                 continue  # unopened: a long run has many of them
-            if not _is_whole(path):
+            if step != committed_step and not _is_whole(path):
                 continue
             whole += 1
             if whole > keep and step != committed_step:
