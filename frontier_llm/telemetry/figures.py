@@ -7,6 +7,7 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import matplotlib
@@ -222,11 +223,12 @@ def _over_bars(ax: Axes, labels: Sequence[str], title: str, suffix: str, axis: s
 def _smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """Average over a centred window of a fiftieth of the run."""
     half = len(points) // 100
+    sums = list(accumulate((value for _, value in points), initial=0.0))
     smooth = []
     for index, (step, _) in enumerate(points):
         reach = min(half, index, len(points) - 1 - index)  # symmetric, so that ends do not bend
-        window = points[index - reach : index + reach + 1]
-        smooth.append((step, sum(value for _, value in window) / len(window)))
+        start, stop = index - reach, index + reach + 1
+        smooth.append((step, (sums[stop] - sums[start]) / (stop - start)))
     return smooth
 
 
