@@ -9,15 +9,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import FrontierError, StopRequested
-from frontier_llm.geometry.elastic import refit
 from frontier_llm.parallel import failure
 from frontier_llm.parallel.agreement import made_once, run_and_leave
 from frontier_llm.parallel.cores import prepare_environment, share
@@ -28,7 +27,7 @@ from frontier_llm.parallel.world import World, make_store
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.check import check_fits
 from frontier_llm.trainer import changes, checkpoint_places, run_directory
-from tools.compose import compose
+from tools.compose import compose, fitted
 from tools.help import help_text
 
 PRINT = {"--cfg", "--cfg=job"}
@@ -158,24 +157,14 @@ def configure(
         Candidate.of(config, *ranks_to_plan(config))
         return run_directory.to_yaml(values)
     size = world_size or config.launch.ranks
-    if config.launch.elastic:
-        values = fitted(values, refit(config, size))
-        config = decode(values)
+    values = fitted(values, size)
+    config = decode(values)
     per_node = config.launch.ranks_per_node or ranks_per_node or size
     candidate = Candidate.of(config, size, per_node)
     if config.plan == "check":
         check_fits(candidate)
     claim(config)
     return run_directory.to_yaml(values)
-
-
-def fitted(values: dict[str, Any], changes_by_key: Mapping[str, int]) -> dict[str, Any]:
-    """Change values for the ranks that there are, and say so."""
-    for key, value in changes_by_key.items():
-        section, name = key.split(".")
-        print(f"{'elastic':<11}{key}: {values[section][name]} -> {value}", file=sys.stderr)
-        values[section][name] = value
-    return values
 
 
 def rehearse(config: RunConfig) -> int:

@@ -1,13 +1,19 @@
 # Frontier's environment for a job; sourced by frontier.sbatch. Each variable: why, and who says so.
 # OLCF = OLCF's user guide and its PyTorch page; HPE = its advice quoted in olcf-user-docs.
-# A value set before sbatch wins. At start-up the program compares all of them on every rank with
+# A value set before sbatch wins, then one that a module sets. At start-up the program compares all of them on every rank with
 # conf/cluster/frontier_mi250x.yaml and says where they differ. Not tried by us on Frontier itself.
 # shellcheck shell=bash
 
-# The compilers and libraries that torch's ROCm build finds at run time (OLCF).
-module load PrgEnv-gnu rocm craype-accel-amd-gfx90a
+# What was set before sbatch: modules may set the same.
+given=$(export -p | grep -E '^declare -x (NCCL|GLOO|HSA|FI|MIOPEN)_' || true)
+# The compilers and libraries that torch's ROCm build finds at run time; the ROCm that .venv's torch
+# was built for (OLCF's page names this set together with torch 2.10.0).
+module load PrgEnv-gnu/8.7.0 cpe/26.03 "rocm/${FRONTIER_LLM_ROCM:-7.1.1}" craype-accel-amd-gfx90a
+# With a programming environment that is not the default one (OLCF).
+export LD_LIBRARY_PATH="${CRAY_LD_LIBRARY_PATH-}:${LD_LIBRARY_PATH-}"
 # RCCL over Slingshot's own protocol; without this plugin it falls back to TCP (OLCF).
 module load rccl-net-plugin
+eval "$given"
 
 # Slingshot's four NICs; RCCL must not take a management interface (OLCF).
 export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-hsn0,hsn1,hsn2,hsn3}"

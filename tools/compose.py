@@ -6,6 +6,7 @@ override is a `ConfigError`.
 """
 
 import difflib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from hydra.errors import HydraException
 from omegaconf import MissingMandatoryValue, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from frontier_llm.config.decode import keys, nearest, unknown_key
+from frontier_llm.config.decode import decode, keys, nearest, unknown_key
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.elastic import refit
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 _NOT_OURS = ("hydra", "experiment")
@@ -50,6 +52,20 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         raise _refused(parsed, error) from None
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items() if key not in _NOT_OURS}
+
+
+def fitted(values: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """Change what an elastic run must change on so many ranks, and say so; others stay.
+
+    Raises:
+        ConfigError: a value is illegal, or the ranks cannot share the global batch.
+    """
+    config = decode(values)
+    for key, value in (refit(config, ranks) if config.launch.elastic else {}).items():
+        section, name = key.split(".")
+        print(f"{'elastic':<11}{key}: {values[section][name]} -> {value}", file=sys.stderr)
+        values[section][name] = value
+    return values
 
 
 def groups() -> dict[str, list[str]]:

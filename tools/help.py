@@ -25,7 +25,8 @@ examples
       what fits a cluster and is fastest, said without a GPU (docs/planner.md)
   python train.py launch.ranks=8 parallel.tensor=2 parallel.pipeline=2 data.global_batch=32
       8 processes: tensor x pipeline x data = 2 x 2 x 2
-  srun -N 2 --ntasks-per-node=8 -c 7 --gpus-per-task=1 python train.py experiment=frontier_22b
+  srun -N 2 --ntasks-per-node=8 -c 7 --gpus-per-task=1 --gpu-bind=closest \\
+    .venv/bin/python train.py experiment=frontier_22b
       16 ranks of a cluster
   python train.py -m parallel.tensor=1,2 data.micro_batch=1,2
       4 short runs, one after the other; tools/sweep_report.py compares them

@@ -26,7 +26,7 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.check import check_fits
-from tools.compose import compose
+from tools.compose import compose, fitted
 from tools.options import ending
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,8 +124,9 @@ def _read(arguments: Sequence[str]) -> tuple[Job, bool]:
     rest = [argument for argument in arguments if argument not in ("--submit", *chains)]
     overrides = [argument for argument in rest if _is_override(argument)]
     options = [argument for argument in rest if not _is_override(argument)]
-    config = decode(compose(overrides))
-    job = Job.of(config, _length(chains), options, overrides)
+    values = compose(overrides)
+    job = Job.of(decode(values), _length(chains), options, overrides)
+    config = decode(fitted(values, job.ranks))
     candidate = Candidate.of(config, job.ranks, job.ranks_per_node)
     if config.plan == "check":
         check_fits(candidate)

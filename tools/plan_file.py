@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from frontier_llm.errors import ConfigError
+from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate
 from tools.compose import CONF, groups
 
@@ -46,11 +47,19 @@ def experiment_text(name: str, overrides: Sequence[str], judged: Estimate) -> st
             "# @package _global_",
             f"# A plan: {candidate.description}, predicted {judged.time.seconds:.3f} s a step",
             f"# ranks: {candidate.grid.size}",
-            f"# run: srun -N {nodes} --ntasks-per-node={candidate.grid.ranks_per_node} "
-            f"--gpus-per-task=1 python train.py experiment={name}",
+            f"# run: srun -N {nodes} {_resources(candidate)} python train.py experiment={name}",
             yaml.safe_dump({**body, **values, **recompute}, sort_keys=False),
         ]
     )
+
+
+def _resources(candidate: Candidate) -> str:
+    """Return srun's options for a node, as scripts/*.sbatch give them."""
+    cluster, ranks = candidate.config.cluster, candidate.grid.ranks_per_node
+    tasks = f"--ntasks-per-node={ranks} -c {max(1, cluster.host.cores // ranks)}"
+    if cluster.device.kind == "hip":
+        return f"{tasks} --gpus-per-task=1 --gpu-bind=closest"
+    return f"{tasks} --gpus-per-node={ranks}" if cluster.device.kind == "cuda" else tasks
 
 
 def _layout(judged: Estimate, composed: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

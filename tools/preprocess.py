@@ -29,7 +29,7 @@ from rich.table import Table
 
 from frontier_llm.config import decode
 from frontier_llm.config.data import DataConfig
-from frontier_llm.config.reading import check_reading
+from frontier_llm.config.reading import check_sources
 from frontier_llm.data.corpora import prepare_all
 from frontier_llm.data.manifest import MANIFEST_FILE, Manifest
 from frontier_llm.units import MIB, format_bytes, format_count, format_seconds
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(arguments)
     console = wide_console()
     config = decode(compose(options.overrides))
-    check_reading(config)
+    check_sources(config.data)  # which model reads them is seen when it trains
     start = time.perf_counter()
     try:
         folders = preprocess(config.data, options.workers, console)

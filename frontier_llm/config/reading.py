@@ -1,5 +1,6 @@
 """The rules of what is read: which text, by which tokens, for which kind of model."""
 
+from frontier_llm.config.data import DataConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
@@ -13,13 +14,17 @@ def check_reading(config: RunConfig) -> None:
     Raises:
         ConfigError: naming the key to change.
     """
-    _check_sources(config)
+    check_sources(config.data)
     _check_objective(config)
     _check_vocabulary(config)
 
 
-def _check_sources(config: RunConfig) -> None:
-    data = config.data
+def check_sources(data: DataConfig) -> None:
+    """Refuse corpora that name no text, or share a name.
+
+    Raises:
+        ConfigError: naming the key to change.
+    """
     names = [corpus.name for corpus in data.sources]
     if not names or len(set(names)) < len(names):
         raise ConfigError(

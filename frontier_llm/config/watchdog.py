@@ -17,9 +17,9 @@ class WatchdogConfig(Section):
     startup_seconds: float = Field(gt=0)
     """From the start of a rank to its first step: groups, corpus, model, checkpoint."""
     first_step_seconds: float = Field(gt=0)
-    """The first step, in which connections are made and kernels are chosen."""
+    """Each of the first three steps, in which connections are made and kernels are chosen."""
     step_seconds: float = Field(gt=0)
-    """A step; or `step_factor` times the median of the steps so far, if that is longer."""
+    """A step; or `step_factor` times the median of the last 20 steps, if that is longer."""
     step_factor: float = Field(gt=1)
     """How many times longer than usual a step may take."""
     checkpoint_seconds: float = Field(gt=0)

@@ -37,6 +37,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
+def test_preprocess_prepares_for_any_model(tmp_path: Path):
+    """Which one reads it, and whether its vocabulary is large enough, is not known yet."""
+    text = write_jsonl(tmp_path / "text.jsonl", 90)
+    where = [f"data.path={text}", f"data.directory={tmp_path / 'c'}", "data.pieces=50257"]
+    for data in ("text", "text_spans"):
+        assert preprocess.main([f"data={data}", *where, "data.validation_percent=10.0"]) == 0
+    with pytest.raises(ConfigError, match=r"data\.path"):
+        preprocess.main(["data=text"])
+
+
 def test_preprocess_reports_what_it_made_and_finds_it_again(tmp_path: Path, capsys):
     text = write_jsonl(tmp_path / "text.jsonl", 90)
     with text.open("a") as stream:

@@ -1,7 +1,9 @@
 """The job that an experiment asks Slurm for."""
 
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,15 @@ def test_an_experiments_nodes_hold_its_ranks(name):
 def test_what_every_rank_would_refuse_is_refused_before_it_is_submitted():
     with pytest.raises(ConfigError, match=r"parallel.tensor x parallel.pipeline"):
         main(["experiment=frontier_175b", "launch.nodes=3"])
+
+
+def test_an_elastic_run_is_fitted_to_the_nodes_as_it_will_be(capsys):
+    arguments = ["experiment=frontier_1_4b", "launch.nodes=20", "data.global_batch=400"]
+    with pytest.raises(ConfigError, match=r"data\.global_batch"):
+        main(arguments)
+    capsys.readouterr()
+    assert main([*arguments, "launch.elastic=true"]) == 0
+    assert re.search(r"elastic +data.micro_batch: 10 -> 5", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("chain", [["--chain=many"], ["--chain=0"], ["--chain", "8"], ["--chain"]])
@@ -121,6 +132,20 @@ def test_an_environment_sets_what_the_cluster_file_expects(script, cluster):
     assert wanted
     for name, value in wanted.items():
         assert set_here[name] == value
+
+
+def test_what_is_set_before_sbatch_wins_also_over_a_module(tmp_path):
+    module = "module() { export FI_CXI_RDZV_PROTO=module FI_MR_CACHE_MONITOR=module; }"
+    script = f"{module}; source scripts/frontier_env.sh; env"
+    environment = {"PATH": os.environ["PATH"], "USER": "me", "FI_CXI_RDZV_PROTO": "mine, or 'so'"}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], cwd=ROOT, env=environment, text=True,
+        capture_output=True, check=True,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert "FI_CXI_RDZV_PROTO=mine, or 'so'" in lines
+    assert "FI_MR_CACHE_MONITOR=module" in lines, "the site knows better than these defaults"
+    assert "NCCL_CROSS_NIC=1" in lines
 
 
 @pytest.mark.parametrize("script", ["frontier_env.sh", "a100_env.sh"])
