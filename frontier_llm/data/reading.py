@@ -1,5 +1,8 @@
 """How a run reads its corpora: the windows of its samples and the batches made of them."""
 
+import numpy as np
+import numpy.typing as npt
+
 from frontier_llm.config.reading import SENTINELS
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpora import BlendedSamples, Corpora, schedule_of
@@ -19,6 +22,7 @@ def make_loader(
     *,
     train: bool,
     windows: Windows | None = None,
+    reads: bool = True,
 ) -> BatchLoader:
     """Make the loader of one replica.
 
@@ -29,6 +33,7 @@ def make_loader(
         data_size: how many there are.
         train: the training split, shuffled, or the validation split, in order.
         windows: of that split; None = `make_windows`'.
+        reads: whether this rank looks at tokens. If not, batches have their shape, and zeros.
 
     Raises:
         ConfigError: the tokenizer has tokens that the model has no rows for.
@@ -45,7 +50,26 @@ def make_loader(
             "  do: add text, or lower data.global_batch or data.sequence_length"
         )
     maker = make_batch_maker(config, corpora)
+    if not reads:
+        windows = _Blank(len(windows), data.sequence_length + 1)
     return BatchLoader(windows, data.global_batch, data.micro_batch, data_rank, data_size, maker)
+
+
+class _Blank:
+    """Samples for a stage in the middle of the pipeline.
+
+    With many stages they would be read many times, in small pieces at random places of a file
+    system that all nodes share.
+    """
+
+    def __init__(self, count: int, tokens: int) -> None:
+        self._count, self._row = count, np.zeros(tokens, np.int64)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
+        return self._row
 
 
 def make_windows(config: RunConfig, corpora: Corpora, *, train: bool) -> Samples | BlendedSamples:

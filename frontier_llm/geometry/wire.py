@@ -11,6 +11,7 @@ calls that megatron-core really makes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.grid import Grid
@@ -56,10 +57,17 @@ def ring_sent(grid: Grid, rank: int, group: Sequence[int], sent_bytes: float) ->
 
 def pairs_sent(grid: Grid, rank: int, group: Sequence[int], sent_bytes: float) -> Sent:
     """Attribute bytes that a rank sends in equal messages to every other rank of a group."""
-    sent, others = Sent(), [peer for peer in group if peer != rank]
-    for peer in others:
-        sent += to_peer(grid, rank, peer, sent_bytes / len(others))
-    return sent
+    near, far = _near_and_far(grid, rank, tuple(group))
+    each = sent_bytes / max(1, near + far)
+    return Sent(intra=near * each, inter=far * each)
+
+
+@lru_cache(maxsize=1024)
+def _near_and_far(grid: Grid, rank: int, group: tuple[int, ...]) -> tuple[int, int]:
+    """Count the other ranks on this rank's node and beyond: asked for at every message sent."""
+    others = [peer for peer in group if peer != rank]
+    near = sum(grid.same_node(rank, peer) for peer in others)
+    return near, len(others) - near
 
 
 def tensor_bytes(config: RunConfig, piece: Piece, element_bytes: int) -> float:

@@ -57,6 +57,11 @@ class Groups:
         )
 
     @property
+    def is_between(self) -> bool:
+        """Whether stages come before and after this one."""
+        return 0 < self.at.pipeline < self.grid.pipeline - 1
+
+    @property
     def counts_samples(self) -> bool:
         """Whether this rank speaks for its replica's samples and their loss."""
         return self.is_last_stage and self.at.tensor == 0

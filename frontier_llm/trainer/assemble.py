@@ -5,6 +5,7 @@ import os
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,10 @@ def assemble(
     loss_scale = LossScale(config.precision, choices.precision)
     windows = make_windows(config, corpus, train=True)
     blend = windows if isinstance(windows, BlendedSamples) else None
-    validation = make_loader(config, corpus, groups.at.data, groups.grid.data, train=False)
+    # an encoder-decoder's stages all mask by the batch; a decoder's middle ones need only its shape
+    reads = config.model.kind == "t5" or not groups.is_between
+    loader = partial(make_loader, config, corpus, groups.at.data, groups.grid.data, reads=reads)
+    validation = loader(train=False)
     progress = Progress()
     patience = timedelta(seconds=config.watchdog.startup_seconds)  # rank 0 may build for longer
     start = made_once(world, store, "start", lambda: uuid.uuid4().hex, patience)
@@ -153,9 +157,7 @@ def assemble(
         states=states,
         step=TrainStep(model, states, groups, config, loss_scale, traffic, before_update),
         evaluation=Evaluation(model, groups, config, validation),
-        loader=make_loader(
-            config, corpus, groups.at.data, groups.grid.data, train=True, windows=windows
-        ),
+        loader=loader(train=True, windows=windows),
         validation_loader=validation,
         sampler=Sampler(model, groups, config, corpus.tokenizer),
         progress=progress,

@@ -9,8 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+import torch.distributed as dist
 
+from frontier_llm.data.datasets import TokenStream
 from tests import forked_train
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +134,30 @@ def test_same_seed_is_the_same_run_in_another_layout(
         for path in (run, folder / "alone")
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_stages_in_between_read_no_text(
+    folder: Path, corpus: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = TokenStream.read
+
+    def told(stream: TokenStream, start: int, count: int) -> npt.NDArray[np.generic]:
+        (tmp_path / f"rank_{dist.get_rank()}").touch()
+        return read(stream, start, count)
+
+    monkeypatch.setattr(TokenStream, "read", told)
+    losses = []
+    for pipeline in (1, 3):
+        ended = forked_train.train(
+            *SMALL, *corpus, f"run.dir={tmp_path}/{pipeline}", "trainer.steps=2", "model.layers=3",
+            f"launch.ranks={pipeline}", f"parallel.pipeline={pipeline}", "checkpoint=off",
+            "trainer.sample_tokens=0",
+        )  # fmt: skip
+        assert ended.code == 0, ended.text
+        lines = (tmp_path / str(pipeline) / "metrics.jsonl").read_text().splitlines()
+        losses += [[json.loads(line)["loss"] for line in lines]]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert {path.name for path in tmp_path.glob("rank_*")} == {"rank_0", "rank_2"}
 
 
 def test_loss_that_is_not_finite_ends_the_run_with_a_report(
