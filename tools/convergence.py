@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = 0 if options.draw_only else train_all(options)
     if code not in (0, STOPPED):
         return code
-    runs = product(options.presets, seeds_of(options))
+    runs = product(PRESETS, seeds_of(options))
     curves = [Curve.read(*run, run_folder(*run, options)) for run in runs]
     begun = [curve for curve in curves if curve.steps]
     if begun:
@@ -107,7 +107,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--steps", type=count, default=1000, help="of each run (default 1000)")
     add("--slice", type=count, default=250, help="steps until the next preset's turn (default 250)")
     add("--every", type=count, default=50, help="steps from a validation to the next (default 50)")
-    add("--presets", nargs="+", default=list(PRESETS), choices=PRESETS, help="(default: all)")
     add("--seeds", type=count, default=2, help="runs of each preset, seeds from 1 on (default 2)")
     add("--folder", type=Path, default=ROOT / "runs" / "convergence", help="of the runs")
     add("--picture", type=picture, default=PICTURE, help="where to draw; JSON goes beside it")
@@ -157,7 +156,7 @@ def train_all(options: argparse.Namespace) -> int:
     deadline = time.monotonic() + 60 * options.minutes
     goals = [*range(options.slice, options.steps, options.slice), options.steps]
     try:
-        for seed, goal, preset in product(seeds_of(options), goals, options.presets):
+        for seed, goal, preset in product(seeds_of(options), goals, PRESETS):
             if code := train(preset, seed, goal, options, deadline):
                 return code
     except KeyboardInterrupt:
