@@ -10,7 +10,7 @@ given=$(export -p | grep -E '^declare -x (NCCL|GLOO|HSA|FI|MIOPEN)_' || true)
 # was built for (OLCF's page names this set together with torch 2.10.0).
 module load PrgEnv-gnu/8.7.0 cpe/26.03 "rocm/${FRONTIER_LLM_ROCM:-7.1.1}" craype-accel-amd-gfx90a
 # With a programming environment that is not the default one (OLCF).
-export LD_LIBRARY_PATH="${CRAY_LD_LIBRARY_PATH-}:${LD_LIBRARY_PATH-}"
+export LD_LIBRARY_PATH="${CRAY_LD_LIBRARY_PATH-}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 # RCCL over Slingshot's own protocol; without this plugin it falls back to TCP (OLCF).
 module load rccl-net-plugin
 eval "$given"
