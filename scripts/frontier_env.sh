@@ -5,7 +5,7 @@
 # shellcheck shell=bash
 
 # What was set before sbatch: modules may set the same.
-given=$(export -p | grep -E '^declare -x (NCCL|GLOO|HSA|FI|MIOPEN)_' || true)
+given=$(export -p | grep -E '^declare -x (NCCL_|GLOO_|HSA_|FI_|MIOPEN_)' || true)
 # The compilers and libraries that torch's ROCm build finds at run time; the ROCm that .venv's torch
 # was built for (OLCF's page names this set together with torch 2.10.0).
 module load PrgEnv-gnu/8.7.0 cpe/26.03 "rocm/${FRONTIER_LLM_ROCM:-7.1.1}" craype-accel-amd-gfx90a

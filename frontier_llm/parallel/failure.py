@@ -18,9 +18,9 @@ from typing import Literal
 from frontier_llm.errors import FrontierError, RankFailure, StopRequested
 
 Kind = Literal["user", "error", "died", "stopped", "echo", "timeout"]
+_CAUSE = "cause.json"
 # An error and a death of the same job are told apart by time alone: what one of the two made of
 # the other ranks need not look like a network's error.
-_CAUSE = "cause.json"
 _ORDER = {"user": 0, "error": 1, "died": 1, "timeout": 2, "echo": 3, "stopped": 4}
 _ECHO_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError")
 _ECHO_WORDS = (
