@@ -34,9 +34,10 @@ def main(root: Path) -> None:
     words = (word.removeprefix("file://") for value in found.values() for word in value.split())
     places = [Path(word) for word in words if word.startswith("/")]
     for place in places:
-        if place.is_file() and not (root / place.relative_to("/")).exists():
-            (root / place.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(place, root / place.relative_to("/"))
+        inside = root / place.relative_to("/")
+        if place.is_file() and not inside.exists():
+            inside.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(place, inside)
     # a simple index links to the files beside it
     folders = {place.parent if place.name == "simple" else place for place in places}
     volumes = [f"--volume={folder}:{folder}:ro" for folder in sorted(folders) if folder.is_dir()]

@@ -62,7 +62,7 @@ class Job:
             script=SCRIPTS.get(cluster.device.kind, SCRIPTS["cuda"]),
             nodes=config.launch.nodes or -(-config.launch.ranks // per_node),
             ranks_per_node=per_node,
-            cores_per_rank=max(1, cluster.host.cores // per_node),
+            cores_per_rank=cluster.cores_per_rank,
             devices_per_node=0 if on_cpu else per_node,
             chain=chain,
             options=tuple(options),

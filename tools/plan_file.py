@@ -56,7 +56,7 @@ def experiment_text(name: str, overrides: Sequence[str], judged: Estimate) -> st
 def _resources(candidate: Candidate) -> str:
     """Return srun's options for a node, as scripts/*.sbatch give them."""
     cluster, ranks = candidate.config.cluster, candidate.grid.ranks_per_node
-    tasks = f"--ntasks-per-node={ranks} -c {max(1, cluster.host.cores // ranks)}"
+    tasks = f"--ntasks-per-node={ranks} -c {cluster.cores_per_rank}"
     if cluster.device.kind == "hip":
         return f"{tasks} --gpus-per-task=1 --gpu-bind=closest"
     return f"{tasks} --gpus-per-node={ranks}" if cluster.device.kind == "cuda" else tasks

@@ -61,21 +61,20 @@ def never_committed(folder: Path) -> list[Path]:
     return [path for _, kind, path in _folders(folder) if kind == ".partial"]
 
 
-def newest(folder: Path, fallback: bool = False) -> Checkpoint | None:
-    """Return the newest checkpoint; older ones are not opened.
+def newest(folder: Path) -> Checkpoint | None:
+    """Return the newest checkpoint that is whole; older ones are not opened.
 
     What is left out is named in the log. A folder with partial checkpoints alone is as good as an
     empty one.
 
     Args:
         folder: of all checkpoints of a run; it may be absent.
-        fallback: whether an older one may stand in for a newest one that is damaged.
 
     Returns:
         None if no checkpoint was ever committed.
 
     Raises:
-        CheckpointError: the newest is damaged and no other may stand in, or all are damaged.
+        CheckpointError: all are damaged.
     """
     damaged: list[CheckpointError] = []
     for _, path in committed(folder):
@@ -84,11 +83,6 @@ def newest(folder: Path, fallback: bool = False) -> Checkpoint | None:
         except CheckpointError as error:
             damaged.append(error)
             continue
-        if damaged and not fallback:
-            raise CheckpointError(
-                f"the newest checkpoint is damaged: {damaged[0]}\n"
-                f"  do: checkpoint.fallback=true goes on from an older one, of step {found.step}"
-            )
         for reason in damaged:
             _log.warning("%s; it is left out", reason)
         return found
@@ -108,7 +102,7 @@ def find(path: Path) -> Checkpoint:
         CheckpointError: there is none, or it is damaged.
     """
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
-    return newest(folder, fallback=True) or Checkpoint.open(path)
+    return newest(folder) or Checkpoint.open(path)
 
 
 def _folders(folder: Path) -> list[tuple[int, str, Path]]:

@@ -101,3 +101,8 @@ class ClusterConfig(Section):
     environment: dict[str, str]
     """Variables of NCCL, RCCL and libfabric that a rank should have here; at start-up it is said
     where they differ. scripts/*_env.sh sets them, with reasons."""
+
+    @property
+    def cores_per_rank(self) -> int:
+        """Cores that a rank may use."""
+        return max(1, self.host.cores // self.ranks_per_node)

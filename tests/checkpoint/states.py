@@ -37,7 +37,7 @@ def value(name: str, state: str, step: int) -> np.ndarray:
 
 def restore(folder: Path, shards: Iterable[StateShard], **options: Any) -> dict[str, Any] | None:
     """Load the newest checkpoint, or an older one where that is short; return what was saved."""
-    checkpoint = newest(folder, fallback=True)
+    checkpoint = newest(folder)
     if checkpoint is None:
         return None
     load(checkpoint, shards, **options)
