@@ -203,9 +203,9 @@ def _limited(soft, hard, size):
 
 
 def test_rank_zero_may_open_a_file_for_each_connection_of_each_rank():
-    (said, (soft, hard)) = run_ranks(lambda _: _limited(300, 4000, 100), 1)[0]
+    (said, (soft, hard)) = run_ranks(lambda _: _limited(300, 800, 100), 1)[0]
     assert "not all of 100 ranks came" in said
-    assert (soft, hard) == (756, 4000)
+    assert (soft, hard) == (756, 800)
     (said, (soft, _)) = run_ranks(lambda _: _limited(300, 600, 100), 1)[0]
     assert re.search(r"may open 600 files on .* and needs 756.* of 100 ranks", said)
     assert soft == 300
