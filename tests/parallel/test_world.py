@@ -235,7 +235,8 @@ def test_ranks_of_torchrun_meet_at_its_agents_store(tmp_path, request):
     script.write_text(SUM)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, str(script)],
+        # a container's own host name may have no address
+        [*command, "--local-addr=localhost", str(script)],
         env={**os.environ, "PYTHONPATH": _root(request)},
         capture_output=True,
         text=True,
