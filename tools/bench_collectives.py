@@ -17,6 +17,7 @@ between them, each hop in the same format. MB are what a rank sends between node
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -40,7 +41,7 @@ from rich.table import Table
 
 from frontier_llm.collectives import kernels
 from frontier_llm.collectives.blockwise import BlockKernels, TorchKernels
-from frontier_llm.collectives.chain import Chain, Steps
+from frontier_llm.collectives.chain import Chain
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import BF16, FP32, Format, StateFormats
@@ -247,21 +248,15 @@ def _time_flow(
     transport: Transport, flow: Flow, groups: Sequence[Any], code: Format, elements: int
 ) -> float:
     whole = torch.randn(elements)
+    total = torch.empty(elements // math.prod(group.size() for group in groups))
     dist.barrier()
     start = time.perf_counter()
     if flow == "gather":
         Chain(transport.gather(whole, groups, code, elements, flow)).wait()
     else:
-        Chain(_reduction(transport, whole, groups, flow)).wait()
+        kept = [None] * len(groups)
+        Chain(transport.reduce(whole, groups, elements, flow, kept, total)).wait()
     return time.perf_counter() - start
-
-
-def _reduction(
-    transport: Transport, whole: torch.Tensor, groups: Sequence[Any], flow: Flow
-) -> Steps:
-    kept = [None] * len(groups)
-    part = yield from transport.reduce(whole, groups, whole.numel(), flow, kept)
-    transport.pool.give(part)
 
 
 def codec_table(figures: Sequence[CodecFigure]) -> Table:

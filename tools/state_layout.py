@@ -84,7 +84,7 @@ class StateLayout:
 
     def sent(self) -> dict[str, list[Sent]]:
         """Return what each data rank of the stage sends in a step, by collective."""
-        how_often = gathers_by_pass(self.config, self.stage, self.micro_batches)
+        how_often = gathers_by_pass(self.config, self.stage, self.factors, self.micro_batches)
         layouts = unit_layouts(self.config, self.stage, self.factors)
         alike = Counter((one.size, one.decayed, how_often[unit]) for unit, one in layouts.items())
         by_name: defaultdict[str, list[Sent]] = defaultdict(

@@ -24,6 +24,7 @@ class ReduceScatter:
         group: dist.ProcessGroup,
         traffic: Traffic,
         name: str,
+        out: torch.Tensor | None = None,
     ) -> None:
         """Start; returns at once.
 
@@ -35,15 +36,18 @@ class ReduceScatter:
             group: the ranks that add up, in the order of the parts they will own.
             traffic: where the bytes are counted.
             name: under which they are counted.
+            out: [n / ranks] fp32, overwritten with the sum; it may be this rank's part of `whole`.
+                Absent = that part where it is fp32, else a new tensor.
         """
         size = group.size()
         ranks = tuple(dist.get_process_group_ranks(group))
         sent_bytes = gather_bytes(whole.numel() * whole.element_size(), size)
         self._parts, self._mine = whole.view(size, -1), group.rank()  # kept alive until sent
+        self._out = out
         self._native = whole.device.type != "cpu" and whole.dtype == torch.float32
         if self._native:
             traffic.ring(name, ranks, sent_bytes)
-            self._received = torch.empty_like(self._parts[0])
+            self._received = torch.empty_like(self._parts[0]) if out is None else out
             work = dist.reduce_scatter_tensor(self._received, whole, group=group, async_op=True)
             assert work is not None
             self._work: Handle = work
@@ -57,8 +61,15 @@ class ReduceScatter:
         self._work.wait()
         if self._native:
             return self._received
-        total = self._parts[self._mine].float()  # of fp32 the part itself
-        for rank, part in enumerate(self._received):
-            if rank != self._mine:
-                total.add_(part)
+        own, others = self._parts[self._mine], self._received.unbind()
+        others = others[: self._mine] + others[self._mine + 1 :]
+        if self._out is None:
+            total = own.float()  # of fp32 the part itself
+        elif others and own.dtype == torch.float32:
+            total = torch.add(own, others[0], out=self._out)
+            others = others[1:]
+        else:
+            total = self._out.copy_(own)
+        for part in others:
+            total.add_(part)
         return total

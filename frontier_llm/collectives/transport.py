@@ -15,8 +15,7 @@ Paper: ZeRO++ (arXiv:2306.10209), qwZ and qgZ. Differs: the owner uses what it s
 re-ordering, since the digits of geometry/partition.py lie in the order of the hops.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -24,7 +23,6 @@ import torch.distributed as dist
 from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.chain import Steps
 from frontier_llm.collectives.gather import all_gather
-from frontier_llm.collectives.handle import Handle
 from frontier_llm.collectives.messages import exchange
 from frontier_llm.collectives.pool import BufferPool
 from frontier_llm.collectives.reduce_scatter import ReduceScatter
@@ -155,7 +153,10 @@ class Transport:
         border: int,
         name: str,
         residuals: Sequence[torch.Tensor | None],
-    ) -> Generator[Handle, Any, torch.Tensor]:
+        out: torch.Tensor,
+        *,
+        add: bool = False,
+    ) -> Steps:
         """Add a buffer up over ranks, of which each keeps a part.
 
         Collective over the groups, one after the other. A `whole` that was borrowed from the pool
@@ -163,18 +164,17 @@ class Transport:
 
         Args:
             whole: [n], n divisible by the product of the groups' sizes; not to be touched until
-                the steps are done. The sum may come to lie in this rank's part of it.
+                the steps are done. Sums may come to lie in it.
             groups: the hops; None = this rank alone.
             border: elements before it are quantised.
             name: under which the bytes are counted.
             residuals: for each hop [its elements] bf16, what rounding lost, or None.
-
-        Returns:
-            This rank's part of the sum. It may be, or lie in, what is the pool's: to be given back.
+            out: [n / ranks] fp32, takes this rank's part of the sum; it may be that part of
+                `whole`. It is written to as late as when the last hop is waited for.
+            add: whether the sum is added to what `out` holds.
         """
-        for group, residual in zip(groups, residuals, strict=True):
-            if group is None or whole.numel() == 0:
-                continue
+        hops = [(g, r) for g, r in zip(groups, residuals, strict=True) if g is not None]
+        for group, residual in hops if whole.numel() else ():
             code = self.scatter_format(group)
             elements = whole.numel() // group.size()
             if code.is_quantised:
@@ -185,11 +185,16 @@ class Transport:
                 sent = whole.to(DTYPES[code.name])
                 if sent is not whole:
                     self.pool.give(whole)
-                whole = yield ReduceScatter(sent, group, self.traffic, name)
+                last = out if group is hops[-1][0] and not add else None
+                whole = yield ReduceScatter(sent, group, self.traffic, name, last)
                 if whole.untyped_storage().data_ptr() != sent.untyped_storage().data_ptr():
                     self.pool.give(sent)  # the sum does not lie in it
             border = max(0, min(border - group.rank() * elements, elements))
-        return whole
+        if add:
+            out.add_(whole)
+        elif whole.data_ptr() != out.data_ptr():
+            out.copy_(whole)
+        self.pool.give(whole)
 
     def _scatter(
         self,

@@ -1,6 +1,7 @@
 """Bytes of model states that a rank keeps from step to step, and what it gathers for a while."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from frontier_llm.geometry.partition import Factors
 
@@ -8,6 +9,7 @@ FP32_BYTES = 4
 SMALL_SHARE = 16
 """A unit is small if the average one is so many times as large: a norm, or a table of positions.
 All small ones together are then at most this share of the stage's parameters."""
+UnitT = TypeVar("UnitT", bound=Hashable)
 
 
 def needs_master(compute_bytes: int, rounds_refresh: bool = False) -> bool:
@@ -50,6 +52,34 @@ def small_elements(units: Mapping[int, int]) -> int:
         units: how many there are, by the size of their buffers.
     """
     return sum(size * count for size, count in units.items()) // sum(units.values()) // SMALL_SHARE
+
+
+def in_flight(
+    uses: Iterable[tuple[UnitT, bool]], small: Container[UnitT], units_in_flight: int
+) -> Iterator[tuple[UnitT, bool]]:
+    """Yield the first use of each unit that is to be whole, or on its way, at one moment.
+
+    So many large ones, in the order in which they are used, and the small ones between them. What
+    is not yet there is gathered, and what has been used is kept where it is among them: at the
+    turns from forward to backward and from one micro-batch to the next.
+
+    Args:
+        uses: a unit each, and whether a backward pass reads it: first the one that is being read,
+            if there is one, then those that will follow.
+        small: units that do not count (`small_elements`).
+        units_in_flight: `sharding.units_in_flight`.
+    """
+    met, left = set[UnitT](), units_in_flight
+    for use in uses:
+        unit, _ = use
+        if unit in met:
+            continue
+        if unit not in small:
+            if not left:
+                return
+            left -= 1
+        met.add(unit)
+        yield use
 
 
 def gathered_elements(units: Mapping[int, int], units_in_flight: int, keeps_head: bool) -> int:

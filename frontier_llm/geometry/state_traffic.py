@@ -2,7 +2,8 @@
 
 For a unit of n elements, factors p | g | o | D and M micro-batches a step, a rank takes part in
 
-    gather_params   2M x  all-gather n over a (before the unit's forward, before its backward)
+    gather_params   2M x  all-gather n over a (before the unit's forward, before its backward; less
+                          often where it stays whole in between: units.gathers_by_pass)
     reduce_grads     M x  reduce-scatter n over a, then n/p over b; nothing if g = 1
     reduce_states    1 x  reduce-scatter n/g over c, then all-reduce n/o over d
     refresh_params   1 x  all-gather n/g over c, then n/p over b

@@ -1,7 +1,9 @@
 """The units of a stage: their sizes on one tensor rank, and how often they are gathered."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, islice
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
@@ -15,6 +17,7 @@ from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.schedule import stage_passes
 from frontier_llm.geometry.stacks import piece_stacks
 from frontier_llm.geometry.stages import Piece, make_pieces, pieces_of_stage
+from frontier_llm.geometry.state_memory import in_flight, small_elements
 from frontier_llm.geometry.state_traffic import Gathers
 
 Event = tuple[str, str]
@@ -59,19 +62,14 @@ def unit_elements(config: RunConfig, stage: int, factors: Factors) -> dict[str, 
     return {unit: layout.size for unit, layout in unit_layouts(config, stage, factors).items()}
 
 
-def gathers(config: RunConfig, stage: int, micro_batches: int) -> dict[str, int]:
-    """Count how often each unit is gathered in a step of a stage: `gathers_by_pass`, added up."""
-    return {
-        unit: sum(counts) for unit, counts in gathers_by_pass(config, stage, micro_batches).items()
-    }
-
-
-def gathers_by_pass(config: RunConfig, stage: int, micro_batches: int) -> dict[str, Gathers]:
+def gathers_by_pass(
+    config: RunConfig, stage: int, factors: Factors, micro_batches: int
+) -> dict[str, Gathers]:
     """Count how often each unit is gathered in a step of a stage, where parameters are cut.
 
     A unit is acquired before its forward pass and again before its backward pass, but stays whole
-    where the one follows the other at once. (In a run's first step, whose order is not known
-    beforehand, nothing stays.)
+    where it is needed again soon (state_memory.in_flight). (In a run's first step, whose order is
+    not known beforehand, nothing stays.)
     """
     parallel = config.parallel
     passes = stage_passes(stage, parallel.pipeline, parallel.chunks, micro_batches)
@@ -81,7 +79,10 @@ def gathers_by_pass(config: RunConfig, stage: int, micro_batches: int) -> dict[s
         for forward, chunk in passes
         for event in _events(config.model, pieces[chunk], forward=forward)
     ]
-    return _count(events)
+    sizes = unit_elements(config, stage, factors)
+    limit = small_elements(Counter(sizes.values()))
+    small = {unit for unit, size in sizes.items() if size <= limit}
+    return _count(events, small, config.sharding.units_in_flight)
 
 
 def _events(model: ModelConfig, piece: Piece, *, forward: bool) -> Iterator[Event]:
@@ -112,20 +113,27 @@ def _events(model: ModelConfig, piece: Piece, *, forward: bool) -> Iterator[Even
         yield "release", late
 
 
-def _count(events: Sequence[tuple[bool, Event]]) -> dict[str, Gathers]:
+def _count(
+    events: Sequence[tuple[bool, Event]], small: Collection[str], units_in_flight: int
+) -> dict[str, Gathers]:
     gathered: dict[str, Gathers] = {}
     whole: set[str] = set()
-    following = [unit for _, (kind, unit) in events if kind == "acquire"]
+    uses = [(unit, not forward) for forward, (kind, unit) in events if kind == "acquire"]
     position = 0
+    reading: list[tuple[str, bool]] = []
     for forward, (kind, unit) in events:
         if kind == "acquire":
+            reading = [uses[position]]
             position += 1
             before, is_new = gathered.get(unit, Gathers(0, 0)), unit not in whole
             gathered[unit] = Gathers(
                 before.forward + (is_new and forward), before.backward + (is_new and not forward)
             )
             whole.add(unit)
-        elif position == len(following) or following[position] != unit:
+            continue
+        reading = [use for use in reading if use[0] != unit]
+        ahead = chain(reading, islice(uses, position, None))
+        if unit not in dict(in_flight(ahead, small, units_in_flight)):
             whole.discard(unit)
     return gathered
 

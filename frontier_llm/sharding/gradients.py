@@ -183,24 +183,30 @@ class _UnitGradients:
         groups = self._groups
         transport, layout = self._transport, self.flat.layout
         if self.is_cut:
-            hops = (groups.a, groups.b)
-            kept = self.feedback.of("a"), self.feedback.of("b")
-            packed = self._pack()
-            part = yield from transport.reduce(packed, hops, layout.decayed, "reduce_grads", kept)
-            self._add_sum(part)
-            transport.pool.give(part)
+            add, self._has_sum = self._has_sum, True
+            yield from transport.reduce(
+                self._pack(),
+                (groups.a, groups.b),
+                layout.decayed,
+                "reduce_grads",
+                (self.feedback.of("a"), self.feedback.of("b")),
+                self.accumulated,
+                add=add,
+            )
         else:
             self._zero_untouched()
         if not last_micro_batch:
             return
         if groups.c is not None:
             border = self.flat.quantised_border(self.flat.grads)
-            part = yield from transport.reduce(
-                self.accumulated, (groups.c,), border, "reduce_states", (self.feedback.of("c"),)
+            yield from transport.reduce(
+                self.accumulated,
+                (groups.c,),
+                border,
+                "reduce_states",
+                (self.feedback.of("c"),),
+                self.own,
             )
-            if part.data_ptr() != self.own.data_ptr():  # it may have been added up in place
-                self.own.copy_(part)
-            transport.pool.give(part)
         if groups.d is not None:
             yield all_reduce(self.own, groups.d, transport.traffic, "reduce_states")
 
@@ -246,10 +252,3 @@ class _UnitGradients:
                 home.copy_(gradient)
                 record.parameter.grad = None
         return packed
-
-    def _add_sum(self, part: torch.Tensor) -> None:
-        if self._has_sum:
-            self.accumulated.add_(part)
-        else:
-            self.accumulated.copy_(part)
-            self._has_sum = True

@@ -11,9 +11,10 @@ A unit's parameters are in one of these states:
 (factor 1) are only ever stale or whole.
 
 The order in which units are acquired in one step is the order of the next: it is recorded, and
-each acquire and release starts the gathers of those that will follow, of large units
-`units_in_flight - 1` at once. A unit stays whole after its use where it is the next again, and
-where its backward pass waits for another use of it (a table that is the head's too).
+each acquire and release starts the gathers of those that will follow, of large units so many that
+`units_in_flight` are whole or on their way (geometry/state_memory.in_flight). A unit stays whole
+after its use where it is one of these, and where its backward pass waits for another use of it (a
+table that is the head's too).
 
 What is read is derived from the master weights, so it has their version: a unit whose masters were
 changed by anything but an update or an adoption is refused (versions.py).
@@ -21,7 +22,7 @@ changed by anything but an update or an adoption is refused (versions.py).
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ import torch
 from frontier_llm.collectives.chain import Chain
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import FP32
-from frontier_llm.geometry.state_memory import small_elements
+from frontier_llm.geometry.state_memory import in_flight, small_elements
 from frontier_llm.sharding.groups import StateGroups
 from frontier_llm.sharding.unit import Unit
 from frontier_llm.sharding.versions import Versions
@@ -67,6 +68,7 @@ class Parameters:
         self._whole: set[Unit] = set()
         self._plan: list[Use] = []
         self._seen: list[Use] = []
+        self._reading: list[Use] = []  # the last one acquired, until it is released
         self._in_step = False
         self.peak_gathered_bytes = 0
         """Most memory that gathered parameters held at once, over the run."""
@@ -77,7 +79,7 @@ class Parameters:
 
     def end_step(self) -> None:
         """Cut everything: what stayed whole would be stale after the update."""
-        self._in_step = False
+        self._in_step, self._reading = False, []
         for unit in list(self._gathers):
             self._gathers.pop(unit).wait()
             self._whole.add(unit)
@@ -109,16 +111,19 @@ class Parameters:
             self._whole.add(unit)
         if self._in_step:
             self._seen.append(use)
-            self._prefetch()
+            self._reading = [use]
+            self._gather(self._ahead())
 
     def release(self, unit: Unit) -> None:
-        """Free a unit's whole parameters, unless they are the next to be acquired."""
-        following = next(self._expected(), None)
-        if unit in self._whole and (following is None or following.unit is not unit):
+        """Free a unit's whole parameters, unless they would be gathered again at once."""
+        self._reading = [use for use in self._reading if use.unit is not unit]
+        if unit not in self._whole:
+            return
+        ahead = list(self._ahead())
+        if all(use.unit is not unit for use in ahead):
             self._whole.remove(unit)
             unit.release()
-            if self._in_step:
-                self._prefetch()  # there is room now
+        self._gather(ahead)  # there is room now
 
     def refresh(self) -> None:
         """Start to bring every rank's shards up to date with the updated optimizer intervals.
@@ -136,7 +141,7 @@ class Parameters:
     def gather_first(self) -> None:
         """Gather what the next step begins with while nobody computes, if nothing is in the way."""
         if self._groups.b is None and self._groups.c is None:
-            self._start_gathers(self._seen, self._units_in_flight)
+            self._gather(self._in_flight(self._seen))
 
     def settle(self) -> None:
         """Wait until every shard is up to date."""
@@ -208,21 +213,22 @@ class Parameters:
         """Yield what will be acquired, if this step still follows the plan."""
         position = len(self._seen)
         if self._in_step and (not position or self._seen[-1] == self._plan_at(position - 1)):
-            yield from islice(self._plan, position, None)
+            for index in range(position, len(self._plan)):  # islice would walk there each time
+                yield self._plan[index]
 
     def _plan_at(self, position: int) -> Use | None:
         return self._plan[position] if position < len(self._plan) else None
 
-    def _prefetch(self) -> None:
-        self._start_gathers(self._expected(), self._units_in_flight - 1)
+    def _ahead(self) -> Iterator[Use]:
+        """Yield what is to be whole or on its way now; outside of steps nothing."""
+        return self._in_flight(chain(self._reading, self._expected()))
 
-    def _start_gathers(self, uses: Iterable[Use], large: int) -> None:
-        """Start to gather what comes next: so many large units, and the small ones on the way."""
+    def _in_flight(self, uses: Iterable[Use]) -> Iterator[Use]:
+        return (Use(*use) for use in in_flight(uses, self._small, self._units_in_flight))
+
+    def _gather(self, uses: Iterable[Use]) -> None:
+        """Start the gathers of those that are not yet there."""
         for use in uses:
-            if use.unit not in self._small:
-                if not large:
-                    return
-                large -= 1
             if use.unit not in self._whole and use.unit not in self._gathers:
                 self._finish_refresh(use.unit)
                 self._start_gather(use)

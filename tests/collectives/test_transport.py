@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from frontier_llm.collectives import native_blockwise
 from frontier_llm.collectives.chain import Chain, Steps
+from frontier_llm.collectives.kernels import resolve
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import BF16, FP32, Format, StateFormats
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def transport_of(world: World, code: Format, dtype: torch.dtype = torch.float32) -> Transport:
     formats = StateFormats(code, code, code, code, code)
     traffic = Traffic(Grid(1, world.size, 1, world.ranks_per_node), world.rank)
-    return Transport(lambda _: formats, traffic, native_blockwise.load(), dtype, CPU, world.rank)
+    return Transport(lambda _: formats, traffic, resolve("auto", CPU), dtype, CPU, world.rank)
 
 
 def mine(rank: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -119,7 +119,7 @@ def reduce(
     """Reduce in one hop of all ranks as two nodes, or in two hops, the second between nodes."""
     formats = StateFormats(grads=codes[0], grads_across=codes[-1])
     traffic = Traffic(Grid(1, world.size, 1, world.ranks_per_node), world.rank)
-    kernels = native_blockwise.load()
+    kernels = resolve("auto", CPU)
     transport = Transport(lambda _: formats, traffic, kernels, torch.float32, CPU, world.rank)
     hops: list[dist.ProcessGroup] = [world_group()]
     if len(codes) == 2:
@@ -128,19 +128,16 @@ def reduce(
     errors = [None for _ in hops[1:]] + [
         torch.zeros(elements // len(codes), dtype=torch.bfloat16) if feedback else None
     ]
-    whole, total = mine(world.rank, elements, torch.float32), torch.zeros(())
+    whole, total = mine(world.rank, elements, torch.float32), torch.zeros(elements // world.size)
     allocated = []
 
-    def steps() -> Steps:
-        nonlocal total
+    def steps(add: bool) -> Steps:
         packed = transport.pool.take(elements, torch.float32)
         packed.copy_(whole)
-        part = yield from transport.reduce(packed, hops, elements - 9, "reduce", errors)
-        total = total + part
-        transport.pool.give(part)
+        yield from transport.reduce(packed, hops, elements - 9, "reduce", errors, total, add=add)
 
-    for _ in range(rounds):
-        Chain(steps()).wait()
+    for done in range(rounds):
+        Chain(steps(add=done > 0)).wait()
         assert not transport.pool._lent, "buffers were not given back"
         allocated.append(transport.pool.allocated_bytes)
     return whole, total / rounds, traffic.take()["reduce"], allocated

@@ -23,6 +23,8 @@ LAYOUTS = {
     "data4": (4, []),
     "untied": (4, ["model.tied=false", "model.positions=rotary", "model.layers=3"]),
     "recompute": (4, ["recompute=full"]),
+    "three_in_flight": (4, ["sharding.units_in_flight=3", "model.layers=6"]),
+    "one_in_flight": (4, ["sharding.units_in_flight=1", "model.tied=false"]),
     "pipeline2_data4": (8, ["parallel.pipeline=2", "data.global_batch=12"]),
     "pipeline2_chunks2_tensor2_data2": (
         8, ["parallel.pipeline=2", "parallel.chunks=2", "parallel.tensor=2"],
@@ -63,7 +65,7 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
     micro_batches = len(rig.batches(0))
     formats = StateFormats.at(config.collectives)
     traffic = StateTraffic(grid, cut, micro_batches, element_bytes, pairs=True, formats=formats)
-    how_often = gathers_by_pass(config, at.pipeline, micro_batches)
+    how_often = gathers_by_pass(config, at.pipeline, cut, micro_batches)
     predicted: dict[str, Sent] = {}
     for unit, layout in layouts.items():
         sent = traffic.unit(world.rank, layout.size, how_often[unit], layout.decayed)
@@ -86,6 +88,8 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
         ("data4", "bf16", "plain"),
         ("untied", "bf16", "plain"),
         ("recompute", "fp32", "plain"),
+        ("three_in_flight", "fp32", "plain"),
+        ("one_in_flight", "fp32", "plain"),
         ("pipeline2_data4", "bf16", "plain"),
         ("pipeline2_chunks2_tensor2_data2", "fp32", "plain"),
         ("t5_pipeline2_tensor2_data2", "fp32", "plain"),
