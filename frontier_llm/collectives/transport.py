@@ -170,7 +170,7 @@ class Transport:
             name: under which the bytes are counted.
             residuals: for each hop [its elements] bf16, what rounding lost, or None.
             out: [n / ranks] fp32, takes this rank's part of the sum; it may be that part of
-                `whole`. It is written to as late as when the last hop is waited for.
+                `whole`. Not to be touched until the steps are done.
             add: whether the sum is added to what `out` holds.
         """
         hops = [(g, r) for g, r in zip(groups, residuals, strict=True) if g is not None]
