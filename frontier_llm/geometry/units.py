@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
@@ -132,7 +132,7 @@ def _count(
             whole.add(unit)
             continue
         reading = [use for use in reading if use[0] != unit]
-        ahead = chain(reading, islice(uses, position, None))
+        ahead = chain(reading, map(uses.__getitem__, range(position, len(uses))))
         if unit not in dict(in_flight(ahead, small, units_in_flight)):
             whole.discard(unit)
     return gathered

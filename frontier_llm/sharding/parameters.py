@@ -213,8 +213,8 @@ class Parameters:
         """Yield what will be acquired, if this step still follows the plan."""
         position = len(self._seen)
         if self._in_step and (not position or self._seen[-1] == self._plan_at(position - 1)):
-            for index in range(position, len(self._plan)):  # islice would walk there each time
-                yield self._plan[index]
+            # islice would walk there from the start, at each unit
+            yield from map(self._plan.__getitem__, range(position, len(self._plan)))
 
     def _plan_at(self, position: int) -> Use | None:
         return self._plan[position] if position < len(self._plan) else None
