@@ -34,8 +34,12 @@ from tools.slurm_lab.faults import FAULTS, Fault
 from tools.slurm_lab.jobs import ROOT, Job, losses_of, pack_environment, submit
 
 SCRIPT = "scripts/a100.sbatch"
-STEPS, LONG = 100, 600
-"""Of a job; a time limit needs the longer one."""
+STEPS = 100
+"""Of a job."""
+LONG_SECONDS = 120.0
+"""Of the steps of a job that meets its time limit, which Slurm counts in minutes."""
+STOPPED = 3
+"""Exit code of a run that was asked to stop and saved its state."""
 ACT_AT_STEP = 25
 """Late enough for two checkpoints."""
 OPTIONS = (
@@ -132,21 +136,25 @@ def faults(cluster: SlurmCluster, folder: Path, wanted: Sequence[Fault]) -> str:
 
 
 def undisturbed(cluster: SlurmCluster, run_dir: Path) -> dict[int, float]:
-    """Return the losses of a run that nothing happens to."""
-    overrides = (*OVERRIDES, f"trainer.steps={LONG}")
-    before = losses_of(run_dir)
-    if max(before, default=0) == LONG:
-        return before
-    job = submit(cluster, SCRIPT, OPTIONS, overrides, run_dir)
+    """Return the losses of a run that nothing happens to, over as many steps as a long one's."""
+    done = run_dir.with_suffix(".done")
+    if done.exists():
+        return losses_of(run_dir)
+    job = submit(cluster, SCRIPT, OPTIONS, (*OVERRIDES, "trainer.steps=1000000"), run_dir)
+    job.wait(lambda: job.steps >= 1 or job.ended, PATIENCE_SECONDS, "in the middle")
+    time.sleep(LONG_SECONDS)
+    job.wait(lambda: job.steps >= STEPS or job.ended, PATIENCE_SECONDS, "far enough")
+    (run_dir / "STOP").touch()
     job.wait(lambda: job.ended, PATIENCE_SECONDS, "ended")
-    if job.exit_code or job.steps != LONG:
+    if job.exit_code != STOPPED or job.steps < STEPS:
         raise LaunchError(f"the undisturbed run failed:\n{job.said[-3000:]}")
+    done.touch()
     return job.losses
 
 
 def suffer(cluster: SlurmCluster, fault: Fault, run_dir: Path, calm: dict[int, float]) -> Outcome:
     """Let one fault happen to one job, see it through, and start it again to its end."""
-    steps = LONG if fault.is_long else STEPS
+    steps = max(calm) if fault.is_long else STEPS
     usual = (*OVERRIDES, f"trainer.steps={steps}")
     options, overrides = (*OPTIONS, *fault.options), (*usual, *fault.overrides)
     job = submit(cluster, SCRIPT, options, overrides, run_dir)
@@ -154,6 +162,8 @@ def suffer(cluster: SlurmCluster, fault: Fault, run_dir: Path, calm: dict[int, f
     fault.act(job)
     seconds = job.wait(lambda: _off_the_nodes(job), PATIENCE_SECONDS, "off its nodes")
     end, reached = _end(job), job.steps
+    if reached == steps:
+        raise LaunchError(f"{fault.name}: the job was done before it was stopped")
     before = len(_resumptions(job.said))
     if fault.mend is not None:
         fault.mend(job)
