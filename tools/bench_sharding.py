@@ -13,6 +13,7 @@ autocast over fp32 parameters and sends fp32 gradients.
 The table, a row a contender:
     tokens/s     of all ranks together; median over rounds
     of BASELINE  tokens/s over the baseline's of the same round; median over rounds
+    idle %       of all cores' time in the timed steps, whoever else used them; median over rounds
     own MiB      what the fullest rank's resident memory grew by from before the model was built
                  to its peak: model, states, buffers, activations
     peak MiB     that peak (ru_maxrss), with the libraries and what ranks share of them

@@ -14,6 +14,7 @@ from frontier_llm.errors import ConfigError
 from tools.bench.contenders import BY_DEFAULT, DEEPSPEED, factors_of, find
 from tools.bench.results import Outcome
 from tools.bench.turn import RankFigures, Shape, Turn
+from tools.bench.worker import idle_share
 from tools.bench_sharding import make_cases, parse
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,7 @@ def tables(file: Path) -> list[dict[str, dict]]:
 def figures(**changes: object) -> RankFigures:
     values = {
         "step_seconds": (0.5, 0.5), "losses": (6.0, 5.9, 5.8), "parameters": 9, "start_bytes": 100,
-        "peak_bytes": 150, "sent_bytes": None, "counted_bytes": None,
+        "peak_bytes": 150, "sent_bytes": None, "counted_bytes": None, "idle_share": None,
     }  # fmt: skip
     return RankFigures(**{**values, **changes})
 
@@ -176,6 +177,22 @@ def test_an_outcome_is_of_all_ranks_and_rounds():
     assert base.tokens_per_second == [2 * 2 * 64 / 0.5, 2 * 2 * 64 / 1.0]
     assert mine.ratios(base) == [1.0, 2.0]  # round by round: the machine was as slow for both
     assert (mine.peak_bytes, mine.own_bytes) == (400, 300)
+
+
+def test_idle_time_is_what_nobody_used():
+    # user, nice, system, idle, iowait, irq, softirq, steal
+    before = [100, 0, 50, 1000, 10, 0, 5, 0]
+    after = [160, 0, 70, 1030, 20, 0, 5, 40]
+    assert idle_share(before, after) == (30 + 10) / 160
+    assert idle_share(before, before) is None  # no tick between the two
+    assert idle_share([], []) is None  # no such counters
+
+
+def test_idle_time_is_the_mean_over_ranks_round_by_round():
+    outcome = Outcome("ddp")
+    outcome.add(TURN, [figures(idle_share=0.25), figures(idle_share=0.75)])
+    outcome.add(TURN, [figures(), figures()])
+    assert outcome.to_dict(outcome)["idle_share"] == [0.5]
 
 
 def test_a_loss_that_is_not_finite_is_no_result():

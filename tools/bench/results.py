@@ -37,6 +37,8 @@ class Outcome:
     """A step and rank by the interface's counter, mean over ranks, a round each."""
     counted_bytes: float | None = None
     """The same as frontier_llm counts."""
+    idle_share: list[float] = field(default_factory=list)
+    """Of all cores' time in the timed steps, mean over ranks, a round each."""
     error: str | None = None
     """Why it did not finish; its rounds before that stand."""
 
@@ -58,6 +60,8 @@ class Outcome:
         self.own_bytes = max(self.own_bytes, *own)
         sent = [rank.sent_bytes for rank in ranks if rank.sent_bytes is not None]
         counted = [rank.counted_bytes for rank in ranks if rank.counted_bytes is not None]
+        idle = [rank.idle_share for rank in ranks if rank.idle_share is not None]
+        self.idle_share += [statistics.mean(idle)] if idle else []
         self.sent_bytes += [statistics.mean(sent)] if sent else []
         self.counted_bytes = statistics.mean(counted) if counted else None
 
@@ -84,6 +88,7 @@ class Outcome:
             "own_bytes": self.own_bytes,
             "sent_bytes": self.sent_bytes,
             "counted_bytes": self.counted_bytes,
+            "idle_share": self.idle_share,
             "error": self.error,
         }
 
@@ -95,7 +100,7 @@ def make_table(title: str, outcomes: Sequence[Outcome], baseline: Outcome) -> Ta
     on_wire = any(outcome.sent_bytes for outcome in outcomes)
     wire = ("sent\nMB", "counted\nMB") if on_wire else ("counted\nMB",)
     of = f"of\n{baseline.contender}"
-    for heading in ("tokens/s", "min..max", of, "own\nMiB", "peak\nMiB", *wire):
+    for heading in ("tokens/s", "min..max", of, "idle\n%", "own\nMiB", "peak\nMiB", *wire):
         table.add_column(heading, justify="right", no_wrap=True)
     for outcome in outcomes:
         table.add_row(*_cells(outcome, baseline, on_wire))
@@ -112,6 +117,7 @@ def _cells(outcome: Outcome, baseline: Outcome, on_wire: bool) -> list[str]:
         f"{statistics.median(speeds):.0f}",
         f"{min(speeds):.0f}..{max(speeds):.0f}",
         f"{statistics.median(ratios):.2f}" if ratios else "-",
+        f"{100 * statistics.median(outcome.idle_share):.0f}" if outcome.idle_share else "-",
         f"{outcome.own_bytes / MIB:.0f}",
         f"{outcome.peak_bytes / MIB:.0f}",
         *([f"{statistics.median(outcome.sent_bytes) / MEGA:.2f}"] if on_wire else []),

@@ -78,6 +78,8 @@ class RankFigures:
     """A step, by the counter of this rank's network interface; None on loopback."""
     counted_bytes: float | None
     """A step, between nodes, as frontier_llm counts; None for other libraries."""
+    idle_share: float | None
+    """Of all cores' time in the timed steps; None where the kernel does not tell."""
 
 
 def figures_from(values: dict[str, Any]) -> RankFigures:

@@ -98,12 +98,13 @@ def _run(module: ModuleType, turn: Turn, rank: int, folder: Path) -> RankFigures
     losses = [peer.step(_batches(turn, rank, index)) for index in range(turn.warmup)]
     # No barrier: what a step leaves under way counts in the next one, so as much flows in at the
     # start of the timed steps as flows out at their end.
-    seconds = []
+    seconds, cores_before = [], _core_ticks()
     for index in range(turn.warmup, turn.warmup + turn.steps):
         batches = _batches(turn, rank, index)
         start = time.perf_counter()
         losses.append(peer.step(batches))
         seconds.append(time.perf_counter() - start)
+    cores_after = _core_ticks()
     peak_bytes = _peak_bytes()
     return RankFigures(
         step_seconds=tuple(seconds),
@@ -113,6 +114,7 @@ def _run(module: ModuleType, turn: Turn, rank: int, folder: Path) -> RankFigures
         peak_bytes=peak_bytes,
         sent_bytes=_count_sent(peer, turn, rank, interface) if turn.namespaces else None,
         counted_bytes=peer.counted_bytes(),
+        idle_share=idle_share(cores_before, cores_after),
     )
 
 
@@ -149,6 +151,19 @@ def _sent_bytes(interface: str) -> int:
         if name.strip() == interface:
             return int(counters.split()[8])
     return 0
+
+
+def _core_ticks() -> list[int]:
+    """Read what all cores have done so far: ticks of each kind (Linux's proc(5), /proc/stat)."""
+    file = Path("/proc/stat")
+    # user, nice, system, idle, iowait, irq, softirq, steal; guests are in the first two already
+    return [int(tick) for tick in file.read_text().split()[1:9]] if file.exists() else []
+
+
+def idle_share(before: list[int], after: list[int]) -> float | None:
+    """Return which share of the cores' time between two readings nobody used."""
+    ticks = [late - early for early, late in zip(before, after, strict=True)]
+    return sum(ticks[3:5]) / sum(ticks) if sum(ticks) else None
 
 
 def _peak_bytes() -> int:
