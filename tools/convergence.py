@@ -33,6 +33,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from frontier_llm.errors import StopRequested
 from frontier_llm.telemetry.history import History
 from tools.options import at_least, ending, positive
 
@@ -51,8 +52,6 @@ LAYOUT = (
     "telemetry.progress=false",
     "trainer.sample_tokens=0",
 )
-STOPPED = 3
-"""Exit code of a run that was asked to stop and saved its state."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the run must not outlive this
     code = 0 if options.draw_only else train_all(options)
-    if code not in (0, STOPPED):
+    if code not in (0, StopRequested.exit_code):
         return code
     runs = product(PRESETS, seeds_of(options))
     curves = [Curve.read(*run, run_folder(*run, options)) for run in runs]
@@ -152,7 +151,7 @@ def command(preset: str, seed: int, goal: int, options: argparse.Namespace) -> l
 
 
 def train_all(options: argparse.Namespace) -> int:
-    """Train in turns; return the exit code, `STOPPED` when asked to end before all is done."""
+    """Train in turns; return the exit code, of `StopRequested` when asked to end earlier."""
     deadline = time.monotonic() + 60 * options.minutes
     goals = [*range(options.slice, options.steps, options.slice), options.steps]
     try:
@@ -160,7 +159,7 @@ def train_all(options: argparse.Namespace) -> int:
             if code := train(preset, seed, goal, options, deadline):
                 return code
     except KeyboardInterrupt:
-        return STOPPED
+        return StopRequested.exit_code
     return 0
 
 
@@ -172,7 +171,7 @@ def train(preset: str, seed: int, goal: int, options: argparse.Namespace, deadli
     if done >= goal:
         return 0
     if left <= 0:
-        return STOPPED
+        return StopRequested.exit_code
     _clear_unsaved(folder)
     print(f"{preset}, seed {seed}: step {done}, on to {goal} of {options.steps}", flush=True)
     process = subprocess.Popen(command(preset, seed, goal, options), cwd=ROOT)

@@ -25,7 +25,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from frontier_llm.errors import LaunchError
+from frontier_llm.errors import LaunchError, StopRequested
 from frontier_llm.units import format_seconds
 from tools.marked_page import filled
 from tools.options import ending
@@ -38,8 +38,6 @@ STEPS = 100
 """Of a job."""
 LONG_SECONDS = 120.0
 """Of the steps of a job that meets its time limit, which Slurm counts in minutes."""
-STOPPED = 3
-"""Exit code of a run that was asked to stop and saved its state."""
 ACT_AT_STEP = 25
 """Late enough for two checkpoints."""
 OPTIONS = (
@@ -146,7 +144,7 @@ def undisturbed(cluster: SlurmCluster, run_dir: Path) -> dict[int, float]:
     job.wait(lambda: job.steps >= STEPS or job.ended, PATIENCE_SECONDS, "far enough")
     (run_dir / "STOP").touch()
     job.wait(lambda: job.ended, PATIENCE_SECONDS, "ended")
-    if job.exit_code != STOPPED or job.steps < STEPS:
+    if job.exit_code != StopRequested.exit_code or job.steps < STEPS:
         raise LaunchError(f"the undisturbed run failed:\n{job.said[-3000:]}")
     done.touch()
     return job.losses

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from frontier_llm.errors import StopRequested
 from tools import convergence
-from tools.convergence import STOPPED, Curve, differences, draw, main, means, table
+from tools.convergence import Curve, differences, draw, main, means, table
 
 
 def curve(preset: str, *losses: float, seed: int = 1) -> Curve:
@@ -90,7 +91,7 @@ def test_a_stop_is_handed_on_and_nothing_is_left(tmp_path, monkeypatch):
     here = tmp_path / "pid"
     run = f"""
 import os, pathlib, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit({STOPPED}))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit({StopRequested.exit_code}))
 pathlib.Path({str(here)!r}).write_text(str(os.getpid()))
 time.sleep(60)
 """
@@ -105,5 +106,5 @@ time.sleep(60)
     while not (here.exists() and here.read_text()):
         time.sleep(0.02)
     os.kill(tool, signal.SIGTERM)
-    assert os.waitstatus_to_exitcode(os.waitpid(tool, 0)[1]) == STOPPED
+    assert os.waitstatus_to_exitcode(os.waitpid(tool, 0)[1]) == StopRequested.exit_code
     assert not Path("/proc", here.read_text()).exists()
