@@ -58,16 +58,12 @@ class LinkConfig(Section):
 
 
 class StorageConfig(Section):
-    """A place where files lie."""
+    """A place where checkpoints may lie."""
 
     name: str
     """As people call it."""
-    path: str
-    """Default folder; may hold environment variables."""
     write_gb_per_second: float = Field(gt=0)
     """Bandwidth a node, writing."""
-    read_gb_per_second: float = Field(gt=0)
-    """Bandwidth a node, reading."""
     source: str
     """Where these figures come from."""
 
