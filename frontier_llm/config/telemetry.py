@@ -20,3 +20,8 @@ class TelemetryConfig(Section):
     """Project that the runs belong to."""
     tensorboard: bool
     """Also write TensorBoard event files."""
+    trace_from_step: int | None = Field(ge=1)
+    """First step of a trace, written to traces/ by one rank of each stage; null = none. Open it at
+    ui.perfetto.dev."""
+    trace_steps: int = Field(ge=1)
+    """Steps that are traced."""

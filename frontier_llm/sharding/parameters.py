@@ -148,6 +148,12 @@ class Parameters:
         for unit in self._units:
             self._finish_refresh(unit)
 
+    def drain(self) -> None:
+        """Wait until nothing is under way; what is gathered stays."""
+        self.settle()
+        for gather in self._gathers.values():
+            gather.wait()
+
     def exact(self, unit: Unit, master: torch.Tensor | None) -> torch.Tensor:
         """Gather a unit as it is, past what training reads and without touching it.
 

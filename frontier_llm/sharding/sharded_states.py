@@ -177,6 +177,13 @@ class ShardedStates:
         self._parameters.settle()
         self._parameters.end_step()
 
+    def drain(self) -> None:
+        """Wait until nothing is being sent; what has been gathered stays for the next step.
+
+        Between steps. Collective over the ranks that hold parts of the same parameters.
+        """
+        self._parameters.drain()
+
     def adopt(self, updates: int, step: int) -> None:
         """Go on from `shards` that were overwritten: bring all parameters up to date with them.
 

@@ -14,6 +14,7 @@ from frontier_llm.trainer.reporter import Reporter
 from frontier_llm.trainer.resume import Resumed
 from frontier_llm.trainer.schedule import LearningRate
 from frontier_llm.trainer.step import Notes, StepResult
+from frontier_llm.trainer.tracer import Tracer
 
 
 class Loop:
@@ -26,6 +27,7 @@ class Loop:
         self._learning_rate = LearningRate.of(parts.config)
         self._reporter = Reporter(parts)
         self._seconds_between = 0.0  # after a step is on record; the next one has them
+        self._tracer = Tracer(parts.config, parts.groups, parts.states)
         self._divergence = Divergence(parts.config.trainer, parts.step.loss_scale, parts.progress)
 
     def __enter__(self) -> "Loop":
@@ -56,7 +58,8 @@ class Loop:
         self._reporter.begin(self._parts.evaluation.run(), resumed)
         stopped = False
         while self._remains and not stopped:
-            with self._parts.watchdog.phase("step", self._progress.step + 1):
+            step = self._progress.step + 1
+            with self._parts.watchdog.phase("step", step), self._tracer.step(step):
                 stopped = self._step().stop
                 self._parts.stragglers.look(self._progress.step)
         with self._parts.watchdog.phase("closing"):
@@ -163,6 +166,7 @@ class Loop:
             StopRequested: the run was asked to stop before its end.
         """
         parts, trainer = self._parts, self._config.trainer
+        self._tracer.end()
         if stopped:
             parts.checkpoints.save(self._progress.step)
         parts.checkpoints.settle()

@@ -25,6 +25,8 @@ def _telemetry(**changes):
         "wandb": "off",
         "wandb_project": "tests",
         "tensorboard": False,
+        "trace_from_step": None,
+        "trace_steps": 3,
     }
     return TelemetryConfig(**{**values, **changes})
 

@@ -1,5 +1,6 @@
 """The program as a user starts it: one run in 3D, its directory, and what can be done with it."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,8 @@ def run(folder: Path, corpus: list[str]) -> Path:
         "parallel.sequence=true",
         "sharding=zero3",
         "telemetry.tensorboard=true",
+        "telemetry.trace_from_step=2",
+        "telemetry.trace_steps=2",
         "optimizer.warmup_steps=0",
     )
     assert ended.code == 0, ended.text
@@ -110,6 +114,17 @@ def test_directory_is_complete(run: Path) -> None:
     assert "as predicted, to the byte" in report
     assert not (run / "failures").exists() or not list((run / "failures").iterdir())
     assert list((run / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_one_rank_of_each_stage_writes_a_trace(run: Path) -> None:
+    files = sorted(file.name for file in (run / "traces").iterdir())
+    assert files == [f"steps_2_to_3_rank_{rank}.json.gz" for rank in (0, 4)]
+    for file in files:
+        trace = json.loads(gzip.decompress((run / "traces" / file).read_bytes()))
+        names = Counter(event.get("name") for event in trace["traceEvents"])
+        assert names["step 2"] == names["step 3"] == 1
+        assert names["aten::mm"] > 0
+        assert names["gloo:recv"] > 0, sorted(name for name in names if name and "gloo" in name)
 
 
 def test_generate_reads_the_checkpoint_of_eight_ranks_on_one(run: Path) -> None:
