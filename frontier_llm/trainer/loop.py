@@ -166,7 +166,7 @@ class Loop:
             StopRequested: the run was asked to stop before its end.
         """
         parts, trainer = self._parts, self._config.trainer
-        self._tracer.end()
+        self._tracer.close()
         if stopped:
             parts.checkpoints.save(self._progress.step)
         parts.checkpoints.settle()

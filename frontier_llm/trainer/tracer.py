@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 from torch.profiler import profile, record_function
 
@@ -31,12 +32,13 @@ class Tracer:
         self._writes = groups.at.tensor == 0 and groups.at.data == 0
         self._traced: list[int] = []
         self._profile: profile | None = None
+        self._writing: Thread | None = None
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
         """Make a step inside the trace, if it is one of those.
 
-        Collective over all ranks in the last of them (`end`).
+        Collective over all ranks in the last of them.
         """
         if step not in self._steps:
             yield
@@ -48,13 +50,22 @@ class Tracer:
         with record_function(f"step {step}"):
             yield
         if step == self._steps[-1]:
-            self.end()
+            self._end()
 
-    def end(self) -> None:
-        """Write what has been traced, if anything; a disk that is full stops no run.
+    def close(self) -> None:
+        """End a trace that is not complete, and see all of it written.
 
-        Collective over all ranks: nothing that is being sent may outlive the profiler, which lends
-        gloo's messages the memory for their names.
+        Collective over all ranks, if there is one.
+        """
+        self._end()
+        if self._writing is not None:
+            self._writing.join()
+
+    def _end(self) -> None:
+        """Stop, and write what has been traced beside the next steps, for which the others wait.
+
+        Nothing that is being sent may outlive the profiler, which lends gloo's messages the memory
+        for their names.
         """
         if not self._traced:
             return
@@ -64,11 +75,17 @@ class Tracer:
             return
         finished, self._profile = self._profile, None
         finished.stop()
-        name = f"steps_{steps[0]}_to_{steps[-1]}_rank_{self._rank}.json.gz"
-        try:
-            self._folder.mkdir(exist_ok=True)
-            finished.export_chrome_trace(str(self._folder / name))
-        except OSError as error:
-            _LOG.warning("no trace: %s", error)
-        else:
-            _LOG.info("trace      %s (open it at ui.perfetto.dev)", self._folder / name)
+        file = self._folder / f"steps_{steps[0]}_to_{steps[-1]}_rank_{self._rank}.json.gz"
+        self._writing = Thread(target=_write, args=(finished, file), name="trace", daemon=True)
+        self._writing.start()
+
+
+def _write(finished: profile, file: Path) -> None:
+    """Write a trace; a disk that is full stops no run."""
+    try:
+        file.parent.mkdir(exist_ok=True)
+        finished.export_chrome_trace(str(file))
+    except OSError as error:
+        _LOG.warning("no trace: %s", error)
+    else:
+        _LOG.info("trace      %s (open it at ui.perfetto.dev)", file)
