@@ -62,7 +62,7 @@ class Tracer:
             self._writing.join()
 
     def _end(self) -> None:
-        """Stop, and write what has been traced beside the next steps, for which the others wait.
+        """Stop, and write the trace in a thread: the other ranks wait for this one's next step.
 
         Nothing that is being sent may outlive the profiler, which lends gloo's messages the memory
         for their names.
