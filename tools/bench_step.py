@@ -135,12 +135,14 @@ def random_batches(config: RunConfig, device: torch.device) -> list[Batch]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure fp32 and bf16; print the table, write the JSON; return the exit code."""
+    """Measure each precision; print the table, write the JSON; return the exit code."""
     parser = bench_parser(__doc__)
     add = parser.add_argument
     add("--layers", type=at_least(1), default=4, help="of gpt_125m's shape (default 4)")
     add("--sequence", type=at_least(1), default=512, help="tokens a sample (default 512)")
     add("--steps", type=at_least(1), default=7, help="timed steps of each (default 7)")
+    add("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"],
+        help="of the computation (default both)")  # fmt: skip
     options = parser.parse_args(arguments)
     accelerator = Accelerator.of_rank(0)
     if accelerator.is_cpu:
@@ -157,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         groups = make_groups(config.parallel, 1, config.trainer.seed)
         rows = [
             measure(config, precision, accelerator, groups, options.steps)
-            for precision in ("fp32", "bf16")
+            for precision in options.precision
         ]
         destroy_groups()
     table = Table(title=f"one step, {options.layers} layers of gpt_125m's shape, "

@@ -39,7 +39,7 @@ class Format:
     """How elements travel."""
 
     name: FormatName
-    block_elements: int = 512
+    block_elements: int = 256
     """Elements that share a scale."""
     scale_bytes: int = 4
     """4 = fp32, 2 = bf16."""

@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import (
     CrossAttention,
     CrossAttentionSubmodules,
@@ -23,6 +22,7 @@ from megatron.core.transformer.transformer_layer import (
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.model.attention import SdpaAttention
+from frontier_llm.model.linear import ColumnLinear, RowLinear
 from frontier_llm.model.norm import Norm
 from frontier_llm.model.parallel_residual import ParallelResidualLayer
 
@@ -63,16 +63,16 @@ def layer_spec(
             module=SelfAttention,
             params={"attn_mask_type": mask},
             submodules=SelfAttentionSubmodules(
-                linear_qkv=ColumnParallelLinear,
+                linear_qkv=ColumnLinear,
                 core_attention=core,
-                linear_proj=RowParallelLinear,
+                linear_proj=RowLinear,
             ),
         ),
         "self_attn_bda": get_bias_dropout_add,
         "pre_mlp_layernorm": norm,
         "mlp": ModuleSpec(
             module=MLP,
-            submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
+            submodules=MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear),
         ),
         "mlp_bda": get_bias_dropout_add,
     }
@@ -90,10 +90,10 @@ def _cross_attention(core: partial[SdpaAttention]) -> ModuleSpec:
         module=CrossAttention,
         params={"attn_mask_type": AttnMaskType.padding},
         submodules=CrossAttentionSubmodules(
-            linear_q=ColumnParallelLinear,
-            linear_kv=ColumnParallelLinear,
+            linear_q=ColumnLinear,
+            linear_kv=ColumnLinear,
             core_attention=core,
-            linear_proj=RowParallelLinear,
+            linear_proj=RowLinear,
         ),
     )
 
