@@ -7,9 +7,11 @@
 Trains gpt_tiny on the default corpus once with each preset of `collectives=` and each seed: same
 seed, same first weights and samples; four ranks as two nodes, sharding=zeropp, fp32. A seed's runs
 take turns of --slice steps. Each has a folder under --folder and goes on from its newest
-checkpoint, also when the tool is called again. Any rounding sends a run another way, so what a
-preset costs is the mean over seeds of its difference from the plain run of the same seed. Writes
-the picture and a JSON file beside it with every validation loss.
+checkpoint, also when the tool is called again.
+
+Any change sends a run another way. How far is what `perturbed` shows: plain, with first weights 1%
+larger. A difference from plain says something about a preset where it is beyond that. Writes the
+picture and a JSON file beside it with every validation loss.
 """
 
 import argparse
@@ -40,8 +42,19 @@ from tools.options import at_least, ending, positive
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "convergence.svg"
 PICTURE_FORMATS = (".svg", ".png", ".pdf")
-PRESETS = ("plain", "zeropp", "zeropp_feedback")
-COLOURS = {"plain": "#475569", "zeropp": "#d97706", "zeropp_feedback": "#2563eb"}
+RUNS = {
+    "plain": ("collectives=plain",),
+    "perturbed": ("collectives=plain", "model.init_std=0.0202"),
+    "zeropp": ("collectives=zeropp",),
+    "zeropp_feedback": ("collectives=zeropp_feedback",),
+}
+"""What each kind of run has of its own."""
+COLOURS = {
+    "plain": "#475569",
+    "perturbed": "#94a3b8",
+    "zeropp": "#d97706",
+    "zeropp_feedback": "#2563eb",
+}
 LAYOUT = (
     "parallel.pipeline=1",
     "sharding=zeropp",
@@ -58,7 +71,8 @@ LAYOUT = (
 class Curve:
     """What one run has shown so far."""
 
-    preset: str
+    kind: str
+    """A key of RUNS."""
     seed: int
     steps: int
     """Done."""
@@ -66,11 +80,11 @@ class Curve:
     """Step, loss in nats a token."""
 
     @classmethod
-    def read(cls, preset: str, seed: int, folder: Path) -> "Curve":
+    def read(cls, kind: str, seed: int, folder: Path) -> "Curve":
         """Read a run's metrics, as far as there are any."""
         history = History.read(folder)
         done = max(history.steps, default=0)
-        return cls(preset, seed, done, history.points("validation_loss"))
+        return cls(kind, seed, done, history.points("validation_loss"))
 
     @property
     def final(self) -> float:
@@ -85,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = 0 if options.draw_only else train_all(options)
     if code not in (0, StopRequested.exit_code):
         return code
-    runs = product(PRESETS, seeds_of(options))
+    runs = product(RUNS, seeds_of(options))
     curves = [Curve.read(*run, run_folder(*run, options)) for run in runs]
     begun = [curve for curve in curves if curve.steps]
     if begun:
@@ -104,9 +118,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     count = at_least(1)
     add("--steps", type=count, default=1000, help="of each run (default 1000)")
-    add("--slice", type=count, default=250, help="steps until the next preset's turn (default 250)")
+    add("--slice", type=count, default=250, help="steps until the next one's turn (default 250)")
     add("--every", type=count, default=50, help="steps from a validation to the next (default 50)")
-    add("--seeds", type=count, default=2, help="runs of each preset, seeds from 1 on (default 2)")
+    add("--seeds", type=count, default=2, help="runs of each kind, seeds from 1 on (default 2)")
     add("--folder", type=Path, default=ROOT / "runs" / "convergence", help="of the runs")
     add("--picture", type=picture, default=PICTURE, help="where to draw; JSON goes beside it")
     add("--minutes", type=positive, default=math.inf, help="then stop, to go on another time")
@@ -124,28 +138,28 @@ def picture(text: str) -> Path:
 
 
 def seeds_of(options: argparse.Namespace) -> range:
-    """Return the seeds that every preset runs with."""
+    """Return the seeds that every kind of run has."""
     return range(1, options.seeds + 1)
 
 
-def run_folder(preset: str, seed: int, options: argparse.Namespace) -> Path:
+def run_folder(kind: str, seed: int, options: argparse.Namespace) -> Path:
     """Return where a run is."""
     folder: Path = options.folder
-    return folder / preset / f"seed_{seed}"
+    return folder / kind / f"seed_{seed}"
 
 
-def command(preset: str, seed: int, goal: int, options: argparse.Namespace) -> list[str]:
+def command(kind: str, seed: int, goal: int, options: argparse.Namespace) -> list[str]:
     """Return the command that brings a run to a step."""
     return [
         sys.executable,
         str(ROOT / "train.py"),
         *LAYOUT,
-        f"collectives={preset}",
+        *RUNS[kind],
         f"trainer.seed={seed}",
         f"trainer.steps={goal}",
         f"optimizer.decay_steps={options.steps}",
         f"trainer.evaluate_every_steps={options.every}",
-        f"run.dir={run_folder(preset, seed, options)}",
+        f"run.dir={run_folder(kind, seed, options)}",
         *options.overrides,
     ]
 
@@ -155,26 +169,26 @@ def train_all(options: argparse.Namespace) -> int:
     deadline = time.monotonic() + 60 * options.minutes
     goals = [*range(options.slice, options.steps, options.slice), options.steps]
     try:
-        for seed, goal, preset in product(seeds_of(options), goals, PRESETS):
-            if code := train(preset, seed, goal, options, deadline):
+        for seed, goal, kind in product(seeds_of(options), goals, RUNS):
+            if code := train(kind, seed, goal, options, deadline):
                 return code
     except KeyboardInterrupt:
         return StopRequested.exit_code
     return 0
 
 
-def train(preset: str, seed: int, goal: int, options: argparse.Namespace, deadline: float) -> int:
+def train(kind: str, seed: int, goal: int, options: argparse.Namespace, deadline: float) -> int:
     """Bring one run to a step, or stop it in order at the deadline."""
-    folder = run_folder(preset, seed, options)
-    done = Curve.read(preset, seed, folder).steps
+    folder = run_folder(kind, seed, options)
+    done = Curve.read(kind, seed, folder).steps
     left = deadline - time.monotonic()
     if done >= goal:
         return 0
     if left <= 0:
         return StopRequested.exit_code
     _clear_unsaved(folder)
-    print(f"{preset}, seed {seed}: step {done}, on to {goal} of {options.steps}", flush=True)
-    process = subprocess.Popen(command(preset, seed, goal, options), cwd=ROOT)
+    print(f"{kind}, seed {seed}: step {done}, on to {goal} of {options.steps}", flush=True)
+    process = subprocess.Popen(command(kind, seed, goal, options), cwd=ROOT)
     try:
         return process.wait(None if math.isinf(left) else left)
     except (subprocess.TimeoutExpired, KeyboardInterrupt) as reason:
@@ -194,23 +208,23 @@ def _clear_unsaved(folder: Path) -> None:
 def table(curves: Sequence[Curve]) -> list[str]:
     """Return the table of last validation losses, as Markdown."""
     lines = [
-        "| collectives | steps | validation loss | of plain | standard error | seed by seed |",
+        "| run | steps | validation loss | of plain | standard error | seed by seed |",
         "|---|---|---|---|---|---|",
     ]
-    for preset in dict.fromkeys(curve.preset for curve in curves):
-        mine = [curve for curve in curves if curve.preset == preset]
+    for kind in dict.fromkeys(curve.kind for curve in curves):
+        mine = [curve for curve in curves if curve.kind == kind]
         last = [found[-1][1] for curve in mine if (found := differences(curve, curves))]
         steps, loss = min(curve.steps for curve in mine), fmean(curve.final for curve in mine)
         mean = f"{fmean(last):+.2f}%" if last else ""
         error = f"{stdev(last) / math.sqrt(len(last)):.2f}%" if len(last) > 1 else ""
         each = ", ".join(f"{value:+.2f}%" for value in last)
-        lines.append(f"| `{preset}` | {steps} | {loss:.4f} | {mean} | {error} | {each} |")
+        lines.append(f"| `{kind}` | {steps} | {loss:.4f} | {mean} | {error} | {each} |")
     return lines
 
 
 def differences(curve: Curve, curves: Sequence[Curve]) -> list[tuple[int, float]]:
     """Compare with the plain run of its seed: (step, percent), at the steps that both have."""
-    pairs = (c.validation for c in curves if c.preset == "plain" and c.seed == curve.seed)
+    pairs = (c.validation for c in curves if c.kind == "plain" and c.seed == curve.seed)
     plain = dict(next(pairs, []))
     return [(s, 100 * (loss / plain[s] - 1)) for s, loss in curve.validation if s in plain]
 
@@ -227,15 +241,13 @@ def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float
 
 def write_json(curves: Sequence[Curve], options: argparse.Namespace) -> None:
     """Write all validation losses, and what was run."""
-    words = [
-        word
-        for word in command("PRESET", 0, options.steps, options)[2:]
-        if not word.startswith(("run.dir=", "trainer.seed="))
-    ]
+    own = ("run.dir=", "trainer.seed=", *RUNS["plain"])
+    words = command("plain", 0, options.steps, options)[2:]
     facts = {
-        "command": " ".join(["train.py", *words]),
+        "command": " ".join(["train.py", *(word for word in words if not word.startswith(own))]),
+        "of each run": {kind: " ".join(overrides) for kind, overrides in RUNS.items()},
         "curves": [
-            {"preset": c.preset, "seed": c.seed, "steps": c.steps, "validation": c.validation}
+            {"run": c.kind, "seed": c.seed, "steps": c.steps, "validation": c.validation}
             for c in curves
         ],
     }
@@ -250,11 +262,11 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(9.6, 3.6), layout="constrained")
         left, right = figure.subplots(1, 2)
-        for preset in dict.fromkeys(curve.preset for curve in curves):
-            mine = [curve for curve in curves if curve.preset == preset]
-            _draw_runs(left, preset, [curve.validation for curve in mine])
-            if preset != "plain":
-                _draw_runs(right, preset, [differences(curve, curves) for curve in mine])
+        for kind in dict.fromkeys(curve.kind for curve in curves):
+            mine = [curve for curve in curves if curve.kind == kind]
+            _draw_runs(left, kind, [curve.validation for curve in mine])
+            if kind != "plain":
+                _draw_runs(right, kind, [differences(curve, curves) for curve in mine])
         for bound in (1.0, 0.3):
             right.axhline(bound, color="#94a3b8", linewidth=0.8, linestyle="--")
             right.axhline(-bound, color="#94a3b8", linewidth=0.8, linestyle="--")
@@ -265,12 +277,12 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
         figure.savefig(path, format=path.suffix[1:], metadata={"Date": None})
 
 
-def _draw_runs(axes: Axes, preset: str, series: Sequence[Sequence[tuple[int, float]]]) -> None:
-    """Draw the mean of a preset's runs, and each of them faintly."""
-    colour = COLOURS[preset]
+def _draw_runs(axes: Axes, kind: str, series: Sequence[Sequence[tuple[int, float]]]) -> None:
+    """Draw the mean of a kind of run, and each of them faintly."""
+    colour = COLOURS[kind]
     for points in series:
         axes.plot(*_columns(points), color=colour, alpha=0.35, linewidth=0.8)
-    axes.plot(*_columns(means(series)), "o-", color=colour, label=preset, ms=3, lw=1.2)
+    axes.plot(*_columns(means(series)), "o-", color=colour, label=kind, ms=3, lw=1.2)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from tools import convergence
 from tools.convergence import Curve, differences, draw, main, means, table
 
 
-def curve(preset: str, *losses: float, seed: int = 1) -> Curve:
-    return Curve(preset, seed, len(losses), list(enumerate(losses, start=1)))
+def curve(kind: str, *losses: float, seed: int = 1) -> Curve:
+    return Curve(kind, seed, len(losses), list(enumerate(losses, start=1)))
 
 
 def test_curves_are_compared_at_the_last_step_that_both_have(tmp_path):
