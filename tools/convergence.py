@@ -55,8 +55,13 @@ COLOURS = {
     "zeropp": "#d97706",
     "zeropp_feedback": "#2563eb",
 }
-LAYOUT = (
+SETTING = (
     "parallel.pipeline=1",
+    "data.global_batch=8",
+    "data.micro_batch=2",
+    # small enough that any small change does not send a run far another way
+    "optimizer.learning_rate=3e-4",
+    "optimizer.minimum_learning_rate=3e-5",
     "sharding=zeropp",
     "precision=fp32",
     "launch.ranks=4",
@@ -153,7 +158,7 @@ def command(kind: str, seed: int, goal: int, options: argparse.Namespace) -> lis
     return [
         sys.executable,
         str(ROOT / "train.py"),
-        *LAYOUT,
+        *SETTING,
         *RUNS[kind],
         f"trainer.seed={seed}",
         f"trainer.steps={goal}",
