@@ -1,7 +1,7 @@
 """Linear layers whose bias is added inside the product, on a CPU that holds the whole weight.
 
 megatron hands the bias of most layers on, to be added by a kernel that fuses it with what comes
-next. A CPU has no such kernels: there it is a pass of its own over the output, some 1.5% of a step.
+next. A CPU has no such kernels: there it would be a pass of its own over the output.
 """
 
 import torch.nn.functional as F
