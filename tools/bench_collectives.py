@@ -52,7 +52,8 @@ from tools.bench.namespaces import namespaces
 from tools.console import wide_console
 from tools.options import at_least, bench_parser, ending, parse_bench, positive
 
-FORMATS = (FP32, BF16, Format("int8", 512, 2), Format("int4", 512, 2))
+FORMATS = (FP32, BF16, Format("int8", 256, 2), Format("int4", 256, 2))
+"""The integers as conf/collectives/ has them."""
 NODES = 2
 QUICK = {"elements": 1 << 14, "codec_elements": 1 << 16, "codec_seconds": 0.01, "rounds": 1}
 Flow = str
