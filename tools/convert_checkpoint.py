@@ -2,8 +2,8 @@
 
 `--to hf` takes the newest checkpoint of a run directory, of whatever layout, and writes a folder
 that transformers' from_pretrained loads. `--from hf` writes a run directory with a checkpoint of
-step 0, which `python train.py run.init_from=OUT` begins from, and config.yaml with the model's
-dimensions. Families: gpt2, gpt_neox (Pythia too), llama, t5 (1.1) and mt5.
+step 0 and a config.yaml, and prints the command that begins a run with these weights. Families:
+gpt2, gpt_neox (Pythia too), llama, t5 (1.1) and mt5.
 
 On the CPU, a few tensors at a time. Before the folder gets its name, both models are loaded and
 run on the same tokens (this needs transformers, and memory for both): if their logits differ by
@@ -11,10 +11,12 @@ more than the tolerance, nothing is written and the exit code is 1. `--no-check`
 """
 
 import argparse
+import shlex
 import shutil
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -28,7 +30,7 @@ from frontier_llm.config import RunConfig
 from frontier_llm.errors import DataError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.units import GIB, format_count
-from tools.convert.families import describe_run, family_for, family_of
+from tools.convert.families import describe_run, family_for, family_of, model_overrides
 from tools.convert.ours import OurWeights, plan_shards, write_weights
 from tools.convert.table import Row, check_names, select
 from tools.convert.theirs import TheirWeights, read_config, write_model
@@ -50,24 +52,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise DataError(f"{out} is there already\n  do: choose another folder, or remove it")
         partial.mkdir(parents=True)
         if options.to:
-            config, ours, theirs = to_theirs(options.source, partial, options)
+            made = to_theirs(options.source, partial, options)
         else:
-            config, ours, theirs = from_theirs(options.source, partial)
+            made = from_theirs(options.source, partial, out)
         if options.check:
-            _check(config, ours, theirs)
+            _check(made)
             if options.to:
-                check_theirs(theirs)
+                check_theirs(made.theirs)
         partial.rename(out)
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    print(f"{out}: {format_count(_elements(config))} parameters")
+    print(f"{out}: {format_count(_elements(made.config))} parameters")
+    if made.overrides:
+        words = [f"run.init_from={out.absolute()}", *made.overrides]
+        print(f"begin with it:\n  python train.py {shlex.join(words)}")
     return 0
 
 
-def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> tuple[RunConfig, Path, Path]:
-    """Write a folder of Hugging Face's; return our configuration, and where both models are.
+@dataclass(frozen=True)
+class Converted:
+    """The same model on both sides.
+
+    Attributes:
+        config: ours.
+        ours: folder of our weights.
+        theirs: folder of Hugging Face's.
+        overrides: of a run that begins with what came from there; empty the other way.
+    """
+
+    config: RunConfig
+    ours: Path
+    theirs: Path
+    overrides: list[str]
+
+
+def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
+    """Write a folder of Hugging Face's.
 
     Raises:
         DataError: no family has such a model.
@@ -95,11 +117,16 @@ def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> tuple[RunCon
         **family.to_theirs(config),
     }
     write_model(out, settings, (list(shard(numbers)) for numbers in plan), len(plan))
-    return config, weights.checkpoint.folder, out
+    return Converted(config, weights.checkpoint.folder, out, [])
 
 
-def from_theirs(folder: Path, out: Path) -> tuple[RunConfig, Path, Path]:
-    """Write a run directory; return its configuration, and where both models are.
+def from_theirs(folder: Path, out: Path, home: Path) -> Converted:
+    """Write a run directory.
+
+    Args:
+        folder: of theirs.
+        out: where to write.
+        home: how it will be called in the end.
 
     Raises:
         DataError: the folder holds no model that ours can be.
@@ -107,7 +134,10 @@ def from_theirs(folder: Path, out: Path) -> tuple[RunConfig, Path, Path]:
     settings = read_config(folder)
     family = family_of(settings)
     family.refuse_variants(settings)
-    config = describe_run(family, settings, out, copy_to_ours(folder, out))
+    tokenizer = copy_to_ours(folder, out)
+    kept = None if tokenizer is None else home.absolute() / tokenizer.name
+    overrides = model_overrides(family, settings, home, kept)
+    config = describe_run(overrides, out)
     shapes = model_shapes(config.model, config.data.sequence_length)
     rows = select(family.rows(config.model), shapes)
     weights = TheirWeights(folder, family.prefix)
@@ -120,7 +150,7 @@ def from_theirs(folder: Path, out: Path) -> tuple[RunConfig, Path, Path]:
     plan = plan_shards([4 * prod(shapes[row.ours]) for row in rows], SHARD_BYTES)
     meta = {"converted_from": str(folder), "family": family.name}
     write_weights(out, (list(shard(numbers)) for numbers in plan), meta)
-    return config, out, folder
+    return Converted(config, out, folder, overrides)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -142,7 +172,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _check(config: RunConfig, ours: Path, theirs: Path) -> None:
+def _check(made: Converted) -> None:
     """Refuse a conversion that computes something else.
 
     Raises:
@@ -150,7 +180,7 @@ def _check(config: RunConfig, ours: Path, theirs: Path) -> None:
     """
     from tools.convert.check import compare
 
-    comparison = compare(config, ours, theirs)
+    comparison = compare(made.config, made.ours, made.theirs)
     if not comparison.passes:
         raise DataError(f"the converted model is another one: {comparison}; nothing was written")
     print(comparison)

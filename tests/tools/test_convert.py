@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shlex
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from frontier_llm.checkpoint.scan import find
 from frontier_llm.config import decode
+from frontier_llm.data.tokenizer import train_tokenizer
 from frontier_llm.errors import DataError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.trainer import run_directory
 from tests.values import tiny_values
 from tools import convert_checkpoint
+from tools.compose import compose
 from tools.convert import check
 from tools.convert.decoders import Llama
 from tools.convert.families import FAMILIES, family_for
@@ -251,6 +254,24 @@ def their_gpt2(tmp_path: Path) -> Path:
     ours = make_ours(tmp_path / "made_of")
     assert main(["--to", "hf", str(ours), str(tmp_path / "theirs"), "--no-check"]) == 0
     return tmp_path / "theirs"
+
+
+def test_the_tokenizer_goes_along_both_ways(tmp_path: Path, capsys):
+    theirs = their_gpt2(tmp_path)
+    train_tokenizer(["def walk(tree):\n    yield tree\n" * 20], 300, theirs / "tokenizer.model")
+    imported, back = tmp_path / "imported", tmp_path / "back"
+    assert main(["--from", "hf", str(theirs), str(imported), "--no-check"]) == 0
+    said = capsys.readouterr().out
+    config = decode(run_directory.from_yaml((imported / "config.yaml").read_text()))
+    assert config.model.name == "imported"
+    assert config.data.tokenizer == str(imported / "tokenizer.model")
+    assert f"run.init_from={imported} " in said
+    assert f"data.tokenizer={imported / 'tokenizer.model'}" in said
+    words = shlex.split(said.partition("train.py ")[2])
+    assert decode(compose(words[1:])).model == config.model  # the command makes the same model
+    assert main(["--to", "hf", str(imported), str(back), "--no-check"]) == 0
+    written = [folder / "tokenizer.model" for folder in (theirs, imported, back)]
+    assert len({file.read_bytes() for file in written}) == 1
 
 
 def test_a_model_that_no_family_has_is_refused_with_reasons(tmp_path: Path, capsys):

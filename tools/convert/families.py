@@ -60,35 +60,48 @@ def family_of(theirs: Values) -> Family:
     )
 
 
-def describe_run(family: Family, theirs: Values, out: Path, tokenizer: Path | None) -> RunConfig:
-    """Write config.yaml of a run whose model is one of theirs.
+def model_overrides(
+    family: Family, theirs: Values, home: Path, tokenizer: Path | None
+) -> list[str]:
+    """Return what the command line of a run says whose model is one of theirs.
 
     Args:
         family: its family.
         theirs: config.json.
-        out: run directory, is there.
+        home: the run directory, as it will be called.
         tokenizer: sentencepiece model that goes with it, if there is one.
 
     Raises:
         DataError: config.json lacks a setting.
-        ConfigError: ours has no such model.
     """
     try:
         values = family.to_ours(theirs)
     except KeyError as error:
         raise DataError(f"config.json lacks {error.args[0]!r}") from None
-    settings: dict[str, Any] = {"model.name": out.name.strip(".").partition(".")[0]}
+    settings: dict[str, Any] = {"model.name": home.name.strip(".").partition(".")[0]}
     for key, value in {**family.wants, **values}.items():
         settings[key if "." in key else f"model.{key}"] = value
     if tokenizer is not None:
-        settings["data.tokenizer"] = str(tokenizer)
+        settings["data.tokenizer"] = tokenizer
     spans = family.wants["kind"] == "t5"
     room = values["vocabulary"] - (SENTINELS if spans else 0)
     settings["data.pieces"] = max(2, min(PIECES, room))
     data = "stdlib_spans" if spans else "stdlib"
-    overrides = [f"{key}={_word(value)}" for key, value in settings.items()]
-    base = [f"model={_BASES[family.name]}", f"data={data}", "parallel.pipeline=1", "launch.ranks=1"]
-    composed = compose([*base, *overrides])
+    bases = [f"model={_BASES[family.name]}", f"data={data}"]
+    return bases + [f"{key}={_word(value)}" for key, value in settings.items()]
+
+
+def describe_run(overrides: list[str], out: Path) -> RunConfig:
+    """Write config.yaml of a run.
+
+    Args:
+        overrides: its command line.
+        out: its directory, is there.
+
+    Raises:
+        ConfigError: ours has no such model.
+    """
+    composed = compose(["parallel.pipeline=1", "launch.ranks=1", *overrides])
     run_directory.write_config(out, run_directory.to_yaml(composed))
     config = decode(composed)
     check(config, world_size=1)

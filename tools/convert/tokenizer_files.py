@@ -20,16 +20,18 @@ SAMPLE = "def main(x):\n    return  x + 1\n\n\tNaïve — 雪 42.\n"
 
 
 def write_theirs(config: RunConfig, out: Path) -> dict[str, Any]:
-    """Copy the tokenizer of a run's corpus; return the settings of config.json that come with it.
+    """Copy a run's tokenizer; return the settings of config.json that come with it.
 
-    Without the corpus, or the means to prepare it, there are none.
+    One that was made with the corpus is taken from there; without the corpus, or the means to
+    prepare it, there are none.
 
     Args:
         config: of the run.
         out: the folder of theirs.
     """
     try:
-        source = prepare_all(config.data)[0] / TOKENIZER_FILE
+        given = config.data.tokenizer
+        source = Path(given) if given else prepare_all(config.data)[0] / TOKENIZER_FILE
         tokenizer = Tokenizer(source)
     except FrontierError as error:
         print(f"no tokenizer is written: {error}")
