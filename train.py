@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import FrontierError, StopRequested
-from frontier_llm.parallel import failure
+from frontier_llm.parallel import failure, slurm
 from frontier_llm.parallel.agreement import made_once, run_and_leave
 from frontier_llm.parallel.cores import prepare_environment, share
 from frontier_llm.parallel.launcher import INTERRUPTED, Launch, launch
@@ -178,7 +178,12 @@ def rehearse(config: RunConfig) -> int:
 def claim(config: RunConfig) -> None:
     """Take the run directory; a run that goes on there must be this one, or changed on purpose."""
     newest = checkpoint_places.newest_folder(config)
-    goes_on = run_directory.claim(Path(config.run.dir), config.run.resume, newest is not None)
+    goes_on = run_directory.claim(
+        Path(config.run.dir),
+        config.run.resume,
+        newest is not None,
+        started_again=slurm.started_again(os.environ),
+    )
     before = checkpoint_places.saved_config(newest) if goes_on and newest else None
     if before is not None:
         now = config.model_dump(mode="json")

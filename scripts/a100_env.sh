@@ -7,9 +7,6 @@
 # No network interfaces are named: they differ from cluster to cluster. Where NCCL or gloo takes a
 # wrong one, set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME before sbatch.
 
-# A lost peer ends the collective with an error instead of spinning for ever (torch's default since
-# 2.2, said here since our watchdog counts on it).
-export TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
 # Warnings of NCCL in the job's output: an unset value hides even the reason of a failed start (NCCL).
 export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
 # A NIC beside each GPU: let NCCL send from its memory where both hang on one PCI bridge (NCCL).
@@ -17,5 +14,7 @@ export NCCL_NET_GDR_LEVEL="${NCCL_NET_GDR_LEVEL:-PHB}"
 
 # A disk, or memory, of the node.
 export FRONTIER_LLM_NODE_LOCAL="${FRONTIER_LLM_NODE_LOCAL:-/tmp/frontier_llm-$USER}"
+# Triton's compiled kernels: by default all ranks of all nodes compile into one folder in $HOME.
+export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$FRONTIER_LLM_NODE_LOCAL/triton}"
 # The packed virtual environment: make archive.
 export FRONTIER_LLM_ARCHIVE="${FRONTIER_LLM_ARCHIVE:-$PWD/venv.tar}"

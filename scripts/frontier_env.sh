@@ -39,6 +39,8 @@ export FI_CXI_RX_MATCH_MODE="${FI_CXI_RX_MATCH_MODE:-hybrid}"
 # MIOpen's caches on the node: by default every rank locks the same file in $HOME (OLCF).
 export MIOPEN_USER_DB_PATH="${MIOPEN_USER_DB_PATH:-/tmp/miopen-$USER}"
 export MIOPEN_CUSTOM_CACHE_DIR="${MIOPEN_CUSTOM_CACHE_DIR:-/tmp/miopen-$USER}"
+# Triton's likewise: by default in $HOME, which compute nodes cannot write to.
+export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-/tmp/triton-$USER}"
 
 # The NVMe of each node, given by --constraint=nvme (OLCF).
 export FRONTIER_LLM_NODE_LOCAL="${FRONTIER_LLM_NODE_LOCAL:-/mnt/bb/$USER}"

@@ -177,7 +177,10 @@ class Ballot:
         seconds = f"within {self._timeout.total_seconds():g} s"
         if not missing:
             return f"rank {self._rank}: all ranks wrote, and rank 0 did not commit {seconds}"
-        return f"{_ranks(missing)} did not write {seconds} of rank {self._rank}"
+        return (
+            f"{_ranks(missing)} did not write {seconds} of rank {self._rank} "
+            "(checkpoint.timeout_seconds)"
+        )
 
     def _read(self, name: str) -> str:
         return str(self._store.get(self._key(name)).decode())

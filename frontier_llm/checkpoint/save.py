@@ -26,6 +26,10 @@ from frontier_llm.checkpoint.snapshot import Snapshot
 from frontier_llm.errors import CheckpointError, FrontierError
 
 
+class UnfollowedError(CheckpointError):
+    """A checkpoint was committed that this node has not got; no other rank knows of it."""
+
+
 @dataclass(frozen=True)
 class Task:
     """One checkpoint to be written."""
@@ -142,13 +146,13 @@ def _follow(task: Task, ballot: Ballot) -> None:
     """Name this node's folder too, after rank 0 has decided and named its own.
 
     Raises:
-        CheckpointError: on this rank alone: the node lacks this checkpoint, so nobody will use it.
+        UnfollowedError: on this rank alone: the node lacks this checkpoint, so nobody will use it.
     """
     try:
         _complete(task, ballot.records(task.sharing))
         _rename(task)
     except Exception as error:
-        raise CheckpointError(f"rank {task.rank}: {_words(error)}") from error
+        raise UnfollowedError(f"rank {task.rank}: {_words(error)}") from error
 
 
 def _complete(task: Task, records: Sequence[str]) -> None:

@@ -24,7 +24,8 @@ class LaunchConfig(Section):
     port: int | None = Field(ge=1, le=65535)
     """TCP port of the rendezvous; null = a free one (under srun: derived from the job)."""
     timeout_seconds: float = Field(gt=0)
-    """A collective that waits longer ends the run."""
+    """A collective that waits longer ends the run: with gloo, and where watchdog.enabled=false also
+    with NCCL and RCCL, which else leave that to the watchdog's limits."""
     meeting_seconds: float = Field(gt=0)
     """How much later than rank 0 another rank may have loaded its libraries and reported."""
     preflight_seconds: float = Field(gt=0)

@@ -8,8 +8,8 @@ from frontier_llm.config.section import Section
 class WatchdogConfig(Section):
     """Limits; a rank that exceeds one makes every rank say where it is, and ends the run.
 
-    One that is longer than launch.timeout_seconds is not reached where a collective hangs: it gives
-    up first, and names the ranks that did not come.
+    With gloo one that is longer than launch.timeout_seconds is not reached where a collective
+    hangs: it gives up first, and names the ranks that did not come.
     """
 
     enabled: bool

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.inventory import count_parameters
+from frontier_llm.geometry.layout import make_grid, resolve_factors
+from frontier_llm.geometry.partition import data_ranks_per_node
 from frontier_llm.parallel.rank_report import RankReport, tiers
 from frontier_llm.parallel.world import World
 from frontier_llm.units import format_bytes, format_seconds
@@ -79,16 +81,22 @@ def _placement(world: World, reports: Sequence[RankReport]) -> Iterator[str]:
 def _agreement(reports: Sequence[RankReport]) -> Iterator[str]:
     """Hold what all ranks must have in common against rank 0's."""
     first = reports[0]
+    others: dict[str, list[RankReport]] = defaultdict(list)
     for report in reports[1:]:
-        where = f"rank {report.rank} on {report.host}"
         if report.digest != first.digest:
-            yield (
-                f"{where} has another configuration than rank 0 (sha256 {report.digest[:12]} and "
-                f"{first.digest[:12]}): is its checkout of the code another one?"
-            )
+            others[
+                f"another configuration than rank 0 (sha256 {report.digest[:12]} and "
+                f"{first.digest[:12]}): is the checkout of the code another one?"
+            ].append(report)
         for name, version in report.versions.items():
             if version != first.versions.get(name):
-                yield f"{where} has {name} {version}, rank 0 has {first.versions.get(name)}"
+                others[f"{name} {version}, rank 0 has {first.versions.get(name)}"].append(report)
+    for what, those in others.items():
+        hosts = sorted({report.host for report in those})
+        more = f" and {len(hosts) - 4} more hosts" if len(hosts) > 4 else ""
+        ranks = name_some([report.rank for report in those])
+        subject, verb = ("rank", "has") if len(those) == 1 else ("ranks", "have")
+        yield f"{subject} {ranks} on {', '.join(hosts[:4])}{more} {verb} {what}"
 
 
 def _interfaces(reports: Sequence[RankReport]) -> Iterator[str]:
@@ -115,9 +123,8 @@ def _space(config: RunConfig, world: World, reports: Sequence[RankReport]) -> It
     if config.checkpoint.mode == "off":
         return
     whole = STATE_BYTES * count_parameters(config.model, config.data.sequence_length)
-    nodes = -(-world.size // world.ranks_per_node)
     for tier, folder in tiers(config).items():
-        needed = whole if tier == "shared" else whole // nodes
+        needed = whole if tier == "shared" else whole // _nodes_of_a_copy(config, world)
         for report in reports:
             free = report.free_bytes.get(str(folder))
             if free is not None and free < needed:
@@ -125,6 +132,14 @@ def _space(config: RunConfig, world: World, reports: Sequence[RankReport]) -> It
                     f"{folder} on {report.host} has {format_bytes(free)} free, a checkpoint takes "
                     f"{format_bytes(needed)}: make room, or set another folder"
                 )
+
+
+def _nodes_of_a_copy(config: RunConfig, world: World) -> int:
+    """Return over how many nodes one copy of the optimizer states is spread."""
+    grid = make_grid(config, world.size, world.ranks_per_node)
+    cut = resolve_factors(config, grid).optimizer
+    ranks = grid.tensor * grid.pipeline * max(cut, data_ranks_per_node(grid) or 1)
+    return max(1, ranks // world.ranks_per_node)
 
 
 def _environment(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[str]:

@@ -114,7 +114,7 @@ def _use(
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(group)
-    total = torch.tensor([world.rank + 1.0], device=device)
+    total = torch.tensor([world.rank + 1.0], dtype=torch.float64, device=device)  # exact sums
     begun: list[dist.Work | Exception] = []
 
     def begin() -> None:
@@ -150,7 +150,10 @@ def _incomplete(name: str, ranks: Sequence[int], store: "Store", timeout: timede
         at = store.get(_at(rank)).decode() if store.check([_at(rank)]) else "no group yet"
         if at != name:
             absent.append(f"rank {rank} on {host_of(rank, store)} (at: {at})")
-    who = "; ".join(absent) or "all of them came: the network between their hosts does not work"
+    who = "; ".join(absent) or (
+        "nobody, all of them came: the network between their hosts does not work, or so many ranks "
+        "need longer (launch.preflight_seconds)"
+    )
     return (
         f"preflight: the {name} group of ranks {name_some(ranks)} did not come together within "
         f"{format_seconds(timeout.total_seconds())} (launch.preflight_seconds); absent: {who}"

@@ -50,6 +50,11 @@ def in_step(environ: Mapping[str, str]) -> bool:
     return not (alone and "SLURM_PTY_PORT" in environ)
 
 
+def started_again(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm has requeued the job that this process is a task of."""
+    return in_step(environ) and int(environ.get("SLURM_RESTART_COUNT", "0")) > 0
+
+
 def read_task(environ: Mapping[str, str]) -> SlurmTask:
     """Read this task's place in its step.
 

@@ -180,9 +180,8 @@ class Watchdog:
 
     def _end(self, phase: Phase) -> None:
         """Tell where this rank stands, wait for the verdict, and end the process."""
-        state = RankState.now(self._world, phase, self._lost)
         verdict: list[str] = []
-        messenger = threading.Thread(target=self._confer, args=(state, phase, verdict), daemon=True)
+        messenger = threading.Thread(target=self._confer, args=(phase, verdict), daemon=True)
         messenger.start()
         messenger.join(VERDICT_SECONDS)
         if self._closed.is_set():
@@ -194,8 +193,12 @@ class Watchdog:
         sys.stderr.flush()
         os._exit(1)
 
-    def _confer(self, state: RankState, phase: Phase, verdict: list[str]) -> None:
-        """Tell the store where this rank stands, and get or make the verdict."""
+    def _confer(self, phase: Phase, verdict: list[str]) -> None:
+        """Tell the store where this rank stands, and get or make the verdict.
+
+        The body of a thread: NCCL's trace of collectives may hang with the device, the end not.
+        """
+        state = RankState.now(self._world, phase, self._lost)
         try:
             store: Store = self._store.clone()  # type: ignore[attr-defined]
             store.set(self._key(f"state/{state.rank}"), state.to_json())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontier_llm.checkpoint.manager import CheckpointManager, Options
+from frontier_llm.checkpoint.save import UnfollowedError
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError
 from frontier_llm.parallel.groups import Groups
@@ -54,7 +55,6 @@ class Checkpoints:
         self._saves = states.factors.digits(groups.at.data).d == 0
         self._saves_locally = self._is_first_of_its_node(groups)
         self.saved_step: int | None = None
-        self.failures = 0
         chosen, node = config.checkpoint, world.node_ranks
         self._shared = self._make(
             shared_folder(config),
@@ -141,14 +141,13 @@ class Checkpoints:
 
     @contextmanager
     def _bearing(self) -> Iterator[None]:
-        """Count a failure, or let it end the run."""
+        """Report a failure, or let it end the run."""
         try:
             yield
         except CheckpointError as error:
             if self._config.on_error == "stop":
                 raise
-            self.failures += 1
-            if self._world.rank == 0:
+            if self._world.rank == 0 or isinstance(error.__cause__, UnfollowedError):
                 _LOG.error("%s. The run goes on (checkpoint.on_error=continue)", error)
 
     def _shards(self, manager: CheckpointManager) -> Iterator[StateShard]:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 DigitGroups = dict[Digit, dist.ProcessGroup | None]
+BEHIND_THE_WATCHDOG = timedelta(days=1)
+"""NCCL ends the process from a thread of its own, with no word of who is late: the watchdog, whose
+limits grow with a run's steps, must come first."""
 
 
 def connect(
@@ -33,7 +36,7 @@ def connect(
         LaunchError: ranks are absent or misplaced, or a group does not work; names them.
     """
     roll_call(config, world, store, accelerator)
-    timeout = timedelta(seconds=config.launch.timeout_seconds)
+    timeout = _patience(config, accelerator)
     init_process_group(world, store, accelerator.device, timeout)
     groups = make_groups(
         config.parallel,
@@ -53,3 +56,10 @@ def connect(
     patience = timedelta(seconds=config.launch.preflight_seconds)
     use_groups(named, world, store, accelerator.device, patience)
     return groups, digits
+
+
+def _patience(config: RunConfig, accelerator: Accelerator) -> timedelta:
+    """Return how long a collective may wait."""
+    if accelerator.is_cpu or not config.watchdog.enabled:
+        return timedelta(seconds=config.launch.timeout_seconds)
+    return BEHIND_THE_WATCHDOG

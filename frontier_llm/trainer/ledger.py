@@ -11,9 +11,11 @@ data if their digests are the same.
 """
 
 import json
+import os
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from frontier_llm.errors import TrainingError
 
@@ -25,8 +27,9 @@ def blend_of(run_dir: Path) -> list[dict[str, Any]]:
     segments: list[dict[str, Any]] = []
     path = run_dir / LEDGER
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        if line.startswith('{"event": "blend"') and line.endswith("}"):
-            segments = json.loads(line)["segments"]
+        if line.startswith('{"event": "blend"'):
+            with suppress(ValueError):  # a torn line
+                segments = json.loads(line)["segments"]
     return segments
 
 
@@ -51,7 +54,7 @@ class Ledger:
         """Note what happened after a step.
 
         Args:
-            name: `resume`, `blend`, `skip`, `rewind`, `checkpoint_failed`.
+            name: `resume`, `blend`, `skip`, `rewind`.
             step: the last one that was done.
             facts: plain JSON.
 
@@ -63,7 +66,17 @@ class Ledger:
 
     def _append(self, entry: dict[str, Any]) -> None:
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+            with self._path.open("a+b") as file:
+                if _is_torn(file):  # the last line of a killed run
+                    file.write(b"\n")
+                file.write(json.dumps(entry).encode() + b"\n")
         except OSError as error:
             raise TrainingError(f"{self._path} cannot be written: {error.strerror}") from None
+
+
+def _is_torn(file: BinaryIO) -> bool:
+    """Whether a file's last line has no end."""
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"

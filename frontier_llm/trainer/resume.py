@@ -150,9 +150,10 @@ class Restorer:
 
     def _candidates(self, before: int | None) -> Iterator[Checkpoint | Path]:
         """Yield what may be used, the newest first; the same steps and tiers on every rank."""
-        places: list[tuple[int, Checkpoint | Path]] = [(c.step, c) for c in self._local()]
-        places += _of_rank_0(self._listed)
-        # the order is stable: of one step the local one comes first, it is nearer
+        places: list[tuple[int, Checkpoint | Path]] = [*_of_rank_0(self._listed)]
+        places += [(c.step, c) for c in self._local()]
+        # The order is stable: of one step the run directory's comes first. Both have it only where
+        # a rewind saved the step once more, there, with the samples to go on behind.
         for step, place in sorted(places, key=lambda each: -each[0]):
             if before is None or step < before:
                 yield place

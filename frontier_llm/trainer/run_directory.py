@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,9 @@ import yaml
 
 from frontier_llm.errors import ConfigError, FrontierError
 from frontier_llm.telemetry.jsonl import METRICS_FILE
+from frontier_llm.trainer.ledger import LEDGER
+
+_LOG = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
 FAILURES = "failures"
@@ -20,13 +24,21 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What file systems say that cannot lock (Lustre mounted without `flock`): we do without."""
 
 
-def claim(path: Path, resume: Literal["auto", "required", "never"], has_checkpoint: bool) -> bool:
+def claim(
+    path: Path,
+    resume: Literal["auto", "required", "never"],
+    has_checkpoint: bool,
+    *,
+    started_again: bool = False,
+) -> bool:
     """Take the folder of a run for this process and those it forks, until they end.
 
     Args:
         path: the folder, made if absent.
         resume: `run.resume`.
         has_checkpoint: whether there is one to go on from.
+        started_again: whether Slurm has requeued the job: nobody is there to ask, and a run that
+            has saved nothing begins again, its records set aside.
 
     Returns:
         Whether a run goes on; else a new one begins.
@@ -58,7 +70,9 @@ def claim(path: Path, resume: Literal["auto", "required", "never"], has_checkpoi
             f"a checkpoint to go on from: {path} holds none",
             "look at run.dir; run.resume=auto begins a new run where there is none",
         )
-    if _has_content(path / METRICS_FILE):
+    if _has_content(path / METRICS_FILE) and started_again:
+        _set_aside(path)
+    elif _has_content(path / METRICS_FILE):
         raise ConfigError(
             "run.dir",
             path,
@@ -115,6 +129,27 @@ def _lock(path: Path) -> None:
         os.close(file)
         if error.errno not in _NO_LOCKS:
             raise
+        _LOG.warning("%s cannot be locked: see to it that no other job writes there", path)
+
+
+def _set_aside(path: Path) -> None:
+    """Rename the records of a run that left no states.
+
+    Raises:
+        FrontierError: they cannot be renamed.
+    """
+    try:
+        for name in (METRICS_FILE, LEDGER):
+            number = sum(1 for _ in path.glob(f"{name}.*.void"))
+            if (path / name).exists():
+                (path / name).rename(path / f"{name}.{number}.void")
+    except OSError as error:
+        raise _not_writable(path, error) from None
+    _LOG.warning(
+        "the job was started again before %s had a checkpoint: the run begins again, what it wrote "
+        "is kept in *.void (a smaller checkpoint.every_steps saves sooner)",
+        path,
+    )
 
 
 def _has_content(path: Path) -> bool:

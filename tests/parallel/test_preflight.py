@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,11 +11,13 @@ import torch.distributed as dist
 from frontier_llm.config import decode
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import LaunchError, RankFailure
+from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.parallel import agreement
 from frontier_llm.parallel.findings import examine
 from frontier_llm.parallel.preflight import roll_call, use_groups
 from frontier_llm.parallel.rank_report import RankReport
 from frontier_llm.parallel.world import World
+from frontier_llm.trainer import connect
 from tests.ranks import run_ranks
 from tests.values import tiny_values
 
@@ -97,6 +100,32 @@ def test_a_tier_without_room_for_a_checkpoint_is_an_error(tmp_path):
     assert "has 1000 B free, a checkpoint takes" in examine(config, WORLD, full).errors[0]
     config = decode(tiny_values(f"run.dir={tmp_path}", "checkpoint=off"))
     assert examine(config, WORLD, full).errors == ()
+
+
+@pytest.mark.parametrize(("sharding", "nodes"), [("replicated", 1), ("zero1", 2)])
+def test_a_node_keeps_all_that_its_ranks_hold(tmp_path, sharding, nodes):
+    local = f"checkpoint.tiers.local.path={tmp_path}"
+    keys = ("parallel.pipeline=1", f"sharding={sharding}", f"run.dir={tmp_path}/run", local)
+    config = decode(tiny_values(*keys))
+    whole = 12 * count_parameters(config.model, config.data.sequence_length)
+    for free, fits in ((whole // nodes, True), (whole // nodes - 1, False)):
+        reports = [replace(r, free_bytes={str(tmp_path): free}) for r in _reports()]
+        assert (examine(config, WORLD, reports).errors == ()) == fits
+
+
+def test_what_many_ranks_have_is_one_error():
+    reports = [replace(r, versions={"torch": str(min(r.rank, 1))}) for r in _reports()]
+    (error,) = examine(CONFIG, WORLD, reports).errors
+    assert error == "ranks 1, 2, 3 on a, b have torch 1, rank 0 has 0"
+
+
+def test_nccl_waits_longer_than_the_watchdog():
+    on_device = SimpleNamespace(is_cpu=False)
+    day, minute = timedelta(days=1), timedelta(minutes=1)
+    unwatched = decode(tiny_values("watchdog.enabled=false"))
+    assert connect._patience(CONFIG, on_device) == day
+    assert connect._patience(unwatched, on_device) == minute
+    assert connect._patience(CONFIG, SimpleNamespace(is_cpu=True)) == minute
 
 
 def test_borders_drawn_by_hand_are_no_misplacement():

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.errors import LaunchError
+from frontier_llm.parallel import slurm
 from frontier_llm.parallel.cores import share
 from frontier_llm.parallel.slurm import equal_tasks, hosts, job_port
 from frontier_llm.parallel.world import World, init_process_group, listen, make_store
@@ -71,6 +72,12 @@ def test_the_address_can_be_set_under_srun():
 )
 def test_a_shell_is_not_a_rank(environ):
     assert World.from_environment(environ) is None
+
+
+def test_only_a_task_of_a_requeued_job_is_started_again():
+    assert not slurm.started_again(SRUN)
+    assert slurm.started_again({**SRUN, "SLURM_RESTART_COUNT": "1"})
+    assert not slurm.started_again({"SLURM_RESTART_COUNT": "1"})  # a shell of it
 
 
 def test_the_same_rank_said_twice_is_fine():

@@ -18,7 +18,8 @@ from frontier_llm.data.loader import causal_batch
 from frontier_llm.data.reading import make_windows
 from frontier_llm.errors import CheckpointError
 from frontier_llm.parallel.watchdog import Watchdog
-from frontier_llm.trainer.ledger import blend_of
+from frontier_llm.trainer import run_directory
+from frontier_llm.trainer.ledger import Ledger, blend_of
 from tests.forked_train import TINY, Training, train
 from tools.inspect_data import View
 from tools.one_rank import read_config
@@ -221,6 +222,16 @@ def test_nothing_to_go_on_from(tiny: tuple[str, ...], copied: Path, tmp_path: Pa
     assert (ended.code, "has trained and saved nothing" in ended.text) == (2, True)
 
 
+def test_a_requeued_job_that_saved_nothing_begins_again(copied: Path, caplog) -> None:
+    shutil.rmtree(copied / "checkpoints")
+    wrote = {name: (copied / name).read_bytes() for name in ("metrics.jsonl", "ledger.jsonl")}
+    assert not run_directory.claim(copied, "auto", has_checkpoint=False, started_again=True)
+    for name, content in wrote.items():
+        assert not (copied / name).exists()
+        assert (copied / f"{name}.0.void").read_bytes() == content
+    assert "begins again" in caplog.text
+
+
 def test_two_runs_in_one_directory(tiny: tuple[str, ...], tmp_path: Path) -> None:
     overrides = (*tiny, f"run.dir={tmp_path}/run", "trainer.steps=100000")
     first = Training(*overrides)
@@ -357,6 +368,14 @@ def test_the_watchdog_is_told_what_is_no_step(
     assert seen == {"groups", "step", "evaluation", "checkpoint", "closing"}
 
 
+def test_a_line_torn_by_a_kill_spoils_no_other(tmp_path: Path) -> None:
+    (tmp_path / "ledger.jsonl").write_text('{"event": "blend", "segments": [{"first_sample": 0}')
+    segments = [{"first_sample": 0, "weights": {"a": 1.0}}]
+    Ledger(tmp_path).event("blend", 3, segments=segments)
+    assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 2
+    assert blend_of(tmp_path) == segments
+
+
 def test_a_spike_sends_the_run_back_and_on_behind_its_samples(
     tiny: tuple[str, ...], copied: Path
 ) -> None:
@@ -405,6 +424,26 @@ def test_the_nearest_tier_that_all_nodes_have_is_used(
     ended = train(*overrides, f"trainer.steps={STEPS}")
     assert ended.code == 0, ended.text
     assert events(run, "resume")[-1]["step"] == 4
+
+
+def test_what_a_rewind_left_out_stays_out(tiny: tuple[str, ...], tmp_path: Path) -> None:
+    run, local = tmp_path / "run", tmp_path / "local"
+    overrides = (
+        *tiny, f"run.dir={run}", "trainer.steps=60", "checkpoint.every_steps=100",
+        f"checkpoint.tiers.local.path={local}", "checkpoint.tiers.local.every_steps=1",
+        "checkpoint.tiers.local.keep=60", "trainer.spike_window=1", "trainer.rewinds_allowed=1",
+    )  # fmt: skip
+    assert train(*overrides, "trainer.spike_factor=1.0001").code == 1  # at the second spike
+    (rewind,) = events(run, "rewind")
+    back = rewind["step"]
+    for folder in (*run.glob("checkpoints/step_*"), *local.glob("*/*/step_*")):
+        if folder.suffix or int(folder.name.removeprefix("step_")) > back:
+            shutil.rmtree(folder)  # as if killed on the way again
+    both = [run / "checkpoints", *local.glob("*/node_00000")]
+    assert all((folder / f"step_{back:08d}").exists() for folder in both)
+    assert train(*overrides, f"trainer.steps={back + 1}").code == 0
+    assert events(run, "resume")[-1]["step"] == back
+    assert lines(run, "ledger.jsonl")[-1]["first_sample"] == rewind["next_sample"]
 
 
 def test_nodes_do_not_go_on_from_the_same_step_of_different_starts(

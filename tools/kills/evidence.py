@@ -100,9 +100,9 @@ def _touched(folder: Path) -> float:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of a file of JSON lines; none if it is absent."""
+    """Yield the whole lines of a file of JSON lines, not torn ones; none if it is absent."""
     if not path.exists():
         return
     for line in path.read_bytes().splitlines(keepends=True):
-        if line.endswith(b"\n"):
+        if line.endswith(b"}\n"):
             yield json.loads(line)
