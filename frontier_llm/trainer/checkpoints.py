@@ -1,7 +1,7 @@
 """The checkpoints of a run as its loop sees them: when, to which tier, and what a failure means."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -47,12 +47,13 @@ class Checkpoints:
             world: this rank's place.
             store: where the ranks met; lives longer than this.
             states: what is saved.
-            groups: where this rank stands; one replica saves for all.
+            groups: where this rank stands; of what replicas share each saves a part.
             meta: what is saved beside the states, as of now: plain JSON.
         """
         self._config, self._world, self._store = config.checkpoint, world, store
         self._states, self._meta = states, meta
-        self._saves = states.factors.digits(groups.at.data).d == 0
+        self._copies = states.factors.data // states.factors.optimizer
+        self._copy = states.factors.digits(groups.at.data).d
         self._saves_locally = self._is_first_of_its_node(groups)
         self.saved_step: int | None = None
         chosen, node = config.checkpoint, world.node_ranks
@@ -151,8 +152,9 @@ class Checkpoints:
                 _LOG.error("%s. The run goes on (checkpoint.on_error=continue)", error)
 
     def _shards(self, manager: CheckpointManager) -> Iterator[StateShard]:
-        saves = self._saves if manager is self._shared else self._saves_locally
-        return self._states.shards() if saves else iter(())
+        if manager is self._shared:
+            return part_of(self._states.shards(), self._copy, self._copies)
+        return self._states.shards() if self._saves_locally else iter(())
 
     def _is_first_of_its_node(self, groups: Groups) -> bool:
         """Whether no rank before it on its node holds the same states."""
@@ -179,3 +181,24 @@ class Checkpoints:
             timedelta(seconds=chosen.timeout_seconds),
             replace(options, pool_bytes=chosen.pool_bytes, neighbours=world.ranks_per_node),
         )
+
+
+def part_of(shards: Iterable[StateShard], number: int, count: int) -> Iterator[StateShard]:
+    """Yield one of `count` equally large parts of what ranks hold alike and count as theirs.
+
+    Args:
+        shards: the same on all of these ranks, but for their place in memory.
+        number: of the part.
+        count: of the parts.
+    """
+    shards = [shard for shard in shards if shard.record.counted]
+    total = sum(shard.master.numel() for shard in shards)
+    first, last = total * number // count, total * (number + 1) // count
+    for shard in shards:
+        begin, end = max(first, 0), min(last, shard.master.numel())
+        if begin < end:
+            states = (shard.master, shard.exp_avg, shard.exp_avg_sq)
+            yield StateShard(
+                shard.record, shard.start + begin, *(state[begin:end] for state in states)
+            )
+        first, last = first - shard.master.numel(), last - shard.master.numel()

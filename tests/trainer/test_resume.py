@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 from frontier_llm.checkpoint import save
 from frontier_llm.checkpoint.restore import read_tensor
@@ -124,6 +125,16 @@ def half(tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture
 def copied(half: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(half, tmp_path / "run"))
+
+
+def test_replicas_write_equal_parts(tiny: tuple[str, ...], tmp_path: Path) -> None:
+    keys = ("parallel.pipeline=1", "launch.ranks=2", "trainer.steps=1", "model.vocabulary=512")
+    ended = train(*tiny, *keys, f"run.dir={tmp_path}/run")
+    assert ended.code == 0, ended.text
+    files = sorted((tmp_path / "run" / "checkpoints").glob("*/*.safetensors"))
+    assert [file.name for file in files] == ["rank_00000.safetensors", "rank_00001.safetensors"]
+    first, second = (sum(t.numel() for t in load_file(file).values()) for file in files)
+    assert abs(first - second) <= 3
 
 
 def test_another_layout_goes_on_as_the_same_run(
