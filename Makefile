@@ -1,26 +1,33 @@
-# make train   set up, then train a small GPT on real text in parallel and show what it did
-# make test    set up, then run the whole test suite
-# make lint    what CI checks besides: formatting, types, import rules, shell, spelling
-# make archive the environment as one file, for the nodes of a cluster (scripts/*.sbatch)
+# make train      install, then train a small GPT on real text in parallel and report on it
+# make test       install, then run all tests
+# make test-fast  the same without the slow tests, in under two minutes
+# make lint       check formatting, types, import rules, shell scripts and spelling
+# make docs       build the documentation into site/; a broken link is an error
+# make wheel      build a wheel into dist/
+# make archive    pack the environment into one file for the nodes of a cluster (scripts/*.sbatch)
 #
-# A GPU's torch instead of the CPU's: make .venv TORCH="torch==2.13.0 --index-url <your index>"
-# (docs/install.md). Anything after ARGS= goes to train.py: make train ARGS="trainer.steps=50"
+# For a torch with GPU support: make .venv TORCH="torch==2.13.0 --index-url <your index>"
+# (docs/install.md). ARGS= is handed to frontier-llm train: make train ARGS="trainer.steps=50"
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?=
 BIN := .venv/bin
-SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' .ci/run .ci/images 2>/dev/null)
+SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' .ci/run .ci/images .ci/wheel 2>/dev/null)
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
-.PHONY: help train test lint format clean archive
+.PHONY: help train test test-fast lint format docs wheel archive clean
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
 
 train: .venv
-	$(BIN)/python train.py $(ARGS)
+	$(BIN)/frontier-llm train $(ARGS)
 
 test: dev
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
+	$(PYTEST)
+
+test-fast: dev
+	$(PYTEST) -m "not slow"
 
 lint: dev
 	$(BIN)/ruff check .
@@ -39,28 +46,34 @@ format: dev
 .venv: .venv/ready
 dev: .venv/dev
 
-# torch first: with it installed, nothing that follows takes another build of it
+# torch comes first, so that the next line does not install another build of it
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
 		{ echo "Python 3.10 to 3.13 is needed: make PYTHON=python3.11 ..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
-		{ echo "python3 cannot make virtual environments: install its venv package" \
+		{ echo "python3 cannot create virtual environments: install its venv package" \
 		       "(Debian: apt-get install python3-venv)"; rm -rf .venv; exit 1; }
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
-# what tests and linters need, and all that is optional. A GPU's torch brings a Triton of its own;
-# beside a CPU's its kernels are tested in its interpreter
+# The tools of tests, linters and documentation, and all optional dependencies. A torch with GPU
+# support includes Triton; without a GPU its kernels are tested in its interpreter.
 .venv/dev: .venv/ready
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet triton || \
 		echo "no Triton for this machine: its kernels are not tested"
 	@touch $@
 
-# its own path does not matter: Python finds it from the program that is started
+docs: dev
+	$(BIN)/mkdocs build --strict
+
+wheel: .venv
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+# The environment also works at another path: Python locates it relative to the started program.
 archive: .venv
 	tar --create --file=venv.tar .venv
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build dist site

@@ -1,7 +1,7 @@
-"""Give a root file system this machine's settings of pip; print the volumes that they need.
+"""Copy this machine's settings of pip into a root file system; print the volumes they need.
 
-python3 .ci/pip_settings.py ROOT    writes ROOT/etc/pip.conf, and the files that it names: a
-                                    certificate, constraints.
+`python3 .ci/pip_settings.py ROOT` writes ROOT/etc/pip.conf and the files that it names, such as a
+certificate.
 """
 
 import ast
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def settings() -> dict[str, str]:
-    """What pip goes by here: its files', then its environment's, which outranks them."""
+    """Return pip's settings. Those of the environment win over those of files."""
     listing = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True
     ).stdout.splitlines()
@@ -24,7 +24,7 @@ def settings() -> dict[str, str]:
 
 
 def main(root: Path) -> None:
-    """Write the settings below ``root``; print buildah's options for the folders they name."""
+    """Write the settings below `root`; print buildah's options for the folders they name."""
     found = settings()
     if "cert" in found:
         shutil.copyfile(found["cert"], root / "etc/pip_certificate.pem")
@@ -38,7 +38,7 @@ def main(root: Path) -> None:
         if place.is_file() and not inside.exists():
             inside.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(place, inside)
-    # a simple index links to the files beside it
+    # An index in a folder "simple" links to files in the parent folder.
     folders = {place.parent if place.name == "simple" else place for place in places}
     volumes = [f"--volume={folder}:{folder}:ro" for folder in sorted(folders) if folder.is_dir()]
     sys.stdout.write(" ".join(volumes))

@@ -1,9 +1,9 @@
-"""Pretraining of GPT and encoder-decoder models, cut by tensor, pipeline and sharded data axes."""
+"""Pretrain GPT and encoder-decoder models in tensor, pipeline and sharded data parallelism."""
 
 import warnings
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-# At every import megatron tells of libraries that it misses; which are used is a choice here
-# (`kernels=`), and every program of this project imports this package first.
+# Megatron warns at every import about optional libraries that are absent. This program chooses its
+# kernels itself (`kernels=`), and every process of it imports this package first.
 warnings.filterwarnings("ignore", category=UserWarning, module="megatron")

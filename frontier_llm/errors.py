@@ -1,7 +1,7 @@
-"""The errors that leave the program for a user; anything else that escapes is our own mistake.
+"""Define the errors that are shown to a user. Any other exception is a bug of this program.
 
-Each says what was wrong and what to do, so that no traceback is needed to act on it. The exit
-code of the process is a property of the error's class.
+Each message says what is wrong and what to do, so that the user needs no traceback. The class of an
+error determines the exit code of the process.
 """
 
 
@@ -12,7 +12,7 @@ class FrontierError(Exception):
 
 
 class ConfigError(FrontierError):
-    """The configuration is wrong: one key, what it got, what it wants, what to do."""
+    """A value of the configuration is wrong: the key, what it got, what it wants, what to do."""
 
     exit_code = 2
 
@@ -30,7 +30,7 @@ class ConfigError(FrontierError):
 
 
 class LaunchError(FrontierError):
-    """The processes of a run cannot be started or find each other."""
+    """The processes of a run cannot be started, or cannot find each other."""
 
 
 class DataError(FrontierError):
@@ -38,11 +38,11 @@ class DataError(FrontierError):
 
 
 class CheckpointError(FrontierError):
-    """A checkpoint cannot be written, or is absent, damaged or of another model."""
+    """A checkpoint cannot be written, is absent or damaged, or belongs to another model."""
 
 
 class TrainingError(FrontierError):
-    """The training itself cannot go on: the loss is not finite, samples were lost."""
+    """The training cannot continue: the loss is not finite, or samples were lost."""
 
 
 class RankFailure(FrontierError):
@@ -50,6 +50,6 @@ class RankFailure(FrontierError):
 
 
 class StopRequested(FrontierError):
-    """The run was asked to stop and did so in order, with its state saved."""
+    """The run was asked to stop; it saved its state and stopped."""
 
     exit_code = 3

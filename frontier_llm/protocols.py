@@ -1,7 +1,7 @@
-"""The types that the features exchange: what a parameter is, seen without its framework.
+"""Types that model, sharding and checkpoint exchange, so that none of them imports another.
 
-`model` makes `ParameterRecord`s, `sharding` partitions them, `checkpoint` names them on disk.
-None of the three imports another.
+`model` makes a `ParameterRecord` per parameter, `sharding` partitions the parameters, `checkpoint`
+saves them under their global names.
 """
 
 from dataclasses import dataclass
@@ -11,30 +11,31 @@ import torch
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a box of a global tensor lies inside a local parameter.
+    """Places a box of a global tensor inside a local parameter.
 
-    Every element of a local parameter that no placement covers is padding: zero, never stored.
+    Elements of a local parameter that no placement covers are padding: they are zero and are not
+    saved.
     """
 
     name: str
-    """Global name (geometry/inventory.py)."""
+    """Name of the global tensor (geometry/inventory.py)."""
     global_shape: tuple[int, ...]
-    """Shape of the whole tensor, without padding."""
+    """Shape of the global tensor, without padding."""
     global_start: tuple[int, ...]
-    """First index of the box in the whole tensor, one number a dim."""
+    """First index of the box in the global tensor, one number per dim."""
     local_start: tuple[int, ...]
-    """First index of the box in the local parameter."""
+    """First index of the box in the local parameter, one number per dim."""
     shape: tuple[int, ...]
-    """Extent of the box."""
+    """Shape of the box."""
 
     def local_view(self, local: torch.Tensor) -> torch.Tensor:
-        """Return the box as a view of the local parameter (or of anything of its shape)."""
+        """Return the box as a view of the local parameter, or of a tensor of the same shape."""
         for dim, (start, length) in enumerate(zip(self.local_start, self.shape, strict=True)):
             local = local.narrow(dim, start, length)
         return local
 
     def global_view(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return the box as a view of the whole tensor."""
+        """Return the box as a view of the global tensor."""
         for dim, (start, length) in enumerate(zip(self.global_start, self.shape, strict=True)):
             whole = whole.narrow(dim, start, length)
         return whole
@@ -42,41 +43,41 @@ class Placement:
 
 @dataclass(frozen=True, eq=False)
 class ParameterRecord:
-    """One trainable tensor of this rank, and all that its partitioning needs to know."""
+    """A trainable tensor of this rank, with what sharding and checkpoints need to know of it."""
 
     parameter: torch.nn.Parameter
-    """The tensor the model computes with; its storage belongs to `sharding`."""
+    """The tensor that the model computes with; `sharding` owns its storage."""
     unit: str
-    """What it is gathered and reduced with: `embedding`, `positions`, `layers.N`, `head`."""
+    """Unit that it is gathered and reduced with: `embedding`, `positions`, `layers.N`, `head`."""
     placements: tuple[Placement, ...]
-    """Where its parts lie in the global model."""
+    """Its parts in the global model."""
     decayed: bool
-    """Whether weight decay applies."""
+    """Whether weight decay applies to it."""
     counted: bool
-    """Whether this rank counts it in the global norm and saves it: exactly one of the ranks that
-    hold the same elements of one replica does."""
+    """Whether this rank counts it in the gradient norm and saves it. Of the ranks of a replica that
+    hold the same elements, exactly one does."""
     tensor_partial: bool
-    """Whether each tensor rank has only its sequence part's gradient (sequence parallel norms and
-    biases), so that the tensor group must still add them up."""
+    """Whether its gradient must be summed over the tensor group, because each tensor rank has seen
+    only a part of the sequence (norms and biases under sequence parallelism)."""
     tied: bool
-    """Whether other pieces of the pipeline hold copies, whose gradients must be added."""
+    """Whether other model chunks hold copies, whose gradients must be added."""
 
     @property
     def name(self) -> str:
-        """Global name of its first part: for messages."""
+        """Global name of its first part, for messages."""
         return self.placements[0].name
 
 
 @dataclass(frozen=True, eq=False)
 class StateShard:
-    """What one rank holds of one parameter's optimizer states: a run of its elements."""
+    """The optimizer states that one rank holds of a parameter: a contiguous range of elements."""
 
     record: ParameterRecord
     """The parameter."""
     start: int
-    """First element of the run in the flattened local parameter."""
+    """First element of the range in the flattened local parameter."""
     master: torch.Tensor
-    """[elements] fp32, the weights."""
+    """[elements] fp32, the master weights."""
     exp_avg: torch.Tensor
     """[elements] fp32, first moments."""
     exp_avg_sq: torch.Tensor

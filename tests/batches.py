@@ -6,7 +6,7 @@ import torch
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
-from frontier_llm.geometry.lengths import run_lengths
+from frontier_llm.geometry.lengths import sample_lengths
 
 
 def random_batch(config: RunConfig, samples: Sequence[int]) -> AnyBatch:
@@ -23,7 +23,7 @@ def _texts(config: RunConfig, samples: Sequence[int]) -> Batch:
 
 def _pairs(config: RunConfig, samples: Sequence[int]) -> Seq2SeqBatch:
     """Pad the end of most samples, by lengths of their own."""
-    lengths = run_lengths(config)
+    lengths = sample_lengths(config.model, config.data.sequence_length)
     rows = torch.stack([_tokens(config, index, lengths.total) for index in samples])
     inputs, labels = rows.split([lengths.encoder, lengths.decoder], dim=1)
     read = torch.cat([torch.zeros(len(samples), 1, dtype=torch.int64), labels[:, :-1]], dim=1)

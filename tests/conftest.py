@@ -1,19 +1,20 @@
-"""Set before anything else: a parent that ran threaded torch ops must not fork."""
+"""Settings of all tests: one thread per process, skipped GPU tests, tests in forked processes.
+
+The variables are set before torch is imported: a process that ran multi-threaded torch operations
+must not fork.
+"""
 
 import os
-import sys
 import traceback
-from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("shared machine", deadline=None)  # what is slow here is not wrong
+settings.register_profile("shared machine", deadline=None)  # other processes slow tests down
 settings.load_profile("shared machine")
 
 
@@ -34,8 +35,8 @@ SKIPPED = 77
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test marked `own_process` in a fork: what it leaves behind, threads say, is gone."""
-    if pyfuncitem.get_closest_marker("own_process") is None:
+    """Run a test marked `forked` in a forked process, so that its threads end with it."""
+    if pyfuncitem.get_closest_marker("forked") is None:
         return None
     reader, writer = os.pipe()
     pid = os.fork()
@@ -53,8 +54,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
             os.write(writer, text.encode()[-32_000:])
             os._exit(code)
     os.close(writer)
-    with os.fdopen(reader) as told:
-        text = told.read()
+    with os.fdopen(reader) as output:
+        text = output.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code == SKIPPED:
         pytest.skip(text)

@@ -1,4 +1,4 @@
-"""train.py in a forked child: what a user starts, without the seconds that imports take.
+"""Run train.py in a forked process, as a user would, but without the time for imports.
 
 ended = train("run.dir=/tmp/x", "trainer.steps=3")
 assert ended.code == 0, ended.text
@@ -15,12 +15,13 @@ from pathlib import Path
 
 import torch
 
-import frontier_llm.trainer.assemble  # noqa: F401  (imported here, so that children need not)
-from train import main
+import frontier_llm.cli.train
+import frontier_llm.trainer.assemble  # noqa: F401  (imported once, before the fork)
+from frontier_llm.cli.main import main
 
 TINY = (
     "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocabulary=300",
-    "data=text", "data.pieces=300", "data.sequence_length=32", "data.global_batch=4",
+    "data=text", "data.vocabulary=300", "data.sequence_length=32", "data.global_batch=4",
     "data.micro_batch=1", "trainer.evaluate_every_steps=null", "trainer.evaluate_batches=1",
     "trainer.sample_tokens=0", "precision=fp32", "telemetry.wandb=off", "launch.ranks=2",
     "telemetry.console_every_steps=1",
@@ -33,11 +34,11 @@ class Ended:
 
     code: int
     text: str
-    """All that it printed."""
+    """Standard output and standard error."""
 
 
 class Training:
-    """A run in a session of its own."""
+    """A run in its own session of processes."""
 
     def __init__(self, *overrides: str) -> None:
         torch.set_num_threads(1)
@@ -49,11 +50,11 @@ class Training:
             _child(self._output, overrides)
 
     def kill(self) -> None:
-        """Kill every process of it."""
+        """Kill every process of the run."""
         os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float = 90) -> Ended:
-        """Wait for its end; kill it after so many seconds."""
+        """Wait for the end of the run; kill it after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
             if time.monotonic() > deadline:
@@ -65,7 +66,7 @@ class Training:
 
 
 def train(*overrides: str) -> Ended:
-    """Run to the end."""
+    """Start a run and wait for its end."""
     return Training(*overrides).wait()
 
 
@@ -83,7 +84,7 @@ def _child(output: Path, overrides: tuple[str, ...]) -> None:
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         for name in [name for name in os.environ if name.startswith("SLURM_")]:
             del os.environ[name]
-        code = main(list(overrides))
+        code = main(["train", *overrides])
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

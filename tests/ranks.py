@@ -1,4 +1,4 @@
-"""Run a function on several ranks: forked processes, gloo, a file store, no ports.
+"""Run a function on several ranks: forked processes with gloo and a file store, without ports.
 
     from tests.ranks import run_ranks
 
@@ -10,8 +10,8 @@
     def test_sum():
         assert run_ranks(sums, 4, 1) == [10.0] * 4
 
-The first argument of the function is its `World`; results come back pickled. When a rank fails,
-`RanksFailedError` holds every rank's traceback, the one that looks like the cause first.
+The first argument of the function is its `World`; results are returned by pickle. If a rank fails,
+`RanksFailedError` has the traceback of every rank, starting with the one that is likely the cause.
 """
 
 import gc
@@ -30,13 +30,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from frontier_llm.parallel.world import World
+from frontier_llm.launch.world import World
 
-_NETWORK = ("Connection reset", "Connection closed", "Broken pipe", "Timed out", "gloo")
+_NETWORK_WORDS = ("Connection reset", "Connection closed", "Broken pipe", "Timed out", "gloo")
 
 
 class RanksFailedError(AssertionError):
-    """Some ranks raised, died or did not end; the message has all tracebacks."""
+    """Some ranks raised an exception, died or did not end; the message has all tracebacks."""
 
 
 def run_ranks(
@@ -46,17 +46,17 @@ def run_ranks(
     timeout: float = 60,
     ranks_per_node: int | None = None,
 ) -> list[Any]:
-    """Call `function(world, *args)` on `size` gloo ranks; return what each one returned.
+    """Call `function(world, *args)` on `size` gloo ranks; return the results by rank.
 
     Args:
-        function: anything callable: it is forked, not pickled. Its result must pickle.
+        function: any callable, since the ranks are forked. Its result must be picklable.
         size: number of ranks.
-        args: handed on to every rank.
+        args: further arguments, the same on every rank.
         timeout: seconds until all ranks are killed.
-        ranks_per_node: where a node ends in `World`; None = all ranks on one node.
+        ranks_per_node: consecutive ranks that count as one node in `World`; None = one node.
 
     Raises:
-        RanksFailedError: with every rank's traceback, the cause first.
+        RanksFailedError: a rank failed; has the tracebacks of all ranks, the cause first.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="ranks_") as name:
@@ -76,7 +76,7 @@ def _world(rank: int, size: int, ranks_per_node: int | None) -> World:
     return World(
         rank=rank,
         size=size,
-        local_rank=rank,  # as in a local launch: node borders are drawn, the machine is one
+        local_rank=rank,  # as in a local launch: several nodes are simulated on one machine
         ranks_per_node=per_node,
         host=f"node{rank // per_node}",
         launcher="local",
@@ -93,7 +93,7 @@ def _fork(
     pid = os.fork()
     if pid:
         return pid
-    gc.freeze()  # a collection would copy every page of the parent's
+    gc.freeze()  # a collection would write to the pages of the parent, and so copy them
     code = 1
     try:
         _run(world, folder, function, args, timeout)
@@ -122,11 +122,11 @@ def _run(
     result = pickle.dumps(function(world, *args))
     (folder / f"{world.rank}.result").write_bytes(result)
     if dist.is_initialized():
-        dist.barrier()  # nobody closes its sockets while another still reads from them
+        dist.barrier()  # no rank may close its sockets while another one still reads from them
 
 
 def _wait(pids: list[int], timeout: float) -> list[int | None]:
-    """Wait for all; a rank that ends badly gives the others two seconds."""
+    """Wait for all ranks and return their exit codes; after a failure wait two more seconds."""
     codes: list[int | None] = [None] * len(pids)
     deadline = time.monotonic() + timeout
     try:
@@ -146,7 +146,7 @@ def _wait(pids: list[int], timeout: float) -> list[int | None]:
 
 
 def _report(folder: Path, codes: list[int | None], timeout: float) -> str:
-    """Say what happened to every rank, what is no echo of another's end first."""
+    """Describe how every rank ended; consequences of other failures come last."""
     texts = []
     for rank, code in enumerate(codes):
         file = folder / f"{rank}.error"
@@ -157,7 +157,9 @@ def _report(folder: Path, codes: list[int | None], timeout: float) -> str:
         elif code:
             text = f"ended with {code}" + (" (signal)\n" if code < 0 else "\n")
         else:
-            text = "ended well\n"
-        echo = code == 0 or not file.exists() or any(word in text for word in _NETWORK)
-        texts.append((echo, rank, f"--- rank {rank}: {text}"))
+            text = "completed\n"
+        is_consequence = (
+            code == 0 or not file.exists() or any(word in text for word in _NETWORK_WORDS)
+        )
+        texts.append((is_consequence, rank, f"--- rank {rank}: {text}"))
     return "\n" + "\n".join(text for _, _, text in sorted(texts))

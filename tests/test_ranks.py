@@ -1,4 +1,4 @@
-"""The multi-process tests' own tool: it must show the cause and never hang."""
+"""The helper of multi-process tests shows the cause of a failure and never hangs."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ def _sum(world, value):
     return tensor.item(), world.rank // world.ranks_per_node
 
 
-def test_every_rank_gives_its_result():
+def test_every_rank_returns_its_result():
     assert run_ranks(_sum, 4, 1, ranks_per_node=2) == [(10.0, 0), (10.0, 0), (10.0, 1), (10.0, 1)]
 
 
@@ -27,7 +27,7 @@ def _fail(world):
     dist.barrier()
 
 
-def test_the_cause_comes_before_the_echoes():
+def test_the_cause_comes_before_its_consequences():
     with pytest.raises(RanksFailedError) as caught:
         run_ranks(_fail, 3)
     text = str(caught.value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tools.compose import compose, groups
+from frontier_llm.cli.compose import compose, groups
 
 TINY = (
     "model.layers=4",
@@ -15,7 +15,7 @@ TINY = (
     "model.heads=4",
     "model.vocabulary=128",
     "model.init_std=0.1",
-    "data.pieces=128",
+    "data.vocabulary=128",
     "data.sequence_length=16",
     "data.global_batch=8",
     "data.micro_batch=1",

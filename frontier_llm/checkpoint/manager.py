@@ -1,10 +1,10 @@
-"""The face of this package for a run: checkpoints of this rank, one after the other.
+"""The interface of this package for a run: write checkpoints of this rank, one at a time.
 
-manager.begin(step, shards, meta)   after an update; returns at once when lazy
-manager.wait()                      raises what went wrong with the last one, once it is done
-manager.poll()                      any time: the same, of what is known by then
+manager.begin(step, shards, meta)   after an update; returns at once in lazy mode
+manager.wait()                      wait for the last checkpoint and raise its error
+manager.poll()                      raise the last checkpoint's error if it is known; never waits
 manager.fence()                     before the next update
-manager.close()                     at the end: the last one is committed
+manager.close()                     at the end of the run; the last checkpoint is then committed
 """
 
 import json
@@ -18,15 +18,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import psutil
-
-from frontier_llm.checkpoint.commit import Ballot
+from frontier_llm.checkpoint.chunk_pool import ChunkPool, check_host_memory, wait_for_host_ranks
+from frontier_llm.checkpoint.commit_barrier import CommitBarrier
 from frontier_llm.checkpoint.manifest import CHUNK_BYTES, STATES
-from frontier_llm.checkpoint.plan import PAGE_BYTES, Entries, Plan, make_plan
-from frontier_llm.checkpoint.pool import Pool
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
 from frontier_llm.checkpoint.snapshot import Snapshot
+from frontier_llm.checkpoint.write_plan import PAGE_BYTES, Entries, WritePlan, make_write_plan
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import StateShard
 from frontier_llm.units import format_bytes, format_seconds
@@ -35,34 +33,39 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _log = logging.getLogger(__name__)
-_WORTH_A_WORD_SECONDS = 0.1
+_LOGGED_STALL_SECONDS = 0.1
+"""Shorter waits are counted but not logged."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What most runs leave alone."""
+    """Settings of retention, memory and file layout that most runs leave at their defaults."""
 
     keep_every_steps: int | None = None
-    """Checkpoints whose step is a multiple of this stay for good."""
+    """Checkpoints whose step is a multiple of this number are kept forever."""
     pool_bytes: int | None = None
-    """Most host memory for what `fence` must copy; None: enough for all. Less makes the fence wait
-    where the disk is slow."""
+    """Limit of host memory for chunks that `fence` captures, in bytes; None: enough for all
+    chunks. With less, `fence` waits if the disk is slow."""
     chunk_bytes: int = CHUNK_BYTES
-    """Written at once; a multiple of a page."""
-    sharing: range | None = None
-    """The ranks that share the folder, where it is a node's own; None: all do. A node's checkpoint
-    holds all that its ranks pass to `begin`, also what another node has too."""
-    together: range | None = None
-    """The ranks that write one file together, this one's node; None: each writes its own."""
-    neighbours: int = 1
-    """Ranks on this host, which allocate as much memory as this one."""
+    """Bytes per write, a multiple of a page."""
+    folder_ranks: range | None = None
+    """Ranks of this node, if each node has its own folder; None if all ranks share one folder. A
+    node's folder holds all shards that its ranks pass to `begin`, even if another node has them."""
+    file_ranks: range | None = None
+    """Ranks of this node, if they write one file together; None if each rank writes its own."""
+    ranks_on_host: int = 1
+    """Number of ranks on this host; each allocates as much memory as this one."""
 
 
 class CheckpointManager:
-    """Writes the checkpoints of one rank; at most one is under way.
+    """Writes the checkpoints of one rank, at most one at a time.
 
-    All ranks make their managers, and begin their checkpoints, in the same order. The methods are
-    for one thread. After a failure the manager can be used on: the checkpoint before is untouched.
+    All ranks create their managers and begin their checkpoints in the same order. One thread calls
+    all methods. After a failure the manager remains usable and the previous checkpoint is intact.
+
+    Attributes:
+        committed_step: step of the last checkpoint that was begun, once this rank knows that it is
+            committed; else None. The writer thread sets it.
     """
 
     def __init__(
@@ -76,18 +79,19 @@ class CheckpointManager:
         timeout: timedelta,
         options: Options = Options(),
     ) -> None:
-        """Prepare; nothing is written or allocated.
+        """Initialise the manager without writing or allocating anything.
 
         Args:
-            folder: of all checkpoints of the run, on a file system that all ranks share.
-            rank: of this process.
+            folder: folder of all checkpoints of the run, on a file system that all ranks share
+                unless `options.folder_ranks` is set.
+            rank: rank of this process.
             world_size: number of ranks.
-            store: where the ranks met; it must outlive `close` on every rank.
-            mode: `blocking`: `begin` returns when the checkpoint is committed. `lazy`: at once;
-                a thread writes.
-            keep: how many of the newest checkpoints stay.
-            timeout: how much later than this rank any other may finish writing.
-            options: of memory and retention.
+            store: key-value store of all ranks; it must outlive `close` on every rank.
+            mode: `blocking`: `begin` returns when the checkpoint is committed. `lazy`: `begin`
+                returns at once and a thread writes.
+            keep: number of newest checkpoints to keep.
+            timeout: how long this rank waits for the other ranks after it has finished writing.
+            options: further settings.
         """
         assert keep >= 1, keep
         assert options.chunk_bytes % PAGE_BYTES == 0, options
@@ -95,59 +99,60 @@ class CheckpointManager:
         self._store: Store = store.clone()  # type: ignore[attr-defined]  # the stubs lack it
         self._timeout, self._is_lazy = timeout, mode == "lazy"
         self._keep, self._options = keep, options
-        # managers of one rank are numbered, so that no key is used twice
+        # the managers of a rank are numbered, so that two of them never use the same key
         self._number = self._store.add(f"checkpoint/managers/{rank}", 1)
         self._attempt = self._layouts = 0
-        self._old: list[Ballot] = []
-        self._key: list[object] | None = None
-        self._plan: Plan | None = None
-        self._pool: Pool | None = None
+        self._old_barriers: list[CommitBarrier] = []
+        self._layout_key: list[object] | None = None
+        self._plan: WritePlan | None = None
+        self._pool: ChunkPool | None = None
         self._snapshot: Snapshot | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._stall_seconds = 0.0
+        self.committed_step: int | None = None
 
     def take_stall_seconds(self) -> float:
-        """Return the seconds the caller was blocked since it last asked."""
+        """Return for how many seconds the caller was blocked since the last call of this method."""
         seconds, self._stall_seconds = self._stall_seconds, 0.0
         return seconds
 
     @property
     def failed(self) -> bool:
-        """Whether `poll` would raise: for agreement among ranks before one of them leaves."""
+        """Whether `poll` would raise; ranks compare this before any of them stops."""
         return self._error is not None
 
     def prepare(self, shards: Iterable[StateShard]) -> None:
-        """Plan the file and allocate host memory now rather than in the first `begin`.
+        """Plan the file and allocate host memory now, instead of in the first `begin`.
 
-        Where ranks write one file together, they all call this.
+        Collective over the ranks that write one file together.
 
         Args:
-            shards: as for `begin`.
+            shards: the same as for `begin`.
 
         Raises:
-            CheckpointError: there is no memory for it.
+            CheckpointError: the host has not enough memory.
         """
         shards = list(shards)
-        # the same states at the same places: the plan holds, whatever their values
+        # the plan stays valid as long as the states keep their shapes and memory addresses
         key: list[object] = []
         for shard in shards:
             key += [shard.record, shard.start, len(shard.master)]
             key += [getattr(shard, state).data_ptr() for state in STATES]
-        if key == self._key:
+        if key == self._layout_key:
             return
-        self._pool = None  # its memory goes before the new one's comes
+        self._pool = None  # free the old pool before the new one is allocated
         self._layouts += 1
-        self._plan = make_plan(
+        self._plan = make_write_plan(
             shards,
             self._rank,
             self._options.chunk_bytes,
-            self._options.together,
+            self._options.file_ranks,
             self._exchange,
-            everything=self._options.sharing is not None,
+            everything=self._options.folder_ranks is not None,
         )
         self._pool = self._make_pool(self._plan)
-        self._key = key
+        self._layout_key = key
         _log.info(
             "checkpoints take %s on disk and %s of host memory on rank %d",
             format_bytes(self._plan.size),
@@ -156,45 +161,47 @@ class CheckpointManager:
         )
 
     def begin(self, step: int, shards: Iterable[StateShard], meta: dict[str, Any]) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint, or start to write it in lazy mode.
 
-        Collective over all ranks, through the store alone. Waits for the one before. When lazy,
-        the states must not change until `fence` returns.
+        Collective over all ranks, through the store. Waits for the previous checkpoint first. In
+        lazy mode the states must not change until `fence` returns.
 
         Args:
-            step: optimizer steps done.
-            shards: this rank's states; none where another replica saves them.
-            meta: plain JSON that `restore` returns; rank 0's counts.
+            step: number of optimizer steps done.
+            shards: shards that this rank saves; empty if another replica saves them.
+            meta: plain JSON that is stored in the manifest; that of rank 0 is used.
 
         Raises:
-            CheckpointError: the checkpoint before failed, or (blocking) this one.
+            CheckpointError: the previous checkpoint failed, or in blocking mode this one.
         """
-        self._attempt += 1  # before anything can fail here alone: ranks number their attempts alike
+        # Keys contain this number, so ranks must agree on it: count before anything can fail here.
+        self._attempt += 1
         self.wait()
+        self.committed_step = None
         with self._stalling("begin"):
             self.prepare(shards)
-            task, ballot = self._task(step, meta)
+            task, barrier = self._task(step, meta)
             assert self._pool is not None
             snapshot = Snapshot(task.plan, self._pool)
             if not self._is_lazy:
-                self._save(task, snapshot, ballot)
+                self._save(task, snapshot, barrier)
         if self._is_lazy:
             self._snapshot = snapshot
             self._thread = threading.Thread(
-                target=self._save, args=(task, snapshot, ballot), name="checkpoint", daemon=True
+                target=self._save, args=(task, snapshot, barrier), name="checkpoint", daemon=True
             )
             self._thread.start()
         self.poll()
 
     def fence(self) -> None:
-        """Return when the states may change; copies what the writer has not read by then."""
+        """Return when the states may change, after capturing chunks that are not written yet."""
         if self._snapshot is not None:
             with self._stalling("fence"):
                 self._snapshot.fence()
                 self._snapshot = None
 
     def wait(self) -> None:
-        """Return when nothing is being written.
+        """Wait until no checkpoint is being written.
 
         Raises:
             CheckpointError: the last checkpoint was not committed.
@@ -204,10 +211,11 @@ class CheckpointManager:
         self.poll()
 
     def poll(self) -> None:
-        """Raise what went wrong with the last checkpoint, once. Takes no time.
+        """Raise the error of the last checkpoint, once, if it is already known. Never waits.
 
         Raises:
-            CheckpointError: it was not committed; the same cause on every rank, sooner or later.
+            CheckpointError: the last checkpoint was not committed. Every rank gets the same cause,
+                possibly at different times.
         """
         error, self._error = self._error, None
         if error is not None:
@@ -217,116 +225,101 @@ class CheckpointManager:
         """Wait until the last checkpoint is committed.
 
         Raises:
-            CheckpointError: it was not.
+            CheckpointError: the last checkpoint was not committed.
         """
         self.fence()
         self.wait()
 
-    def _task(self, step: int, meta: dict[str, Any]) -> tuple[Task, Ballot]:
+    def _task(self, step: int, meta: dict[str, Any]) -> tuple[Task, CommitBarrier]:
         assert self._plan is not None
-        plain = json.loads(json.dumps(meta, allow_nan=False))  # a copy: the caller goes on
+        plain = json.loads(json.dumps(meta, allow_nan=False))  # a copy: the caller may change it
         prefix = f"checkpoint/{self._number}/{self._attempt}"
-        ballot = Ballot(self._store, prefix, self._rank, self._size, self._timeout)
-        sharing = self._options.sharing
+        barrier = CommitBarrier(self._store, prefix, self._rank, self._size, self._timeout)
+        folder_ranks = self._options.folder_ranks
         task = Task(
             self._folder,
             step,
             plain,
             self._rank,
             self._plan,
-            sharing or range(self._size),
-            repeats=sharing is not None,
+            folder_ranks or range(self._size),
+            repeats=folder_ranks is not None,
         )
-        return task, ballot
+        return task, barrier
 
     def _exchange(self, entries: Entries) -> list[Entries]:
-        """Tell the ranks that write the same file what this one will write, and hear of them.
+        """Exchange entries among the ranks that write the same file.
+
+        Returns:
+            The entries of each of these ranks, in the order of ranks.
 
         Raises:
-            CheckpointError: one of them does not say.
+            CheckpointError: another rank timed out.
         """
-        assert self._options.together is not None
+        assert self._options.file_ranks is not None
         prefix = f"checkpoint/{self._number}/layout/{self._layouts}"
         self._store.set(f"{prefix}/{self._rank}", json.dumps(list(entries)))
         try:
-            keys = [f"{prefix}/{rank}" for rank in self._options.together]
+            keys = [f"{prefix}/{rank}" for rank in self._options.file_ranks]
             self._store.wait(keys, self._timeout)
             return [json.loads(text) for text in self._store.multi_get(keys)]
         except RuntimeError as error:
             raise CheckpointError(
-                f"rank {self._rank} waited in vain for what the other ranks of its node save: "
+                f"rank {self._rank} timed out waiting for what the other ranks of its node save: "
                 f"{str(error).splitlines()[0]}"
             ) from None
 
-    def _make_pool(self, plan: Plan) -> Pool:
-        """Make room for the writer's chunk and, when lazy, for those that wait."""
+    def _make_pool(self, plan: WritePlan) -> ChunkPool:
+        """Allocate one buffer for the writer and, when lazy, one per chunk that may wait.
+
+        Raises:
+            CheckpointError: the host has not enough memory, or a rank of it timed out.
+        """
         options, chunks = self._options, len(plan.chunks)
         waiting = chunks if self._is_lazy else 0
         if options.pool_bytes is not None:
             waiting = min(waiting, options.pool_bytes // options.chunk_bytes)
         try:
-            self._check_memory((waiting + 1) * options.chunk_bytes if chunks else 0)
+            needed = (waiting + 1) * options.chunk_bytes if chunks else 0
+            check_host_memory(needed, options.ranks_on_host)
         finally:
-            self._meet_neighbours()
-        return Pool(waiting + 1 if chunks else 0, options.chunk_bytes, plan.device)
+            if self._layouts == 1:  # a later layout may change on this rank only
+                self._wait_for_host_ranks()
+        return ChunkPool(waiting + 1 if chunks else 0, options.chunk_bytes, plan.device)
 
-    def _check_memory(self, needed: int) -> None:
-        """Refuse what this host cannot hold beside its other ranks' pools.
-
-        Raises:
-            CheckpointError: says how much there is.
-        """
-        ranks, free = self._options.neighbours, psutil.virtual_memory().available
-        if needed * ranks > free:
-            raise CheckpointError(
-                f"checkpoints need {format_bytes(needed)} of host memory on each of the {ranks} "
-                f"ranks of a node, {format_bytes(needed * ranks)} in all; {format_bytes(free)} "
-                "is free. Set checkpoint.pool_bytes to less (the update then waits for the disk), "
-                "or cut the optimizer states over more ranks"
-            )
-
-    def _meet_neighbours(self) -> None:
-        """Wait until all ranks of this host have looked: a pool that is there would count twice.
-
-        Raises:
-            CheckpointError: one of them does not come.
-        """
-        width = self._options.neighbours
-        if width == 1 or self._layouts > 1:
-            return
+    def _wait_for_host_ranks(self) -> None:
+        width = self._options.ranks_on_host
         first = self._rank // width * width
-        key = f"checkpoint/{self._number}/memory/{first}"
-        if self._store.add(key, 1) == min(width, self._size - first):
-            self._store.set(f"{key}/all", "")
-        try:
-            self._store.wait([f"{key}/all"], self._timeout)
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"rank {self._rank} waited in vain for its node's other ranks to look at the "
-                f"memory: {str(error).splitlines()[0]}"
-            ) from None
+        wait_for_host_ranks(
+            self._store,
+            f"checkpoint/{self._number}/memory/{first}",
+            self._rank,
+            range(first, min(first + width, self._size)),
+            self._timeout,
+        )
 
-    def _save(self, task: Task, snapshot: Snapshot, ballot: Ballot) -> None:
-        """Save, on whatever thread; what goes wrong is kept for `poll`."""
+    def _save(self, task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
+        """Save on the current thread, and keep an error for `poll`."""
         begin = time.monotonic()
         try:
-            save(task, snapshot, ballot)
-            if task.leads:
+            save(task, snapshot, barrier)
+            self.committed_step = task.step
+            if task.is_first:
                 prune(self._folder, task.step, self._keep, self._options.keep_every_steps)
             if self._rank == 0:
                 seconds = time.monotonic() - begin
                 _log.info("%s: %s", task.final, format_seconds(seconds))
-                self._forget(ballot)
+                self._delete_keys(barrier)
         except BaseException as error:
             self._error = _as_checkpoint_error(task, error)
-            self._old.append(ballot)
+            self._old_barriers.append(barrier)
 
-    def _forget(self, ballot: Ballot) -> None:
-        """Delete the keys of ballots that every rank has left."""
-        with suppress(RuntimeError):  # the store is gone, and its keys with it
-            for old in self._old:
-                old.forget()
-        self._old = [ballot]
+    def _delete_keys(self, barrier: CommitBarrier) -> None:
+        """Delete the keys of earlier barriers, which every rank has left by now."""
+        with suppress(RuntimeError):  # the store is lost, and its keys with it
+            for old in self._old_barriers:
+                old.delete_keys()
+        self._old_barriers = [barrier]
 
     def _join(self) -> None:
         if self._thread is not None:
@@ -341,12 +334,12 @@ class CheckpointManager:
         finally:
             seconds = time.monotonic() - begin
             self._stall_seconds += seconds
-            if self._is_lazy and seconds > _WORTH_A_WORD_SECONDS:
+            if self._is_lazy and seconds > _LOGGED_STALL_SECONDS:
                 _log.info("training waited %s for checkpoints (%s)", format_seconds(seconds), where)
 
 
 def _as_checkpoint_error(task: Task, error: BaseException) -> CheckpointError:
     text = f"the checkpoint of step {task.step} was not written: {error}"
-    made = CheckpointError(text)
-    made.__cause__ = error
-    return made
+    wrapped = CheckpointError(text)
+    wrapped.__cause__ = error
+    return wrapped

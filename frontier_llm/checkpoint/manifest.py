@@ -1,10 +1,10 @@
-"""The format on disk: what a checkpoint's folder holds, and where each element is.
+"""The format on disk: which files a checkpoint has, and where each element is stored.
 
-    step_00000012/rank_00003.safetensors   runs of flattened boxes of global tensors, fp32
-    step_00000012/manifest.json            places each run in its global tensor
+    step_00000012/rank_00003.safetensors   ranges of flattened boxes of global tensors, fp32
+    step_00000012/manifest.json            maps each range to its place in its global tensor
 
-The manifest begins with the digest of all that follows in it. No layout is on disk: a piece knows
-a box of a global tensor and a run of that box's elements.
+The manifest begins with the digest of all bytes after it. No layout is on disk: a stored range
+names a box of a global tensor and a contiguous range of that box's elements.
 """
 
 import re
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from frontier_llm.checkpoint.names import MANIFEST
-from frontier_llm.checkpoint.pieces import Shape
+from frontier_llm.checkpoint.folders import MANIFEST
+from frontier_llm.checkpoint.stored_ranges import Shape
 from frontier_llm.errors import CheckpointError
 from frontier_llm.units import MIB
 
@@ -25,84 +25,89 @@ FORMAT = 1
 STATES = ("master", "exp_avg", "exp_avg_sq")
 ELEMENT_BYTES = 4
 CHUNK_BYTES = 16 * MIB
-"""What is written, digested and verified at once."""
+"""Default number of bytes that are written, digested and verified at once."""
 _HEAD = re.compile(rb'\{"xxh3_128":"([0-9a-f]{32})",(?="format":(\d+),)')
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+
+    def to_json(self) -> str:
+        """Return JSON with the keys of the format, which are the aliases of the fields."""
+        return self.model_dump_json(by_alias=True)
 
 
-class Piece(_Model):
-    """A run of elements of a box of a global tensor, in one file."""
+class StoredRange(_Model):
+    """A contiguous range of the flattened box of a global tensor, stored in one file."""
 
     file: str
     """Name of the file, in the manifest's folder."""
     start: Shape
-    """First index of the box in the tensor, one number a dim."""
+    """Index of the box's first element in the tensor, one number per dim."""
     shape: Shape
-    """Extent of the box."""
+    """Shape of the box."""
     first: int
-    """First element of the run in the flattened box."""
+    """First element of the range in the flattened box."""
     count: int
-    """Elements of the run."""
+    """Number of elements in the range."""
     keys: dict[str, str]
-    """What the run is called in the file, by state: `master`, `exp_avg`, `exp_avg_sq`."""
+    """Key of the range in the safetensors file, by state: `master`, `exp_avg`, `exp_avg_sq`."""
     bytes_at: dict[str, int]
-    """Where it begins in the file, by state."""
+    """Offset of the range in the file in bytes, by state."""
 
 
 class Tensor(_Model):
     """A tensor of the model."""
 
     shape: Shape
-    """Of the whole tensor, without padding."""
-    pieces: tuple[Piece, ...]
-    """In which it is stored: each element once."""
+    """Shape of the whole tensor, without padding."""
+    stored_ranges: tuple[StoredRange, ...] = Field(alias="pieces")
+    """Ranges that together store each element once. The JSON key `pieces` is part of the format:
+    checkpoints written before must stay readable."""
 
 
 class File(_Model):
     """A file of a checkpoint."""
 
     size: int
-    """Bytes."""
+    """Size in bytes."""
     chunks: tuple[str, ...]
-    """Digest of each `chunk_bytes` of it, so that a reader can verify what it reads."""
+    """xxh3_128 digest of each `chunk_bytes` of the file; a reader verifies chunk by chunk."""
 
 
 class FilePart(File):
-    """What one rank wrote of a file: whole chunks, and what remains at the end of the file."""
+    """The part of a file that one rank wrote: whole chunks, or the end of the file."""
 
     at: int
-    """First byte in the file."""
+    """Offset of the part in the file in bytes."""
 
 
 class RankRecord(_Model):
-    """What one rank has written: what rank 0 makes the manifest of."""
+    """Description of what one rank has written; rank 0 merges the records into the manifest."""
 
     files: dict[str, FilePart]
     tensors: dict[str, Tensor]
 
 
 class Manifest(_Model):
-    """What a checkpoint holds."""
+    """Content of a checkpoint."""
 
     format: Literal[1] = 1
     step: int
-    """Optimizer steps done."""
+    """Number of optimizer steps done."""
     world: int
-    """Ranks that wrote it."""
+    """Number of ranks that wrote the checkpoint."""
     repeats: bool = False
-    """Whether elements may be stored more than once: in a node's own checkpoint, which holds all
-    that its ranks need."""
+    """Whether elements may be stored more than once. True for checkpoints on node-local disks,
+    each of which holds everything that the ranks of its node need."""
     chunk_bytes: int
-    """Bytes of a file that share a digest."""
+    """Number of bytes of a file that share one digest."""
     files: dict[str, File]
-    """By name."""
+    """Files by name."""
     tensors: dict[str, Tensor]
-    """By global name."""
+    """Tensors by global name."""
     meta: dict[str, Any]
-    """What the caller gave: plain JSON."""
+    """Plain JSON that the caller stores with the checkpoint."""
 
     @classmethod
     def merged(
@@ -114,22 +119,23 @@ class Manifest(_Model):
         *,
         repeats: bool = False,
     ) -> "Manifest":
-        """Put together what ranks have written.
+        """Merge the records of ranks into one manifest.
 
         Raises:
-            CheckpointError: they left something of a file out.
+            CheckpointError: the parts of a file leave a gap or overlap.
         """
         parts: dict[str, list[FilePart]] = {}
-        pieces: dict[str, list[Piece]] = {}
+        stored: dict[str, list[StoredRange]] = {}
         shapes: dict[str, Shape] = {}
         for record in records:
             for name, part in record.files.items():
                 parts.setdefault(name, []).append(part)
             for name, tensor in record.tensors.items():
                 shapes[name] = tensor.shape
-                pieces.setdefault(name, []).extend(tensor.pieces)
+                stored.setdefault(name, []).extend(tensor.stored_ranges)
         tensors = {
-            name: Tensor(shape=shapes[name], pieces=tuple(found)) for name, found in pieces.items()
+            name: Tensor(shape=shapes[name], stored_ranges=tuple(ranges))
+            for name, ranges in stored.items()
         }
         return cls(
             step=step,
@@ -143,20 +149,20 @@ class Manifest(_Model):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files in bytes."""
         return sum(file.size for file in self.files.values())
 
     def to_bytes(self) -> bytes:
-        """Write as JSON, headed by the digest of the rest."""
-        rest = self.model_dump_json().encode()[1:]
+        """Return the manifest as JSON whose first key is the digest of all bytes after it."""
+        rest = self.to_json().encode()[1:]
         return b'{"xxh3_128":"%s",%s' % (xxhash.xxh3_128_hexdigest(rest).encode(), rest)
 
     @classmethod
     def load(cls, folder: Path) -> "Manifest":
-        """Read the manifest of a checkpoint's folder.
+        """Read the manifest in a checkpoint's folder.
 
         Raises:
-            CheckpointError: it cannot be read, is damaged, or is of another format.
+            CheckpointError: the file is unreadable, damaged or in another format.
         """
         path = folder / MANIFEST
         try:
@@ -167,14 +173,14 @@ class Manifest(_Model):
 
     @classmethod
     def parse(cls, text: bytes, name: str) -> "Manifest":
-        """Read what `to_bytes` wrote.
+        """Parse the output of `to_bytes`.
 
         Args:
-            text: the content.
-            name: of the file, for messages.
+            text: content of the file.
+            name: name of the file, for error messages.
 
         Raises:
-            CheckpointError: it is damaged, or of another format.
+            CheckpointError: the content is damaged or in another format.
         """
         head = _HEAD.match(text)
         if head is None:
@@ -185,7 +191,7 @@ class Manifest(_Model):
                 f"{FORMAT}: read it with the version that wrote it"
             )
         if head[1].decode() != xxhash.xxh3_128_hexdigest(text[head.end() :]):
-            raise CheckpointError(f"{name} is damaged: its digest does not fit its content")
+            raise CheckpointError(f"{name} is damaged: its digest does not match its content")
         try:
             return cls.model_validate_json(b"{" + text[head.end() :])
         except ValidationError as error:
@@ -195,15 +201,15 @@ class Manifest(_Model):
 
 
 def _joined(name: str, parts: Sequence[FilePart]) -> File:
-    """Put a file together from what ranks wrote of it.
+    """Join the parts of a file that ranks wrote.
 
     Raises:
-        CheckpointError: they leave something out, or overlap.
+        CheckpointError: the parts leave a gap or overlap.
     """
     ordered = sorted(parts, key=attrgetter("at"))
     end = 0
     for part in ordered:
         if part.at != end:
-            raise CheckpointError(f"{name}: nobody, or more than one rank, wrote byte {end}")
+            raise CheckpointError(f"{name}: byte {end} was written by no rank or by several")
         end += part.size
     return File(size=end, chunks=tuple(chunk for part in ordered for chunk in part.chunks))

@@ -1,7 +1,7 @@
-"""One rank's file while it is written: large aligned writes, digested on the way.
+"""Write one rank's file with large aligned writes and digest it chunk by chunk.
 
-Space is reserved first, so that a full disk shows before anything is written; a file that cannot
-be finished is removed, for it would keep its blocks.
+Space is reserved first, so a full disk is detected before anything is written. A file that cannot
+be finished is removed, because it would keep its reserved blocks.
 """
 
 import errno
@@ -15,7 +15,7 @@ import torch
 import xxhash
 
 from frontier_llm.checkpoint.manifest import FilePart
-from frontier_llm.checkpoint.plan import PAGE_BYTES
+from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.errors import CheckpointError
 from frontier_llm.units import format_bytes
 
@@ -25,7 +25,7 @@ _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class RankFile:
-    """A new file, or a rank's part of one, that takes its chunks in order.
+    """A new file, or one rank's part of a shared file, to which chunks are appended in order.
 
     A context manager that removes the file on failure.
     """
@@ -34,13 +34,14 @@ class RankFile:
         """Create the file and reserve the space of this rank's part.
 
         Args:
-            path: its folder is made. Overwritten; of a file that ranks share, this part of it.
-            size: bytes of this rank's part.
-            at: where it begins in a file that ranks share, a multiple of a page.
-            total: bytes of such a file; None: it is this rank's alone.
+            path: path of the file, whose folder is created. An existing file is overwritten; of a
+                shared file only this rank's part.
+            size: size of this rank's part in bytes.
+            at: offset of this rank's part in a shared file in bytes, a multiple of a page.
+            total: size of a shared file in bytes; None if this rank writes the file alone.
 
         Raises:
-            CheckpointError: it cannot be made, or there is no room for it.
+            CheckpointError: the file cannot be created, or the disk has no room for it.
         """
         self._path, self._size, self._at, self._written = path, size, at, 0
         self._ends_file = total is None or at + size == total
@@ -52,8 +53,8 @@ class RankFile:
         try:
             os.posix_fallocate(self._fd, at, size)
         except OSError as error:
-            # The C library reserves where the file system cannot, by single bytes: O_DIRECT
-            # refuses these, and we do without.
+            # Where the file system cannot reserve space, the C library writes single bytes instead.
+            # O_DIRECT rejects such writes; the file is then written without reserved space.
             if error.errno not in _UNSUPPORTED:
                 self._remove()
                 raise self._failure(error) from None
@@ -74,11 +75,11 @@ class RankFile:
         """Append a chunk.
 
         Args:
-            buffer: [size or more, whole pages] uint8 on the host, page-aligned; read only.
-            size: bytes of it that count.
+            buffer: [size or more, whole pages] uint8 on the host, page-aligned; not changed.
+            size: size of the chunk in bytes; the rest of the buffer is padding.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the file cannot be written.
         """
         content = buffer.numpy().data
         self._chunks.append(xxhash.xxh3_128_hexdigest(content[:size]))
@@ -89,10 +90,10 @@ class RankFile:
             raise self._failure(error) from None
 
     def finish(self) -> FilePart:
-        """Cut what the last page has too much, and wait until all is on disk.
+        """Truncate the padding and fsync.
 
         Raises:
-            CheckpointError: it is not.
+            CheckpointError: the file cannot be written.
         """
         try:
             if self._ends_file:
@@ -133,22 +134,22 @@ class RankFile:
 
 
 def _create(path: Path, truncate: int) -> int:
-    """Open a file for writing, without the page cache where the file system can do without."""
+    """Open a file for writing, past the page cache where the file system supports it."""
     flags = os.O_WRONLY | os.O_CREAT | truncate | os.O_CLOEXEC
     for direct in (_DIRECT, _DIRECT, _DIRECT, 0):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             return os.open(path, flags | direct, 0o644)
-        except FileNotFoundError:  # another rank gave up and removed the folder, empty as it was
+        except FileNotFoundError:  # another rank failed and removed the empty folder
             continue
         except OSError as error:
             if error.errno != errno.EINVAL or not direct:
                 raise
-    raise FileNotFoundError(errno.ENOENT, "its folder disappears again and again", str(path))
+    raise FileNotFoundError(errno.ENOENT, "other ranks keep removing its folder", str(path))
 
 
 def _free(folder: Path) -> str:
     try:
         return format_bytes(shutil.disk_usage(folder).free)
     except OSError:
-        return "unknown bytes"
+        return "an unknown number of bytes"

@@ -1,10 +1,10 @@
-"""Fill states of any layout from a checkpoint of any other.
+"""Fill states of any layout from a checkpoint of any other layout.
 
-Of a file only those chunks are read that hold something wanted; of these only what lies between
-the first and the last such element, unless they are verified, which takes the whole chunk.
+Only chunks that hold wanted elements are read. Without verification only the bytes from the first
+to the last wanted element of a chunk are read; verification needs the whole chunk.
 
-Memory beside the states: two chunks. Where the layout is another than that which saved, one byte
-an element of one shard as well, to see that nothing is missing.
+Memory in addition to the states: two chunks, and one byte per element of one shard if the layout
+differs from the one that saved, for the check that each element is stored.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,11 +14,11 @@ from operator import attrgetter
 
 import torch
 
-from frontier_llm.checkpoint.copies import Copy, copies, stored_tensor
+from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.manifest import STATES
-from frontier_llm.checkpoint.pieces import Shape
-from frontier_llm.checkpoint.reader import Range, ReadAhead
-from frontier_llm.checkpoint.scan import Checkpoint
+from frontier_llm.checkpoint.read_ahead import FileRange, ReadAhead
+from frontier_llm.checkpoint.read_plan import FileCopy, plan_copies, stored_tensor
+from frontier_llm.checkpoint.stored_ranges import Shape
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import ParameterRecord, Placement, StateShard
 
@@ -29,65 +29,65 @@ def load(
     verify: bool = True,
     alone: bool = True,
 ) -> None:
-    """Fill this rank's states.
+    """Load this rank's states.
 
     Args:
-        checkpoint: of any layout.
-        shards: of any layout, overwritten; also what another rank saves.
-        verify: whether to compare digests of all that is read.
-        alone: whether no other rank of this host reads the same: then it is read past the page
-            cache, which is faster; else the disk gives it once for all of them.
+        checkpoint: a checkpoint of any layout.
+        shards: shards of any layout, overwritten; also those that another rank saves.
+        verify: whether to compare the digests of all chunks that are read.
+        alone: whether no other rank of this host reads the same chunks. If so, reads bypass the
+            page cache, which is faster; if not, the page cache serves all ranks after one read.
 
     Raises:
-        CheckpointError: a tensor is absent or of another shape, an element is not stored exactly
-            once, or a file is damaged; names it. Some states may be overwritten by then.
+        CheckpointError: a tensor is absent or has another shape, an element is not stored exactly
+            once, or a file is damaged; the message names it. Some states may be overwritten.
     """
     found = [copy for shard in shards for copy in _shard_copies(checkpoint, shard)]
     _run(found, checkpoint, verify, alone)
 
 
 def load_masters(checkpoint: Checkpoint, shards: Iterable[StateShard], verify: bool = True) -> None:
-    """Fill this rank's master weights, and leave the moments alone.
+    """Load this rank's master weights and leave the moments unchanged.
 
     Args:
-        checkpoint: of any layout.
-        shards: of any layout.
-        verify: whether to compare digests of all that is read.
+        checkpoint: a checkpoint of any layout.
+        shards: shards of any layout.
+        verify: whether to compare the digests of all chunks that are read.
 
     Raises:
         CheckpointError: as `load`.
     """
-    found: list[Copy] = []
+    found: list[FileCopy] = []
     for shard in shards:
-        found += copies(checkpoint, shard.record, shard.start, {"master": shard.master})
+        found += plan_copies(checkpoint, shard.record, shard.start, {"master": shard.master})
     _run(found, checkpoint, verify)
 
 
 def load_weights(
     checkpoint: Checkpoint, records: Iterable[ParameterRecord], verify: bool = True
 ) -> None:
-    """Fill parameters of any layout and number format, and nothing else.
+    """Load weights into parameters of any layout and dtype.
 
     Args:
-        checkpoint: of any layout.
-        records: whose parameters are overwritten; contiguous.
-        verify: whether to compare digests of all that is read.
+        checkpoint: a checkpoint of any layout.
+        records: records of contiguous parameters, which are overwritten.
+        verify: whether to compare the digests of all chunks that are read.
 
     Raises:
         CheckpointError: as `load`.
     """
-    found: list[Copy] = []
+    found: list[FileCopy] = []
     for record in records:
-        runs = {"master": record.parameter.data.view(-1)}
-        found += copies(checkpoint, record, 0, runs)
+        targets = {"master": record.parameter.data.view(-1)}
+        found += plan_copies(checkpoint, record, 0, targets)
     _run(found, checkpoint, verify)
 
 
 def check_stored(checkpoint: Checkpoint, shards: Iterable[StateShard]) -> None:
-    """See that a checkpoint holds every element of some states; a node's own may not.
+    """Check that a checkpoint holds every element of some shards; a node-local one may not.
 
     Raises:
-        CheckpointError: as `load`, but for damage.
+        CheckpointError: as `load`, except that damaged files are not detected.
     """
     for shard in shards:
         for _ in _shard_copies(checkpoint, shard):
@@ -95,14 +95,14 @@ def check_stored(checkpoint: Checkpoint, shards: Iterable[StateShard]) -> None:
 
 
 def check_model(checkpoint: Checkpoint, model: Mapping[str, Shape]) -> None:
-    """Refuse a checkpoint that holds more than a model has: `load` would leave it out.
+    """Reject a checkpoint with tensors that the model lacks; `load` would silently skip them.
 
     Args:
-        checkpoint: of a run.
-        model: shapes of all trained tensors of the whole model.
+        checkpoint: a checkpoint of a run.
+        model: shapes of all trained tensors of the whole model, by global name.
 
     Raises:
-        CheckpointError: a stored tensor is none of the model's; names it.
+        CheckpointError: the model lacks a stored tensor; the message names it.
     """
     others: Sequence[str] = sorted(checkpoint.manifest.tensors.keys() - model.keys())
     if others:
@@ -116,16 +116,16 @@ def check_model(checkpoint: Checkpoint, model: Mapping[str, Shape]) -> None:
 def read_tensor(
     checkpoint: Checkpoint, name: str, verify: bool = True, states: Sequence[str] = STATES
 ) -> dict[str, torch.Tensor]:
-    """Read one tensor of the model, whole.
+    """Read the whole of one tensor of the model.
 
     Args:
-        checkpoint: of any layout.
-        name: of the tensor.
-        verify: whether to compare digests of all that is read.
-        states: which of them to read.
+        checkpoint: a checkpoint of any layout.
+        name: global name of the tensor.
+        verify: whether to compare the digests of all chunks that are read.
+        states: names of the states to read.
 
     Returns:
-        [global shape] fp32 by state.
+        [global shape] fp32, by state.
 
     Raises:
         CheckpointError: as `load`.
@@ -141,16 +141,19 @@ def read_tensor(
         tensor_partial=False,
         tied=False,
     )
-    runs = {state: torch.empty(prod(shape)) for state in states}
-    _run(copies(checkpoint, record, 0, runs), checkpoint, verify)
-    return {state: run.view(shape) for state, run in runs.items()}
+    targets = {state: torch.empty(prod(shape)) for state in states}
+    _run(plan_copies(checkpoint, record, 0, targets), checkpoint, verify)
+    return {state: values.view(shape) for state, values in targets.items()}
 
 
-def _run(found: Iterable[Copy], checkpoint: Checkpoint, verify: bool, alone: bool = True) -> None:
-    """Make copies, chunk of file by chunk of file."""
+def _run(
+    found: Iterable[FileCopy], checkpoint: Checkpoint, verify: bool, alone: bool = True
+) -> None:
+    """Run copies, one chunk of a file after another."""
     chunk_bytes = checkpoint.manifest.chunk_bytes
-    cut = sorted((c for copy in found for c in copy.cut(chunk_bytes)), key=attrgetter("file", "at"))
-    groups = [list(g) for _, g in groupby(cut, key=lambda c: (c.file, c.at // chunk_bytes))]
+    split = (part for copy in found for part in copy.split(chunk_bytes))
+    ordered = sorted(split, key=attrgetter("file", "at"))
+    groups = [list(g) for _, g in groupby(ordered, key=lambda c: (c.file, c.at // chunk_bytes))]
     ranges = [_range(checkpoint, group, verify) for group in groups]
     with ReadAhead(checkpoint, ranges, verify, past_cache=alone) as reader:
         for (range_, content), group in zip(reader, groups, strict=True):
@@ -160,15 +163,15 @@ def _run(found: Iterable[Copy], checkpoint: Checkpoint, verify: bool, alone: boo
                 copy.run(content, range_.start)
 
 
-def _range(checkpoint: Checkpoint, group: Sequence[Copy], verify: bool) -> Range:
-    """Return what must be read for copies from one chunk."""
+def _range(checkpoint: Checkpoint, group: Sequence[FileCopy], verify: bool) -> FileRange:
+    """Return the bytes that copies from one chunk need."""
     name, chunk_bytes = group[0].file, checkpoint.manifest.chunk_bytes
     if not verify:
-        return Range(name, group[0].at, max(copy.end for copy in group))
+        return FileRange(name, group[0].at, max(copy.end for copy in group))
     start = group[0].at // chunk_bytes * chunk_bytes
-    return Range(name, start, min(start + chunk_bytes, checkpoint.manifest.files[name].size))
+    return FileRange(name, start, min(start + chunk_bytes, checkpoint.manifest.files[name].size))
 
 
-def _shard_copies(checkpoint: Checkpoint, shard: StateShard) -> Iterator[Copy]:
-    runs = {state: getattr(shard, state) for state in STATES}
-    return copies(checkpoint, shard.record, shard.start, runs)
+def _shard_copies(checkpoint: Checkpoint, shard: StateShard) -> Iterator[FileCopy]:
+    targets = {state: getattr(shard, state) for state in STATES}
+    return plan_copies(checkpoint, shard.record, shard.start, targets)

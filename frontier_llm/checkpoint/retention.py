@@ -1,60 +1,62 @@
-"""Which checkpoints stay: the newest few, and every so many steps one for good.
+"""Decide which checkpoints are kept, and delete or void the others.
 
-Called when a newer one is committed, so there is never less than there was to be kept. A folder
-loses its name before its files: what is half deleted is no checkpoint.
+Old checkpoints are deleted only after a newer one is committed, so the number of checkpoints never
+falls below the number to keep. A folder is renamed before its files are deleted, so a half-deleted
+folder is never taken for a checkpoint.
 """
 
 import logging
 import shutil
 from pathlib import Path
 
-from frontier_llm.checkpoint.durable import remove_folder, sync_folder
-from frontier_llm.checkpoint.faults import reach
-from frontier_llm.checkpoint.names import COMMITTED, parse_folder
-from frontier_llm.checkpoint.scan import Checkpoint, committed
+from frontier_llm.checkpoint.discovery import Checkpoint, committed
+from frontier_llm.checkpoint.folders import COMMITTED, parse_folder, remove_folder, sync_folder
+from frontier_llm.checkpoint.kill_points import reach
 from frontier_llm.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
 
 
 def prune(folder: Path, committed_step: int, keep: int, keep_every_steps: int | None) -> None:
-    """Delete what is no longer to be kept. One rank a folder.
+    """Delete checkpoints that are no longer to be kept. One rank per folder calls this.
 
-    Damaged checkpoints neither count nor go: somebody may want to look at them. What earlier
-    attempts left unfinished up to this step goes. A failure to delete is logged, no more.
+    Damaged checkpoints are neither counted nor deleted, so that they can be inspected. Folders
+    that earlier attempts left unfinished, up to this step, are deleted. A failure is only logged.
 
     Args:
-        folder: of all checkpoints of the run.
-        committed_step: of the checkpoint that is now there; it stays.
-        keep: how many of the newest stay, at least one.
-        keep_every_steps: checkpoints whose step is a multiple of this stay as well.
+        folder: folder of all checkpoints of the run.
+        committed_step: step of the checkpoint that was just committed; it is kept.
+        keep: number of newest checkpoints to keep, at least one.
+        keep_every_steps: checkpoints whose step is a multiple of this number are kept as well.
     """
     try:
         _remove_leftovers(folder, committed_step)
-        whole = 0
+        undamaged = 0
         for step, path in committed(folder):
-            if whole >= keep and keep_every_steps is not None and step % keep_every_steps == 0:
-                continue  # unopened: a long run has many of them
-            if step != committed_step and not _is_whole(path):
+            if undamaged >= keep and keep_every_steps is not None and step % keep_every_steps == 0:
+                continue  # not opened: a long run has many of them
+            if step != committed_step and not _is_undamaged(path):
                 continue
-            whole += 1
-            if whole > keep and step != committed_step:
+            undamaged += 1
+            if undamaged > keep and step != committed_step:
                 _delete(path)
     except OSError as error:
         _log.warning("an old checkpoint cannot be deleted: %s", error)
 
 
 def void_later(folder: Path, step: int) -> None:
-    """Take checkpoints of later steps out of the count: the run goes on from `step` another way.
+    """Rename checkpoints after a step to `step_N.void`, so that no run resumes from them.
 
-    They are renamed to `step_N.void`, and stay until somebody deletes them. One process a folder.
+    Call this when the run resumes from `step`: later checkpoints belong to the abandoned
+    continuation. A renamed folder stays until the user deletes it, or until a later call needs its
+    name. One process per folder calls this.
 
     Args:
-        folder: of all checkpoints of the run; it may be absent.
-        step: that the run goes on from.
+        folder: folder of all checkpoints of the run; it may be absent.
+        step: step that the run resumes from.
 
     Raises:
-        CheckpointError: one cannot be renamed: the next start would take it for the newest.
+        CheckpointError: a folder cannot be renamed; the next start would resume from it.
     """
     renamed = False
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -69,12 +71,12 @@ def void_later(folder: Path, step: int) -> None:
             renamed = True
         except OSError as error:
             raise CheckpointError(f"{path} cannot be renamed: {error.strerror}") from None
-        _log.warning("the run goes on from step %d: %s no longer counts", step, void)
+        _log.warning("the run resumes from step %d: %s no longer counts", step, void)
     if renamed:
         sync_folder(folder)
 
 
-def _is_whole(path: Path) -> bool:
+def _is_undamaged(path: Path) -> bool:
     try:
         Checkpoint.open(path)
     except CheckpointError:
@@ -87,8 +89,9 @@ def _remove_leftovers(folder: Path, committed_step: int) -> None:
         parsed = parse_folder(path.name)
         if parsed is None or not path.is_dir():
             continue
-        step, kind = parsed
-        if kind == ".deleting" or (kind in (".partial", ".replaced") and step <= committed_step):
+        step, suffix = parsed
+        unfinished = suffix in (".partial", ".replaced") and step <= committed_step
+        if suffix == ".deleting" or unfinished:
             remove_folder(path)
 
 

@@ -1,11 +1,12 @@
-"""One checkpoint from the first byte to the commit, as each rank goes through it.
+"""Write and commit one checkpoint, as seen from each rank.
 
-step_N.partial/   every rank writes and syncs its file, and reports its size and digests
-manifest.json     rank 0 writes and syncs it when all have
-step_N/           rank 0 renames the folder: from here on, and only from here on, it exists
+    step_N.partial/   every rank writes and syncs its file, and reports its size and digests
+    manifest.json     rank 0 writes and syncs it after all ranks have reported
+    step_N/           rank 0 renames the folder; only now the checkpoint exists
 
-Where each node has a folder of its own, rank 0 decides for all as above, with its own node's
-folder; then the first rank of each other node writes its node's manifest and renames that one.
+With one folder per node (node-local disks), rank 0 decides for all nodes as above and completes
+its own node's folder; then the first rank of each other node writes its node's manifest and
+renames its node's folder. `commit_barrier` lists the states of a checkpoint.
 """
 
 import contextlib
@@ -15,19 +16,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.checkpoint.commit import Ballot, UndecidedError
-from frontier_llm.checkpoint.durable import remove_folder, sync_folder
-from frontier_llm.checkpoint.faults import reach
+from frontier_llm.checkpoint.commit_barrier import CommitBarrier, UnknownOutcomeError
+from frontier_llm.checkpoint.folders import (
+    MANIFEST,
+    partial_folder,
+    remove_folder,
+    step_folder,
+    sync_folder,
+)
+from frontier_llm.checkpoint.kill_points import reach
 from frontier_llm.checkpoint.manifest import File, FilePart, Manifest, RankRecord
-from frontier_llm.checkpoint.names import MANIFEST, partial_folder, step_folder
-from frontier_llm.checkpoint.plan import Plan
 from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.checkpoint.snapshot import Snapshot
+from frontier_llm.checkpoint.write_plan import WritePlan
 from frontier_llm.errors import CheckpointError, FrontierError
 
 
-class UnfollowedError(CheckpointError):
-    """A checkpoint was committed that this node has not got; no other rank knows of it."""
+class NodeCommitError(CheckpointError):
+    """This node could not complete its folder of a checkpoint that rank 0 has committed.
+
+    Only the first rank of the node raises it; other ranks are not told.
+    """
 
 
 @dataclass(frozen=True)
@@ -35,75 +44,76 @@ class Task:
     """One checkpoint to be written."""
 
     folder: Path
-    """Of all checkpoints of the run."""
+    """Folder of all checkpoints of the run."""
     step: int
-    """Optimizer steps done."""
+    """Number of optimizer steps done."""
     meta: dict[str, Any]
-    """Goes into the manifest; rank 0's counts."""
+    """Plain JSON for the manifest; a folder gets that of its first rank."""
     rank: int
-    """Of this process."""
-    plan: Plan
-    """What this rank writes."""
-    sharing: range
-    """The ranks that share the folder: all, or those of this rank's node."""
+    """Rank of this process."""
+    plan: WritePlan
+    """Layout of this rank's file."""
+    folder_ranks: range
+    """Ranks that write into the same folder: all ranks, or those of this rank's node."""
     repeats: bool
-    """Whether ranks also write what another one writes: a node's folder holds all of its own."""
+    """Whether elements may be stored more than once, as with one folder per node."""
 
     @property
-    def leads(self) -> bool:
-        """Whether this rank gives the folder its name."""
-        return self.rank == self.sharing.start
+    def is_first(self) -> bool:
+        """Whether this rank is the first of its folder, which writes the manifest and renames."""
+        return self.rank == self.folder_ranks.start
 
     @property
     def partial(self) -> Path:
-        """Where it is written."""
+        """Path of the checkpoint until it is committed."""
         return self.folder / partial_folder(self.step)
 
     @property
     def final(self) -> Path:
-        """Where it is found."""
+        """Path of the committed checkpoint."""
         return self.folder / step_folder(self.step)
 
 
-def save(task: Task, snapshot: Snapshot, ballot: Ballot) -> None:
-    """Write this rank's part and return when the checkpoint is committed.
+def save(task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
+    """Write this rank's file and return when the checkpoint is committed.
 
     Every rank calls this, on any thread.
 
     Raises:
-        CheckpointError: on every rank, with the first rank's cause; this rank's file is removed.
+        CheckpointError: the checkpoint failed, on every rank with the first cause; this rank's
+            file is removed.
     """
     path = task.partial / task.plan.name
     try:
-        _write_and_vote(task, snapshot, ballot)
+        _write_and_arrive(task, snapshot, barrier)
         if task.rank == 0:
-            _commit(task, ballot)
+            _commit(task, barrier)
         else:
-            ballot.wait_for_end()
-            if task.leads:
-                _follow(task, ballot)
-    except UndecidedError:
-        raise  # if rank 0 lives, it may still rename the folder: leave the file in it
+            barrier.wait_for_outcome()
+            if task.is_first:
+                _complete_node(task, barrier)
+    except UnknownOutcomeError:
+        raise  # keep the file: if rank 0 is alive, it may still rename the folder
     except FrontierError:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
-            task.partial.rmdir()  # the last rank succeeds
+            task.partial.rmdir()  # fails on all ranks but the last
         raise
 
 
-def _write_and_vote(task: Task, snapshot: Snapshot, ballot: Ballot) -> None:
+def _write_and_arrive(task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
     try:
         record = task.plan.record(_write(task, snapshot))
-    except Exception as error:  # whatever it is, the other ranks must not wait for this one
-        cause = f"rank {task.rank}: {_words(error)}"
-        with contextlib.suppress(RuntimeError):  # the store is gone: they will notice
-            cause = ballot.refuse(cause) or cause
+    except Exception as error:  # abort after every error: the other ranks wait for this one
+        cause = f"rank {task.rank}: {_describe(error)}"
+        with contextlib.suppress(RuntimeError):  # the store is lost; the others find out themselves
+            cause = barrier.abort(cause) or cause
             if task.rank == 0:
-                ballot.conclude(cause)
+                barrier.conclude(cause)
         raise CheckpointError(cause) from error
     finally:
         snapshot.close()
-    ballot.arrive(record.model_dump_json())
+    barrier.arrive(record.to_json())
     reach("reported", task.rank)
 
 
@@ -123,43 +133,44 @@ def _write(task: Task, snapshot: Snapshot) -> FilePart | None:
     return done
 
 
-def _commit(task: Task, ballot: Ballot) -> None:
-    """Make the checkpoint exist, and tell the other ranks that it does, or why not."""
+def _commit(task: Task, barrier: CommitBarrier) -> None:
+    """Commit the checkpoint and publish the outcome. Rank 0 only."""
     try:
-        records = ballot.gather()
-        _complete(task, [records[rank] for rank in task.sharing])
-        ballot.seal()
+        records = barrier.wait_for_ranks()
+        _complete(task, [records[rank] for rank in task.folder_ranks])
+        barrier.seal()
         reach("sealed", task.rank)
         _rename(task)
     except Exception as error:
-        cause = _words(error)
+        cause = _describe(error)
         with contextlib.suppress(RuntimeError):
-            cause = ballot.refuse(cause) or cause
-            ballot.conclude(cause)
+            cause = barrier.abort(cause) or cause
+            barrier.conclude(cause)
         raise CheckpointError(cause) from error
     reach("renamed", task.rank)
-    ballot.conclude()
+    barrier.conclude()
     reach("concluded", task.rank)
 
 
-def _follow(task: Task, ballot: Ballot) -> None:
-    """Name this node's folder too, after rank 0 has decided and named its own.
+def _complete_node(task: Task, barrier: CommitBarrier) -> None:
+    """Complete and rename this node's folder, after rank 0 has committed its own.
 
     Raises:
-        UnfollowedError: on this rank alone: the node lacks this checkpoint, so nobody will use it.
+        NodeCommitError: this node's folder is not complete, so no run will resume from this
+            checkpoint.
     """
     try:
-        _complete(task, ballot.records(task.sharing))
+        _complete(task, barrier.records(task.folder_ranks))
         _rename(task)
     except Exception as error:
-        raise UnfollowedError(f"rank {task.rank}: {_words(error)}") from error
+        raise NodeCommitError(f"rank {task.rank}: {_describe(error)}") from error
 
 
 def _complete(task: Task, records: Sequence[str]) -> None:
-    """See that all files of this folder are there, and write the manifest beside them."""
-    read = [RankRecord.model_validate_json(record) for record in records]
+    """Check that the folder has all files, and write the manifest into it."""
+    parsed = [RankRecord.model_validate_json(record) for record in records]
     manifest = Manifest.merged(
-        task.step, task.plan.chunk_bytes, read, task.meta, repeats=task.repeats
+        task.step, task.plan.chunk_bytes, parsed, task.meta, repeats=task.repeats
     )
     task.partial.mkdir(parents=True, exist_ok=True)
     _check_files(task.partial, manifest.files)
@@ -167,7 +178,7 @@ def _complete(task: Task, records: Sequence[str]) -> None:
 
 
 def _check_files(partial: Path, files: Mapping[str, File]) -> None:
-    """See that what the ranks wrote is here, and remove what an earlier attempt left."""
+    """Check that all written files are in the folder, and remove those of an earlier attempt."""
     here = {path.name: path.stat().st_size for path in partial.iterdir()}
     for name, file in files.items():
         if here.get(name) != file.size:
@@ -194,7 +205,7 @@ def _write_manifest(task: Task, content: bytes) -> None:
 
 
 def _rename(task: Task) -> None:
-    """Give the folder its final name; a checkpoint of the same step makes way first."""
+    """Give the folder its final name; an existing checkpoint of the same step is replaced."""
     replaced = task.final.with_name(f"{task.final.name}.replaced")
     if task.final.exists():
         if replaced.exists():
@@ -202,11 +213,11 @@ def _rename(task: Task) -> None:
         task.final.rename(replaced)
     task.partial.rename(task.final)
     sync_folder(task.folder)
-    with contextlib.suppress(OSError):  # it is committed, whatever becomes of the other
+    with contextlib.suppress(OSError):  # the new checkpoint is committed whether or not this works
         remove_folder(replaced)
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, FrontierError):
         return str(error)
     if isinstance(error, OSError):

@@ -1,15 +1,20 @@
-"""The states as they were when a checkpoint began, while training goes on.
+"""Keep the states of a step available to the writer while training continues.
 
-Between two updates the states do not change, so nothing is copied in advance: the writer takes the
-chunks of the file from the first on, straight from the states. Before the next update the fence
-takes those the writer has not come to, from the last on, into the pool. Each chunk is in one of
-these conditions:
+The states do not change between two updates, so nothing is copied when a checkpoint begins: the
+writer reads chunks straight from the states, from the first chunk on. Before the next update the
+fence copies the chunks that the writer has not reached into the pool, from the last chunk on.
+States of a chunk:
 
-    in the states  -> read by the writer                            (both before the fence ends)
-    in the states  -> being copied by the fence -> in the pool -> read by the writer
+- in the states: not read yet.
+- being captured: the fence is copying it into the pool.
+- in the pool: waits for the writer.
+- read: in the writer's hands; neither the states nor the pool are needed.
 
-When the pool is full the fence waits for the writer: memory stays bounded, the caller is held up.
-For states on a GPU the pool is filled at the beginning, on a stream of its own.
+    in the states -> read                                       (the writer was first)
+    in the states -> being captured -> in the pool -> read      (the fence was first)
+
+If the pool is full the fence waits for the writer: memory stays bounded and training is delayed.
+For states on a GPU the pool is filled when the checkpoint begins, on a separate stream.
 """
 
 import threading
@@ -17,29 +22,33 @@ from collections.abc import Iterator
 
 import torch
 
-from frontier_llm.checkpoint.plan import Plan
-from frontier_llm.checkpoint.pool import Pool
+from frontier_llm.checkpoint.chunk_pool import ChunkPool
+from frontier_llm.checkpoint.write_plan import WritePlan
 from frontier_llm.errors import CheckpointError
 
 
 class Snapshot:
-    """One state of a plan. The trainer's thread calls `fence`, the writer's draws `chunks`."""
+    """The content of a plan's chunks as of one step.
 
-    def __init__(self, plan: Plan, pool: Pool) -> None:
-        """Begin.
+    The trainer's thread calls `fence`; the writer's thread iterates over `chunks`.
+    """
+
+    def __init__(self, plan: WritePlan, pool: ChunkPool) -> None:
+        """Begin a snapshot. The plan's states must not change until `fence` returns.
 
         Args:
-            plan: what to copy; its states do not change until `fence` returns.
-            pool: where chunks wait, all free; one buffer at least for a plan that has chunks.
+            plan: layout of the file.
+            pool: buffers for captured chunks, all free; at least one if the plan has chunks.
         """
         self._plan, self._pool = plan, pool
-        self._bounce = pool.take()  # the writer's own, for what it reads straight from the states
+        self._bounce = pool.take()  # for chunks that the writer reads straight from the states
         self._changed = threading.Condition()
-        self._taken = 0  # chunks [0, taken) have been claimed by the writer
-        self._read = 0  # chunks [0, read) need the states no more: they are in the writer's hands
-        self._fenced = len(plan.chunks)  # chunks [fenced, end) belong to the fence
+        self._taken = 0  # the writer has started to read chunks [0, taken)
+        self._read = 0  # the writer no longer needs the states for chunks [0, read)
+        self._fenced = len(plan.chunks)  # the fence has captured, or is capturing, [fenced, end)
+        # captured chunks: by index, their buffer of the pool and the event of their copy
         self._held: dict[int, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
-        self._dead = False
+        self._dead = False  # closed, or a capture failed
         self._stream: torch.cuda.Stream | None = None
         if plan.device.type != "cpu" and plan.chunks:
             self._begin_on_device()
@@ -48,21 +57,22 @@ class Snapshot:
         """Yield the chunks of the file in order.
 
         Yields:
-            ([chunk_bytes] uint8 on the host, valid until the next one is drawn; bytes that count).
+            (buffer, size of the chunk in bytes). The buffer is [chunk_bytes] uint8 on the host,
+            valid until the next chunk is drawn.
 
         Raises:
-            CheckpointError: the fence failed.
+            CheckpointError: the fence failed to capture a chunk.
         """
         for index in range(len(self._plan.chunks)):
-            buffer, lent = self._next(index)
+            buffer, from_pool = self._next(index)
             try:
                 yield buffer, self._plan.chunk_size(index)
             finally:
-                if lent:
+                if from_pool:
                     self._give_back(buffer)
 
     def fence(self) -> None:
-        """Return when the states may change: what the writer has not read is in the pool."""
+        """Return when the states may change: all chunks are read or captured in the pool."""
         done = False
         while not done:
             while self._capture_last():
@@ -74,9 +84,9 @@ class Snapshot:
             torch.cuda.current_stream(self._plan.device).wait_stream(self._stream)
 
     def close(self) -> None:
-        """Give all buffers back, whether or not all chunks were drawn; nobody waits any longer.
+        """Return all buffers to the pool and wake the fence, even if chunks were left unread.
 
-        The writer's thread calls this when it has drawn its last chunk.
+        The writer's thread calls this after the last chunk that it draws.
         """
         self._abandon()
         if self._bounce is not None:
@@ -90,17 +100,17 @@ class Snapshot:
         return self._fenced > self._taken and self._pool.has_free
 
     def _next(self, index: int) -> tuple[torch.Tensor, bool]:
-        """Return a chunk, and whether it is lent from the pool."""
+        """Return a chunk's buffer, and whether it belongs to the pool."""
         event = None
         with self._changed:
             self._taken = index + 1
-            mine = index < self._fenced and index not in self._held
-            if not mine:
+            from_states = index < self._fenced and index not in self._held
+            if not from_states:
                 self._changed.wait_for(lambda: index in self._held or self._dead)
                 if index not in self._held:
                     raise CheckpointError("the states could not be copied for the checkpoint")
                 buffer, event = self._held.pop(index)
-        if mine:
+        if from_states:
             assert self._bounce is not None
             buffer = self._bounce
             self._fill(index, buffer)
@@ -109,15 +119,15 @@ class Snapshot:
         with self._changed:
             self._read = index + 1
             self._changed.notify_all()
-        return buffer, not mine
+        return buffer, not from_states
 
     def _capture_last(self) -> bool:
-        """Copy the last chunk that is still in the states; return whether there may be more."""
+        """Capture the last chunk that is still in the states; return whether to try again."""
         with self._changed:
             index = self._fenced - 1
             if index < self._taken or self._dead:
                 return False
-            if index in self._held:  # copied at the beginning
+            if index in self._held:  # captured when the snapshot began
                 self._fenced = index
                 return True
             buffer = self._pool.take()
@@ -148,7 +158,7 @@ class Snapshot:
         event.synchronize()
 
     def _begin_on_device(self) -> None:
-        """Start copies of as many chunks as the pool takes. Not tested: no GPU was at hand."""
+        """Start to copy as many chunks as the pool holds. Not covered by tests without a GPU."""
         self._stream = torch.cuda.Stream(self._plan.device)
         self._stream.wait_stream(torch.cuda.current_stream(self._plan.device))
         with torch.cuda.stream(self._stream):
@@ -167,9 +177,9 @@ class Snapshot:
             self._changed.notify_all()
 
     def _abandon(self) -> None:
-        """Give back what waits in the pool, and let nobody wait any longer."""
+        """Free all captured chunks and wake all waiting threads."""
         if self._stream is not None:
-            self._stream.synchronize()  # nothing is copied into a buffer that is given back
+            self._stream.synchronize()  # no copy may still write into a buffer that is freed
         with self._changed:
             self._dead = True
             while self._held:

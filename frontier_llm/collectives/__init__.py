@@ -1,4 +1,5 @@
-"""What is sent between ranks by us (megatron's layers and schedules send for themselves).
+"""Collectives over model states: asynchronous, optionally quantised, with the bytes counted.
 
-Every call takes its group as an argument, returns at once with a handle, and counts its bytes.
+Every call takes its process group as an argument and returns a handle without waiting. Activations
+are not sent by this package but by megatron's layers and schedules.
 """

@@ -1,21 +1,21 @@
-"""Block quantisation in plain torch: the reference that faster kernels must equal to the bit.
+"""Block quantisation in plain torch: the reference, whose bits faster kernels must reproduce.
 
-Values are cut into blocks that share a scale. Of a block x with largest magnitude m, and Q = 127
-or 7 the largest integer,
+Values are divided into blocks; the values of a block share a scale. For a value x of a block with
+largest magnitude m, and the largest integer Q (127 for 8 bits, 7 for 4 bits):
 
-    scale  s = m / Q, rounded up to bf16 where scales are bf16; 0 where m / Q is below the smallest
-           normal number; inf where a value is not finite
-    value  q = x / s, rounded to the nearest (halves to even) or stochastically; 0 where s is not
-           finite, which reads back as NaN: a gradient that is not finite stays so
-    read   q s
+    scale       s = m / Q, rounded up to bf16 if scales are bf16. It is 0 if m / Q is below the
+                smallest normal number, and inf if a value is not finite.
+    quantise    q = x / s, rounded to nearest (halves to even) or stochastically. It is 0 if s is
+                0 or not finite.
+    dequantise  q s. If s is inf this is NaN, so a gradient that is not finite stays not finite.
 
-so |x - q s| <= s / 2 (< s when stochastic), and zeros are exact. Two 4-bit values share a byte: the
-i-th of a block's first half in the low bits, the i-th of its second half in the high ones.
+Hence |x - q s| <= s / 2 (< s if stochastic), and zeros are exact. Two 4-bit values share a byte:
+the i-th of a block's first half is in the low bits, the i-th of its second half in the high bits.
 
-Every operation is one fp32 rounding (a product by 1/Q, a division, a product, a rounding to an
-integer), so that C and Triton can do the same.
+Every operation is rounded once to fp32 (a product by 1/Q, a division, a product, a rounding to an
+integer), so that C and Triton can reproduce it.
 
-Source: symmetric blocks as in ZeRO++ (arXiv:2306.10209); the rounding of scales is our own.
+Source: symmetric blocks as in ZeRO++ (arXiv:2306.10209); the rounding of scales differs.
 """
 
 from abc import ABC, abstractmethod
@@ -29,50 +29,51 @@ from frontier_llm.geometry.formats import Format
 SMALLEST_SCALE = 2.0**-126
 """The smallest normal fp32 number: its reciprocal is finite."""
 RESIDUAL_DTYPE = torch.bfloat16
-_MASK = 0xFFFFFFFF
+"""Dtype in which rounding errors are kept for error feedback."""
+_UINT32_MASK = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
 class BlockKernels(ABC):
-    """What an implementation must do: the same bits as `TorchKernels`."""
+    """Interface of the implementations; all produce the same bits as `TorchKernels`."""
 
     name: str
     """`torch`, `native` or `triton`."""
     reason: str
-    """Why this one: for the log."""
+    """Why this implementation was chosen, for the log."""
 
     @abstractmethod
     def quantise(
         self,
         values: torch.Tensor,
-        code: Format,
+        fmt: Format,
         scales: torch.Tensor,
         packed: torch.Tensor,
         residual: torch.Tensor | None = None,
         seed: int = 0,
     ) -> None:
-        """Write values as integers with scales.
+        """Quantise values into integers and scales.
 
         Args:
-            values: [n] fp32, bf16 or fp16; read only. n may be anything.
-            code: bits, block, rounding.
+            values: [n] fp32, bf16 or fp16, read only; n need not be a multiple of the block.
+            fmt: bits, block size, dtype of scales and rounding.
             scales: [blocks] fp32 or bf16, overwritten.
             packed: [bytes] uint8, overwritten.
-            residual: [n] bf16; added to the values first, then overwritten with what rounding
-                lost (0 where that is not finite).
-            seed: of stochastic rounding, 32 bits; the same seed rounds the same.
+            residual: [n] bf16. It is added to the values first, then overwritten with the rounding
+                errors (0 where an error is not finite).
+            seed: 32-bit seed of stochastic rounding.
         """
 
     @abstractmethod
     def dequantise(
-        self, scales: torch.Tensor, packed: torch.Tensor, code: Format, out: torch.Tensor
+        self, scales: torch.Tensor, packed: torch.Tensor, fmt: Format, out: torch.Tensor
     ) -> None:
-        """Read back what `quantise` wrote.
+        """Recover the values that `quantise` rounded.
 
         Args:
-            scales: as written.
-            packed: as written.
-            code: as for writing.
+            scales: [blocks], as written by `quantise`.
+            packed: [bytes], as written by `quantise`.
+            fmt: the format given to `quantise`.
             out: [n] fp32, bf16 or fp16, overwritten.
         """
 
@@ -81,24 +82,24 @@ class BlockKernels(ABC):
         self,
         scales: torch.Tensor,
         packed: torch.Tensor,
-        code: Format,
+        fmt: Format,
         total: torch.Tensor,
-        left_out: int,
+        skip: int,
     ) -> None:
-        """Add what ranks have quantised, one after the other.
+        """Dequantise the values of several ranks and add them to a total, in rank order.
 
         Args:
-            scales: [ranks, blocks] as written.
-            packed: [ranks, bytes] as written.
-            code: as for writing.
+            scales: [ranks, blocks], rows as written by `quantise`.
+            packed: [ranks, bytes], rows as written by `quantise`.
+            fmt: the format given to `quantise`.
             total: [n] fp32, added to.
-            left_out: a rank that is not added.
+            skip: index of a rank that is not added.
         """
 
 
 @dataclass(frozen=True)
 class TorchKernels(BlockKernels):
-    """The reference, on any device."""
+    """The reference implementation, for any device."""
 
     name: str = "torch"
     reason: str = "kernels=torch"
@@ -107,104 +108,124 @@ class TorchKernels(BlockKernels):
     def quantise(
         self,
         values: torch.Tensor,
-        code: Format,
+        fmt: Format,
         scales: torch.Tensor,
         packed: torch.Tensor,
         residual: torch.Tensor | None = None,
         seed: int = 0,
     ) -> None:
-        done, written = 0, 0
-        for rows, length in _rows(values.numel(), code.block_elements):
-            count, held = rows * length, rows * -(-length * code.bits // 8)
-            part = values[done : done + count].view(rows, length).float()
-            kept = None if residual is None else residual[done : done + count].view(rows, length)
-            if kept is not None:
-                part = part + kept.float()
-            first_block = done // code.block_elements
-            scale = _scale(part, code, scales[first_block : first_block + rows])
-            integers = _integers(part, scale, code, done, seed)
-            packed[written : written + held].view(rows, -1).copy_(_pack(integers, code))
-            if kept is not None:
-                lost = part - integers * scale[:, None]
-                kept.copy_(torch.where(lost.isfinite(), lost, 0.0))
-            done, written = done + count, written + held
+        start, byte = 0, 0  # in `values` and in `packed`
+        for rows, length in _block_shapes(values.numel(), fmt.block_elements):
+            count, size = rows * length, rows * -(-length * fmt.bits // 8)
+            stop = start + count
+            blocks = values[start:stop].view(rows, length).float()
+            errors = None if residual is None else residual[start:stop].view(rows, length)
+            if errors is not None:
+                blocks = blocks + errors.float()
+            first_block = start // fmt.block_elements
+            scale = _write_scales(blocks, fmt, scales[first_block : first_block + rows])
+            integers = _round(blocks, scale, fmt, start, seed)
+            packed[byte : byte + size].view(rows, -1).copy_(_pack(integers, fmt))
+            if errors is not None:
+                new_errors = blocks - integers * scale[:, None]
+                errors.copy_(torch.where(new_errors.isfinite(), new_errors, 0.0))
+            start, byte = stop, byte + size
 
     @override
     def dequantise(
-        self, scales: torch.Tensor, packed: torch.Tensor, code: Format, out: torch.Tensor
+        self, scales: torch.Tensor, packed: torch.Tensor, fmt: Format, out: torch.Tensor
     ) -> None:
-        done, read = 0, 0
-        for rows, length in _rows(out.numel(), code.block_elements):
-            count, held = rows * length, rows * -(-length * code.bits // 8)
-            integers = _unpack(packed[read : read + held].view(rows, -1), code, length)
-            first_block = done // code.block_elements
+        start, byte = 0, 0  # in `out` and in `packed`
+        for rows, length in _block_shapes(out.numel(), fmt.block_elements):
+            count, size = rows * length, rows * -(-length * fmt.bits // 8)
+            stop = start + count
+            integers = _unpack(packed[byte : byte + size].view(rows, -1), fmt, length)
+            first_block = start // fmt.block_elements
             scale = scales[first_block : first_block + rows].float()
-            out[done : done + count].view(rows, length).copy_(integers.float() * scale[:, None])
-            done, read = done + count, read + held
+            out[start:stop].view(rows, length).copy_(integers.float() * scale[:, None])
+            start, byte = stop, byte + size
 
     @override
     def add_up(
         self,
         scales: torch.Tensor,
         packed: torch.Tensor,
-        code: Format,
+        fmt: Format,
         total: torch.Tensor,
-        left_out: int,
+        skip: int,
     ) -> None:
-        for rank, (of_rank, values) in enumerate(zip(scales, packed, strict=True)):
-            if rank != left_out:
-                wide = torch.empty_like(total)
-                self.dequantise(of_rank, values, code, wide)
-                total.add_(wide)
+        for rank, (rank_scales, rank_packed) in enumerate(zip(scales, packed, strict=True)):
+            if rank != skip:
+                summand = torch.empty_like(total)
+                self.dequantise(rank_scales, rank_packed, fmt, summand)
+                total.add_(summand)
 
 
-def _rows(elements: int, block: int) -> list[tuple[int, int]]:
-    """Cut into whole blocks, and a shorter one: (rows, length of a row)."""
+def _block_shapes(elements: int, block: int) -> list[tuple[int, int]]:
+    """Divide elements into one table of full blocks and one of a shorter last block.
+
+    Returns:
+        (rows, row length) of each table, with one block per row; empty tables are left out.
+    """
     full, rest = divmod(elements, block)
     return [(rows, length) for rows, length in ((full, block), (1, rest)) if rows and length]
 
 
-def _scale(rows: torch.Tensor, code: Format, home: torch.Tensor) -> torch.Tensor:
-    """Return and store a scale for each row, [rows] fp32."""
+def _write_scales(rows: torch.Tensor, fmt: Format, out: torch.Tensor) -> torch.Tensor:
+    """Store the scale of each row in `out`, and return them as [rows] fp32."""
     largest = rows.abs().amax(1)
-    scale = largest * torch.tensor(1 / code.largest, dtype=torch.float32)
-    if home.dtype == torch.bfloat16:
+    scale = largest * torch.tensor(1 / fmt.largest, dtype=torch.float32)
+    if out.dtype == torch.bfloat16:
         scale = ((scale.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)
     scale = torch.where(scale < SMALLEST_SCALE, 0.0, scale)
     scale = torch.where(largest.isfinite(), scale, torch.inf)
-    home.copy_(scale)
+    out.copy_(scale)
     return scale
 
 
-def _integers(
-    rows: torch.Tensor, scale: torch.Tensor, code: Format, first: int, seed: int
+def _round(
+    rows: torch.Tensor, scale: torch.Tensor, fmt: Format, first: int, seed: int
 ) -> torch.Tensor:
-    """Divide by the scales and round, [rows, length] fp32 that holds integers."""
+    """Divide rows by their scales and round.
+
+    Args:
+        rows: [rows, length] fp32.
+        scale: [rows] fp32.
+        fmt: largest integer and rounding.
+        first: index of the first element among all values, for stochastic rounding.
+        seed: 32-bit seed of stochastic rounding.
+
+    Returns:
+        [rows, length] fp32 with integral values.
+    """
     usable = (scale > 0) & scale.isfinite()
     inverse = torch.where(usable, 1 / scale, 0.0)
     ratios = (rows * inverse[:, None]).nan_to_num_(0.0)
-    if not code.is_stochastic:
+    if not fmt.is_stochastic:
         return ratios.round_()
     noise = uniform(first, rows.numel(), seed, rows.device).view(rows.shape)
-    return (ratios + noise).floor_().clamp_(-code.largest, code.largest)
+    return (ratios + noise).floor_().clamp_(-fmt.largest, fmt.largest)
 
 
 def uniform(first: int, count: int, seed: int, device: torch.device) -> torch.Tensor:
-    """Return [count] fp32 in [0, 1), a function of the seed and of each element's number alone.
+    """Return [count] pseudo-random fp32 numbers in [0, 1).
+
+    Each is a function of the seed and of its index, which counts from `first`.
 
     Source: the 32-bit finaliser "lowbias32" (C. Wellons, Prospecting for Hash Functions, 2018).
     """
     bits = torch.arange(first, first + count, dtype=torch.int64, device=device)
-    bits = (bits * 0x9E3779B9 + seed) & _MASK
+    bits = (bits * 0x9E3779B9 + seed) & _UINT32_MASK
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        bits = ((bits ^ (bits >> shift)) * factor) & _MASK
+        bits = ((bits ^ (bits >> shift)) * factor) & _UINT32_MASK
     bits = bits ^ (bits >> 16)
     return (bits >> 8).float() * 2.0**-24
 
 
-def _pack(integers: torch.Tensor, code: Format) -> torch.Tensor:
+def _pack(integers: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """Write [rows, length] integral values as [rows, bytes] uint8."""
     signed = integers.to(torch.int8)
-    if code.bits == 8:
+    if fmt.bits == 8:
         return signed.view(torch.uint8)
     half = -(-signed.shape[1] // 2)
     low, high = signed[:, :half] & 15, torch.zeros_like(signed[:, :half])
@@ -212,9 +233,10 @@ def _pack(integers: torch.Tensor, code: Format) -> torch.Tensor:
     return (low | high).view(torch.uint8)
 
 
-def _unpack(packed: torch.Tensor, code: Format, length: int) -> torch.Tensor:
+def _unpack(packed: torch.Tensor, fmt: Format, length: int) -> torch.Tensor:
+    """Read [rows, bytes] uint8 as [rows, length] int8."""
     signed = packed.view(torch.int8)
-    if code.bits == 8:
+    if fmt.bits == 8:
         return signed
     low, high = (signed << 4) >> 4, signed >> 4  # shifts of signed numbers keep the sign
     return torch.cat([low, high], 1)[:, :length]

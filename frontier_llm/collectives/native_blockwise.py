@@ -1,8 +1,8 @@
-"""blockwise.c as kernels: compiled once on each kind of machine, kept, called without a copy.
+"""The kernels of blockwise.c, compiled once per processor type and called without copies.
 
-The file needs no header but C's own and takes under a second to compile. What is made is kept in
-the user's cache, under a name that holds the source's digest and the processor's abilities, since
-it is made for this very processor.
+blockwise.c needs only standard headers and compiles in under a second. The shared library is kept
+in the user's cache directory. Since it is compiled for one processor type, its file name has a
+digest of the source and of the processor's features.
 """
 
 import ctypes
@@ -25,8 +25,9 @@ from frontier_llm.geometry.formats import Format
 SOURCE = Path(__file__).with_name("blockwise.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC")
 COMPILERS = ("cc", "gcc", "clang")
-LIMIT_SECONDS = 60
-_KINDS = {torch.float32: 0, torch.bfloat16: 1}
+COMPILE_TIMEOUT_SECONDS = 60
+_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+"""The values of FP32 and BF16 in blockwise.c."""
 
 
 @dataclass(frozen=True)
@@ -34,29 +35,29 @@ class NativeKernels(BlockKernels):
     """The functions of blockwise.c, for contiguous tensors in main memory."""
 
     name: str = "native"
-    reason: str = "compiled for this processor, proved on a few blocks"
+    reason: str = "compiled for this processor, verified on a few blocks"
     library: ctypes.CDLL = field(kw_only=True)
 
     @override
     def quantise(
         self,
         values: torch.Tensor,
-        code: Format,
+        fmt: Format,
         scales: torch.Tensor,
         packed: torch.Tensor,
         residual: torch.Tensor | None = None,
         seed: int = 0,
     ) -> None:
-        if values.dtype not in _KINDS:
+        if values.dtype not in _DTYPE_CODES:
             values = values.float()
         self.library.frontier_quantise(
             _address(values),
-            _KINDS[values.dtype],
+            _DTYPE_CODES[values.dtype],
             ctypes.c_int64(values.numel()),
-            ctypes.c_int64(code.block_elements),
-            code.bits,
-            _KINDS[scales.dtype],
-            int(code.is_stochastic),
+            ctypes.c_int64(fmt.block_elements),
+            fmt.bits,
+            _DTYPE_CODES[scales.dtype],
+            int(fmt.is_stochastic),
             ctypes.c_uint32(seed),
             None if residual is None else _address(residual),
             _address(scales),
@@ -65,22 +66,22 @@ class NativeKernels(BlockKernels):
 
     @override
     def dequantise(
-        self, scales: torch.Tensor, packed: torch.Tensor, code: Format, out: torch.Tensor
+        self, scales: torch.Tensor, packed: torch.Tensor, fmt: Format, out: torch.Tensor
     ) -> None:
-        if out.dtype not in _KINDS:
+        if out.dtype not in _DTYPE_CODES:
             wide = torch.empty_like(out, dtype=torch.float32)
-            self.dequantise(scales, packed, code, wide)
+            self.dequantise(scales, packed, fmt, wide)
             out.copy_(wide)
             return
         self.library.frontier_dequantise(
             _address(scales),
-            _KINDS[scales.dtype],
+            _DTYPE_CODES[scales.dtype],
             _address(packed),
             ctypes.c_int64(out.numel()),
-            ctypes.c_int64(code.block_elements),
-            code.bits,
+            ctypes.c_int64(fmt.block_elements),
+            fmt.bits,
             _address(out),
-            _KINDS[out.dtype],
+            _DTYPE_CODES[out.dtype],
         )
 
     @override
@@ -88,31 +89,31 @@ class NativeKernels(BlockKernels):
         self,
         scales: torch.Tensor,
         packed: torch.Tensor,
-        code: Format,
+        fmt: Format,
         total: torch.Tensor,
-        left_out: int,
+        skip: int,
     ) -> None:
         assert total.dtype == torch.float32
         self.library.frontier_add_up(
             *_rows(scales),
-            _KINDS[scales.dtype],
+            _DTYPE_CODES[scales.dtype],
             *_rows(packed),
             len(packed),
-            left_out,
+            skip,
             ctypes.c_int64(total.numel()),
-            ctypes.c_int64(code.block_elements),
-            code.bits,
+            ctypes.c_int64(fmt.block_elements),
+            fmt.bits,
             _address(total),
         )
 
 
 def load() -> NativeKernels:
-    """Compile the kernels, unless that was done before, and load them.
+    """Load the kernels, and compile them if the cache does not have them.
 
     Raises:
-        OSError: no compiler, or it failed; says how.
+        OSError: there is no compiler, or it failed; the message has its output.
     """
-    return NativeKernels(library=ctypes.CDLL(str(_compiled(_cache()))))
+    return NativeKernels(library=ctypes.CDLL(str(_find_or_compile(_cache_folder()))))
 
 
 def _address(tensor: torch.Tensor) -> ctypes.c_void_p:
@@ -121,14 +122,14 @@ def _address(tensor: torch.Tensor) -> ctypes.c_void_p:
 
 
 def _rows(table: torch.Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int64]:
-    """Return where rows begin, and the bytes from one to the next."""
+    """Return the address of a [rows, columns] table, and the bytes from one row to the next."""
     assert table.stride(1) == 1 or table.shape[1] <= 1
     stride = table.stride(0) * table.element_size()
     return ctypes.c_void_p(table.data_ptr()), ctypes.c_int64(stride)
 
 
-def _compiled(folder: Path) -> Path:
-    """Return the library; ranks that start together wait for the one that makes it."""
+def _find_or_compile(folder: Path) -> Path:
+    """Return the library's path; ranks that start together wait until one has compiled it."""
     library = folder / f"blockwise-{_digest()}.so"
     if library.exists():
         return library
@@ -144,20 +145,20 @@ def _compile(library: Path) -> None:
     if compiler is None:
         raise OSError(f"no C compiler ({', '.join(COMPILERS)})")
     partial = library.with_suffix(".partial")
-    done = subprocess.run(
+    result = subprocess.run(
         [compiler, *FLAGS, str(SOURCE), "-o", str(partial), "-lm"],
         check=False,
         capture_output=True,
         text=True,
-        timeout=LIMIT_SECONDS,
+        timeout=COMPILE_TIMEOUT_SECONDS,
     )
-    if done.returncode:
-        raise OSError(f"{compiler}: {' '.join(done.stderr.split())[-300:]}")
+    if result.returncode:
+        raise OSError(f"{compiler}: {' '.join(result.stderr.split())[-300:]}")
     partial.replace(library)
 
 
-def _cache() -> Path:
-    """Return a folder that only this user writes to; a fresh one where there is no home."""
+def _cache_folder() -> Path:
+    """Return a folder in the user's cache, or a new temporary one if that is not writable."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "frontier_llm"
     try:
@@ -169,13 +170,13 @@ def _cache() -> Path:
 
 
 def _digest() -> str:
-    """Name the source, the flags and what the processor can do."""
-    about = SOURCE.read_bytes() + repr((FLAGS, platform.machine(), _abilities())).encode()
-    return hashlib.sha256(about).hexdigest()[:16]
+    """Return a digest of the source, the compiler flags and the processor's features."""
+    target = repr((FLAGS, platform.machine(), _processor_features()))
+    return hashlib.sha256(SOURCE.read_bytes() + target.encode()).hexdigest()[:16]
 
 
-def _abilities() -> str:
+def _processor_features() -> str:
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
-    words = (line for line in lines if line.startswith(("flags", "Features", "model name")))
-    return "|".join(sorted(set(words))) or platform.processor()
+    features = {line for line in lines if line.startswith(("flags", "Features", "model name"))}
+    return "|".join(sorted(features)) or platform.processor()

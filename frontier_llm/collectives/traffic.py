@@ -1,4 +1,4 @@
-"""Bytes this rank sends, counted where they are sent."""
+"""Counts of the bytes that this rank sends, taken where they are sent."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -8,11 +8,18 @@ import torch.distributed as dist
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.wire import Sent, pairs_sent, ring_sent
 
-Attribute = Callable[[Grid, int, tuple[int, ...], float], Sent]
+SplitByLink = Callable[[Grid, int, tuple[int, ...], float], Sent]
+"""Splits the bytes that a rank sends to a group into bytes inside its node and between nodes.
+
+Arguments: the grid, the rank, the group's ranks and the bytes.
+"""
 
 
 class Traffic:
-    """Counts bytes by collective and link; `take` empties it."""
+    """Counts bytes per collective, inside nodes and between nodes.
+
+    A second count has the bytes that would have been sent without quantisation.
+    """
 
     def __init__(self, grid: Grid, rank: int) -> None:
         self._grid, self._rank = grid, rank
@@ -26,14 +33,13 @@ class Traffic:
         sent_bytes: float,
         unquantised_bytes: float | None = None,
     ) -> None:
-        """Count what this rank sends around a ring of `group`.
+        """Count bytes that this rank sends around a ring.
 
         Args:
-            collective: its name.
-            group: ranks, in the ring's order.
-            sent_bytes: really sent.
-            unquantised_bytes: what it would be if the elements travelled as they are computed
-                with; absent = the same.
+            collective: name of the collective.
+            group: the ranks, in the order of the ring.
+            sent_bytes: bytes sent.
+            unquantised_bytes: bytes that would be sent in the compute dtype; None if the same.
         """
         self._count(ring_sent, collective, group, sent_bytes, unquantised_bytes)
 
@@ -44,21 +50,21 @@ class Traffic:
         sent_bytes: float,
         unquantised_bytes: float | None = None,
     ) -> None:
-        """Count what this rank sends in equal messages to all others; arguments as for a ring."""
+        """Count bytes sent in equal messages to all other ranks; arguments as for `ring`."""
         self._count(pairs_sent, collective, group, sent_bytes, unquantised_bytes)
 
     def add(self, collective: str, sent: Sent) -> None:
-        """Count what somebody else sent for us (megatron's layers and schedules)."""
+        """Count bytes that megatron's layers and schedules sent."""
         self._sent[collective] += sent
         self._unquantised[collective] += sent
 
     def take(self) -> dict[str, Sent]:
-        """Return the counts since the last call and start anew."""
+        """Return the bytes sent since the last call, by collective, and reset them."""
         sent, self._sent = dict(self._sent), defaultdict(Sent)
         return sent
 
     def take_unquantised(self) -> dict[str, Sent]:
-        """Return what would have been sent without quantisation, since the last call."""
+        """Return the bytes that would have been sent unquantised, by collective; reset them."""
         sent, self._unquantised = dict(self._unquantised), defaultdict(Sent)
         return sent
 
@@ -68,12 +74,13 @@ class Traffic:
 
     def _count(
         self,
-        attribute: Attribute,
+        split: SplitByLink,
         collective: str,
         group: tuple[int, ...],
         sent_bytes: float,
         unquantised_bytes: float | None,
     ) -> None:
-        plain = sent_bytes if unquantised_bytes is None else unquantised_bytes
-        self._sent[collective] += attribute(self._grid, self._rank, group, sent_bytes)
-        self._unquantised[collective] += attribute(self._grid, self._rank, group, plain)
+        if unquantised_bytes is None:
+            unquantised_bytes = sent_bytes
+        self._sent[collective] += split(self._grid, self._rank, group, sent_bytes)
+        self._unquantised[collective] += split(self._grid, self._rank, group, unquantised_bytes)

@@ -1,18 +1,18 @@
-"""How model states travel: gathers and reductions along consecutive digits, in any format.
+"""Gathers and reductions of model states, over one or more process groups, in any format.
 
-A flow is a chain's steps (chain.py). Whatever the format, the call is the same:
+    gather   parts -> buffer   lossless formats: in place, group by group. Others: this rank's part
+                               is encoded into a slot (geometry/formats.py), slots are gathered
+                               group by group, and every rank decodes all parts, its own included,
+                               so that all ranks hold the same bits.
+    reduce   buffer -> part    in each group, every rank sends every other rank its part, and the
+                               receiver sums in fp32. A rank's own summand is never rounded.
 
-    gather   parts -> whole    as they are: in place, hop by hop
-                               encoded: this rank's part becomes a slot, slots are gathered hop by
-                               hop, and all parts are read from slots, this rank's own as well, so
-                               that all ranks hold the same bits
-    reduce   whole -> a part   each hop sends every other rank its part, and the receiver adds up
-                               in fp32; what a rank keeps for itself is never rounded
+Both are generators of steps for a Chain (handles.py). A gather over two groups encodes once: the
+second group passes on the slots of the first.
 
-A gather over two digits encodes once: the second hop passes on what the first one brought.
-
-Paper: ZeRO++ (arXiv:2306.10209), qwZ and qgZ. Differs: the owner uses what it sent; slices need no
-re-ordering, since the digits of geometry/partition.py lie in the order of the hops.
+Source: ZeRO++ (arXiv:2306.10209), qwZ and qgZ. Differences: the owner of a part also uses the
+decoded values, and no re-ordering is needed, since parts lie in the order of the groups
+(geometry/partition.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -21,30 +21,27 @@ import torch
 import torch.distributed as dist
 
 from frontier_llm.collectives.blockwise import BlockKernels
-from frontier_llm.collectives.chain import Steps
-from frontier_llm.collectives.gather import all_gather
-from frontier_llm.collectives.messages import exchange
-from frontier_llm.collectives.pool import BufferPool
-from frontier_llm.collectives.reduce_scatter import ReduceScatter
-from frontier_llm.collectives.slot_sum import SlotSum
-from frontier_llm.collectives.slots import SlotCodec
+from frontier_llm.collectives.handles import Steps
+from frontier_llm.collectives.primitives import ReduceScatter, all_gather, exchange
+from frontier_llm.collectives.slots import BufferPool, SlotCodec, SlotSum
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.formats import Format, StateFormats
 from frontier_llm.geometry.wire import gather_bytes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _STEP_STRIDE, _RANK_STRIDE, _CALL_STRIDE = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
-"""Odd numbers, so that seeds of neighbouring steps, ranks and calls lie far apart."""
+"""Odd numbers, so that the rounding seeds of neighbouring steps, ranks and calls lie far apart."""
 
 
 class Transport:
-    """Sends what one rank sends of its model states.
+    """Sends and receives one rank's model states.
 
     Attributes:
-        formats: of the step that what is sent belongs to.
-        traffic: where bytes are counted.
-        kernels: of block quantisation.
-        pool: of the buffers that messages lie in.
+        formats: formats of the current step.
+        traffic: counts the bytes.
+        kernels: implementation of block quantisation.
+        pool: buffers that messages lie in.
+        compute_dtype: dtype of the parameters.
     """
 
     def __init__(
@@ -56,15 +53,15 @@ class Transport:
         device: torch.device,
         seed: int = 0,
     ) -> None:
-        """Set up.
+        """Set up for step 1.
 
         Args:
-            formats_at: the formats of each step, counted from 1.
-            traffic: where bytes are counted.
-            kernels: of block quantisation.
-            compute_dtype: of the parameters.
-            device: of the buffers.
-            seed: of stochastic rounding, differs by rank.
+            formats_at: returns the formats of a step, counted from 1.
+            traffic: counts the bytes.
+            kernels: implementation of block quantisation.
+            compute_dtype: dtype of the parameters.
+            device: where message buffers are allocated.
+            seed: seed of stochastic rounding; must differ between ranks.
         """
         self.traffic, self.kernels = traffic, kernels
         self.pool = BufferPool(device)
@@ -75,80 +72,81 @@ class Transport:
 
     @property
     def encodes(self) -> bool:
-        """Whether anything is sent in slots in some step."""
+        """Whether any step sends slots."""
         return self._formats_at(1).encode(self.compute_dtype.itemsize)
 
     @property
     def rounds_refresh(self) -> bool:
-        """Whether the refresh of some step sends less than the parameters hold."""
+        """Whether any step sends refreshed parameters in fewer bits than they have."""
         return not self._formats_at(1).refresh.is_lossless(self.compute_dtype.itemsize)
 
     def begin_step(self, step: int) -> None:
-        """Send what follows in the formats of a step."""
+        """Use the formats of a step from now on."""
         if step != self._step:
             self._step, self._calls = step, 0
             self.formats = self._formats_at(step)
 
     def begin_next_step(self) -> None:
-        """Send what follows in the formats of the next step."""
+        """Use the formats of the next step from now on."""
         self.begin_step(self._step + 1)
 
     def scatter_format(self, group: dist.ProcessGroup) -> Format:
         """Return the format of gradients that are scattered over a group."""
         return self.formats.grads_over(self.traffic.nodes(group))
 
-    def keeps_errors(self, group: dist.ProcessGroup) -> bool:
-        """Whether what rounding loses over a group is worth keeping: it spans nodes, in integers.
+    def needs_feedback(self, group: dist.ProcessGroup) -> bool:
+        """Whether gradients scattered over a group are quantised and cross nodes.
 
-        Of the first step's formats, which have at least as many integers as any later one's.
+        Decided for the first step, which quantises everything that a later step quantises.
         """
         nodes = self.traffic.nodes(group)
         return len(set(nodes)) > 1 and self._formats_at(1).grads_over(nodes).is_quantised
 
     def gather(
         self,
-        whole: torch.Tensor,
+        buffer: torch.Tensor,
         groups: Sequence[dist.ProcessGroup | None],
-        code: Format,
+        fmt: Format,
         border: int,
         name: str,
     ) -> Steps:
-        """Fill a buffer from the parts that ranks hold in it.
+        """Fill a buffer from the parts that the ranks hold.
 
         Collective over the groups, one after the other.
 
         Args:
-            whole: [n], n divisible by the product of the groups' sizes; this rank's part, at its
-                place (the first group's digit is the fastest), is read; all may be overwritten.
-            groups: the hops; None = this rank alone.
-            code: the format.
-            border: elements before it are quantised.
-            name: under which the bytes are counted.
+            buffer: [n], n divisible by the product of the groups' sizes. This rank's part is read,
+                and every part may be overwritten. The parts of the first group's ranks lie side by
+                side, in the order of the group; together they are one part of the second group,
+                whose parts lie side by side in the same way; and so on.
+            groups: gathered over in this order; None means this rank alone.
+            fmt: format on the wire.
+            border: only elements of `buffer` before this index are quantised.
+            name: the collective under which the bytes are counted.
         """
         hops = [group for group in groups if group is not None]
-        count, mine = 1, 0
+        if not hops or buffer.numel() == 0:
+            return
+        count, own = 1, 0
         for group in hops:
-            count, mine = count * group.size(), mine + count * group.rank()
-        if not hops or whole.numel() == 0:
+            count, own = count * group.size(), own + count * group.rank()
+        itemsize = buffer.element_size()
+        if fmt.is_lossless(itemsize):
+            yield from self._gather_hops(buffer, hops, own, count, name)
             return
-        itemsize = whole.element_size()
-        if code.is_lossless(itemsize):
-            yield from self._spread(whole, hops, mine, count, name)
-            return
-        elements = whole.numel() // count
-        parts, codec = whole.view(count, elements), self._codec(code)
-        slots = self._slots(code, elements, count, border)
-        quantised = [code.quantised_of(border, i * elements, elements) for i in range(count)]
-        codec.write(parts[mine], quantised[mine], slots[mine], seed=self._next_seed())
-        plain_bytes = elements * itemsize
-        yield from self._spread(slots.view(-1), hops, mine, count, name, plain_bytes)
-        for part, slot, leading in zip(parts, slots, quantised, strict=True):
-            codec.read(slot, leading, part)
-        self.pool.give(slots)
+        elements = buffer.numel() // count
+        parts, codec = buffer.view(count, elements), self._codec(fmt)
+        slots = self._slots(fmt, elements, count, border)
+        quantised = [fmt.quantised_of(border, i * elements, elements) for i in range(count)]
+        codec.write(parts[own], quantised[own], slots[own], seed=self._next_seed())
+        yield from self._gather_hops(slots.view(-1), hops, own, count, name, elements * itemsize)
+        for part, slot, quantised_here in zip(parts, slots, quantised, strict=True):
+            codec.read(slot, quantised_here, part)
+        self.pool.give_back(slots)
 
     def reduce(
         self,
-        whole: torch.Tensor,
+        buffer: torch.Tensor,
         groups: Sequence[dist.ProcessGroup | None],
         border: int,
         name: str,
@@ -157,100 +155,112 @@ class Transport:
         *,
         add: bool = False,
     ) -> Steps:
-        """Add a buffer up over ranks, of which each keeps a part.
+        """Reduce-scatter a buffer over one group after the other.
 
-        Collective over the groups, one after the other. A `whole` that was borrowed from the pool
-        is given back as soon as nothing needs it, and so is every sum between two hops.
+        Collective over the groups, one after the other. Buffers lent by the pool, `buffer`
+        included, are given back as soon as they are not needed.
 
         Args:
-            whole: [n], n divisible by the product of the groups' sizes; not to be touched until
-                the steps are done. Sums may come to lie in it.
-            groups: the hops; None = this rank alone.
-            border: elements before it are quantised.
-            name: under which the bytes are counted.
-            residuals: for each hop [its elements] bf16, what rounding lost, or None.
-            out: [n / ranks] fp32, takes this rank's part of the sum; it may be that part of
-                `whole`. Not to be touched until the steps are done.
-            add: whether the sum is added to what `out` holds.
+            buffer: [n], n divisible by the product of the groups' sizes. It must not be touched
+                until the steps are done, and may be overwritten with sums.
+            groups: reduced over in this order; None means this rank alone.
+            border: only elements of `buffer` before this index are quantised.
+            name: the collective under which the bytes are counted.
+            residuals: per group, [elements reduced over it] bf16 rounding errors of the last
+                reduction (see BlockKernels.quantise), or None.
+            out: [n / ranks] fp32, receives this rank's part of the sum; it may be that part of
+                `buffer`. It must not be touched until the steps are done.
+            add: whether the sum is added to `out` instead of replacing it.
         """
         hops = [(g, r) for g, r in zip(groups, residuals, strict=True) if g is not None]
-        for group, residual in hops if whole.numel() else ():
-            code = self.scatter_format(group)
-            elements = whole.numel() // group.size()
-            if code.is_quantised:
-                handle = self._scatter(whole, group, code, border, name, residual)
-                self.pool.give(whole)
-                whole = yield handle
+        for group, residual in hops if buffer.numel() else ():
+            fmt = self.scatter_format(group)
+            elements = buffer.numel() // group.size()
+            if fmt.is_quantised:
+                handle = self._scatter_slots(buffer, group, fmt, border, name, residual)
+                self.pool.give_back(buffer)  # encoded already
+                buffer = yield handle
             else:
-                sent = whole.to(DTYPES[code.name])
-                if sent is not whole:
-                    self.pool.give(whole)
-                last = out if group is hops[-1][0] and not add else None
-                whole = yield ReduceScatter(sent, group, self.traffic, name, last)
-                if whole.untyped_storage().data_ptr() != sent.untyped_storage().data_ptr():
-                    self.pool.give(sent)  # the sum does not lie in it
+                sent = buffer.to(DTYPES[fmt.name])
+                if sent is not buffer:
+                    self.pool.give_back(buffer)
+                last_out = out if group is hops[-1][0] and not add else None
+                buffer = yield ReduceScatter(sent, group, self.traffic, name, last_out)
+                if buffer.untyped_storage().data_ptr() != sent.untyped_storage().data_ptr():
+                    self.pool.give_back(sent)  # the sum does not lie in it
             border = max(0, min(border - group.rank() * elements, elements))
         if add:
-            out.add_(whole)
-        elif whole.data_ptr() != out.data_ptr():
-            out.copy_(whole)
-        self.pool.give(whole)
+            out.add_(buffer)
+        elif buffer.data_ptr() != out.data_ptr():
+            out.copy_(buffer)
+        self.pool.give_back(buffer)
 
-    def _scatter(
+    def _scatter_slots(
         self,
-        whole: torch.Tensor,
+        buffer: torch.Tensor,
         group: dist.ProcessGroup,
-        code: Format,
+        fmt: Format,
         border: int,
         name: str,
         residual: torch.Tensor | None,
     ) -> SlotSum:
-        """Send every other rank its part in a slot; `whole` may be overwritten at once."""
-        count, mine = group.size(), group.rank()
-        elements = whole.numel() // count
-        parts, codec = whole.view(count, elements), self._codec(code)
-        kept = [None] * count if residual is None else residual.view(count, elements)
-        quantised = [code.quantised_of(border, i * elements, elements) for i in range(count)]
-        sent, received = (self._slots(code, elements, count, border) for _ in range(2))
+        """Start to send every other rank its part in a slot; `buffer` is free on return."""
+        count, own = group.size(), group.rank()
+        elements = buffer.numel() // count
+        parts, codec = buffer.view(count, elements), self._codec(fmt)
+        errors = [None] * count if residual is None else residual.view(count, elements)
+        quantised = [fmt.quantised_of(border, i * elements, elements) for i in range(count)]
+        sent, received = (self._slots(fmt, elements, count, border) for _ in range(2))
         for i in range(count):
-            if i != mine:
-                codec.write(parts[i], quantised[i], sent[i], kept[i], self._next_seed())
+            if i != own:
+                codec.write(parts[i], quantised[i], sent[i], errors[i], self._next_seed())
         total = self.pool.take(elements, torch.float32)
-        total.copy_(parts[mine])
-        plain_bytes = elements * self.compute_dtype.itemsize
-        ranks = tuple(dist.get_process_group_ranks(group))
-        others = count - 1
-        self.traffic.pairs(name, ranks, others * sent.shape[1], others * plain_bytes)
+        total.copy_(parts[own])
+        part_bytes = elements * self.compute_dtype.itemsize
+        ranks, others = tuple(dist.get_process_group_ranks(group)), count - 1
+        self.traffic.pairs(name, ranks, others * sent.shape[1], others * part_bytes)
         work = exchange(sent, received, group)
-        return SlotSum(work, codec, quantised[mine], mine, sent, received, total, self.pool)
+        return SlotSum(work, codec, quantised[own], own, sent, received, total, self.pool)
 
-    def _spread(
+    def _gather_hops(
         self,
         buffer: torch.Tensor,
         hops: Sequence[dist.ProcessGroup],
-        mine: int,
+        own: int,
         count: int,
         name: str,
-        plain_bytes: int | None = None,
+        unquantised_part_bytes: int | None = None,
     ) -> Steps:
-        """Gather hop by hop in place: each one fills the run of parts around this rank's."""
+        """Gather in place, over one group after the other.
+
+        Before a hop over a group of k ranks this rank holds a run of neighbouring parts that
+        contains part `own`; after the hop it holds a run that is k times as long.
+
+        Args:
+            buffer: `count` parts of equal size.
+            hops: the groups.
+            own: index of this rank's part.
+            count: number of parts.
+            name: the collective under which the bytes are counted.
+            unquantised_part_bytes: size of a part before encoding; None if it is not encoded.
+        """
         part, run = buffer.numel() // count, 1
         for group in hops:
-            before, run = run, run * group.size()
-            first = mine // run * run
+            run *= group.size()
+            first = own // run * run
             span = buffer[first * part : (first + run) * part]
-            stands_for = None
-            if plain_bytes is not None:
-                stands_for = gather_bytes(before * group.size() * plain_bytes, group.size())
-            yield all_gather(span, group, self.traffic, name, stands_for)
+            unquantised = None
+            if unquantised_part_bytes is not None:
+                unquantised = gather_bytes(run * unquantised_part_bytes, group.size())
+            yield all_gather(span, group, self.traffic, name, unquantised)
 
-    def _slots(self, code: Format, elements: int, count: int, border: int) -> torch.Tensor:
-        """Borrow [count, bytes] uint8: a slot for each part."""
-        size = code.slot_bytes(elements, count, border)
+    def _slots(self, fmt: Format, elements: int, count: int, border: int) -> torch.Tensor:
+        """Borrow [count, bytes] uint8: a slot per part."""
+        size = fmt.slot_bytes(elements, count, border)
         return self.pool.take(count * size).view(count, size)
 
-    def _codec(self, code: Format) -> SlotCodec:
-        return SlotCodec(code, self.kernels, self.compute_dtype)
+    def _codec(self, fmt: Format) -> SlotCodec:
+        return SlotCodec(fmt, self.kernels, self.compute_dtype)
 
     def _next_seed(self) -> int:
         self._calls += 1

@@ -1,10 +1,10 @@
-"""Block quantisation on a GPU of NVIDIA or AMD, in Triton: blockwise.py's bits, in one pass.
+"""Block quantisation in Triton, on NVIDIA and AMD GPUs: the bits of blockwise.py, in one pass.
 
-A program instance works on one block, as two halves side by side: the i-th elements of both share a
-byte in 4 bits. Products and sums must not be fused (`enable_fp_fusion=False`) and the division must
-be rounded correctly, or the last bit differs.
+A program instance works on one block, as two halves ("low" and "high"): 4-bit values are packed so
+that the i-th elements of both halves share a byte. Products and sums must not be fused
+(`enable_fp_fusion=False`) and the division must be rounded correctly, or the last bit differs.
 
-Importing this needs Triton; kernels.py does so on a GPU only, and believes it after a proof.
+Importing this module needs Triton; kernel_choice.py imports it on a GPU only and verifies the bits.
 """
 
 from dataclasses import dataclass
@@ -20,45 +20,45 @@ from frontier_llm.geometry.formats import Format
 
 @dataclass(frozen=True)
 class TritonKernels(BlockKernels):
-    """The functions of blockwise.py for tensors of one GPU, on its current stream."""
+    """The kernels below, run on the tensors' GPU and its current stream."""
 
     name: str = "triton"
-    reason: str = "proved on a few blocks"
+    reason: str = "verified on a few blocks"
 
     @override
     def quantise(
         self,
         values: torch.Tensor,
-        code: Format,
+        fmt: Format,
         scales: torch.Tensor,
         packed: torch.Tensor,
         residual: torch.Tensor | None = None,
         seed: int = 0,
     ) -> None:
-        elements, block = values.numel(), code.block_elements
+        elements, block = values.numel(), fmt.block_elements
         _quantise[(triton.cdiv(elements, block),)](
             values,
             residual if residual is not None else values,
             scales,
             packed.view(torch.int8),
             elements,
-            seed - (1 << 32) if seed >= 1 << 31 else seed,  # the same bits as a signed number
+            seed - (1 << 32) if seed >= 1 << 31 else seed,  # the seed's bits as a signed number
             block=block,
             half=triton.next_power_of_2(triton.cdiv(block, 2)),
-            bits=code.bits,
-            largest=code.largest,
-            inverse=1 / code.largest,
+            bits=fmt.bits,
+            largest=fmt.largest,
+            inverse=1 / fmt.largest,
             bf16_scales=scales.dtype == torch.bfloat16,
-            stochastic=code.is_stochastic,
+            stochastic=fmt.is_stochastic,
             feedback=residual is not None,
             enable_fp_fusion=False,
         )
 
     @override
     def dequantise(
-        self, scales: torch.Tensor, packed: torch.Tensor, code: Format, out: torch.Tensor
+        self, scales: torch.Tensor, packed: torch.Tensor, fmt: Format, out: torch.Tensor
     ) -> None:
-        elements, block = out.numel(), code.block_elements
+        elements, block = out.numel(), fmt.block_elements
         _dequantise[(triton.cdiv(elements, block),)](
             scales,
             packed.view(torch.int8),
@@ -66,7 +66,7 @@ class TritonKernels(BlockKernels):
             elements,
             block=block,
             half=triton.next_power_of_2(triton.cdiv(block, 2)),
-            bits=code.bits,
+            bits=fmt.bits,
             enable_fp_fusion=False,
         )
 
@@ -75,11 +75,11 @@ class TritonKernels(BlockKernels):
         self,
         scales: torch.Tensor,
         packed: torch.Tensor,
-        code: Format,
+        fmt: Format,
         total: torch.Tensor,
-        left_out: int,
+        skip: int,
     ) -> None:
-        elements, block = total.numel(), code.block_elements
+        elements, block = total.numel(), fmt.block_elements
         _add_up[(triton.cdiv(elements, block),)](
             scales,
             scales.stride(0),
@@ -87,60 +87,68 @@ class TritonKernels(BlockKernels):
             packed.stride(0),
             total,
             len(packed),
-            left_out,
+            skip,
             elements,
             block=block,
             half=triton.next_power_of_2(triton.cdiv(block, 2)),
-            bits=code.bits,
+            bits=fmt.bits,
             enable_fp_fusion=False,
         )
 
 
 @triton.jit
-def _places(elements, block: tl.constexpr, half: tl.constexpr):
-    """Return where the two halves of this program's block lie, and which elements exist."""
+def _block_bounds(elements, block: tl.constexpr, half: tl.constexpr):
+    """Locate the two halves of this program's block.
+
+    Returns:
+        The block's first element, its number of elements, the first element of its second half
+        within the block, [half] indices, and masks of the indices that exist in each half.
+    """
     first = tl.program_id(0).to(tl.int64) * block
-    here = tl.minimum(block, elements - first)
-    middle = (here + 1) // 2
+    count = tl.minimum(block, elements - first)
+    middle = (count + 1) // 2
     i = tl.arange(0, half)
-    return first, here, middle, i, i < middle, middle + i < here
+    return first, count, middle, i, i < middle, middle + i < count
 
 
 @triton.jit
 def _magnitude(x):
-    """Bits of |x|, which order like the numbers, with NaN above infinity."""
+    """Return the bits of |x| as an integer, so that an integer maximum also finds inf and NaN."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
-def _rounded(
+def _round(
     x,
     scale,
     usable,
-    number,
+    index,
     seed,
     largest: tl.constexpr,
     stochastic: tl.constexpr,
 ):
-    """Divide by the scale and round, int32; zeros where the scale is not usable."""
+    """Return x / scale rounded to int32; 0 if the scale is not usable (0 or not finite)."""
     ratio = x * tl.math.div_rn(1.0, tl.where(usable, scale, 1.0))
     ratio = tl.where(usable, ratio, 0.0)
     if stochastic:
-        bits = number.to(tl.uint32) * 0x9E3779B9 + seed.to(tl.uint32, bitcast=True)
+        bits = index.to(tl.uint32) * 0x9E3779B9 + seed.to(tl.uint32, bitcast=True)
         bits = (bits ^ (bits >> 16)) * 0x7FEB352D
         bits = (bits ^ (bits >> 15)) * 0x846CA68B
         bits = bits ^ (bits >> 16)
         noise = (bits >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
-        low = tl.floor(ratio + noise)
-        return tl.minimum(tl.maximum(low, -largest), largest).to(tl.int32)
+        rounded = tl.floor(ratio + noise)
+        return tl.minimum(tl.maximum(rounded, -largest), largest).to(tl.int32)
     # adding 1.5 * 2^23 rounds to an integer, halves to even
     return (ratio + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
 
 
 @triton.jit
-def _nearest(x, kind: tl.constexpr):
-    """Round to bf16, halves to even, if that is the kind; casts then have nothing to round."""
-    if kind != tl.bfloat16:
+def _to_nearest(x, dtype: tl.constexpr):
+    """Round fp32 to the nearest bf16 value (halves to even) if `dtype` is bf16.
+
+    Casts to bf16 may round differently; after this function they have nothing to round.
+    """
+    if dtype != tl.bfloat16:
         return x
     bits = x.to(tl.int32, bitcast=True)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
@@ -148,10 +156,10 @@ def _nearest(x, kind: tl.constexpr):
 
 
 @triton.jit
-def _lost(x, q, scale):
-    """What rounding lost, 0 where that is not finite."""
-    lost = x - q.to(tl.float32) * scale
-    return tl.where(_magnitude(lost) < 0x7F800000, _nearest(lost, tl.bfloat16), 0.0)
+def _rounding_error(x, q, scale):
+    """Return x - q * scale, or 0 where this is not finite."""
+    error = x - q.to(tl.float32) * scale
+    return tl.where(_magnitude(error) < 0x7F800000, _to_nearest(error, tl.bfloat16), 0.0)
 
 
 @triton.jit(do_not_specialize=["seed"])
@@ -171,23 +179,23 @@ def _quantise(
     stochastic: tl.constexpr,
     feedback: tl.constexpr,
 ):
-    first, _, middle, i, in_low, in_high = _places(elements, block, half)
+    first, _, middle, i, in_low, in_high = _block_bounds(elements, block, half)
     low = tl.load(values + first + i, in_low, 0.0).to(tl.float32)
     high = tl.load(values + first + middle + i, in_high, 0.0).to(tl.float32)
     if feedback:
         low += tl.load(residual + first + i, in_low, 0.0).to(tl.float32)
         high += tl.load(residual + first + middle + i, in_high, 0.0).to(tl.float32)
-    most = tl.maximum(tl.max(_magnitude(low), 0), tl.max(_magnitude(high), 0))
-    finite = most < 0x7F800000
-    scale = most.to(tl.float32, bitcast=True) * inverse
+    largest_bits = tl.maximum(tl.max(_magnitude(low), 0), tl.max(_magnitude(high), 0))
+    finite = largest_bits < 0x7F800000
+    scale = largest_bits.to(tl.float32, bitcast=True) * inverse
     if bf16_scales:
-        raised = (scale.to(tl.int32, bitcast=True) + 0xFFFF) & -65536
-        scale = raised.to(tl.float32, bitcast=True)
+        rounded_up = (scale.to(tl.int32, bitcast=True) + 0xFFFF) & -65536
+        scale = rounded_up.to(tl.float32, bitcast=True)
     scale = tl.where(scale < 1.1754943508222875e-38, 0.0, scale)
     scale = tl.where(finite, scale, float("inf"))
     usable = finite & (scale > 0.0)
-    q_low = _rounded(low, scale, usable, first + i, seed, largest, stochastic)
-    q_high = _rounded(high, scale, usable, first + middle + i, seed, largest, stochastic)
+    q_low = _round(low, scale, usable, first + i, seed, largest, stochastic)
+    q_high = _round(high, scale, usable, first + middle + i, seed, largest, stochastic)
     tl.store(scales + tl.program_id(0), scale.to(scales.dtype.element_ty))
     if bits == 8:
         tl.store(packed + first + i, q_low.to(tl.int8), in_low)
@@ -196,14 +204,16 @@ def _quantise(
         nibbles = (q_low & 15) | (tl.where(in_high, q_high, 0) << 4)
         tl.store(packed + first // 2 + i, nibbles.to(tl.int8), in_low)
     if feedback:
-        kind = residual.dtype.element_ty
-        tl.store(residual + first + i, _lost(low, q_low, scale).to(kind), in_low)
-        tl.store(residual + first + middle + i, _lost(high, q_high, scale).to(kind), in_high)
+        dtype = residual.dtype.element_ty
+        tl.store(residual + first + i, _rounding_error(low, q_low, scale).to(dtype), in_low)
+        tl.store(
+            residual + first + middle + i, _rounding_error(high, q_high, scale).to(dtype), in_high
+        )
 
 
 @triton.jit
-def _read(scales, packed, first, middle, i, in_low, in_high, bits: tl.constexpr):
-    """Return the two halves of this program's block, fp32."""
+def _dequantise_block(scales, packed, first, middle, i, in_low, in_high, bits: tl.constexpr):
+    """Return the values of the two halves of this program's block, fp32."""
     scale = tl.load(scales + tl.program_id(0)).to(tl.float32)
     if bits == 8:
         q_low = tl.load(packed + first + i, in_low, 0).to(tl.int32)
@@ -225,14 +235,14 @@ def _dequantise(
     half: tl.constexpr,
     bits: tl.constexpr,
 ):
-    first, _, middle, i, in_low, in_high = _places(elements, block, half)
-    low, high = _read(scales, packed, first, middle, i, in_low, in_high, bits)
-    kind: tl.constexpr = out.dtype.element_ty
-    tl.store(out + first + i, _nearest(low, kind).to(kind), in_low)
-    tl.store(out + first + middle + i, _nearest(high, kind).to(kind), in_high)
+    first, _, middle, i, in_low, in_high = _block_bounds(elements, block, half)
+    low, high = _dequantise_block(scales, packed, first, middle, i, in_low, in_high, bits)
+    dtype: tl.constexpr = out.dtype.element_ty
+    tl.store(out + first + i, _to_nearest(low, dtype).to(dtype), in_low)
+    tl.store(out + first + middle + i, _to_nearest(high, dtype).to(dtype), in_high)
 
 
-@triton.jit(do_not_specialize=["left_out"])
+@triton.jit(do_not_specialize=["skip"])
 def _add_up(
     scales,
     scales_stride,
@@ -240,21 +250,23 @@ def _add_up(
     packed_stride,
     total,
     ranks,
-    left_out,
+    skip,
     elements,
     block: tl.constexpr,
     half: tl.constexpr,
     bits: tl.constexpr,
 ):
-    first, _, middle, i, in_low, in_high = _places(elements, block, half)
+    first, _, middle, i, in_low, in_high = _block_bounds(elements, block, half)
     low = tl.load(total + first + i, in_low, 0.0)
     high = tl.load(total + first + middle + i, in_high, 0.0)
     for rank in range(ranks):
-        if rank != left_out:
-            more_low, more_high = _read(scales, packed, first, middle, i, in_low, in_high, bits)
-            low += more_low
-            high += more_high
-        scales += scales_stride  # rank * stride could pass 32 bits
+        if rank != skip:
+            rank_low, rank_high = _dequantise_block(
+                scales, packed, first, middle, i, in_low, in_high, bits
+            )
+            low += rank_low
+            high += rank_high
+        scales += scales_stride  # advance the pointer: rank * stride could exceed 32 bits
         packed += packed_stride
     tl.store(total + first + i, low, in_low)
     tl.store(total + first + middle + i, high, in_high)

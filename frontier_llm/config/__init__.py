@@ -1,7 +1,7 @@
-"""What a run is, decoded once at the door into frozen, typed sections.
+"""The configuration of a run: frozen, typed sections, decoded once when the program starts.
 
-Values live in `conf/`; types, units, ranges and the rules that span sections live here. Code
-behind the door never sees a dictionary of strings.
+Values are in `conf/`; types, units, ranges and the rules that span sections are here. All other
+packages get a `RunConfig`, never a dictionary of strings.
 """
 
 from frontier_llm.config.decode import decode

@@ -1,4 +1,4 @@
-"""How much of its peaks a device reaches: the constants that the planner's times rest on."""
+"""The share of its peak speeds that a device reaches: constants of the planner's predictions."""
 
 from typing import Literal
 
@@ -8,35 +8,37 @@ from frontier_llm.config.section import Section
 
 
 class MatrixCurve(Section):
-    """Speed of matrix products by shape.
+    """The speed of matrix products by shape.
 
-    A product of [m, k] and [k, n] takes 2 (mnk + half_size (mn + nk + km)) / tflops: large ones
-    run at `tflops`, and a cube whose side is three times `half_size` at half of it.
+    A product of [m, k] and [k, n] takes 2 (mnk + half_size (mn + nk + km)) / tflops. Large products
+    run at `tflops`; a product with m = n = k = 3 half_size runs at half of it.
     """
 
     tflops: float = Field(gt=0)
-    """What very large products reach, TFLOP/s."""
+    """Speed of very large products, TFLOP/s."""
     half_size: float = Field(ge=0)
-    """Rows that are lost at each face of a product."""
+    """Size below which a product is slow, in rows: see the formula of this section."""
 
 
 class CalibrationConfig(Section):
-    """Measured or fitted; `tools/calibrate.py` measures, `tools/validate_planner.py` fits."""
+    """Constants that `frontier-llm calibrate` measures or benchmarks/planner_accuracy.py fits."""
 
     products: dict[Literal["fp32", "bf16", "fp16"], MatrixCurve]
-    """By compute format; absent = the planner gives no times in this format."""
+    """Speed of matrix products by compute format; without a format the planner predicts no times in
+    it."""
     attention_share: float = Field(gt=0)
-    """Speed of a fused attention kernel, as a share of `tflops`, masked half not counted."""
+    """Speed of a fused attention kernel as a share of `tflops`; the masked half is not counted."""
     memory_share: float = Field(gt=0, le=1)
     """Share of the memory bandwidth that element-wise kernels reach."""
     kernel_us: float = Field(ge=0)
-    """Time between the starts of two kernels that do nothing."""
+    """Time between the starts of two empty kernels, microseconds."""
     hidden_share: float = Field(ge=0, le=1)
-    """Share of communication that costs no time while there is computation beside it."""
+    """Share of the communication time that overlap with computation hides."""
     reserved_gib: float = Field(ge=0)
-    """Memory that the runtime, its libraries and communicators take before anything is allocated
-    (on a CPU: the interpreter and its libraries)."""
+    """Memory that the runtime, its libraries and communicators take before the first allocation
+    (on a CPU: the interpreter and its libraries), GiB."""
     slack_share: float = Field(ge=0)
-    """What the allocator holds beyond what is asked, as a share of what comes and goes."""
+    """Memory that the allocator holds beyond what is requested, as a share of the temporary
+    tensors."""
     source: str
-    """Where these figures come from."""
+    """Source of these figures."""

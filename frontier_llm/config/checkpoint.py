@@ -1,4 +1,4 @@
-"""When a run saves its states, where, and what happens when that fails."""
+"""When and where a run saves checkpoints, and what happens when saving fails."""
 
 from typing import Literal
 
@@ -8,21 +8,22 @@ from frontier_llm.config.section import Section
 
 
 class LocalTierConfig(Section):
-    """Checkpoints on a disk of the node: fast and frequent, lost with the node."""
+    """Checkpoints on a local disk of each node: fast and frequent, lost if the node is lost."""
 
     path: str | None
-    """A folder on every node (`/mnt/bb/$USER` on Frontier); null = no such tier."""
+    """A directory that exists on every node (`/mnt/bb/$USER` on Frontier); null = no local
+    checkpoints."""
     every_steps: int = Field(ge=1)
-    """Steps between two of them."""
+    """Steps between two local checkpoints."""
     keep: int = Field(ge=1)
-    """How many of the newest stay."""
+    """Number of the newest local checkpoints that are kept."""
 
 
 class TiersConfig(Section):
-    """Places besides the run directory."""
+    """Places for checkpoints besides the run directory."""
 
     local: LocalTierConfig
-    """A disk of the node."""
+    """A local disk of each node."""
 
 
 class CheckpointConfig(Section):
@@ -32,28 +33,29 @@ class CheckpointConfig(Section):
     """
 
     mode: Literal["off", "blocking", "lazy"]
-    """`lazy`: written while training goes on; `blocking`: while it waits; `off`: never, not even
-    at the end."""
+    """`lazy`: a checkpoint is written while training continues; `blocking`: training waits until
+    it is written; `off`: no checkpoint is written, not even at the end."""
     every_steps: int = Field(ge=1)
     """Steps between two checkpoints; the last step of a run is always saved."""
     keep: int = Field(ge=1)
-    """How many of the newest stay."""
+    """Number of the newest checkpoints that are kept."""
     keep_every_steps: int | None = Field(ge=1)
-    """Checkpoints whose step is a multiple of this stay for good; null = none."""
+    """Checkpoints whose step is a multiple of this are never deleted; null = all may be."""
     files: Literal["rank", "node"]
-    """Whether each rank writes a file of its own, or the ranks of a node write one together: fewer
-    files, which a parallel file system may prefer."""
+    """`rank`: each rank writes one file; `node`: the ranks of a node write one file together,
+    which makes fewer files for a parallel file system."""
     timeout_seconds: float = Field(gt=0)
-    """How much later than the others a rank may finish writing before the checkpoint fails."""
+    """How long the ranks that have written wait for the slowest rank before the checkpoint
+    fails."""
     pool_bytes: int | None = Field(ge=0)
-    """Most host memory of a rank for what is not on disk when the next update comes; null = enough
-    for all of it. Less makes the update wait for a slow disk."""
+    """Most host memory per rank for copies of states that are not yet on disk when the optimizer
+    changes them; null = as much as all states need. With less, the update waits for the disk."""
     on_error: Literal["stop", "continue"]
-    """What a checkpoint that cannot be written does to the run; `continue` keeps the last good
-    one, and says so."""
+    """When a checkpoint cannot be written: `stop` ends the run; `continue` prints a warning, keeps
+    the last good checkpoint and trains on."""
     verify: bool
-    """Compare the digests of all that is read when a run goes on."""
+    """Compare the digests of all data that is read when a run resumes."""
     fallback: bool
-    """Go on from an older checkpoint when the newest turns out to be damaged."""
+    """Resume from an older checkpoint if the newest is damaged."""
     tiers: TiersConfig
-    """Places besides the run directory."""
+    """Places for checkpoints besides the run directory."""

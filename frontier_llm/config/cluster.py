@@ -1,4 +1,4 @@
-"""The hardware: what a device and a link can do, each figure with its source."""
+"""The hardware: the speeds of devices, links and storage, each figure with its source."""
 
 import re
 from typing import Literal
@@ -13,26 +13,32 @@ class DeviceConfig(Section):
     """One rank's device (on MI250X: one GCD, half a package)."""
 
     name: str
-    """As people call it."""
+    """Its name."""
     kind: Literal["cpu", "cuda", "hip"]
-    """Which runtime drives it."""
+    """Runtime: `cuda` for NVIDIA, `hip` for AMD, `cpu` without a GPU."""
     name_pattern: str
-    """Regular expression that the driver's device name must match; else the peak is unknown."""
+    """Regular expression for the driver's name of the device. If the name does not match, the peak
+    is taken as unknown."""
     memory_gib: float = Field(gt=0)
-    """Memory of the device."""
+    """Memory of the device, GiB."""
     memory_gb_per_second: float = Field(gt=0)
-    """Memory bandwidth."""
+    """Memory bandwidth, GB/s."""
     peak_tflops: dict[Literal["fp32", "bf16", "fp16"], float]
-    """Dense matrix peak by compute format; absent = unknown, and then no MFU is printed."""
+    """Peak speed of dense matrix products by compute format, TFLOP/s. A format that is absent is
+    unknown or unsupported, and no MFU is printed for it."""
     calibration: CalibrationConfig
-    """How much of this the planner may count on."""
+    """Measured shares of these peaks, which the planner uses."""
     source: str
-    """Where these figures come from."""
+    """Source of these figures."""
 
     @field_validator("name_pattern")
     @classmethod
     def check_pattern(cls, pattern: str) -> str:
-        """Refuse here what `re.search` would refuse in the middle of a run."""
+        """Refuse a pattern that `re.search` cannot use, before a run starts.
+
+        Raises:
+            ValueError: the pattern is not a regular expression.
+        """
         try:
             re.compile(pattern)
         except re.error as error:
@@ -44,61 +50,61 @@ class LinkConfig(Section):
     """One level of the network: the fastest path between two ranks that share it."""
 
     name: str
-    """As people call it."""
+    """Its name."""
     ranks: int | None = Field(ge=2)
-    """Neighbouring ranks that share this level; null = the whole machine."""
+    """Number of neighbouring ranks that share this level; null = the whole machine."""
     latency_us: float = Field(gt=0)
-    """Time of an empty message."""
+    """Time of an empty message, microseconds."""
     gb_per_second: float = Field(gt=0)
-    """Bandwidth a rank, one direction."""
+    """Bandwidth per rank in one direction, GB/s."""
     efficiency: float = Field(gt=0, le=1)
-    """Share of it that large collectives reach."""
+    """Share of the bandwidth that large collectives reach."""
     source: str
-    """Where these figures come from."""
+    """Source of these figures."""
 
 
 class StorageConfig(Section):
-    """A place where checkpoints may lie."""
+    """A file system or disk for checkpoints."""
 
     name: str
-    """As people call it."""
+    """Its name."""
     write_gb_per_second: float = Field(gt=0)
-    """Bandwidth a node, writing."""
+    """Write bandwidth per node, GB/s."""
     source: str
-    """Where these figures come from."""
+    """Source of these figures."""
 
 
 class HostConfig(Section):
-    """The node around the devices."""
+    """The host of a node's devices."""
 
     cores: int = Field(ge=1)
     """Cores that a job may use."""
     memory_gib: float = Field(gt=0)
-    """Main memory."""
+    """Main memory, GiB."""
     source: str
-    """Where these figures come from."""
+    """Source of these figures."""
 
 
 class ClusterConfig(Section):
     """A machine: nodes of equal devices, links from the nearest to the farthest."""
 
     name: str
-    """As people call it."""
+    """Its name."""
     ranks_per_node: int = Field(ge=1)
-    """Devices (ranks) in a node."""
+    """Devices, and so ranks, per node."""
     device: DeviceConfig
     """The device of a rank."""
     host: HostConfig
-    """The node."""
+    """The host of a node."""
     links: tuple[LinkConfig, ...] = Field(min_length=1, strict=False)
-    """Nearest first; the last has `ranks: null`."""
+    """Links, nearest first; the last has `ranks: null`."""
     storage: tuple[StorageConfig, ...] = Field(strict=False)
-    """Nearest first."""
+    """Places for checkpoints, nearest first."""
     environment: dict[str, str]
-    """Variables of NCCL, RCCL and libfabric that a rank should have here; at start-up it is said
-    where they differ. scripts/*_env.sh sets them, with reasons."""
+    """Variables of NCCL, RCCL and libfabric that ranks should have on this cluster. A run prints
+    which of them differ. scripts/*_env.sh sets them and gives the reasons."""
 
     @property
     def cores_per_rank(self) -> int:
-        """Cores that a rank may use."""
+        """Cores per rank."""
         return max(1, self.host.cores // self.ranks_per_node)

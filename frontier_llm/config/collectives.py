@@ -1,4 +1,4 @@
-"""What travels between data-parallel ranks."""
+"""Number formats of the messages between data-parallel ranks."""
 
 from typing import Literal
 
@@ -10,43 +10,46 @@ FormatName = Literal["fp32", "bf16", "int8", "int4"]
 
 
 class CollectivesConfig(Section):
-    """Number formats on the wire, a collective each.
+    """The number format of each kind of collective.
 
-    Integers travel in blocks that share a scale; norms and biases in two bytes beside them.
-    Nothing is sent wider than it is: in bf16 a `params_format` of fp32 sends bf16.
+    Integers are sent in blocks, each with a scale. Norms and biases are sent in 2 bytes per element
+    even then. Nothing is sent wider than it is held: with precision bf16, a `params_format` of
+    fp32 sends bf16.
 
     Paper: ZeRO++ (arXiv:2306.10209).
     """
 
     name: str
-    """What the run calls this choice."""
+    """Name of this choice in the output of a run."""
     params_format: FormatName
-    """Parameters, gathered before each forward pass."""
+    """Format of parameters, gathered before each forward pass."""
     params_backward_format: FormatName | None
-    """Parameters, gathered before each backward pass; null = as before the forward pass."""
+    """Format of parameters, gathered before each backward pass; null = `params_format`."""
     refresh_format: FormatName
-    """Parameters, once a step, from the ranks that updated them to those that hold them. With
-    fewer bits than the model computes with, fp32 masters are kept beside the parameters."""
+    """Format of updated parameters, sent once per step from the ranks that updated them to the
+    ranks that hold them. If it has fewer bits than the compute format, the ranks that update keep
+    fp32 master weights."""
     grads_format: FormatName
-    """In which gradients travel when they are scattered. They always add up in fp32, once, on the
-    rank that receives them."""
+    """Format of gradients in a reduce-scatter. They are always summed in fp32, once, by the rank
+    that receives them."""
     grads_across_format: FormatName | None
-    """The same where the ranks are not all on one node; null = as inside a node."""
+    """Format of gradients between ranks on several nodes; null = `grads_format`."""
     block_elements: int = Field(ge=32, le=8192, multiple_of=32)
-    """Elements that share a scale: fewer are more exact, and send more scales."""
+    """Elements per scale. Smaller blocks are more exact and send more scales."""
     scales_format: Literal["fp32", "bf16"]
-    """Of the scales."""
+    """Format of the scales."""
     rounding: Literal["nearest", "stochastic"]
-    """To the nearest integer; or up or down at random, right on average, the same for a seed."""
+    """`nearest`: to the nearest integer; `stochastic`: up or down at random, exact on average and
+    reproducible from trainer.seed."""
     error_feedback: bool
-    """Whether what rounding loses of a gradient between nodes is kept (bf16, on the rank that
-    sends) and added to the next one."""
+    """Whether the rounding error of a gradient between nodes is kept (in bf16, on the sending rank)
+    and added to the next gradient."""
     until_step: int | None = Field(ge=1)
-    """The last step with integers; after it they are replaced by fp32. null = all steps."""
+    """Last step with integer formats; later steps use fp32. null = all steps use them."""
 
     @property
     def formats(self) -> tuple[FormatName, ...]:
-        """All formats that are used."""
+        """The formats of all collectives."""
         return (
             self.params_format,
             self.params_backward_format or self.params_format,
@@ -57,5 +60,5 @@ class CollectivesConfig(Section):
 
     @property
     def is_quantised(self) -> bool:
-        """Whether anything travels as integers."""
+        """Whether any collective sends integers."""
         return any(name.startswith("int") for name in self.formats)

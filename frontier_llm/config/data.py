@@ -1,4 +1,4 @@
-"""What the model reads."""
+"""The training data."""
 
 from typing import Literal
 
@@ -11,61 +11,62 @@ class CorpusConfig(Section):
     """One corpus of a blend."""
 
     name: str
-    """What the run calls it."""
+    """Name of this corpus in the output of a run."""
     kind: Literal["stdlib", "text"] = "text"
-    """As `data.kind`."""
+    """See `data.kind`."""
     path: str | None = None
-    """As `data.path`."""
+    """See `data.path`."""
     weight: float | None = Field(default=None, gt=0)
-    """Its share of the samples, in any unit; null = its training tokens to the power of
-    `data.blend_alpha`. All corpora have one, or none."""
+    """Relative share of the samples; null = its training tokens to the power of
+    `data.blend_alpha`. Either all corpora of a blend have a weight or none has."""
 
 
 class DataConfig(Section):
-    """A corpus, how it is tokenised and how it is cut into batches."""
+    """A corpus, its tokenizer, and the size of a batch."""
 
     name: str
-    """What the run calls this corpus."""
+    """Name of the corpus in the output of a run."""
     kind: Literal["stdlib", "text", "blend"]
-    """`stdlib`: the interpreter's own Python sources; `text`: a file or a folder; `blend`: several
-    of these."""
+    """`stdlib`: the sources of Python's standard library; `text`: the file or directory `path`;
+    `blend`: the corpora of `corpora`."""
     path: str | None
-    """For `text`: a file or a folder of text, .jsonl, .jsonl.gz, .jsonl.zst or .parquet."""
+    """For kind `text`: a file or a directory of text, .jsonl, .jsonl.gz, .jsonl.zst or .parquet."""
     corpora: tuple[CorpusConfig, ...] = Field(strict=False)
-    """For `blend`: [{name: NAME, path: PATH, weight: NUMBER}, ...]; kind and weight may be left
-    out."""
+    """For kind `blend`: [{name: NAME, path: PATH, weight: NUMBER}, ...]; kind and weight are
+    optional."""
     blend_alpha: float = Field(ge=0, le=1)
-    """Where a blend gives no weights: 1 samples corpora as large as they are, 0 all alike; 0.3 is
-    mT5's, which lifts small languages."""
+    """Exponent of the weights of a blend that gives none: 1 samples corpora in proportion to their
+    sizes, 0 samples all equally; 0.3 is mT5's, which favours small languages."""
     text_key: str
-    """For JSONL and Parquet: the field or column that holds the text."""
+    """Field (JSONL) or column (Parquet) that holds the text."""
     directory: str
-    """Where prepared corpora (tokenizer, .bin, .idx, manifest) are kept and found again."""
+    """Directory of prepared corpora (tokenizer, .bin, .idx, manifest), which later runs reuse."""
     tokenizer: str | None
-    """A sentencepiece model to use; null = train one of `pieces` on the corpus."""
-    pieces: int = Field(ge=2)
-    """Tokens of the sentencepiece vocabulary that is trained on the corpus, at most
-    model.vocabulary."""
+    """File of a sentencepiece model; null = train one with `data.vocabulary` tokens on the
+    corpus."""
+    vocabulary: int = Field(ge=2)
+    """Tokens of the tokenizer that is trained on the corpus, at most model.vocabulary. Without
+    effect if `data.tokenizer` is given."""
     validation_percent: float = Field(gt=0, lt=50)
-    """Share of the files or documents kept for validation."""
+    """Percentage of the files or documents that are kept for validation."""
     broken: Literal["refuse", "skip"]
-    """What to do with a document that is no text (broken UTF-8, no JSON, another key): stop and
-    name it, or leave it out, count it and name the first of them."""
+    """When a document cannot be read (invalid UTF-8, invalid JSON, no such key): `refuse` stops
+    and names it; `skip` leaves it out, counts such documents and names the first of them."""
     unique: bool
-    """Whether to keep only the first of several equal documents."""
+    """Keep only the first of several equal documents."""
     objective: Literal["causal", "spans"]
-    """`causal`: say the next token (GPT); `spans`: say what was taken out of the text (T5: 15%, in
-    spans of 3 tokens on average)."""
+    """`causal`: predict the next token (GPT); `spans`: predict spans that were removed from the
+    text (T5: 15% of it, in spans of 3 tokens on average)."""
     sequence_length: int = Field(ge=1)
-    """Tokens a sample; with `spans` those that the encoder reads."""
+    """Tokens per sample; with `spans`, tokens that the encoder reads."""
     global_batch: int = Field(ge=1)
-    """Samples a step, over all ranks."""
+    """Samples per step, over all ranks."""
     micro_batch: int = Field(ge=1)
-    """Samples a rank computes at once."""
+    """Samples that a rank computes at once."""
 
     @property
     def sources(self) -> tuple[CorpusConfig, ...]:
-        """What is read: the corpora of a blend, or the one corpus."""
+        """The corpora of a blend, or the single corpus."""
         if self.kind == "blend":
             return self.corpora
         return (CorpusConfig(name=self.name, kind=self.kind, path=self.path),)

@@ -1,4 +1,4 @@
-"""From composed values to a typed configuration, with errors a user can act on."""
+"""Decode composed values into a typed configuration, with errors that say what to do."""
 
 import difflib
 import types
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from frontier_llm.config.renamed import with_current_names
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
@@ -15,13 +16,14 @@ def decode(values: Mapping[str, Any]) -> RunConfig:
     """Decode composed values into a `RunConfig`.
 
     Args:
-        values: nested plain dictionaries, as composed from `conf/` and the command line.
+        values: nested plain dictionaries, as composed from `conf/` and the command line, or read
+            back from the config.yaml of a run. Old names of keys are accepted.
 
     Raises:
         ConfigError: the first wrong key, with what it got, what it wants and what to do.
     """
     try:
-        return RunConfig.model_validate(dict(values))
+        return RunConfig.model_validate(with_current_names(values))
     except ValidationError as error:
         raise _first(error) from None
 
@@ -38,7 +40,7 @@ def keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tup
 
 
 def nearest(key: str) -> str | None:
-    """Return the existing key that looks most like a mistyped one."""
+    """Return the existing key that is most similar to a mistyped one; None = none is similar."""
     known = [name for name, _, _ in keys()]
     groups = {name.rpartition(".")[0] for name in known} - {""}
     found = difflib.get_close_matches(key, [*known, *groups], n=1, cutoff=0.5)
@@ -52,12 +54,12 @@ def nearest(key: str) -> str | None:
 def unknown_key(key: str, got: object) -> ConfigError:
     """Build the error for a key that does not exist."""
     similar = nearest(key)
-    todo = f"did you mean {similar}?" if similar else "see `python train.py --help` for all keys"
+    todo = f"did you mean {similar}?" if similar else "see `frontier-llm train --help` for all keys"
     return ConfigError(key, got, "no such key exists", todo)
 
 
 def type_words(annotation: Any) -> str:
-    """Say a field's type in words: `int`, `one of a, b, c`, `int or null`."""
+    """Return a field's type in words: `int`, `one of a, b, c`, `int or null`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return " or ".join(type_words(a) for a in arguments)
@@ -88,7 +90,10 @@ def _first(error: ValidationError) -> ConfigError:
 
 
 def _field_at(location: list[str]) -> tuple[str, str, str]:
-    """Find the field an error points at; union branches and list items are dropped."""
+    """Return (key, type, documentation) of the field that an error names.
+
+    Branches of unions and indices of lists in the location are ignored.
+    """
     section: type[BaseModel] = RunConfig
     path: list[str] = []
     wants, doc = "a value", ""

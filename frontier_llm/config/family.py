@@ -1,4 +1,4 @@
-"""What a GPT and an encoder-decoder may be made of: the rules of model.kind."""
+"""The rules of model.kind: which variants a GPT and an encoder-decoder may have."""
 
 from frontier_llm.config.model import DECODER_MULTIPLE, ModelConfig
 from frontier_llm.config.run import RunConfig
@@ -6,7 +6,7 @@ from frontier_llm.errors import ConfigError
 
 
 def check_family(model: ModelConfig) -> None:
-    """Refuse a model whose parts do not belong together.
+    """Refuse a model with a variant that its kind does not have.
 
     Raises:
         ConfigError: naming the key to change.
@@ -18,7 +18,7 @@ def check_family(model: ModelConfig) -> None:
 
 
 def check_decoder_length(config: RunConfig) -> None:
-    """Refuse sequence parallelism over more ranks than cut every decoder length.
+    """Refuse sequence parallelism over ranks that do not divide the decoder's length.
 
     Raises:
         ConfigError: naming the key to change.
@@ -28,7 +28,7 @@ def check_decoder_length(config: RunConfig) -> None:
         raise ConfigError(
             "parallel.tensor",
             f"{tensor}, with parallel.sequence=true and an encoder-decoder",
-            f"a divisor of {DECODER_MULTIPLE}, of which the decoder's length is a multiple",
+            f"a divisor of {DECODER_MULTIPLE}: the decoder's length is a multiple of that",
             "set parallel.sequence=false, or parallel.tensor to 1, 2, 4 or 8",
         )
 
@@ -38,7 +38,7 @@ def _check_gpt(model: ModelConfig) -> None:
         raise ConfigError(
             "model.encoder_layers",
             model.encoder_layers,
-            "0: a GPT is a decoder alone",
+            "0: a GPT has no encoder",
             "set model.encoder_layers=0, or choose an encoder-decoder (model=mt5_tiny)",
         )
     if model.positions == "relative":
@@ -55,7 +55,7 @@ def _check_t5(model: ModelConfig) -> None:
         raise ConfigError(
             "model.encoder_layers",
             f"{model.encoder_layers} of model.layers={model.layers}",
-            "at least one layer for the encoder, and one that is left for the decoder",
+            "at least one layer each for the encoder and the decoder",
             f"set model.encoder_layers={max(1, model.layers // 2)}"
             + ("" if model.layers > 1 else " and model.layers=2"),
         )
@@ -77,14 +77,14 @@ def _check_t5(model: ModelConfig) -> None:
         raise ConfigError(
             "model.kv_heads",
             model.kv_heads,
-            f"model.heads ({model.heads}): cross attention has no grouped queries",
+            f"model.heads ({model.heads}): an encoder-decoder has no grouped-query attention",
             f"set model.kv_heads={model.heads}",
         )
     if model.tied:
         raise ConfigError(
             "model.tied",
             "true",
-            "false in an encoder-decoder (T5 1.1 and mT5 have a head of their own)",
+            "false in an encoder-decoder (T5 1.1 and mT5 do not share the embedding with the head)",
             "set model.tied=false",
         )
     _check_buckets(model)
@@ -96,13 +96,13 @@ def _check_buckets(model: ModelConfig) -> None:
         raise ConfigError(
             "model.relative_buckets",
             buckets,
-            "a multiple of 4: half for each direction, of those half for single distances",
+            "a multiple of 4: half per direction, and half of those for single distances",
             f"set model.relative_buckets={-(-buckets // 4) * 4}",
         )
     if distance <= buckets // 2:
         raise ConfigError(
             "model.relative_distance",
             distance,
-            f"more than half of model.relative_buckets ({buckets}): these are single distances",
+            f"more than half of model.relative_buckets ({buckets}), the single distances",
             f"set model.relative_distance={4 * buckets}",
         )

@@ -1,4 +1,4 @@
-"""How processes are started and find each other."""
+"""How processes are started and connect to each other."""
 
 from typing import Literal
 
@@ -8,38 +8,39 @@ from frontier_llm.config.section import Section
 
 
 class LaunchConfig(Section):
-    """Local processes, and what a job asks of Slurm (tools/launch.py).
+    """Local processes, and the resources of a Slurm job (frontier-llm launch).
 
-    In a rank of srun or torchrun, `ranks`, `port` and `nodes` do not matter.
+    `ranks`, `port` and `nodes` have no effect in processes that srun or torchrun started.
     """
 
     ranks: int = Field(ge=1)
-    """Processes to start on this machine when neither srun nor torchrun did."""
+    """Processes to start on this machine, if neither srun nor torchrun starts them."""
     ranks_per_node: int | None = Field(ge=1)
-    """Where a node ends; null = what the launcher of the job says (locally: one node). Smaller
-    numbers let node borders be exercised on one machine."""
+    """Ranks that count as one node; null = the launcher's number (on one machine: all ranks).
+    A smaller number simulates several nodes on one machine."""
     nodes: int | None = Field(ge=1)
-    """Nodes that tools/launch.py asks Slurm for, with cluster.ranks_per_node ranks on each; null =
-    as many as launch.ranks fill."""
+    """Nodes that frontier-llm launch requests from Slurm, with cluster.ranks_per_node ranks each;
+    null = as many as launch.ranks fill."""
     port: int | None = Field(ge=1, le=65535)
-    """TCP port of the rendezvous; null = a free one (under srun: derived from the job)."""
+    """TCP port of the rendezvous; null = a free port (under srun: derived from the job id)."""
     timeout_seconds: float = Field(gt=0)
-    """A collective that waits longer ends the run: with gloo, and where watchdog.enabled=false also
-    with NCCL and RCCL, which else leave that to the watchdog's limits."""
+    """A collective that takes longer ends the run. This holds for gloo; for NCCL and RCCL only with
+    watchdog.enabled=false, since otherwise the limits of the watchdog apply."""
     meeting_seconds: float = Field(gt=0)
-    """How much later than rank 0 another rank may have loaded its libraries and reported."""
+    """How much later than rank 0 another rank may finish loading its libraries and connect."""
     preflight_seconds: float = Field(gt=0)
-    """At start-up every process group is used once; a rank that does not come to it within this
-    time is named, and the run ends."""
+    """Limit of the preflight check, which runs one collective in every process group at start-up.
+    Ranks that do not take part in time are named, and the run ends."""
     stop_minutes: float = Field(ge=0)
-    """How long before the end of a Slurm job the run saves and stops by itself; two steps are
-    added. 0 = only on a signal or a STOP file."""
-    point_minutes: float = Field(gt=0)
-    """A point of a sweep (`train.py -m`) that takes longer is ended and counts as failed."""
-    point_value: Literal["speed", "loss"]
-    """What a sweep's search looks for: most tokens a second, or least validation loss."""
+    """Time before the end of a Slurm job at which the run saves a checkpoint and stops; the time of
+    two steps is added. 0 = the run stops only on a signal or a STOP file."""
+    trial_minutes: float = Field(gt=0)
+    """Time limit of a sweep's trial (`train.py -m`); a trial that takes longer counts as failed."""
+    trial_value: Literal["speed", "loss"]
+    """Goal of a sweep's search: `speed`, most tokens per second, or `loss`, least validation
+    loss."""
     elastic: bool
-    """Whether a run may go on with another number of replicas: the micro-batch and numeric sharding
-    factors are fitted to those that there are; the global batch stays."""
+    """Whether a run may resume with another number of replicas: data.micro_batch and numeric
+    sharding factors are then fitted to that number, and the global batch stays the same."""
     threads: int | None = Field(ge=1)
-    """CPU threads a rank; null = its share of the cores."""
+    """CPU threads per rank; null = OMP_NUM_THREADS, or an equal share of the cores if unset."""

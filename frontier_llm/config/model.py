@@ -1,4 +1,4 @@
-"""The model: its dimensions and the parts it is made of."""
+"""The model: its dimensions and its variants."""
 
 from typing import Any, Literal
 
@@ -7,53 +7,56 @@ from pydantic import Field, model_validator
 from frontier_llm.config.section import Section
 
 DECODER_MULTIPLE = 8
-"""The decoder's length is a multiple of this (by padding): for matrix units, and so that tensor
-ranks can cut it."""
+"""The decoder's length is padded to a multiple of this, which suits matrix units and lets tensor
+ranks divide it."""
 
 
 class ModelConfig(Section):
-    """A decoder (GPT) or an encoder-decoder (T5), in any of the field's usual variants."""
+    """A decoder (GPT) or an encoder-decoder (T5), in the usual variants."""
 
     name: str
-    """What the run calls this model."""
+    """Name of the model in the output of a run."""
     kind: Literal["gpt", "t5"]
-    """Architecture family: a decoder alone, or an encoder and a decoder that reads its output."""
+    """Architecture: `gpt` is a decoder; `t5` is an encoder and a decoder that attends to its
+    output."""
     layers: int = Field(ge=1)
-    """Transformer layers; of an encoder-decoder those of both, the encoder's first."""
+    """Transformer layers; in an encoder-decoder the layers of both, those of the encoder first."""
     encoder_layers: int = Field(ge=0)
-    """How many of them are the encoder's. null = none in a GPT, half in an encoder-decoder."""
+    """Layers of the encoder; null = none in a GPT, half of all layers in an encoder-decoder."""
     hidden: int = Field(ge=1)
     """Width of the residual stream."""
     heads: int = Field(ge=1)
-    """Attention heads (of the queries)."""
+    """Attention heads of the queries."""
     kv_heads: int = Field(ge=1)
-    """Heads of keys and values; fewer than `heads` is grouped-query attention. null = heads."""
+    """Heads of keys and values; fewer than `heads` is grouped-query attention; null = `heads`."""
     head_dim: int = Field(ge=1)
-    """Width of one head. null = hidden / heads."""
+    """Width of one head; null = hidden / heads."""
     ffn: int = Field(ge=1)
-    """Inner width of the feed-forward block. null = 4 x hidden."""
+    """Inner width of the feed-forward block; null = 4 x hidden."""
     vocabulary: int = Field(ge=2)
-    """Distinct tokens, without padding; cut over tensor ranks with padding where needed."""
+    """Rows of the embedding, without padding. Padding is added if tensor ranks do not divide
+    them."""
     positions: Literal["learned", "rotary", "relative"]
-    """How positions enter: a learned table, rotated queries and keys, or a learned number for each
-    head and distance, added to the attention scores."""
+    """`learned`: a learned table; `rotary`: rotated queries and keys; `relative`: a learned number
+    per head and distance, added to the attention scores."""
     rotary_base: int = Field(ge=1)
     """Base of the rotary wavelengths."""
     rotary_fraction: float = Field(gt=0, le=1)
-    """Share of each head that is rotated."""
+    """Share of each head's dimensions that is rotated."""
     relative_buckets: int = Field(ge=2)
-    """Distances that relative positions tell apart; larger ones share a bucket."""
+    """Number of buckets of distances that relative positions distinguish."""
     relative_distance: int = Field(ge=2)
-    """Distance from which on all are one."""
+    """Distance from which all larger distances share one bucket."""
     norm: Literal["layernorm", "rmsnorm"]
-    """Normalisation before attention, feed-forward block and head."""
+    """Normalisation before attention, before the feed-forward block and before the head."""
     norm_epsilon: float = Field(gt=0)
-    """Added to the variance."""
+    """Number that the normalisation adds to the variance."""
     activation: Literal["gelu", "gelu_exact", "swiglu", "geglu"]
-    """Non-linearity of the feed-forward block; swiglu and geglu are gated and have a third matrix.
-    gelu and geglu compute GELU by tanh, gelu_exact by the error function."""
+    """Non-linearity of the feed-forward block. swiglu and geglu are gated, with a third matrix.
+    gelu and geglu approximate GELU with tanh; gelu_exact uses the error function."""
     residual: Literal["sequential", "parallel"]
-    """Whether the feed-forward block reads what attention has added, or both read the same."""
+    """`sequential`: the feed-forward block reads the output of attention; `parallel`: both read the
+    same input."""
     bias: bool
     """Whether linear layers have biases."""
     tied: bool
@@ -65,13 +68,14 @@ class ModelConfig(Section):
     scaled_attention: bool
     """Whether attention scores are divided by the square root of head_dim."""
     init_std: float = Field(gt=0)
-    """Standard deviation of a GPT's initial weights; outputs of branches get std / sqrt(2 layers).
-    A T5's deviations follow from its dimensions: of those it is a factor, 1 as published."""
+    """Standard deviation of a GPT's initial weights; the output matrices of branches get
+    init_std / sqrt(2 layers). The deviations of a T5 follow from its dimensions and are multiplied
+    by init_std, 1 as published."""
 
     @model_validator(mode="before")
     @classmethod
     def fill_derived_dimensions(cls, values: Any) -> Any:
-        """Replace each null dimension by what follows from the others."""
+        """Replace each null dimension by its value that follows from the others."""
         if not isinstance(values, dict):
             return values
         values = dict(values)
@@ -94,5 +98,5 @@ class ModelConfig(Section):
         return self.activation in ("swiglu", "geglu")
 
     def reads_encoder(self, layer: int) -> bool:
-        """Whether a layer attends to the encoder's output, beside its own stack's."""
+        """Whether a layer attends to the encoder's output, as the decoder layers of a T5 do."""
         return 0 < self.encoder_layers <= layer

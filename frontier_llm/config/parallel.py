@@ -1,4 +1,4 @@
-"""How the model is cut over ranks; data parallelism is what remains."""
+"""How the model is split over ranks. The remaining factor is data parallelism."""
 
 from pydantic import Field
 
@@ -6,16 +6,18 @@ from frontier_llm.config.section import Section
 
 
 class ParallelConfig(Section):
-    """Sizes of the tensor and pipeline axes."""
+    """Sizes of tensor and pipeline parallelism."""
 
     tensor: int = Field(ge=1)
-    """Ranks over which each matrix is cut. Keep it within one node."""
+    """Ranks over which each matrix is split. They should be on one node."""
     pipeline: int = Field(ge=1)
-    """Stages: ranks over which the layers are cut."""
+    """Pipeline stages: ranks over which the layers are split."""
     chunks: int = Field(ge=1)
-    """Pieces of the model on each stage (interleaved 1F1B): more shrink the bubble, send more."""
+    """Model chunks per stage (interleaved 1F1B). More chunks shrink the pipeline bubble and send
+    more messages."""
     sequence: bool
-    """Also cut norms and dropout along the sequence, over the tensor ranks (sequence parallel)."""
+    """Sequence parallelism: also split norms and dropout along the sequence over the tensor
+    ranks."""
     layers_per_stage: tuple[int, ...] | None = Field(strict=False)
-    """Layers of each piece in the model's order, `pipeline x chunks` numbers; null = as even as
-    they can be, with fewer on the pieces that also hold the embedding and the head."""
+    """Layers of each model chunk, in the order of the model: `pipeline x chunks` numbers. null =
+    an even split, in which the chunks with the embedding and the head get fewer layers."""

@@ -1,4 +1,4 @@
-"""What the planner searches, and what it calls best."""
+"""The layouts that the planner searches, and its objective."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,13 +12,13 @@ Sizes = tuple[Size, ...]
 
 
 class PlannerConfig(Section):
-    """The space of layouts: null = everything that is legal."""
+    """The search of frontier-llm plan; null = every valid value is tried."""
 
     nodes: Sizes | None = Field(strict=False)
-    """Nodes of `cluster` to plan for: a number, or a list for a scaling study; null = as many as
-    launch.ranks fill."""
+    """Nodes of the cluster to plan for: a number, or a list for a scaling study; null = as many
+    as launch.ranks fill."""
     tensor: Sizes | None = Field(strict=False)
-    """Values of parallel.tensor to try; null = all that fit into a node."""
+    """Values of parallel.tensor to try; null = all that fit into one node."""
     pipeline: Sizes | None = Field(strict=False)
     """Values of parallel.pipeline to try."""
     chunks: Sizes | None = Field(strict=False)
@@ -28,25 +28,26 @@ class PlannerConfig(Section):
     recompute: tuple[Recompute, ...] | None = Field(strict=False)
     """Values of recompute to try."""
     params: Sizes | None = Field(strict=False)
-    """Values of sharding.params to try; null = divisors of the data ranks."""
+    """Values of sharding.params to try; null = divisors of the number of data-parallel ranks."""
     grads: Sizes | None = Field(strict=False)
     """Values of sharding.grads to try."""
     optimizer: Sizes | None = Field(strict=False)
     """Values of sharding.optimizer to try."""
     collectives: tuple[str, ...] | None = Field(strict=False)
-    """Presets of collectives to try; null = the one that is chosen: others round what is sent."""
+    """Choices of collectives to try; null = only the current one, since others may round what is
+    sent."""
     objective: Literal["throughput", "memory", "nodes"]
-    """What is best: most tokens a second, least peak memory, or the fewest of `planner.nodes` that
-    reach `planner.goal_tokens_per_second`."""
+    """`throughput`: most tokens per second; `memory`: least peak memory; `nodes`: the fewest of
+    `planner.nodes` that reach `planner.goal_tokens_per_second`."""
     goal_tokens_per_second: float | None = Field(gt=0)
-    """For the objective `nodes`: tokens a second of the whole job."""
+    """For the objective `nodes`: tokens per second of all ranks together."""
     rows: int = Field(ge=1)
-    """Layouts to print, the best first."""
+    """Number of layouts to print, the best first."""
     memory_share: float = Field(gt=0, le=1)
-    """Share of a device's memory that a layout may fill."""
+    """Share of a device's memory that a layout may use."""
 
     @field_validator("nodes", mode="before")
     @classmethod
     def make_list(cls, value: Any) -> Any:
-        """Take `planner.nodes=128` for a list of one."""
+        """Accept `planner.nodes=128` as a list with one element."""
         return (value,) if type(value) is int else value

@@ -1,4 +1,4 @@
-"""In which number format the model computes."""
+"""The number format of the computation."""
 
 from typing import Literal
 
@@ -11,10 +11,10 @@ class PrecisionConfig(Section):
     """Compute format; master weights, moments and accumulated gradients are always fp32."""
 
     name: Literal["fp32", "bf16", "fp16", "auto"]
-    """`auto` is the faster of bf16 and fp32, by a quick measurement on the device."""
+    """Compute format; `auto` measures bf16 and fp32 on the device and takes the faster."""
     initial_loss_scale: float = Field(gt=0)
-    """fp16 only: the loss is multiplied by this before the backward pass."""
+    """fp16 only: initial factor of the loss in the backward pass."""
     minimum_loss_scale: float = Field(gt=0)
-    """fp16 only: the run stops when the scale would have to fall below this."""
+    """fp16 only: the run stops if the loss scale would fall below this."""
     growth_steps: int = Field(ge=1)
-    """fp16 only: the scale doubles after so many steps without an overflow."""
+    """fp16 only: steps without an overflow after which the loss scale doubles."""

@@ -1,15 +1,15 @@
-"""The rules of what is read: which text, by which tokens, for which kind of model."""
+"""The rules of what a run reads: the source of its data, its tokens, and its objective."""
 
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
 SENTINELS = 100
-"""Tokens that stand for what was taken out of a text (T5's and mT5's number)."""
+"""Number of sentinel tokens, which replace removed spans (as in T5 and mT5)."""
 
 
-def check_reading(config: RunConfig) -> None:
-    """Refuse a corpus that names no text, or that the model cannot learn from.
+def check_data(config: RunConfig) -> None:
+    """Refuse a corpus without a source, or one that does not suit the model.
 
     Raises:
         ConfigError: naming the key to change.
@@ -20,7 +20,7 @@ def check_reading(config: RunConfig) -> None:
 
 
 def check_sources(data: DataConfig) -> None:
-    """Refuse corpora that name no text, or share a name.
+    """Refuse corpora without a source, and corpora with equal names.
 
     Raises:
         ConfigError: naming the key to change.
@@ -30,7 +30,7 @@ def check_sources(data: DataConfig) -> None:
         raise ConfigError(
             "data.corpora",
             ", ".join(names) or "none",
-            "at least one corpus, each with a name of its own",
+            "at least one corpus, each with a different name",
             "set 'data.corpora=[{name: NAME, path: PATH}, ...]'",
         )
     for corpus in data.sources:
@@ -39,15 +39,15 @@ def check_sources(data: DataConfig) -> None:
             raise ConfigError(
                 key,
                 "null",
-                "a text, JSONL or Parquet file, or a folder of them",
-                "set data.path=FILE" if data.kind != "blend" else "give it a path",
+                "a text, JSONL or Parquet file, or a directory of them",
+                "set data.path=FILE" if data.kind != "blend" else "add a path to this corpus",
             )
 
 
 def _check_objective(config: RunConfig) -> None:
     wanted = "spans" if config.model.kind == "t5" else "causal"
     if config.data.objective != wanted:
-        what = "an encoder-decoder" if wanted == "spans" else "a decoder alone"
+        what = "an encoder-decoder" if wanted == "spans" else "a decoder without an encoder"
         similar = "data=stdlib_spans or data=text_spans" if wanted == "spans" else "data=stdlib"
         raise ConfigError(
             "data.objective",
@@ -59,15 +59,15 @@ def _check_objective(config: RunConfig) -> None:
 
 def _check_vocabulary(config: RunConfig) -> None:
     if config.data.tokenizer is not None:
-        return  # how many tokens it has is seen when it is opened
+        return  # its size is checked when it is opened
     sentinels = SENTINELS if config.data.objective == "spans" else 0
     room = config.model.vocabulary - sentinels
-    if config.data.pieces > room:
-        beside = f" less {sentinels} sentinels" if sentinels else ""
+    if config.data.vocabulary > room:
+        reserved = f" less {sentinels} sentinels" if sentinels else ""
         raise ConfigError(
-            "data.pieces",
-            config.data.pieces,
-            f"at most model.vocabulary ({config.model.vocabulary}){beside}: every token needs a "
+            "data.vocabulary",
+            config.data.vocabulary,
+            f"at most model.vocabulary ({config.model.vocabulary}){reserved}: every token needs a "
             "row of the embedding",
-            f"set data.pieces={room}",
+            f"set data.vocabulary={room}",
         )

@@ -1,7 +1,7 @@
-"""The rules that span sections: what must divide what for a model to be cut over ranks.
+"""The rules that span sections, mostly divisibility of sizes by numbers of ranks.
 
-Each rule is one function that raises `ConfigError`; `check` runs them in an order in which the
-first failure is the one to mend first.
+Each rule is one function that raises `ConfigError`. `check` runs them in an order in which the
+first failure is the one to correct first.
 """
 
 import math
@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from frontier_llm.config.family import check_decoder_length, check_family
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.config.reading import check_reading
+from frontier_llm.config.reading import check_data
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.support import check_support
 from frontier_llm.errors import ConfigError
@@ -23,12 +23,13 @@ def check(config: RunConfig, world_size: int) -> None:
     """
     _check_world(config, world_size)
     check_family(config.model)
+    _check_precision(config)
     _check_tensor(config)
     _check_pipeline(config)
     _check_sequence(config)
     check_decoder_length(config)
     _check_batch(config, world_size)
-    check_reading(config)
+    check_data(config)
     _check_positions(config)
     _check_schedule(config)
     _check_links(config)
@@ -36,7 +37,7 @@ def check(config: RunConfig, world_size: int) -> None:
 
 
 def data_size(config: RunConfig, world_size: int) -> int:
-    """Number of data-parallel replicas that remain beside tensor and pipeline ranks."""
+    """Return the number of data-parallel replicas: the ranks divided by tensor x pipeline."""
     return world_size // (config.parallel.tensor * config.parallel.pipeline)
 
 
@@ -45,7 +46,7 @@ def _divisors(number: int) -> str:
 
 
 def _largest_divisor(number: int, limit: int, multiple: int = 1) -> int:
-    """Find the largest divisor up to `limit` that is a multiple of `multiple`."""
+    """Return the largest divisor of `number` up to `limit` that is a multiple of `multiple`."""
     return max(d for d in range(multiple, limit + 1, multiple) if number % d == 0)
 
 
@@ -56,7 +57,7 @@ def _check_world(config: RunConfig, world_size: int) -> None:
         raise ConfigError(
             "parallel.tensor x parallel.pipeline",
             f"{tensor} x {pipeline} = {tensor * pipeline} on {world_size} ranks",
-            "a divisor of the number of ranks; the rest is data parallelism",
+            "a divisor of the number of ranks; the quotient is the number of replicas",
             f"start {wanted} ranks (launch.ranks={wanted} on one machine), or choose factors of "
             f"{world_size}: {_divisors(world_size)}",
         )
@@ -65,14 +66,32 @@ def _check_world(config: RunConfig, world_size: int) -> None:
         raise ConfigError(
             "launch.ranks_per_node",
             f"{per_node} for {world_size} ranks",
-            "nodes of equal size: a divisor of the number of ranks",
+            "a divisor of the number of ranks, so that nodes have equal sizes",
             f"set launch.ranks_per_node={_largest_divisor(world_size, per_node)}; all divisors: "
             f"{_divisors(world_size)}",
         )
 
 
+def _check_precision(config: RunConfig) -> None:
+    name, device = config.precision.name, config.cluster.device
+    known = {**device.peak_tflops, **device.calibration.products}
+    if name == "auto" or device.kind == "cpu" or name in known:
+        return
+    raise ConfigError(
+        "precision",
+        f"{name} on cluster={config.cluster.name}",
+        f"a format in which {device.name} computes: {', '.join(known)}",
+        f"set precision={next((one for one in ('bf16', 'fp16') if one in known), 'fp32')}; if the "
+        f"device can compute in {name}, add its speed to the cluster's file (frontier-llm "
+        "calibrate measures it)",
+    )
+
+
 def _next_heads(model: ModelConfig, tensor: int) -> int:
-    """Find the next number of heads that tensor ranks divide and, if there is one, the width."""
+    """Return the next number of heads that `tensor` divides and that divides model.hidden.
+
+    If there is none, the next multiple of `tensor`.
+    """
     first = -(-model.heads // tensor) * tensor
     return next((h for h in range(first, model.hidden + 1, tensor) if model.hidden % h == 0), first)
 
@@ -84,7 +103,7 @@ def _check_tensor(config: RunConfig) -> None:
             fitting = _next_heads(model, tensor) if key == "heads" else -(-size // tensor) * tensor
             raise ConfigError(
                 f"model.{key}",
-                f"{size}, cut over parallel.tensor={tensor}",
+                f"{size}, with parallel.tensor={tensor}",
                 f"a multiple of parallel.tensor ({tensor})",
                 f"set model.{key}={fitting}, or parallel.tensor to a divisor of {size}",
             )
@@ -92,11 +111,11 @@ def _check_tensor(config: RunConfig) -> None:
         raise ConfigError(
             "model.kv_heads",
             model.kv_heads,
-            f"a divisor of model.heads ({model.heads}): each serves an equal group of queries",
+            f"a divisor of model.heads ({model.heads}): each is used by the same number of queries",
             f"set model.kv_heads={_largest_divisor(model.heads, model.kv_heads, tensor)}; all "
             f"divisors: {_divisors(model.heads)}",
         )
-    # a head_dim that does not follow from the others was set on purpose
+    # a head_dim other than hidden / heads was set on purpose
     if model.hidden % model.heads and model.head_dim == max(1, model.hidden // model.heads):
         raise ConfigError(
             "model.heads",
@@ -109,32 +128,32 @@ def _check_tensor(config: RunConfig) -> None:
 
 def _check_pipeline(config: RunConfig) -> None:
     parallel, layers = config.parallel, config.model.layers
-    pieces = parallel.pipeline * parallel.chunks
+    chunks = parallel.pipeline * parallel.chunks
     if parallel.chunks > 1 and parallel.pipeline == 1:
         raise ConfigError(
             "parallel.chunks",
             parallel.chunks,
-            "1 when there is no pipeline: chunks interleave the stages of one",
+            "1 if parallel.pipeline is 1: model chunks interleave the stages of a pipeline",
             "set parallel.chunks=1, or parallel.pipeline to 2 or more",
         )
-    if pieces > layers:
+    if chunks > layers:
         raise ConfigError(
             "parallel.pipeline x parallel.chunks",
-            f"{parallel.pipeline} x {parallel.chunks} = {pieces} pieces",
-            f"at most one piece a layer: model.layers is {layers}",
-            f"lower parallel.pipeline or parallel.chunks, or set model.layers={pieces}",
+            f"{parallel.pipeline} x {parallel.chunks} = {chunks} model chunks",
+            f"at most one model chunk per layer: model.layers is {layers}",
+            f"lower parallel.pipeline or parallel.chunks, or set model.layers={chunks}",
         )
     split = parallel.layers_per_stage
     if split is None:
         return
-    if len(split) != pieces or sum(split) != layers or min(split) < 1:
+    if len(split) != chunks or sum(split) != layers or min(split) < 1:
         raise ConfigError(
             "parallel.layers_per_stage",
             f"{list(split)} ({len(split)} numbers, sum {sum(split)})",
-            f"{pieces} numbers of at least 1 (parallel.pipeline x parallel.chunks) whose sum is "
+            f"{chunks} numbers of at least 1 (parallel.pipeline x parallel.chunks) whose sum is "
             f"model.layers ({layers})",
-            "set parallel.layers_per_stage=null for an even cut, or give one number for each "
-            "piece, in the model's order",
+            "set parallel.layers_per_stage=null for an even split, or give one number per model "
+            "chunk, in the order of the model",
         )
 
 
@@ -143,7 +162,7 @@ def _check_sequence(config: RunConfig) -> None:
     if parallel.sequence and length % parallel.tensor:
         raise ConfigError(
             "data.sequence_length",
-            f"{length}, cut over parallel.tensor={parallel.tensor} by parallel.sequence=true",
+            f"{length}, with parallel.tensor={parallel.tensor} and parallel.sequence=true",
             f"a multiple of {parallel.tensor}",
             f"set data.sequence_length={-(-length // parallel.tensor) * parallel.tensor}, or "
             "parallel.sequence=false",
@@ -168,9 +187,9 @@ def _check_batch(config: RunConfig, world_size: int) -> None:
         step = together * parallel.pipeline
         raise ConfigError(
             "data.global_batch",
-            f"{data.global_batch}, which is {micro_batches} micro-batches a replica",
-            f"with parallel.chunks > 1, micro-batches in multiples of parallel.pipeline "
-            f"({parallel.pipeline})",
+            f"{data.global_batch}, which is {micro_batches} micro-batches per replica",
+            f"with parallel.chunks > 1, a multiple of parallel.pipeline ({parallel.pipeline}) "
+            "micro-batches per replica",
             f"set data.global_batch={-(-data.global_batch // step) * step}",
         )
 
@@ -182,8 +201,8 @@ def _check_positions(config: RunConfig) -> None:
         wider = _next_rotatable(rotated, Fraction(model.rotary_fraction))
         raise ConfigError(
             "model.head_dim",
-            f"{model.head_dim}, of which {rotated} are rotated",
-            "an even number of rotated dimensions, 2 or more: they turn in pairs",
+            f"{model.head_dim}, with {rotated} rotated dimensions",
+            "an even number of rotated dimensions, 2 or more: they are rotated in pairs",
             f"set model.head_dim={wider}, or another model.rotary_fraction "
             f"({model.rotary_fraction})",
         )
@@ -194,10 +213,10 @@ def _is_rotatable(dimensions: int) -> bool:
 
 
 def _next_rotatable(rotated: int, share: Fraction) -> int:
-    """Find the least head_dim of which more than `rotated` dimensions, an even number, turn."""
+    """Return the least head_dim with an even number of rotated dimensions above `rotated`."""
     wanted = max(2, rotated + 1)
     wider = math.ceil(wanted / share)
-    # in floating point, as the model counts, one less may round up to enough
+    # the model multiplies in floating point, where one less may round up to enough
     return wider - (float((wider - 1) * share) >= wanted)
 
 
@@ -209,7 +228,7 @@ def _check_schedule(config: RunConfig) -> None:
             optimizer.minimum_learning_rate,
             f"at most optimizer.learning_rate ({optimizer.learning_rate})",
             f"set optimizer.minimum_learning_rate={optimizer.learning_rate} or less: the schedule "
-            "decays from the one to the other",
+            "decays to it",
         )
 
 
@@ -222,7 +241,7 @@ def _check_links(config: RunConfig) -> None:
             "cluster.links",
             f"{config.cluster.name} with ranks "
             + ", ".join("null" if size is None else str(size) for size in ranks),
-            "links nearest first, each shared by more ranks than the one before; the last, and no "
-            "other, has `ranks: null`",
-            f"mend the links in conf/cluster/{config.cluster.name}.yaml",
+            "links nearest first, each shared by more ranks than the one before; only the last has "
+            "`ranks: null`",
+            f"correct the links in conf/cluster/{config.cluster.name}.yaml",
         )

@@ -1,4 +1,4 @@
-"""The whole configuration of a run, and the rules that span its sections."""
+"""The configuration of a run: all sections together."""
 
 from typing import Literal
 
@@ -25,60 +25,67 @@ class RunSection(Section):
     """The run directory."""
 
     dir: str
-    """Everything a run writes lies here: one directory a run."""
+    """Directory of all files that the run writes; every run needs its own."""
     resume: Literal["auto", "required", "never"]
-    """Whether a run that the directory holds goes on from its newest checkpoint. `auto`: if there
-    is one; `required`: it is an error if there is none; `never`: a used directory is refused."""
+    """Whether to resume from the newest checkpoint in `run.dir`. `auto`: if there is one;
+    `required`: it is an error if there is none; `never`: a used directory is refused."""
     init_from: str | None
-    """A checkpoint, or a folder that holds some (a run.dir, or what tools/convert_checkpoint.py
-    wrote), with whose weights a new run begins; null = with random ones."""
+    """Initial weights of a new run: a checkpoint, or a directory with checkpoints (a run.dir, or
+    the output of frontier-llm convert); null = random weights."""
     allow_changes: tuple[str, ...] = Field(strict=False)
-    """Keys, or groups of keys, of model, data, optimizer and schedule that may differ from the
-    run that goes on: `[optimizer.learning_rate]`. Everything else may differ anyway."""
+    """Keys or sections that may differ from those of the checkpoint that the run resumes from:
+    `[optimizer.learning_rate]`. They are needed for keys of the model, the data, the optimizer and
+    the schedule; other keys may always differ."""
 
 
 class RunConfig(Section):
-    """Everything that decides a run."""
+    """All settings of a run."""
 
     model: ModelConfig
     """The model."""
     parallel: ParallelConfig
-    """How the model is cut."""
+    """Tensor and pipeline parallelism."""
     sharding: ShardingConfig
-    """How its states are cut over data-parallel ranks."""
+    """How model states are sharded over data-parallel ranks."""
     collectives: CollectivesConfig
-    """What travels between the replicas."""
+    """Number formats of the communication between replicas."""
     precision: PrecisionConfig
     """Number format of the computation."""
     recompute: Literal["none", "selective", "full"]
-    """What the backward pass computes again instead of keeping: nothing, the attention core, or
-    each whole layer."""
+    """Activations that are recomputed in the backward pass instead of being kept: `none`, those of
+    the attention core (`selective`), or all inside each layer (`full`)."""
     kernels: Literal["auto", "torch", "fused"]
-    """Norms and update: `torch` alone, `fused` from apex or TransformerEngine (an error if they
-    do not work), or `auto`: fused where a call on a tiny tensor proves that they work."""
+    """Implementation of norms and of the optimizer: `torch`; `fused`, from apex or
+    TransformerEngine, an error if they do not work; `auto`, fused if a call on a tiny tensor
+    works."""
     optimizer: OptimizerConfig
-    """The update rule."""
+    """The optimizer and its schedule."""
     data: DataConfig
-    """What is read."""
+    """The training data and the size of a batch."""
     trainer: TrainerConfig
-    """The loop."""
+    """The training loop."""
     launch: LaunchConfig
-    """The processes."""
+    """The processes and how they are started."""
     watchdog: WatchdogConfig
-    """How long its phases may take."""
+    """Time limits of the phases of a run."""
     checkpoint: CheckpointConfig
-    """What is saved on the way."""
+    """When and where checkpoints are saved."""
     cluster: ClusterConfig
     """The hardware."""
     plan: Literal["off", "check", "dry_run"]
-    """Before anything is allocated: `check` refuses what cannot fit the devices, `dry_run` builds
-    every stage without memory, compares it with what was planned, and trains nothing."""
+    """What happens before memory is allocated. `check`: a configuration that does not fit the
+    devices is refused; `dry_run`: every stage is built without memory and compared with the plan,
+    and nothing is trained; `off`: nothing."""
     planner: PlannerConfig
-    """What tools/plan.py searches."""
+    """The search of frontier-llm plan."""
     telemetry: TelemetryConfig
-    """What is written about the run."""
+    """Console lines, metrics and traces."""
+    callbacks: tuple[str, ...] = Field((), strict=False)
+    """Your own callbacks, `[my_module:MyCallback, ...]`: subclasses of Callback in
+    frontier_llm/trainer/callbacks/callback.py, which run after the built-in ones. (Empty by default
+    here too, so that the configurations of older runs can be read.)"""
     run: RunSection
-    """Where it is written."""
+    """The run directory, and how a run starts."""
 
     @property
     def decay_steps(self) -> int:

@@ -4,10 +4,10 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A frozen group of keys; a key that is not declared is an error.
+    """A frozen group of keys. Keys that are not declared are refused.
 
-    Types are strict: `parallel.tensor=true` is not 1. Numbers are finite. The string below a field
-    is its documentation, which `--help` prints.
+    Types are strict: `parallel.tensor=true` is refused, not read as 1. Numbers must be finite. The
+    string below a field is its documentation, which `--help` prints.
     """
 
     model_config = ConfigDict(

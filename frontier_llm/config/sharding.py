@@ -1,4 +1,4 @@
-"""Over how many data-parallel ranks one copy of each model state is cut (AMSP's factors)."""
+"""AMSP's factors: over how many data-parallel ranks one copy of each model state is sharded."""
 
 from typing import Literal
 
@@ -10,22 +10,24 @@ Factor = int | Literal["node", "all", "auto"]
 
 
 class ShardingConfig(Section):
-    """Three independent factors; each divides the next: params, grads, optimizer, DP.
+    """Three factors. Each divides the next: params, grads, optimizer, number of replicas.
 
-    `node` is the replicas of a node, `all` all replicas; `auto`, for all three or none, the
-    smallest factors whose states fit the device's memory.
+    A factor is an integer or a word. `node`: the number of replicas in a node; `all`: the number of
+    all replicas; `auto`, for all three or none: the smallest factors with which the model states
+    fit the device's memory.
 
     Paper: AMSP (arXiv:2311.00257).
     """
 
     name: str
-    """What the run calls this choice."""
+    """Name of this choice in the output of a run."""
     params: Factor = Field(union_mode="left_to_right")
-    """Ranks over which one copy of the parameters is cut: an integer, `node`, `all` or `auto`."""
+    """Ranks over which one copy of the parameters is sharded: an integer, `node`, `all` or
+    `auto`."""
     grads: Factor = Field(union_mode="left_to_right")
-    """Ranks over which one copy of the gradients is cut."""
+    """Ranks over which one copy of the gradients is sharded."""
     optimizer: Factor = Field(union_mode="left_to_right")
-    """Ranks over which one copy of the master weights and moments is cut."""
+    """Ranks over which one copy of the master weights and of the moments is sharded."""
     units_in_flight: int = Field(ge=1)
-    """Units (layers) whose gathered parameters are in memory at once, and reductions under way, at
-    most. 1 = nothing is prefetched; more hide more communication and hold more memory."""
+    """Most units (layers) whose gathered parameters are in memory at once, and most reductions in
+    progress at once. 1 = no prefetching; more overlap more communication and need more memory."""

@@ -1,8 +1,8 @@
-"""What can be combined with what on the wire: one table for the validator, the page and the tests.
+"""Which number formats, shardings, pipelines and devices can be combined: one table.
 
-`AXES` spans all combinations; a `Refusal` names those that are refused, and why. The validator
-(`check_support`), docs/collectives.md (tools/collectives_page.py) and the runs of
-tests/trainer/test_support.py are made from it.
+`AXES` spans all combinations; a `Refusal` names combinations that are refused, and the reason. The
+validator (`check_support`), docs/collectives.md (docs/generate/collectives_page.py) and the runs of
+tests/trainer/test_support.py use this table.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
 Cell = Mapping[str, str]
-"""A value of each axis."""
+"""A combination: one value per axis."""
 Verdict = Literal["tested", "untested", "refused"]
 
 AXES: dict[str, tuple[str, ...]] = {
@@ -25,45 +25,57 @@ AXES: dict[str, tuple[str, ...]] = {
     "device": ("cpu", "cuda", "hip"),
 }
 TESTED_DEVICES = ("cpu",)
-"""Where every combination has run. The code for the others is the same but for the kernels."""
+"""Devices on which every combination has run. Other devices differ in the kernels only."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Combinations that are refused."""
+    """A set of combinations that are refused."""
 
     where: Mapping[str, tuple[str, ...]]
-    """Values of traits (`traits_of`), of which one each must be met."""
+    """Values by trait (`traits_of`). All traits must have one of their values."""
     key: str
     why: str
-    """What the key wants, and why."""
+    """The value that the key should have, and the reason."""
     todo: str
 
 
 REFUSALS = (
     Refusal(
-        {"feedback": ("yes",), "precision": ("fp16",)},
+        {"error feedback": ("on",), "precision": ("fp16",)},
         "collectives.error_feedback",
-        "false in fp16: kept errors are in units of a loss scale that changes",
+        "false in fp16: the loss scale changes, and kept errors were multiplied by the old one",
         "set collectives=zeropp, or precision=bf16",
     ),
     Refusal(
-        {"feedback": ("yes",), "across": ("float",)},
+        {"error feedback": ("on",), "gradients between nodes": ("floats",)},
         "collectives.error_feedback",
-        "gradients in int8 or int4 between nodes: there is nothing to keep of others",
+        "gradients in int8 or int4 between nodes: other formats have no error to keep",
         "set collectives.grads_across_format=int4, or collectives.error_feedback=false",
     ),
     Refusal(
-        {"until": ("some step",), "formats": ("float",)},
+        {"until_step": ("set",), "all formats": ("floats",)},
         "collectives.until_step",
-        "null where nothing travels as integers: there is nothing to end",
+        "null if no collective sends integers: there are no integer formats to end",
         "set collectives.until_step=null, or collectives=zeropp",
     ),
 )
 _TRAITS_OF_PRESETS: dict[str, Cell] = {
-    "plain": {"feedback": "no", "across": "float", "formats": "float"},
-    "zeropp": {"feedback": "no", "across": "integers", "formats": "integers"},
-    "zeropp_feedback": {"feedback": "yes", "across": "integers", "formats": "integers"},
+    "plain": {
+        "error feedback": "off",
+        "gradients between nodes": "floats",
+        "all formats": "floats",
+    },
+    "zeropp": {
+        "error feedback": "off",
+        "gradients between nodes": "integers",
+        "all formats": "not all floats",
+    },
+    "zeropp_feedback": {
+        "error feedback": "on",
+        "gradients between nodes": "integers",
+        "all formats": "not all floats",
+    },
 }
 
 
@@ -74,8 +86,8 @@ def cells() -> Iterator[Cell]:
 
 
 def verdict(cell: Cell) -> tuple[Verdict, str]:
-    """Say whether a combination runs, and why not."""
-    traits = {**cell, **_TRAITS_OF_PRESETS[cell["collectives"]], "until": "never"}
+    """Return whether a combination runs, and the reason if it was refused or never run."""
+    traits = {**cell, **_TRAITS_OF_PRESETS[cell["collectives"]], "until_step": "null"}
     for refusal in REFUSALS:
         if _matches(refusal, traits):
             return "refused", refusal.why
@@ -85,20 +97,20 @@ def verdict(cell: Cell) -> tuple[Verdict, str]:
 
 
 def traits_of(config: RunConfig) -> Cell:
-    """Describe a configuration by what refusals speak of."""
+    """Return the traits of a configuration that refusals depend on."""
     chosen = config.collectives
     across = chosen.grads_across_format or chosen.grads_format
     return {
         "precision": config.precision.name,
-        "feedback": "yes" if chosen.error_feedback else "no",
-        "across": "integers" if across.startswith("int") else "float",
-        "formats": "integers" if chosen.is_quantised else "float",
-        "until": "never" if chosen.until_step is None else "some step",
+        "error feedback": "on" if chosen.error_feedback else "off",
+        "gradients between nodes": "integers" if across.startswith("int") else "floats",
+        "all formats": "not all floats" if chosen.is_quantised else "floats",
+        "until_step": "null" if chosen.until_step is None else "set",
     }
 
 
 def check_support(config: RunConfig) -> None:
-    """Refuse what cannot be combined.
+    """Refuse combinations that do not work.
 
     Raises:
         ConfigError: naming the key to change.
@@ -108,8 +120,8 @@ def check_support(config: RunConfig) -> None:
         if _matches(refusal, traits):
             section, _, leaf = refusal.key.partition(".")
             got = getattr(getattr(config, section), leaf)
-            beside = ", ".join(f"{name}: {traits[name]}" for name in refusal.where)
-            raise ConfigError(refusal.key, f"{got} ({beside})", refusal.why, refusal.todo)
+            traits_met = ", ".join(f"{name}: {traits[name]}" for name in refusal.where)
+            raise ConfigError(refusal.key, f"{got} ({traits_met})", refusal.why, refusal.todo)
 
 
 def _matches(refusal: Refusal, traits: Cell) -> bool:

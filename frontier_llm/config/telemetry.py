@@ -1,4 +1,4 @@
-"""What a run says about itself."""
+"""The output of a run: console lines, metrics and traces."""
 
 from typing import Literal
 
@@ -8,20 +8,20 @@ from frontier_llm.config.section import Section
 
 
 class TelemetryConfig(Section):
-    """Sinks of the metrics. metrics.jsonl and report.html are always written."""
+    """Where metrics are written; metrics.jsonl and report.html are always written."""
 
     progress: bool
-    """Show a live progress line on a terminal (plain lines otherwise)."""
+    """Show a live progress line on a terminal; without a terminal, plain lines are printed."""
     console_every_steps: int = Field(ge=1)
     """Steps between two printed lines."""
     wandb: Literal["offline", "online", "off"]
-    """Weights & Biases: offline files, live upload, or nothing. Never stops a run."""
+    """Weights & Biases: `offline` writes files, `online` uploads; failures never stop a run."""
     wandb_project: str
-    """Project that the runs belong to."""
+    """Project of Weights & Biases."""
     tensorboard: bool
     """Also write TensorBoard event files."""
     trace_from_step: int | None = Field(ge=1)
-    """First step of a trace, written to traces/ by one rank of each stage; null = none. Open it at
-    ui.perfetto.dev."""
+    """First step of a trace, which one rank of each stage writes to traces/; null = no trace.
+    ui.perfetto.dev shows it."""
     trace_steps: int = Field(ge=1)
-    """Steps that are traced."""
+    """Number of steps to trace."""

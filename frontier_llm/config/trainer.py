@@ -1,4 +1,4 @@
-"""The loop: how long, how often, and when to give up."""
+"""The training loop: its length, its evaluations, and when it stops."""
 
 from pydantic import Field
 
@@ -6,27 +6,27 @@ from frontier_llm.config.section import Section
 
 
 class TrainerConfig(Section):
-    """Length and rhythm of a run."""
+    """The training loop."""
 
     steps: int = Field(ge=1)
-    """Updates to make."""
+    """Optimizer steps of the run."""
     seed: int = Field(ge=0)
-    """Decides initial weights, dropout and the order of samples."""
+    """Seed of the initial weights, of dropout and of the order of samples."""
     evaluate_every_steps: int | None = Field(ge=1)
-    """Steps between two validations; null = only at the end."""
+    """Steps between two evaluations on validation data; null = only at the end."""
     evaluate_batches: int = Field(ge=1)
-    """Global batches of validation data in one validation."""
+    """Global batches of validation data per evaluation."""
     bad_steps_allowed: int = Field(ge=0)
-    """Steps in a row whose loss or gradient is not finite, and which are skipped, before the run
-    stops. (fp16's overflows count only once the loss scale is at its minimum.)"""
+    """Number of consecutive steps that may be skipped because the loss or the gradient is not
+    finite; one more stops the run. Overflows in fp16 count only at the minimum loss scale."""
     spike_factor: float | None = Field(gt=1)
-    """A loss above this many times the median of the last `spike_window` steps sends the run back
-    to the checkpoint before, and on behind the samples that it had read since; null = never."""
+    """A loss above this multiple of the median of the last `spike_window` steps rewinds the run: it
+    reloads the checkpoint before and skips the samples that it has read since. null = never."""
     spike_window: int = Field(ge=1)
-    """Steps whose losses a spike is compared with; before there are as many, none is a spike."""
+    """Number of last steps that a loss is compared with; earlier in a run no loss is a spike."""
     rewinds_allowed: int = Field(ge=0)
-    """Rewinds of one run before the next spike ends it."""
+    """Number of rewinds in one run; the next spike ends it."""
     sample_tokens: int = Field(ge=0)
-    """Tokens of text sampled from the model at the end; 0 = none."""
+    """Tokens of text that the model generates at the end of a run; 0 = none."""
     sample_prompts: tuple[str, ...] = Field(strict=False)
-    """What the samples begin with."""
+    """Beginnings of the generated texts."""

@@ -1,4 +1,4 @@
-"""How long each phase of a run may take before it counts as a stall."""
+"""Time limits of the phases of a run; a phase that takes longer counts as a stall."""
 
 from pydantic import Field
 
@@ -6,27 +6,29 @@ from frontier_llm.config.section import Section
 
 
 class WatchdogConfig(Section):
-    """Limits; a rank that exceeds one makes every rank say where it is, and ends the run.
+    """Time limits. When a rank exceeds one, every rank reports where it is, and the run ends.
 
-    With gloo one that is longer than launch.timeout_seconds is not reached where a collective
-    hangs: it gives up first, and names the ranks that did not come.
+    With gloo, a collective that hangs ends after launch.timeout_seconds, before a longer limit of
+    this section is reached, and names the ranks that did not take part.
     """
 
     enabled: bool
-    """Whether ranks are watched."""
+    """Whether the limits are enforced."""
     startup_seconds: float = Field(gt=0)
-    """From the start of a rank to its first step: groups, corpus, model, checkpoint."""
+    """Limit from the start of a rank to its first step: process groups, corpus, model,
+    checkpoint."""
     first_step_seconds: float = Field(gt=0)
-    """Each of the first three steps, in which connections are made and kernels are chosen."""
+    """Limit of each of the first three steps, which open connections and select kernels."""
     step_seconds: float = Field(gt=0)
-    """A step; or `step_factor` times the median of the last 20 steps, if that is longer."""
+    """Limit of a step; `step_factor` times the median of the last 20 steps if that is longer."""
     step_factor: float = Field(gt=1)
-    """How many times longer than usual a step may take."""
+    """Multiple of the median step time that a step may take."""
     checkpoint_seconds: float = Field(gt=0)
-    """What the training waits for a checkpoint."""
+    """Limit of the time that training waits for a checkpoint."""
     evaluation_seconds: float = Field(gt=0)
-    """An evaluation."""
+    """Limit of an evaluation."""
     stragglers_every_steps: int | None = Field(ge=1)
-    """Steps between two comparisons of the ranks' speeds; null = never. One takes about 0.1 s."""
+    """Steps between two comparisons of the ranks' speeds; null = never. A comparison takes about
+    0.1 s."""
     straggler_ratio: float = Field(gt=1)
-    """A rank that takes this many times the median of its stage is named as slow."""
+    """A rank whose time exceeds this multiple of the median of its stage is reported as slow."""

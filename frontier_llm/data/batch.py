@@ -1,18 +1,20 @@
-"""One micro-batch."""
+"""Micro-batches: the token ids of some samples, laid out for a model."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+import xxhash
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids of some samples.
+    """Token ids of the samples of a micro-batch of a decoder-only model.
 
     Attributes:
-        tokens: [b, s] int64, what the model reads.
-        labels: [b, s] int64, what it should say: the tokens one place on.
+        tokens: [b, s] int64, input of the model.
+        labels: [b, s] int64, the next token at each position.
         positions: [b, s] int64, 0..s-1.
     """
 
@@ -27,7 +29,7 @@ class Batch:
 
     @property
     def length(self) -> int:
-        """Tokens a sample whose activations travel from stage to stage."""
+        """Number of tokens per sample whose activations are sent between pipeline stages."""
         return self.tokens.shape[1]
 
     def to(self, device: torch.device) -> "Batch":
@@ -35,7 +37,7 @@ class Batch:
         return Batch(self.tokens.to(device), self.labels.to(device), self.positions.to(device))
 
     def inputs(self) -> dict[str, Any]:
-        """Return what a GPT's forward pass takes, by argument."""
+        """Return the arguments of a GPT's forward pass, by name."""
         return {
             "input_ids": self.tokens,
             "position_ids": self.positions,
@@ -49,18 +51,18 @@ class Batch:
 
 @dataclass(frozen=True)
 class Seq2SeqBatch:
-    """Token ids of some samples of an encoder-decoder.
+    """Token ids of the samples of a micro-batch of an encoder-decoder.
 
-    The lengths are those of geometry/lengths.py: `s_dec` is padded behind the targets to a
-    multiple, which tensor ranks can cut; what pads has no weight in the loss.
+    The lengths are those of geometry/lengths.py. `s_dec` includes padding after the targets, so
+    that tensor ranks can divide it; padding has no weight in the loss.
 
     Attributes:
-        encoder_tokens: [b, s_enc] int64, what the encoder reads.
-        encoder_mask: [b, s_enc] bool, true where a token is, false where it pads; None when every
-            sample is packed full. Each sample has a token.
-        decoder_tokens: [b, s_dec] int64, what the decoder reads: the labels one place back.
-        labels: [b, s_dec] int64, what it should say.
-        loss_mask: [b, s_dec] fp32, the weight of each label: 0 where it pads.
+        encoder_tokens: [b, s_enc] int64, input of the encoder.
+        encoder_mask: [b, s_enc] bool, false for padding; None if no sample has padding. Each sample
+            has at least one token.
+        decoder_tokens: [b, s_dec] int64, input of the decoder: the labels shifted right by one.
+        labels: [b, s_dec] int64, the token to predict at each position.
+        loss_mask: [b, s_dec] fp32, the weight of each label; 0 for padding.
     """
 
     encoder_tokens: torch.Tensor
@@ -76,7 +78,7 @@ class Seq2SeqBatch:
 
     @property
     def length(self) -> int:
-        """Tokens a sample whose activations travel from stage to stage: of both sides."""
+        """Number of tokens per sample, of encoder and decoder, that pipeline stages exchange."""
         return self.encoder_tokens.shape[1] + self.decoder_tokens.shape[1]
 
     def to(self, device: torch.device) -> "Seq2SeqBatch":
@@ -92,7 +94,7 @@ class Seq2SeqBatch:
         )
 
     def inputs(self) -> dict[str, Any]:
-        """Return what an encoder-decoder's forward pass takes, by argument."""
+        """Return the arguments of an encoder-decoder's forward pass, by name."""
         return {
             "encoder_tokens": self.encoder_tokens,
             "encoder_mask": self.encoder_mask,
@@ -102,12 +104,33 @@ class Seq2SeqBatch:
     def mean_loss(self, loss_bs: torch.Tensor) -> torch.Tensor:
         """Average [b, s_dec] losses to [] fp32: over each sample's mask, then over samples.
 
-        So a sample's weight depends on no other sample, and the gradient not on how samples are
-        dealt out to micro-batches and replicas.
+        A sample's weight then depends on no other sample, and the gradient does not depend on how
+        samples are distributed over micro-batches and replicas.
         """
         weights = self.loss_mask.sum(dim=1).clamp(min=1)
         return ((loss_bs.float() * self.loss_mask).sum(dim=1) / weights).mean()
 
 
 AnyBatch = Batch | Seq2SeqBatch
-"""What a step reads."""
+"""A micro-batch of either kind of model."""
+
+
+def digest(batches: Iterable[Any]) -> int:
+    """Return the sum of the xxh32 digests of all samples of some batches.
+
+    The sum does not depend on how samples are distributed over batches and ranks. Ranks add such
+    sums in fp64, which is exact for up to 2^21 samples.
+
+    Args:
+        batches: dataclasses of [b, ...] tensors on the host.
+    """
+    total = 0
+    for batch in batches:
+        tensors = [getattr(batch, field.name) for field in fields(batch)]
+        arrays = [t.numpy() for t in tensors if isinstance(t, torch.Tensor)]
+        for index in range(batch.samples):
+            hashed = xxhash.xxh32()
+            for array in arrays:
+                hashed.update(array[index].tobytes())
+            total += hashed.intdigest()
+    return total

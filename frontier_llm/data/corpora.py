@@ -1,4 +1,4 @@
-"""All that a run reads: one corpus, or the corpora of a blend, with one tokenizer."""
+"""Prepare and open all corpora of a run: one corpus, or the corpora of a blend."""
 
 import hashlib
 import uuid
@@ -12,49 +12,49 @@ import numpy as np
 import numpy.typing as npt
 
 from frontier_llm.config.data import DataConfig
-from frontier_llm.data.blend import Schedule, weigh
-from frontier_llm.data.build import Build, Progress, scan_files
-from frontier_llm.data.corpus import find_source
-from frontier_llm.data.datasets import Corpus, Samples, open_corpus
-from frontier_llm.data.manifest import Manifest, Split
+from frontier_llm.data.blend import Schedule, corpus_shares
+from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
+from frontier_llm.data.corpus_manifest import Manifest, Split
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, prepare
+from frontier_llm.data.prepared_corpus import Corpus, Samples, open_corpus
+from frontier_llm.data.source import find_source
 from frontier_llm.data.tokenizer import Tokenizer, train_tokenizer
-from frontier_llm.data.workers import available
+from frontier_llm.data.worker_pool import available_cores
 from frontier_llm.errors import DataError
 
 
 @dataclass(frozen=True)
 class Corpora:
-    """What is read."""
+    """All corpora of a run, which share one tokenizer."""
 
     config: DataConfig
     corpora: tuple[Corpus, ...]
-    """In the configuration's order."""
+    """Corpora in the order of the configuration."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of all corpora."""
+        """Tokenizer of all corpora."""
         return self.corpora[0].tokenizer
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the corpora."""
+        """Names of the corpora."""
         return tuple(corpus.name for corpus in self.config.sources)
 
     @cached_property
     def weights(self) -> dict[str, float]:
-        """The share of each corpus in the samples."""
+        """Share of each corpus in the samples, by name."""
         tokens = {
             name: corpus.manifest.train.tokens
             for name, corpus in zip(self.names, self.corpora, strict=True)
         }
         given = {corpus.name: corpus.weight for corpus in self.config.sources}
-        return weigh(tokens, given, self.config.blend_alpha)
+        return corpus_shares(tokens, given, self.config.blend_alpha)
 
     @property
     def manifest(self) -> Manifest:
-        """Of the one corpus; of a blend what its manifests amount to."""
+        """Manifest of the only corpus, or the sum of the manifests of a blend."""
         first = self.corpora[0].manifest
         if len(self.corpora) == 1:
             return first
@@ -70,7 +70,7 @@ class Corpora:
 
     @property
     def validation_bytes_per_token(self) -> float:
-        """Of the text that validation reads: by it a loss a token becomes one a byte."""
+        """Mean bytes of validation text per token, to convert a loss per token to one per byte."""
         return sum(
             self.weights[name]
             * corpus.manifest.validation.text_bytes
@@ -82,18 +82,18 @@ class Corpora:
 def prepare_all(
     config: DataConfig, on_progress: Progress | None = None, workers: int | None = None
 ) -> tuple[Path, ...]:
-    """Return the folders of all corpora that a configuration names; make those that are not there.
+    """Prepare all corpora of a configuration that are not prepared yet, and return their folders.
 
-    The corpora of a blend get one tokenizer: the one that is asked for, or one that is trained on
-    all of them, more on larger ones by `data.blend_alpha`.
+    The corpora of a blend share one tokenizer: the configured one, or one trained on text of all
+    corpora, whose shares are given by `data.blend_alpha`.
 
     Args:
-        config: the sources and what matters of their treatment.
-        on_progress: told how far it is.
-        workers: processes; None = as many as there are cores.
+        config: configuration of the sources and of their preparation.
+        on_progress: called with the progress of each stage.
+        workers: number of processes; None: one per core.
 
     Raises:
-        ConfigError: a name is no folder's name.
+        ConfigError: a corpus's name cannot be the name of a folder.
         DataError: a source is unusable, or a folder cannot be written.
     """
     if config.kind != "blend":
@@ -105,69 +105,69 @@ def prepare_all(
 
 
 def open_all(config: DataConfig, folders: Sequence[Path]) -> Corpora:
-    """Open what `prepare_all` made.
+    """Open the folders that `prepare_all` returned.
 
     Raises:
-        DataError: something is damaged, or the tokenizers differ.
+        DataError: a corpus is damaged, or the tokenizers differ.
     """
     corpora = tuple(open_corpus(folder) for folder in folders)
     for folder, corpus in zip(folders, corpora, strict=True):
         if corpus.manifest.tokenizer_sha256 != corpora[0].manifest.tokenizer_sha256:
             raise DataError(
                 f"{folder} was prepared with another tokenizer than {folders[0]}\n"
-                "  do: set data.tokenizer to one model for all, or to null"
+                "  do: set data.tokenizer to one model for all corpora, or to null"
             )
     return Corpora(config, corpora)
 
 
 def open_data(config: DataConfig) -> Corpora:
-    """Prepare, where that was not done, and open.
+    """Prepare all corpora that are not prepared yet, and open them.
 
     Raises:
-        ConfigError: a name is no folder's name.
-        DataError: a source is unusable, or something is damaged.
+        ConfigError: a corpus's name cannot be the name of a folder.
+        DataError: a source is unusable, or a corpus is damaged.
     """
     return open_all(config, prepare_all(config))
 
 
 class BlendedSamples:
-    """The samples of a run that reads several corpora; each is read in its own order."""
+    """The samples of a run that reads a blend of corpora, each in its own order."""
 
     def __init__(self, samples: Sequence[Samples], schedule: Schedule) -> None:
-        """Mix.
+        """Blend the samples of several corpora.
 
         Args:
-            samples: of each corpus, in the order of the schedule's names.
-            schedule: which corpus each sample is of.
+            samples: samples of each corpus, in the order of the schedule's names.
+            schedule: maps each sample of the run to a corpus.
         """
-        assert len(samples) == len(schedule.names), "one a corpus"
+        assert len(samples) == len(schedule.names), "samples and names must correspond"
         self._samples, self.schedule = tuple(samples), schedule
 
-    def go_on(self, history: Sequence[Mapping[str, Any]], next_sample: int) -> None:
-        """Go on with this run's weights where an earlier part of it has stopped.
+    def resume(self, history: Sequence[Mapping[str, Any]], next_sample: int) -> None:
+        """Restore the weights of earlier starts; use the current weights from `next_sample` on.
 
         Args:
-            history: of the weights so far (`Schedule.to_meta`).
-            next_sample: the first that is drawn by this run's.
+            history: weights of the earlier starts, as `Schedule.to_meta` returned them.
+            next_sample: first sample that is drawn with the current weights.
 
         Raises:
-            ConfigError: the corpora are others.
+            ConfigError: the corpora differ from those of the earlier starts.
         """
         weights = self.schedule.segments[-1].weights
         self.schedule = self.schedule.with_history(history).changed(next_sample, weights)
 
     def __len__(self) -> int:
-        """Samples an epoch of the corpora together."""
+        """Return the number of samples per epoch, summed over the corpora."""
         return sum(map(len, self._samples))
 
     def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
-        """Return the tokens of sample `index`."""
-        corpus, own = self.schedule.locate(index)
-        return self._samples[corpus][own]
+        """Return the tokens of sample `index`, int64."""
+        corpus, index_in_corpus = self.schedule.locate(index)
+        return self._samples[corpus][index_in_corpus]
 
 
-def schedule_of(corpora: Corpora, seed: int) -> Schedule:
-    """Return the schedule that a run of a blend begins with."""
+def initial_schedule(corpora: Corpora, seed: int) -> Schedule:
+    """Return the schedule that a run of a blend starts with."""
     return Schedule.starting(corpora.weights, make_key("blend", seed))
 
 
@@ -182,25 +182,25 @@ def _add(splits: Sequence[Split]) -> Split:
 
 
 def _shared_tokenizer(config: DataConfig, report: Progress, workers: int | None) -> Path:
-    """Train a tokenizer on all corpora, unless that was done before."""
+    """Return the path of a tokenizer trained on all corpora; train it if it does not exist."""
     sources = [find_source(corpus, config) for corpus in config.sources]
-    prints = (config.text_key, config.pieces, config.blend_alpha, config.validation_percent)
-    parts = "\0".join(map(str, (*prints, *(source.fingerprint() for source in sources))))
+    settings = (config.text_key, config.vocabulary, config.blend_alpha, config.validation_percent)
+    parts = "\0".join(map(str, (*settings, *(source.fingerprint() for source in sources))))
     digest = hashlib.sha256(parts.encode()).hexdigest()[:12]
     path = Path(config.directory, f"{config.name}-{digest}.model")
     if path.exists():
         return path
     pairs = list(zip(config.sources, sources, strict=True))
     sizes = {corpus.name: source.size for corpus, source in pairs}
-    shares = weigh(sizes, dict.fromkeys(sizes), config.blend_alpha)
+    shares = corpus_shares(sizes, dict.fromkeys(sizes), config.blend_alpha)
     texts: list[str] = []
     for corpus, source in pairs:
-        scans = scan_files(source, workers or available(), report)
-        build = Build(corpus, config, source, scans, workers or available(), report)
+        scans = scan_files(source, workers or available_cores(), report)
+        build = CorpusBuild(corpus, config, source, scans, workers or available_cores(), report)
         texts += build.choose_texts(shares[corpus.name] * TOKENIZER_TEXT_BYTES)
-    report(f"training a tokenizer of {config.pieces} pieces", 0.0)
+    report(f"training a tokenizer of {config.vocabulary} tokens", 0.0)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}-{uuid.uuid4().hex[:12]}")
-    train_tokenizer(texts, config.pieces, draft)
+    train_tokenizer(texts, config.vocabulary, draft)
     draft.replace(path)
     return path

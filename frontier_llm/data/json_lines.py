@@ -1,4 +1,4 @@
-"""JSONL: one object a line, the text under a key; plain, or compressed by gzip or zstandard."""
+"""Read JSONL files, plain or compressed: one object per line, with the text under a key."""
 
 import gzip
 import hashlib
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from frontier_llm.data.formats import (
+from frontier_llm.data.source_format import (
     BOM,
     CUT_BYTES,
     READ_BYTES,
@@ -24,7 +24,7 @@ from frontier_llm.errors import DataError
 
 
 class JsonLines(Format):
-    """A document a line; a line of nothing but blanks is none."""
+    """A JSONL file: each line that is not blank is a document."""
 
     mark = ":"
 
@@ -33,7 +33,7 @@ class JsonLines(Format):
         self.key = key
 
     def scan(self) -> Scan:
-        """Read all of it, looking only for the ends of lines."""
+        """Read the file and find the ends of lines; the lines are not parsed."""
         hasher, cuts = hashlib.sha256(), []
         start = end = 0
         first = number = 1
@@ -51,7 +51,7 @@ class JsonLines(Format):
         return Scan(hasher.hexdigest(), tuple(cuts))
 
     def entries(self, cut: Cut) -> Iterator[Entry]:
-        """Yield the texts of the lines of a cut."""
+        """Yield an entry per line of a cut."""
         with self.path.open("rb") as stream:
             left = cut.end - stream.seek(cut.start)
             for number, line in enumerate(stream, cut.number):
@@ -75,15 +75,18 @@ class JsonLines(Format):
 
 
 class CompressedJsonLines(JsonLines):
-    """The same in one cut: only the beginning of a compressed file can be found."""
+    """A JSONL file compressed by gzip or zstandard.
+
+    It has one cut, because it can only be read from its start.
+    """
 
     def scan(self) -> Scan:
-        """Digest the file as it is."""
+        """Digest the compressed file."""
         cuts = (Cut(0, self.size, 1, self.size),) if self.size else ()
         return Scan(sha256_of(self.path), cuts)
 
     def entries(self, cut: Cut) -> Iterator[Entry]:
-        """Yield the texts of all lines."""
+        """Yield an entry per line of the file."""
         opened = _gzip(self.path) if self.path.suffix == ".gz" else _zstandard(self.path)
         with opened as stream:
             for number, line in enumerate(stream, cut.number):
@@ -92,7 +95,7 @@ class CompressedJsonLines(JsonLines):
 
 
 def _encodable(text: str) -> str:
-    """JSON can name half a surrogate pair, which no encoding can write."""
+    """Replace unpaired surrogates, which JSON can express and UTF-8 cannot, by `?`."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
@@ -111,7 +114,7 @@ def _zstandard(path: Path) -> Iterator[IO[bytes]]:
         import zstandard
     except ImportError:
         raise DataError(
-            f"{path}: to read it, zstandard is needed\n  do: pip install -e '.[formats]'"
+            f"{path}: reading it needs zstandard\n  do: pip install -e '.[formats]'"
         ) from None
     try:
         with path.open("rb") as packed:
@@ -121,7 +124,7 @@ def _zstandard(path: Path) -> Iterator[IO[bytes]]:
 
 
 class _Frames(io.RawIOBase):
-    """The content of zstandard frames; tells if the last is cut, which the library's does not."""
+    """The content of zstandard frames; unlike the library's stream it detects a truncated end."""
 
     def __init__(self, packed: IO[bytes], decompressor: Any) -> None:
         self._packed, self._decompressor = packed, decompressor
@@ -136,7 +139,7 @@ class _Frames(io.RawIOBase):
             block = self._rest or self._packed.read(READ_BYTES)
             if not block:
                 if self._frame is not None:
-                    raise EOFError("its end is missing")
+                    raise EOFError("the end of the last frame is missing")
                 return 0
             self._frame = self._frame or self._decompressor.decompressobj()
             self._plain, self._rest = self._frame.decompress(block), b""

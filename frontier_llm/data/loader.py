@@ -1,7 +1,7 @@
-"""The micro-batches of a step on one replica.
+"""Read the micro-batches of a step on one replica.
 
-A step reads samples [first, first + G) for a global batch of G, however they are dealt out; dealing
-them out any other way changes no gradient but for the order of its sum.
+A step with global batch G reads samples [first, first + G), however they are distributed over
+replicas and micro-batches. The distribution changes a gradient only by the order of its sum.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,23 +16,23 @@ from frontier_llm.data.batch import AnyBatch, Batch
 
 Tokens = npt.NDArray[np.int64]
 MakeBatch = Callable[[Sequence[Tokens], Sequence[int]], AnyBatch]
-"""From the windows of some samples, and their indices, to a micro-batch."""
+"""Builds a micro-batch from the windows and the indices of its samples."""
 
 
 class Windows(Protocol):
-    """The text of each sample of a run."""
+    """The tokens of each sample of a run."""
 
     def __len__(self) -> int:
-        """Samples an epoch."""
+        """Return the number of samples per epoch."""
 
     def __getitem__(self, index: int) -> Tokens:
         """Return the tokens of a sample."""
 
 
 class BatchLoader:
-    """Reads batches, one step ahead of the caller in a thread of its own.
+    """Reads the micro-batches of a replica, one step ahead of the caller in a thread.
 
-    For one thread: `micro_batches` and `close` are not to be called at the same time.
+    Not thread-safe: one thread calls all methods.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class BatchLoader:
         data_size: int,
         make_batch: MakeBatch | None = None,
     ) -> None:
-        """Deal samples out.
+        """Initialise the loader; nothing is read yet.
 
         Args:
-            samples: what all replicas read together.
-            global_batch: samples a step, a multiple of `micro_batch * data_size`.
-            micro_batch: samples a replica computes at once.
-            data_rank: this replica.
+            samples: samples of the run, the same for all replicas.
+            global_batch: samples per step, a multiple of `micro_batch * data_size`.
+            micro_batch: samples per micro-batch.
+            data_rank: index of this replica.
             data_size: number of replicas.
-            make_batch: lays a micro-batch out; None = `causal_batch`.
+            make_batch: function that builds a micro-batch; None: `causal_batch`.
         """
         assert global_batch % (micro_batch * data_size) == 0, "checked in config/rules.py"
         self._samples, self._make_batch = samples, make_batch or causal_batch
@@ -64,8 +64,8 @@ class BatchLoader:
     def micro_batches(self, first: int) -> list[AnyBatch]:
         """Return this replica's micro-batches of the step that begins with sample `first`.
 
-        Begins to read those of the step that follows: only going on to that one is fast. What
-        went wrong while reading ahead is raised here, also when another step is asked for.
+        Starts to read the following step in the background, so only consecutive steps are fast. An
+        error of the background thread is raised by the next call, whichever step that asks for.
         """
         batches = self._collect(first)
         if batches is None:
@@ -75,15 +75,15 @@ class BatchLoader:
         return batches
 
     def close(self) -> None:
-        """End the thread; no step can be asked for any more."""
+        """End the background thread. The loader cannot be used afterwards."""
         self._ahead = None
         self._thread.shutdown(cancel_futures=True)
 
     def sample_indices(self, base: int) -> list[list[int]]:
-        """Return which samples each micro-batch of a step holds on this replica.
+        """Return the sample indices of each micro-batch of a step on this replica.
 
         Args:
-            base: the step's first sample.
+            base: first sample of the step.
         """
         stride = self._data_size * self._micro_batch
         offset = self._data_rank * self._micro_batch
@@ -93,7 +93,7 @@ class BatchLoader:
         ]
 
     def _collect(self, first: int) -> list[AnyBatch] | None:
-        """Take what was read ahead, if it begins there."""
+        """Return the batches that were read ahead, if they begin with sample `first`."""
         if self._ahead is None:
             return None
         (read_first, future), self._ahead = self._ahead, None
@@ -108,11 +108,11 @@ class BatchLoader:
 
 
 def causal_batch(rows: Sequence[Tokens], indices: Sequence[int]) -> Batch:
-    """Lay out windows of text: each token is to say the next.
+    """Build a micro-batch for next-token prediction.
 
     Args:
-        rows: [sequence_length + 1] int64 each.
-        indices: of the samples; a text is the same whichever it is.
+        rows: windows, [sequence_length + 1] int64 each.
+        indices: indices of the samples; only their number is used.
     """
     stacked = torch.from_numpy(np.stack(rows))
     tokens = stacked[:, :-1].contiguous()

@@ -1,17 +1,17 @@
-"""Parquet: a row a document, the text in a column; row groups are read one after another."""
+"""Read Parquet files: one document per row, with the text in a column."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.data.formats import CUT_BYTES, Cut, Entry, Format, Scan, sha256_of
+from frontier_llm.data.source_format import CUT_BYTES, Cut, Entry, Format, Scan, sha256_of
 from frontier_llm.errors import DataError
 
 BATCH_ROWS = 256
 
 
 class Parquet(Format):
-    """A document a row, rows counted from 0."""
+    """A Parquet file: each row is a document. Rows are counted from 0."""
 
     mark = ":"
 
@@ -20,7 +20,7 @@ class Parquet(Format):
         self.key = key
 
     def scan(self) -> Scan:
-        """Digest the file and gather its row groups into cuts."""
+        """Digest the file and group its row groups into cuts."""
         with self._open() as file:
             names = file.schema_arrow.names
             if self.key not in names:
@@ -32,7 +32,7 @@ class Parquet(Format):
         return Scan(sha256_of(self.path), cuts, "it has no rows")
 
     def entries(self, cut: Cut) -> Iterator[Entry]:
-        """Yield the texts of the rows of a cut."""
+        """Yield an entry per row of a cut."""
         place = cut.number
         with self._open() as file:
             groups = list(range(cut.start, cut.end))
@@ -54,7 +54,7 @@ class Parquet(Format):
             from pyarrow.parquet import ParquetFile
         except ImportError:
             raise DataError(
-                f"{self.path}: to read it, pyarrow is needed\n  do: pip install -e '.[formats]'"
+                f"{self.path}: reading it needs pyarrow\n  do: pip install -e '.[formats]'"
             ) from None
         try:
             return ParquetFile(self.path)
@@ -65,7 +65,7 @@ class Parquet(Format):
 
 
 def _cuts(metadata: Any) -> Iterator[Cut]:
-    """Gather row groups until they hold about CUT_BYTES as they are before compression."""
+    """Group consecutive row groups into cuts of about CUT_BYTES, uncompressed."""
     start = row = rows = size = 0
     for group in range(metadata.num_row_groups):
         rows += metadata.row_group(group).num_rows

@@ -1,8 +1,11 @@
-"""A shuffled order in closed form: no table, any element at once, the same on every rank.
+"""Pseudo-random permutations and numbers in closed form.
 
-A Feistel network is a bijection on pairs of half-words whatever its round function is, so on a
-range of a power of four. Where the network leaves a shorter range, it is applied again until it
-comes back (cycle walking): at most four times on average, because the power is the next one.
+No table is stored, any element can be computed alone, and all ranks get the same values.
+
+A Feistel network is a bijection on pairs of half-words for any round function, so it permutes a
+range whose length is a power of four. For a shorter range the network is applied again until the
+result lies in the range (cycle walking); the next power of four is used, so this takes at most four
+applications on average.
 
 Paper: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, methods 2 and 3.
 """
@@ -18,18 +21,18 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 
 
 def make_key(*parts: object) -> int:
-    """Return a 64-bit key that depends on all parts, in their order."""
+    """Return a 64-bit key that depends on all parts and on their order."""
     text = "\0".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 def permute(index: int, length: int, key: int) -> int:
-    """Return where a pseudo-random permutation of range(length) puts an index.
+    """Return the image of an index under a pseudo-random permutation of range(length).
 
     Args:
-        index: in range(length).
-        length: at least 1.
-        key: 64 bits that choose the permutation.
+        index: number in range(length).
+        length: length of the range, at least 1.
+        key: 64 bits that select the permutation.
     """
     assert 0 <= index < length, f"index {index} outside range({length})"
     half_bits = ((length - 1).bit_length() + 1) // 2
@@ -39,10 +42,10 @@ def permute(index: int, length: int, key: int) -> int:
     return place
 
 
-def scatter(count: int, key: int) -> npt.NDArray[np.uint64]:
-    """Return a random-looking number for each of range(count): [count] uint64, from a key alone.
+def random_uint64(count: int, key: int) -> npt.NDArray[np.uint64]:
+    """Return pseudo-random numbers that depend on the key alone: [count] uint64.
 
-    Made of integer operations, so that they are the same with every release of every library.
+    Only integer operations are used, so the numbers are the same in every version of NumPy.
     """
     value = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key & _WORD)
     value = (value ^ value >> np.uint64(30)) * np.uint64(_FIRST)
@@ -59,7 +62,7 @@ def _feistel(value: int, half_bits: int, key: int) -> int:
 
 
 def _mix(value: int) -> int:
-    """Scatter 64 bits over 64 bits (the finaliser of splitmix64, Steele et al., OOPSLA 2014)."""
+    """Hash 64 bits to 64 bits (the finaliser of splitmix64, Steele et al., OOPSLA 2014)."""
     value = (value + _GOLDEN) & _WORD
     value = (value ^ value >> 30) * _FIRST & _WORD
     value = (value ^ value >> 27) * _SECOND & _WORD

@@ -1,14 +1,15 @@
-"""A source made into token files, once.
+"""Turn a source into a prepared corpus, once.
 
-    <directory>/<name>-<digest12>/      the corpus (manifest.py); complete as soon as it is there
-    <directory>/.<name>.lock            held while preparing
-    <directory>/.<name>-<fingerprint>   a note: sources of these sizes and times gave that folder
-    <directory>/.<name>-<digest12>.partial    the work in progress: parts.py, and tokenizer.model
+    <directory>/<name>-<digest12>/            the corpus (corpus_manifest.py); never incomplete
+    <directory>/.<name>.lock                  lock that is held while preparing
+    <directory>/.<name>-<fingerprint>         note: the folder prepared from files of these sizes
+                                              and times
+    <directory>/.<name>-<digest12>.partial    work in progress: corpus_parts.py, tokenizer.model
 
-Work that was killed goes on from its finished parts, which the lock keeps to one process at a
-time. Where the file system has no locks, each process works in a folder of its own
-(`.<name>-<digest12>-<process>.partial`): the first to be done gives the corpus its folder, and work
-that was killed starts over.
+After a kill the next call continues from the finished parts; the lock ensures that one process at a
+time uses them. If the file system has no locks, each process works in a separate folder
+(`.<name>-<digest12>-<process>.partial`): the first process to finish renames its folder to the
+corpus, and after a kill the work starts from the beginning.
 """
 
 import errno
@@ -24,13 +25,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
-from frontier_llm.data.build import Build, Progress, scan_files
-from frontier_llm.data.corpus import Source, find_source
-from frontier_llm.data.formats import sha256_of
-from frontier_llm.data.manifest import FORMAT, MANIFEST_FILE, TOKENIZER_FILE, Manifest
-from frontier_llm.data.parts import PartFiles
+from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
+from frontier_llm.data.corpus_manifest import FORMAT, MANIFEST_FILE, TOKENIZER_FILE, Manifest
+from frontier_llm.data.corpus_parts import PartFiles
+from frontier_llm.data.source import Source, find_source
+from frontier_llm.data.source_format import sha256_of
 from frontier_llm.data.tokenizer import Tokenizer, train_tokenizer
-from frontier_llm.data.workers import WorkerDiedError, available
+from frontier_llm.data.worker_pool import WorkerDiedError, available_cores
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.units import MIB
 
@@ -44,28 +45,28 @@ def prepare(
     workers: int | None = None,
     corpus: CorpusConfig | None = None,
 ) -> Path:
-    """Return the folder of a prepared corpus; make it if it is not there.
+    """Return the folder of a prepared corpus; prepare the corpus if the folder does not exist.
 
-    Any number of processes may call this at once. Only being killed leaves something behind, which
-    the next call goes on from; a corpus whose sources have not changed is found again without
-    reading them. What is made does not depend on the number of workers.
+    Any number of processes may call this at once. A corpus whose sources have not changed is found
+    without reading them. Only a kill leaves unfinished work, from which the next call continues.
+    The result does not depend on the number of workers.
 
     Args:
-        config: the source and what matters of its treatment.
-        on_progress: told how far it is.
-        workers: processes; None = as many as there are cores.
-        corpus: which of a blend's; None = the only one.
+        config: configuration of the source and of its preparation.
+        on_progress: called with the progress of each stage.
+        workers: number of processes; None: one per core.
+        corpus: corpus of a blend to prepare; None: the only corpus.
 
     Raises:
-        ConfigError: the corpus's name cannot be a folder's name.
+        ConfigError: the corpus's name cannot be the name of a folder.
         DataError: the source is unusable, or the folder cannot be written.
     """
     if corpus is None:
         (corpus,) = config.sources
     if Path(corpus.name).name != corpus.name:
         raise ConfigError("data.name", corpus.name, "a name without slashes", "set data.name=text")
-    report = on_progress or (lambda what, share: None)
-    return _Preparation(corpus, config, report, workers or available()).run()
+    report = on_progress or (lambda stage, fraction: None)
+    return _Preparation(corpus, config, report, workers or available_cores()).run()
 
 
 class _Preparation:
@@ -98,9 +99,9 @@ class _Preparation:
             ) from error
 
     def _digest(self, of_source: str) -> str:
-        """Digest a source together with the settings that decide what becomes of it."""
+        """Return a digest of a source's digest and of all settings that change the result."""
         config = self._config
-        vocabulary = config.pieces if config.tokenizer is None else _digest_tokenizer(config)
+        vocabulary = config.vocabulary if config.tokenizer is None else _digest_tokenizer(config)
         parts = (
             FORMAT, self._corpus.kind, config.text_key, vocabulary, config.validation_percent,
             config.broken, config.unique, of_source,
@@ -108,16 +109,16 @@ class _Preparation:
         return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
     def _find_or_build(self, source: Source, locked: bool) -> Path:
-        """Read the sources, and prepare them unless the same contents were prepared before."""
+        """Scan the source and prepare it, unless the same content was prepared before."""
         scans = scan_files(source, self._workers, self._report)
         digest = self._digest(source.digest(scans))[:12]
         folder = self._directory / f"{self._corpus.name}-{digest}"
         if folder.is_dir():
             return _checked(folder)
-        own = "" if locked else f"-{uuid.uuid4().hex[:12]}"
-        partial = self._directory / f".{folder.name}{own}.partial"
+        process = "" if locked else f"-{uuid.uuid4().hex[:12]}"
+        partial = self._directory / f".{folder.name}{process}.partial"
         _sweep(self._directory, self._corpus.name)
-        build = Build(self._corpus, self._config, source, scans, self._workers, self._report)
+        build = CorpusBuild(self._corpus, self._config, source, scans, self._workers, self._report)
         try:
             self._build(build, partial, folder)
         except WorkerDiedError:
@@ -128,7 +129,7 @@ class _Preparation:
         shutil.rmtree(partial, ignore_errors=True)
         return _checked(folder)
 
-    def _build(self, build: Build, partial: Path, folder: Path) -> None:
+    def _build(self, build: CorpusBuild, partial: Path, folder: Path) -> None:
         partial.mkdir(exist_ok=True)
         path = partial / TOKENIZER_FILE
         if not path.exists():
@@ -136,26 +137,26 @@ class _Preparation:
         tokenizer = Tokenizer(path)
         files = PartFiles(partial)
         build.tokenise(tokenizer, files)
-        whole = partial / f"whole-{uuid.uuid4().hex[:12]}"
-        whole.mkdir()
-        shutil.copyfile(path, whole / TOKENIZER_FILE)
-        build.merge(tokenizer, files, whole)
-        _rename(whole, folder)
+        merged = partial / f"merged-{uuid.uuid4().hex[:12]}"
+        merged.mkdir()
+        shutil.copyfile(path, merged / TOKENIZER_FILE)
+        build.merge(tokenizer, files, merged)
+        _rename(merged, folder)
 
-    def _make_tokenizer(self, build: Build, path: Path) -> None:
-        """Copy the tokenizer that is asked for, or train one."""
+    def _make_tokenizer(self, build: CorpusBuild, path: Path) -> None:
+        """Copy the configured tokenizer, or train one."""
         draft = path.with_name(f"{path.name}-{uuid.uuid4().hex[:12]}")
         if self._config.tokenizer is not None:
             shutil.copyfile(self._config.tokenizer, draft)
         else:
             texts = build.choose_texts(TOKENIZER_TEXT_BYTES)
-            self._report(f"training a tokenizer of {self._config.pieces} pieces", 0.0)
-            train_tokenizer(texts, self._config.pieces, draft)
+            self._report(f"training a tokenizer of {self._config.vocabulary} tokens", 0.0)
+            train_tokenizer(texts, self._config.vocabulary, draft)
         draft.replace(path)
 
 
 def _digest_tokenizer(config: DataConfig) -> str:
-    """Digest the tokenizer that is asked for, and refuse one that ends no documents."""
+    """Return the digest of the configured tokenizer, which must have an end-of-sentence token."""
     assert config.tokenizer is not None
     path = Path(config.tokenizer)
     try:
@@ -169,14 +170,14 @@ def _digest_tokenizer(config: DataConfig) -> str:
         raise ConfigError(
             "data.tokenizer",
             path,
-            "a model with a piece that ends a sentence: it will end documents",
-            "train it with an eos_id, or set data.tokenizer=null to have one trained here",
+            "a model with an end-of-sentence token, which will end documents",
+            "train it with an eos_id, or set data.tokenizer=null to train one on the corpus",
         )
     return digest
 
 
 def _noted(note: Path) -> Path | None:
-    """Return the folder a note names, if it is still there."""
+    """Return the folder that a note names, if it still exists."""
     try:
         folder = note.parent / note.read_text()
     except OSError:
@@ -185,7 +186,7 @@ def _noted(note: Path) -> Path | None:
 
 
 def _write_note(note: Path, text: str) -> None:
-    """Write a note that nobody can read half of."""
+    """Write a note atomically."""
     draft = note.with_name(f"{note.name}-{uuid.uuid4().hex[:12]}")
     draft.write_text(text)
     draft.replace(note)
@@ -198,13 +199,13 @@ def _checked(folder: Path) -> Path:
 
 @contextmanager
 def _lock(path: Path, report: Progress) -> Iterator[bool]:
-    """Hold a file's lock and yield True; yield False on a file system that has none."""
+    """Hold a file's lock and yield True; yield False on a file system without locks."""
     with path.open("a") as stream:
         try:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                report("waiting for another process that prepares this corpus", 0.0)
+                report("waiting for another process that is preparing this corpus", 0.0)
                 fcntl.flock(stream, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
@@ -216,26 +217,26 @@ def _lock(path: Path, report: Progress) -> Iterator[bool]:
 
 
 def _sweep(directory: Path, name: str) -> None:
-    """Remove what killed processes left long ago; what is younger can be gone on from."""
+    """Remove the work of processes killed long ago; younger work may still be continued."""
     for partial in directory.glob(f".{glob.escape(name)}-*.partial"):
-        with suppress(FileNotFoundError):  # its owner may just be done
+        with suppress(FileNotFoundError):  # its process may have just finished
             if time.time() - partial.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(partial, ignore_errors=True)
 
 
-def _rename(whole: Path, folder: Path) -> None:
-    """Put a finished folder in its place, on the disk and not only in its cache."""
-    for path in (*whole.iterdir(), whole):
-        _flush(path)
+def _rename(merged: Path, folder: Path) -> None:
+    """Rename a finished folder, after its content is on disk, and sync the new name."""
+    for path in (*merged.iterdir(), merged):
+        _sync(path)
     try:
-        whole.rename(folder)
+        merged.rename(folder)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-    _flush(folder.parent)
+    _sync(folder.parent)
 
 
-def _flush(path: Path) -> None:
+def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,24 +1,25 @@
-"""Plain text: a short file is one document, a long one is cut into many."""
+"""Read plain text files: a short file is one document, a long one is split into sections."""
 
 import hashlib
 import io
 from collections.abc import Iterator
 
-from frontier_llm.data.formats import CUT_BYTES, Cut, Entry, Format, NoTextError, Scan, decode
+from frontier_llm.data.source_format import CUT_BYTES, Cut, Entry, Format, NoTextError, Scan, decode
 from frontier_llm.units import KIB
 
-PIECE_BYTES = 64 * KIB
-PIECES_OF_A_SMALL_FILE = 128
+SECTION_BYTES = 64 * KIB
+SMALL_FILE_SECTIONS = 128
+"""A file too small for sections of SECTION_BYTES is split into about as many sections."""
 _CHARACTER_BYTES = 4
 
 
 class WholeText(Format):
-    """One document."""
+    """A file that is one document."""
 
     mark = ""
 
     def scan(self) -> Scan:
-        """Read all of it."""
+        """Read the file and check that it is text."""
         content = self.path.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         if not content:
@@ -30,25 +31,28 @@ class WholeText(Format):
         return Scan(digest, (Cut(0, len(content), 0, len(content)),))
 
     def entries(self, cut: Cut) -> Iterator[Entry]:
-        """Yield the text."""
+        """Yield the text of the file."""
         yield _entry(cut.number, self.path.read_bytes(), cut.start)
 
 
 class LongText(Format):
-    """Documents that end at blank lines, or at any line where blank ones are rare."""
+    """A file whose sections are documents.
+
+    A section ends at a blank line, or at any line if there is no blank line for long.
+    """
 
     mark = "#"
 
     def scan(self) -> Scan:
-        """Read all of it; what does not begin as text is none."""
+        """Read the file. It is rejected if its first section is not text."""
         hasher, cuts, problem = hashlib.sha256(), [], "it is empty"
         start = end = first = 0
         with self.path.open("rb") as stream:
-            for number, piece in enumerate(self._pieces(stream)):
-                hasher.update(piece)
+            for number, section in enumerate(self._sections(stream)):
+                hasher.update(section)
                 if number == 0:
-                    problem = _entry(number, piece, 0).problem or ""
-                end += len(piece)
+                    problem = _entry(number, section, 0).problem or ""
+                end += len(section)
                 if end - start >= CUT_BYTES:
                     cuts.append(Cut(start, end, first, end - start))
                     start, first = end, number + 1
@@ -57,17 +61,17 @@ class LongText(Format):
         return Scan(hasher.hexdigest(), () if problem else tuple(cuts), problem)
 
     def entries(self, cut: Cut) -> Iterator[Entry]:
-        """Yield the pieces of a cut."""
+        """Yield the sections of a cut."""
         with self.path.open("rb") as stream:
             start = stream.seek(cut.start)
-            for place, piece in enumerate(self._pieces(stream), cut.number):
-                yield _entry(place, piece, start)
-                start += len(piece)
+            for place, section in enumerate(self._sections(stream), cut.number):
+                yield _entry(place, section, start)
+                start += len(section)
                 if start >= cut.end:
                     break
 
-    def _pieces(self, stream: io.BufferedReader) -> Iterator[bytes]:
-        target = min(PIECE_BYTES, max(self.size // PIECES_OF_A_SMALL_FILE, 1))
+    def _sections(self, stream: io.BufferedReader) -> Iterator[bytes]:
+        target = min(SECTION_BYTES, max(self.size // SMALL_FILE_SECTIONS, 1))
         lines: list[bytes] = []
         size = 0
         while line := _line(stream):
@@ -88,11 +92,11 @@ def _entry(place: int, content: bytes, start: int) -> Entry:
 
 
 def _line(stream: io.BufferedReader) -> bytes:
-    """Read a line; of a very long one a part that ends with a character."""
-    line = stream.readline(PIECE_BYTES)
+    """Read a line, or up to SECTION_BYTES of a longer line without splitting a character."""
+    line = stream.readline(SECTION_BYTES)
     for _ in range(_CHARACTER_BYTES - 1):
         following = b"" if line.endswith(b"\n") else stream.peek(1)[:1]
-        if not following or following[0] & 0xC0 != 0x80:  # not within a character
+        if not following or following[0] & 0xC0 != 0x80:  # not inside a character
             break
         line += stream.read(1)
     return line

@@ -1,7 +1,7 @@
-"""Text to token ids and back, exactly: `decode(encode(text)) == text` for every valid text.
+"""Convert text to token ids and back: `decode(encode(text)) == text` for every valid text.
 
-Byte-pair encoding by sentencepiece. Nothing is normalised, what has no piece of its own is spelt
-in bytes, and a line break is always one token of its own.
+The tokenizer is sentencepiece's byte-pair encoding. Text is not normalised, characters outside the
+vocabulary are encoded as bytes, and a line break is always a separate token.
 """
 
 import io
@@ -18,9 +18,9 @@ from frontier_llm.config.reading import SENTINELS
 from frontier_llm.errors import DataError
 
 SPACE_MARK = "\u2581"
-"""How sentencepiece writes a space inside a piece; in a text it is a character like another."""
+"""Character that stands for a space in sentencepiece's pieces; texts may contain it as well."""
 FIXED_PIECES = 256 + 3
-"""Pieces of every vocabulary: one a byte, unknown, end of document, line break."""
+"""Number of pieces in every vocabulary: 256 bytes, unknown, end of document, line break."""
 _ACROSS_RUNS = re.compile("[A-Za-z][^A-Za-z]|[^A-Za-z][A-Za-z]", re.DOTALL)
 _ACROSS_WORDS = re.compile(f"[^{SPACE_MARK} ][{SPACE_MARK} ]|.\n|\n.", re.DOTALL)
 _FIRST_SENTINEL = ("\u2581<extra_id_0>", "<extra_id_0>")
@@ -29,17 +29,17 @@ COVERAGE = 0.9995
 
 
 class Tokenizer:
-    """A trained vocabulary, read from a file. Threads may share it."""
+    """A trained sentencepiece model. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """Read a sentencepiece model.
 
         Raises:
-            DataError: the file is absent or is no such model.
+            DataError: the file is absent or not a sentencepiece model.
         """
         try:
             model = path.read_bytes()
-            if not model:  # sentencepiece would take it for a vocabulary of nothing
+            if not model:  # sentencepiece accepts it as an empty vocabulary
                 raise RuntimeError("the file is empty")
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (OSError, RuntimeError) as error:
@@ -51,13 +51,13 @@ class Tokenizer:
 
     @cached_property
     def borders(self) -> Literal["none", "words", "runs"]:
-        """Between what parts of any text no token reaches (see encoder.py).
+        """Kind of substrings whose borders no token crosses, in any text (see encoder.py).
 
-        Known for byte-pair encoding if a text reaches it as it is: tokens then reach over a border
-        only if a piece does.
+        Derived from the pieces, which is valid for byte-pair encoding of text that is not
+        normalised: a token then crosses a border only if a piece does.
         """
         try:
-            # needs protobuf's runtime: without it texts are encoded whole, which is only slower
+            # needs the protobuf package; without it whole texts are encoded, which is slower
             from sentencepiece.sentencepiece_model_pb2 import ModelProto
         except (ImportError, TypeError):
             return "none"
@@ -78,19 +78,19 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids, specials included."""
+        """Number of token ids, including special tokens."""
         return int(self._pieces.vocab_size())
 
     @property
     def eod(self) -> int:
-        """The token that ends a document."""
+        """Token id that ends a document."""
         return int(self._pieces.eos_id())
 
     @property
     def first_sentinel(self) -> int:
-        """The first sentinel; the others are counted down from it.
+        """Token id of the first sentinel; the other sentinels count down from it.
 
-        T5's models have pieces for them; otherwise they are the ids behind the vocabulary.
+        T5's models have pieces for sentinels; for other models they are ids after the vocabulary.
         """
         for piece in _FIRST_SENTINEL:
             if not self._pieces.is_unknown(found := self._pieces.piece_to_id(piece)):
@@ -102,7 +102,7 @@ class Tokenizer:
         return self.encode_all([text])[0]
 
     def encode_word(self, word: str) -> list[int]:
-        """Return the token ids of a text that holds no SPACE_MARK, or nothing else."""
+        """Return the token ids of a text without SPACE_MARK, or of SPACE_MARK alone."""
         if word == SPACE_MARK:
             return self._mark
         ids: list[int] = self._pieces.encode(word)
@@ -123,66 +123,68 @@ class Tokenizer:
         encoded: list[list[int]] = self._pieces.encode([first for first, *_ in parts])
         for ids, (_, *others) in zip(encoded, parts, strict=True):
             for part in others:
-                # a piece would come back as a space; its bytes come back as they are
+                # a piece with SPACE_MARK would be decoded to a space; its bytes are decoded exactly
                 ids += self._mark + self._pieces.encode(part)
         return encoded
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids; specials have none, broken UTF-8 becomes U+FFFD."""
+        """Return the text of token ids, without special tokens; invalid UTF-8 becomes U+FFFD."""
         return str(self._pieces.decode(list(ids)))
 
 
-def train_tokenizer(texts: Iterable[str], pieces: int, path: Path) -> Tokenizer:
-    """Train a vocabulary and write it.
+def train_tokenizer(texts: Iterable[str], vocabulary: int, path: Path) -> Tokenizer:
+    """Train a tokenizer and write it to a file.
 
-    A corpus with too little variety for `pieces` pieces gets as many as it has; one with more
-    different characters than fit has the rarer ones spelt in bytes.
+    If the texts do not allow `vocabulary` tokens, the vocabulary is as large as possible. If they
+    have more different characters than fit, the rarer ones are encoded as bytes.
 
     Args:
-        texts: what to train on; held in memory.
-        pieces: size of the vocabulary, at least 260.
-        path: the file to write.
+        texts: texts to train on, held in memory.
+        vocabulary: number of tokens, at least 260.
+        path: path of the file to write.
 
     Raises:
-        DataError: `pieces` is too few even for the bytes, or there is no text.
+        DataError: `vocabulary` is too small, or there is no text.
     """
-    if pieces <= FIXED_PIECES:
+    if vocabulary <= FIXED_PIECES:
         raise DataError(
-            f"data.pieces={pieces} is too few: 256 bytes, unknown, end of document and line break "
-            f"come first\n  do: set data.pieces to {FIXED_PIECES + 1} or more"
+            f"data.vocabulary={vocabulary} is too small: 256 bytes, unknown, end of document and "
+            f"line break need {FIXED_PIECES} tokens\n"
+            f"  do: set data.vocabulary to {FIXED_PIECES + 1} or more"
         )
-    path.write_bytes(_train_what_fits(list(_lines(texts)), pieces))
+    path.write_bytes(_train_largest(list(_lines(texts)), vocabulary))
     return Tokenizer(path)
 
 
 def _lines(texts: Iterable[str]) -> Iterable[str]:
-    """Cut texts into what sentencepiece calls sentences: it drops those of over 4 KiB."""
+    """Split texts into the sentences of sentencepiece, which drops those of more than 4 KiB."""
     for text in texts:
         for line in text.split("\n"):
             for start in range(0, len(line), MAX_LINE_CHARACTERS):
                 yield line[start : start + MAX_LINE_CHARACTERS]
 
 
-def _train_what_fits(lines: list[str], pieces: int) -> bytes:
+def _train_largest(lines: list[str], vocabulary: int) -> bytes:
+    """Train with the largest vocabulary that the lines allow, at most `vocabulary`."""
     for _ in range(3):
         try:
-            return _train(lines, pieces)
+            return _train(lines, vocabulary)
         except RuntimeError as error:
             if limit := re.search(r"set it to a value <= (\d+)", str(error)):
-                pieces = int(limit[1])
+                vocabulary = int(limit[1])
             elif "smaller than required_chars" in str(error):
-                # half of the room for characters, half for what they make up
-                lines = list(_without_rare(lines, (pieces - FIXED_PIECES + 1) // 2))
+                # half of the vocabulary for characters, half for longer pieces
+                lines = list(_without_rare(lines, (vocabulary - FIXED_PIECES + 1) // 2))
             else:
                 break
     raise DataError(
-        f"cannot train a tokenizer of {pieces} pieces on {sum(map(len, lines))} characters\n"
-        "  do: set data.path to more text, or lower data.pieces"
+        f"cannot train a tokenizer of {vocabulary} tokens on {sum(map(len, lines))} characters\n"
+        "  do: set data.path to more text, or lower data.vocabulary"
     )
 
 
 def _without_rare(lines: list[str], characters: int) -> Iterable[str]:
-    """Cut lines where they hold another than the commonest characters."""
+    """Split lines at all characters but the most common ones."""
     counts = Counter("".join(lines))
     common = {character for character, _ in counts.most_common(characters)}
     breaks = {ord(character): "\n" for character in counts if character not in common}
@@ -190,19 +192,19 @@ def _without_rare(lines: list[str], characters: int) -> Iterable[str]:
         yield from line.translate(breaks).split("\n")
 
 
-def _train(lines: list[str], pieces: int) -> bytes:
+def _train(lines: list[str], vocabulary: int) -> bytes:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
         model_writer=model,
         model_type="bpe",
-        vocab_size=pieces,
+        vocab_size=vocabulary,
         character_coverage=COVERAGE,
         byte_fallback=True,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         add_dummy_prefix=False,
-        allow_whitespace_only_pieces=True,  # one token for an indentation
+        allow_whitespace_only_pieces=True,  # an indentation is one token
         user_defined_symbols=["\n"],
         unk_id=0,
         eos_id=1,

@@ -1,1 +1,1 @@
-"""The room where the words cuda and hip are said: devices, kernels, and what they can do."""
+"""Devices and their kernels: the only package that distinguishes CPU, CUDA and HIP by name."""

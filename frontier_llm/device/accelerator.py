@@ -1,5 +1,6 @@
-"""The device of a rank: a GPU of NVIDIA or AMD, or the CPU."""
+"""The device that a rank computes on: an NVIDIA or AMD GPU, or the CPU."""
 
+import ctypes
 import resource
 import time
 from dataclasses import dataclass
@@ -9,16 +10,23 @@ import torch
 from frontier_llm.errors import LaunchError
 
 MEASURED_SECONDS = 0.05
+"""Duration of a speed measurement."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's mallopt(3)."""
+_TRIM_BYTES = 2**31 - 1
+"""Free memory at the top of the heap above which malloc returns it: the largest allowed value."""
+_MMAP_BYTES = 32 * 2**20
+"""Size above which an allocation bypasses the heap: the largest allowed value."""
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What a rank computes on.
+    """The device of a rank.
 
     Attributes:
-        device: for torch.
+        device: torch's object for the device.
         kind: `cpu`, `cuda` or `hip`.
-        name: as the driver says it.
+        name: name of the device as given by its driver; `cpu` for the CPU.
     """
 
     device: torch.device
@@ -27,20 +35,20 @@ class Accelerator:
 
     @classmethod
     def of_rank(cls, local_rank: int) -> "Accelerator":
-        """Take the GPU of this rank, or the CPU where there is none.
+        """Return the GPU of this rank, or the CPU if there is no GPU.
 
         Under `--gpus-per-task=1` a rank sees one device, whatever its local rank.
 
         Raises:
-            LaunchError: more ranks on the node than devices.
+            LaunchError: the node has more ranks than devices.
         """
         visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not visible:
             return cls(torch.device("cpu"), "cpu", "cpu")
         if visible > 1 and local_rank >= visible:
             raise LaunchError(
-                f"local rank {local_rank} has no device of its own: {visible} are visible on this "
-                f"node. Start at most {visible} ranks a node (launch.ranks, --ntasks-per-node)."
+                f"there is no device for local rank {local_rank}: {visible} are visible on this "
+                f"node. Start at most {visible} ranks per node (launch.ranks, --ntasks-per-node)."
             )
         index = local_rank % visible
         torch.cuda.set_device(index)
@@ -53,38 +61,54 @@ class Accelerator:
         return self.kind == "cpu"
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has finished all submitted work."""
         if not self.is_cpu:
             torch.cuda.synchronize(self.device)
 
     def peak_bytes(self) -> int:
-        """Return the most memory held so far: device allocations, or the resident set on CPU."""
+        """Return the peak memory so far: device allocations, or the resident set on a CPU."""
         if self.is_cpu:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return torch.cuda.max_memory_allocated(self.device)
 
     def matmul_flops_per_second(self, dtype: torch.dtype, size: int = 384) -> float:
-        """Measure the speed of a square matrix product, in about 0.1 s."""
-        a = torch.ones(size, size, dtype=dtype, device=self.device)
-        torch.matmul(a, a)  # the first call chooses a kernel
+        """Measure the speed of a product of two square matrices, in about 0.1 s."""
+        matrix = torch.ones(size, size, dtype=dtype, device=self.device)
+        torch.matmul(matrix, matrix)  # the first call chooses a kernel
         self.synchronize()
         repetitions, start = 0, time.perf_counter()
         while time.perf_counter() - start < MEASURED_SECONDS:
-            torch.matmul(a, a)
+            torch.matmul(matrix, matrix)
             self.synchronize()
             repetitions += 1
         return 2 * size**3 * repetitions / (time.perf_counter() - start)
 
 
 def faster_precision(accelerator: Accelerator) -> tuple[str, str]:
-    """Choose between bf16 and fp32 by measuring both.
+    """Choose between bf16 and fp32 by measuring the speed of matrix products in both.
 
     Returns:
-        The name of the faster one, and the measurement in words.
+        `bf16` or `fp32`, whichever is faster, and the measured speeds as text.
     """
     speeds = {
         name: accelerator.matmul_flops_per_second(dtype)
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
     }
-    words = ", ".join(f"{name} {speed / 1e9:.0f} GFLOP/s" for name, speed in speeds.items())
-    return max(speeds, key=lambda name: speeds[name]), words
+    text = ", ".join(f"{name} {speed / 1e9:.0f} GFLOP/s" for name, speed in speeds.items())
+    return max(speeds, key=lambda name: speeds[name]), text
+
+
+def keep_freed_memory() -> bool:
+    """Make malloc keep freed memory for later requests, instead of returning it to the kernel.
+
+    On a CPU, activations and gathered parameters of the same sizes are allocated and freed in every
+    step. If freed memory went back to the kernel, the kernel would clear and map it again, page by
+    page.
+
+    Returns:
+        Whether this system's malloc supports it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES) and mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES))

@@ -1,4 +1,4 @@
-"""Which device, cores, network interfaces and libraries a rank has: for checks and bug reports."""
+"""Description of a rank's device, cores, network and libraries, for checks and bug reports."""
 
 import os
 import platform
@@ -11,23 +11,24 @@ import torch
 from frontier_llm.device.accelerator import Accelerator
 
 PREFIXES = ("NCCL_", "RCCL_", "FI_", "GLOO_", "HSA_", "MIOPEN_", "TORCH_NCCL_", "ROCR_", "HIP_")
-"""Of the environment variables that decide how ranks talk and compute."""
+"""Prefixes of the environment variables that affect communication and computation."""
 PACKAGES = ("torch", "megatron-core", "numpy", "triton", "apex", "transformer_engine")
+"""Python packages whose versions are reported."""
 _INTERFACES = Path("/sys/class/net")
 
 
 def device_id(accelerator: Accelerator) -> str:
-    """Return what tells a device from all others of its host; empty on a CPU."""
+    """Return an identifier that is unique among the devices of a host; empty on a CPU."""
     if accelerator.is_cpu:
         return ""
     properties = torch.cuda.get_device_properties(accelerator.device)
-    # A UUID where the driver gives one; else its place on the PCI bus.
-    unique = getattr(properties, "uuid", None)
-    return str(unique or f"pci bus {getattr(properties, 'pci_bus_id', 'unknown')}")
+    # if the driver gives no UUID, use the address on the PCI bus
+    uuid = getattr(properties, "uuid", None)
+    return str(uuid or f"pci bus {getattr(properties, 'pci_bus_id', 'unknown')}")
 
 
 def architecture(accelerator: Accelerator) -> str:
-    """Return what kernels must be compiled for: `gfx90a`, `sm_80`, `x86_64`."""
+    """Return the architecture that kernels are compiled for: `gfx90a`, `sm_80`, `x86_64`."""
     if accelerator.is_cpu:
         return platform.machine()
     properties = torch.cuda.get_device_properties(accelerator.device)
@@ -36,7 +37,7 @@ def architecture(accelerator: Accelerator) -> str:
 
 
 def interfaces() -> tuple[str, ...]:
-    """Return the network interfaces of this host that are up, the loopback left out."""
+    """Return the network interfaces of this host that are up, without the loopback."""
     if not _INTERFACES.is_dir():
         return ()
     up = [path.name for path in sorted(_INTERFACES.iterdir()) if _is_up(path)]
@@ -52,36 +53,36 @@ def cores() -> str:
 
 def as_ranges(numbers: Iterable[int]) -> str:
     """Write numbers as ranges: `{0, 1, 2, 7}` is `0-2,7`."""
-    runs: list[list[int]] = []
+    ranges: list[list[int]] = []  # first and last number of each
     for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
         else:
-            runs.append([number, number])
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+            ranges.append([number, number])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def variables(environ: Mapping[str, str], wanted: Iterable[str]) -> dict[str, str]:
-    """Return the variables that decide how ranks talk, and the wanted ones, where they are set."""
+    """Return the variables that start with one of PREFIXES or are in `wanted`, if they are set."""
     names = {name for name in environ if name.startswith(PREFIXES)} | set(wanted)
     return {name: environ[name] for name in sorted(names) if name in environ}
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what a bug report needs; `absent` where there is none."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python, PACKAGES, CUDA and ROCm; `absent` if not installed."""
+    by_name = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            by_name[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "absent"
-    found["cuda"] = torch.version.cuda or "absent"
-    found["rocm"] = torch.version.hip or "absent"
-    return found
+            by_name[package] = "absent"
+    by_name["cuda"] = torch.version.cuda or "absent"
+    by_name["rocm"] = torch.version.hip or "absent"
+    return by_name
 
 
 def _is_up(interface: Path) -> bool:
     try:
         return (interface / "operstate").read_text().strip() != "down"
-    except OSError:  # a file of another kind lies there (bonding_masters)
+    except OSError:  # not an interface but a plain file (bonding_masters)
         return False

@@ -1,8 +1,7 @@
-"""Which implementation of the norms is used: torch's, or a fused one that proved itself.
+"""Choice of the norm kernels: torch's, or fused ones from apex or TransformerEngine.
 
-The one door to apex and TransformerEngine. Both import without error when their compiled parts
-are absent, so a kernel is believed only after a call on a tiny tensor, forward and backward,
-agreed with torch's.
+Both packages import without error even if their compiled parts are absent. So fused kernels are
+used only if their forward and backward pass on a small tensor gives the same result as torch's.
 """
 
 from collections.abc import Callable
@@ -14,31 +13,33 @@ from torch.nn import functional as F
 from frontier_llm.errors import ConfigError
 
 LayerNormFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""Arguments: input, weight, bias, epsilon."""
 RmsNormFunction = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""Arguments: input, weight, epsilon."""
 
 
 def torch_layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float
 ) -> torch.Tensor:
-    """Layer norm over the last dim of [..., hidden]."""
+    """Return the layer norm over the last dim of [..., hidden]."""
     return F.layer_norm(x, weight.shape, weight, bias, epsilon)
 
 
 def torch_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Root-mean-square norm over the last dim of [..., hidden]."""
+    """Return the root-mean-square norm over the last dim of [..., hidden]."""
     return F.rms_norm(x, weight.shape, weight, epsilon)
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The resolved choice, and why."""
+    """The norm kernels that were chosen, and why."""
 
     layer_norm: LayerNormFunction
     rms_norm: RmsNormFunction
     source: str
     """`torch` or `apex` or `transformer_engine`."""
     reason: str
-    """Why this one: for the log and the report."""
+    """Why these kernels were chosen, for the log and the report."""
 
 
 TORCH = Kernels(torch_layer_norm, torch_rms_norm, "torch", "kernels=torch")
@@ -48,24 +49,24 @@ def resolve(wanted: str, device: torch.device) -> Kernels:
     """Choose the kernels for a device.
 
     Args:
-        wanted: `torch`, `fused` (must work) or `auto` (fused where it works).
-        device: where the proof is made.
+        wanted: the setting `kernels`: `torch`, `fused` (required) or `auto` (fused if possible).
+        device: where fused kernels are verified.
 
     Raises:
-        ConfigError: `fused` was asked for and none works; says why for each.
+        ConfigError: `fused` is wanted and neither package works; the message says why.
     """
     if wanted == "torch":
         return TORCH
-    refusals = []
+    errors = []
     for make in (_apex, _transformer_engine):
         try:
             kernels = make()
-            _prove(kernels, device)
-        except Exception as error:  # any failure of a foreign extension means: do not use it
-            refusals.append(f"{make.__name__.strip('_')}: {error}")
+            _verify(kernels, device)
+        except Exception as error:  # any failure of a compiled extension
+            errors.append(f"{make.__name__.strip('_')}: {error}")
         else:
             return kernels
-    reason = "; ".join(refusals)
+    reason = "; ".join(errors)
     if wanted == "fused":
         raise ConfigError(
             "kernels",
@@ -86,7 +87,7 @@ def _apex() -> Kernels:
         lambda x, w, b, e: fused_layer_norm_affine(x, w, b, w.shape, e),
         lambda x, w, e: fused_rms_norm_affine(x, w, w.shape, e),
         "apex",
-        "proved on a tiny tensor",
+        "verified on a small tensor",
     )
 
 
@@ -103,11 +104,11 @@ def _transformer_engine() -> Kernels:
         module = te.RMSNorm(weight.shape[0], eps=epsilon, device="meta")
         return torch.func.functional_call(module, {"weight": weight}, (x,))
 
-    return Kernels(layer_norm, rms_norm, "transformer_engine", "proved on a tiny tensor")
+    return Kernels(layer_norm, rms_norm, "transformer_engine", "verified on a small tensor")
 
 
-def _prove(kernels: Kernels, device: torch.device) -> None:
-    """Compare values and gradients with torch's on [2, 64] numbers; raise where they differ."""
+def _verify(kernels: Kernels, device: torch.device) -> None:
+    """Compare values and gradients with torch's on [2, 64] numbers; raise if they differ."""
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(shape, generator=generator) for shape in ((2, 64), 64, 64))
     pairs: tuple[tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], tuple], ...] = (
@@ -121,5 +122,5 @@ def _prove(kernels: Kernels, device: torch.device) -> None:
             out = function(*leaves, 1e-5)
             out.square().sum().backward()
             results.append([out.detach(), *(leaf.grad for leaf in leaves)])
-        for mine, expected in zip(*results, strict=True):
-            torch.testing.assert_close(mine, expected, rtol=1e-3, atol=1e-3)
+        for result, expected in zip(*results, strict=True):
+            torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3)

@@ -1,35 +1,42 @@
-"""The same run on another number of ranks: what changes is data parallelism, and what hangs on it.
+"""Continue a run on another number of ranks by changing its data parallelism.
 
-The model's cut and the global batch stay, so losses and the order of samples do too.
+Tensor and pipeline parallelism and the global batch stay the same, and so do losses and the order
+of samples.
 """
 
-from frontier_llm.config.run import RunConfig
+from frontier_llm.config.data import DataConfig
+from frontier_llm.config.parallel import ParallelConfig
+from frontier_llm.config.sharding import ShardingConfig
 from frontier_llm.errors import ConfigError
 
 
-def refit(config: RunConfig, world_size: int) -> dict[str, int]:
-    """Choose what must change for a configuration to run on `world_size` ranks.
+def refit(
+    parallel: ParallelConfig, data: DataConfig, sharding: ShardingConfig, world_size: int
+) -> dict[str, int]:
+    """Choose new values with which a configuration runs on `world_size` ranks.
 
-    The largest micro-batch up to the configured one with which the replicas divide the global
-    batch; and for sharding factors that are numbers, the largest divisors of the replicas up to
-    them, each dividing the next.
+    The new micro-batch is the largest one, up to the configured one, with which the replicas divide
+    the global batch.
+
+    Sharding factors that are numbers are chosen in the order `optimizer`, `grads`, `params`: each
+    becomes the largest number, up to the configured one, that divides the one before it. The first
+    one divides the number of replicas.
 
     Returns:
-        New values by key; empty where the configuration fits as it is, and where the model's cut
-        does not (which is not for this function to mend).
+        New values by key. It is empty if the configuration fits as it is, and if the ranks are no
+        multiple of tensor x pipeline ranks, which `config.rules.check` reports.
 
     Raises:
         ConfigError: the replicas cannot divide the global batch at all.
     """
-    model_ranks = config.parallel.tensor * config.parallel.pipeline
+    model_ranks = parallel.tensor * parallel.pipeline
     if world_size % model_ranks:
         return {}
     replicas = world_size // model_ranks
-    return {**_micro_batch(config, replicas, model_ranks), **_factors(config, replicas)}
+    return {**_micro_batch(data, replicas, model_ranks), **_factors(sharding, replicas)}
 
 
-def _micro_batch(config: RunConfig, replicas: int, model_ranks: int) -> dict[str, int]:
-    data = config.data
+def _micro_batch(data: DataConfig, replicas: int, model_ranks: int) -> dict[str, int]:
     share, rest = divmod(data.global_batch, replicas)
     if rest:
         fitting = [d * model_ranks for d in divisors(data.global_batch)]
@@ -43,11 +50,11 @@ def _micro_batch(config: RunConfig, replicas: int, model_ranks: int) -> dict[str
     return {"data.micro_batch": fitted} if fitted != data.micro_batch else {}
 
 
-def _factors(config: RunConfig, replicas: int) -> dict[str, int]:
-    """Fit numbers; the words `node`, `all` and `auto` fit themselves."""
+def _factors(sharding: ShardingConfig, replicas: int) -> dict[str, int]:
+    """Fit factors that are numbers; `node`, `all` and `auto` fit any number of ranks."""
     changed, limit = {}, replicas
     for name in ("optimizer", "grads", "params"):
-        wanted = getattr(config.sharding, name)
+        wanted = getattr(sharding, name)
         if isinstance(wanted, int):
             fitted = max(d for d in divisors(limit) if d <= wanted)
             if fitted != wanted:

@@ -1,11 +1,16 @@
-"""Flat buffers of a unit: where each parameter lies, and how much padding follows.
+"""Flat buffers: the position of each parameter in its unit's buffer, and the padding behind them.
 
-Decayed parameters come first, so that the two groups of the optimizer are two contiguous ranges
-of every interval.
+Parameters with weight decay come first, so that the optimizer's two parameter groups are two
+contiguous ranges of every interval.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from frontier_llm.config.model import ModelConfig
+from frontier_llm.geometry.inventory import ParameterShape, chunk_parameters, padded_vocabulary
+from frontier_llm.geometry.model_chunks import ModelChunk
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,11 @@ class FlatLayout:
 
 
 def flat_layout(sizes: Sequence[int], decayed: Sequence[bool], multiple: int = 1) -> FlatLayout:
-    """Lay parameters of `sizes` elements out in one buffer.
+    """Place parameters of `sizes` elements in one buffer.
 
     Args:
         sizes: elements of each parameter.
-        decayed: whether weight decay applies to it.
+        decayed: for each parameter, whether weight decay applies.
         multiple: the buffer's size is padded to a multiple of this.
     """
     starts = [0] * len(sizes)
@@ -41,3 +46,43 @@ def flat_layout(sizes: Sequence[int], decayed: Sequence[bool], multiple: int = 1
         if wanted:
             boundary = position
     return FlatLayout(tuple(starts), boundary, position, -(-position // multiple) * multiple)
+
+
+def unit_layouts(
+    model: ModelConfig,
+    chunks: Sequence[ModelChunk],
+    sequence_length: int,
+    tensor: int,
+    multiple: int = 1,
+) -> dict[str, FlatLayout]:
+    """Return the flat buffer of each unit of a stage on one tensor rank.
+
+    Args:
+        model: dimensions.
+        chunks: the stage's model chunks.
+        sequence_length: rows of the learned position table.
+        tensor: ranks over which matrices are cut.
+        multiple: each buffer's size is padded to a multiple of this.
+    """
+    shapes: dict[str, list[ParameterShape]] = {}
+    for chunk in chunks:
+        for shape in chunk_parameters(model, chunk, sequence_length):
+            shapes.setdefault(shape.unit, []).append(shape)
+    return {
+        unit: flat_layout(
+            [_local_elements(shape, model, tensor) for shape in members],
+            [shape.decayed for shape in members],
+            multiple,
+        )
+        for unit, members in shapes.items()
+    }
+
+
+def _local_elements(shape: ParameterShape, model: ModelConfig, tensor: int) -> int:
+    """Count a parameter's elements on one tensor rank, including the vocabulary's padding."""
+    dims = list(shape.shape)
+    if shape.cut_dim is not None:
+        if shape.name in ("embedding.tokens.weight", "head.weight"):
+            dims[0] = padded_vocabulary(model, tensor)
+        dims[shape.cut_dim] //= tensor
+    return math.prod(dims)

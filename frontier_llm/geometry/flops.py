@@ -1,12 +1,12 @@
-"""Floating-point operations of a training step, counted matrix by matrix.
+"""Floating-point operations of a training step, counted for each matrix.
 
 A product of [m, k] and [k, n] is 2mkn operations. The backward pass costs twice the forward.
 Norms, activations, softmax and the embedding's look-up are not counted, as is usual.
 
-Model FLOPs (MFU) are what the mathematics needs; hardware FLOPs (HFU) add what is computed twice
-because of recomputation (but not what an attention kernel computes again inside its own backward
-pass). Attention is counted in full, without halving for causality (the
-convention of Megatron-LM and PaLM); `causal=True` halves it.
+Model FLOPs (for MFU) are those of a forward and a backward pass; hardware FLOPs (for HFU) add the
+recomputation of activations, but not what an attention kernel recomputes inside its backward pass.
+Attention is counted in full, without halving for causality (the convention of Megatron-LM and
+PaLM); `causal=True` halves it.
 
 Sources: Narayanan et al., SC'21 (arXiv:2104.04473), section 5.1 and appendix; PaLM
 (arXiv:2204.02311), appendix B for MFU and HFU.
@@ -20,10 +20,10 @@ from frontier_llm.geometry.lengths import SampleLengths, sample_lengths
 
 @dataclass(frozen=True)
 class ForwardFlops:
-    """Operations of a forward pass over one sample, by where they happen."""
+    """Operations of a forward pass over one sample, by part of the model."""
 
     projections: float
-    """Query, key, value and output matrices, of cross attention too."""
+    """Query, key, value and output matrices, including those of cross attention."""
     attention: float
     """Scores and weighted values."""
     feed_forward: float
@@ -49,9 +49,9 @@ def forward_flops(
 
     Args:
         model: dimensions.
-        sequence_length: tokens of a GPT's sample, or that the encoder reads; the decoder's length
+        sequence_length: tokens of a GPT's sample, or of the encoder's input; the decoder's length
             follows from it (geometry/lengths.py).
-        causal: count only the half of the decoder's scores that is not masked.
+        causal: count only the unmasked half of the decoder's scores.
     """
     lengths = sample_lengths(model, sequence_length)
     border = model.encoder_layers
@@ -85,20 +85,20 @@ def layer_flops(
 
 
 def step_model_flops(model: ModelConfig, sequence_length: int, samples: int) -> float:
-    """Count the operations that a forward and backward pass over `samples` needs."""
+    """Count the operations of a forward and a backward pass over `samples`."""
     return 3 * samples * forward_flops(model, sequence_length).total
 
 
 def step_hardware_flops(
     model: ModelConfig, sequence_length: int, samples: int, recompute: str
 ) -> float:
-    """Count the operations executed, recomputation included.
+    """Count the operations that are executed, including recomputation.
 
     Args:
         model: dimensions.
         sequence_length: as in `forward_flops`.
-        samples: samples a step.
-        recompute: `none`, `selective` (the attention core again) or `full` (each layer again).
+        samples: samples per step.
+        recompute: `none`, `selective` (the attention core) or `full` (every layer).
     """
     once = forward_flops(model, sequence_length)
     again = {"none": 0.0, "selective": once.attention, "full": once.layers}[recompute]

@@ -1,7 +1,7 @@
-"""The grid of ranks: three axes, and the groups that are its lines.
+"""The grid of ranks: three axes, and the groups along them.
 
-Tensor ranks are neighbours, then data, then pipeline: the axis that talks most lies on the
-shortest links. This is megatron-core's default order "tp-cp-ep-dp-pp".
+Tensor ranks are neighbours, then data ranks, then pipeline ranks, so that the axis that
+communicates most uses the fastest links. This is megatron-core's default order "tp-cp-ep-dp-pp".
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Coordinates(NamedTuple):
-    """Where a rank stands on each axis."""
+    """Position of a rank on each axis."""
 
     tensor: int
     data: int
@@ -31,27 +31,27 @@ class Grid:
         return self.tensor * self.data * self.pipeline
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Return where a rank stands."""
+        """Return the position of a rank."""
         rest, tensor = divmod(rank, self.tensor)
         pipeline, data = divmod(rest, self.data)
         return Coordinates(tensor, data, pipeline)
 
     def rank(self, at: Coordinates) -> int:
-        """Return the rank that stands at these coordinates."""
+        """Return the rank at these coordinates."""
         return (at.pipeline * self.data + at.data) * self.tensor + at.tensor
 
     def tensor_group(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that hold the other parts of this rank's matrices."""
+        """Return the ranks that share the matrices of one stage and replica."""
         at = self.coordinates(rank)
         return tuple(self.rank(at._replace(tensor=t)) for t in range(self.tensor))
 
     def data_group(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that hold the same part of the model for other samples."""
+        """Return the ranks that compute the same part of the model on other samples."""
         at = self.coordinates(rank)
         return tuple(self.rank(at._replace(data=d)) for d in range(self.data))
 
     def pipeline_group(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that hold this rank's samples on the other stages."""
+        """Return the ranks that compute the same samples on the other stages."""
         at = self.coordinates(rank)
         return tuple(self.rank(at._replace(pipeline=p)) for p in range(self.pipeline))
 
@@ -60,5 +60,5 @@ class Grid:
         return rank // self.ranks_per_node
 
     def same_node(self, rank: int, other: int) -> bool:
-        """Whether two ranks share a node, so that what they send stays inside it."""
+        """Whether two ranks run on the same node."""
         return self.node(rank) == self.node(other)

@@ -1,7 +1,7 @@
 """The parameters of a model by name and shape, without building it.
 
-Global names and shapes: uncut, without padding, a gated feed-forward block as two matrices. They
-are the names that checkpoints use. The shape of a linear weight is [out, in].
+Names and shapes are global: uncut, without padding, a gated feed-forward block as two matrices.
+Checkpoints use the same names. The shape of a linear weight is [out, in].
 """
 
 import math
@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.geometry.stacks import piece_stacks
-from frontier_llm.geometry.stages import Piece
+from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 
 
 @dataclass(frozen=True)
@@ -21,11 +20,11 @@ class ParameterShape:
     name: str
     shape: tuple[int, ...]
     unit: str
-    """What it is gathered and reduced with."""
+    """Name of the unit with which it is gathered and reduced."""
     cut_dim: int | None
-    """Dim that tensor ranks cut; None = each holds all of it."""
+    """Dim that is cut over tensor ranks; None = each tensor rank holds the whole parameter."""
     decayed: bool
-    """Whether weight decay applies: matrices yes, biases and norms no."""
+    """Whether weight decay applies: to matrices, not to biases and norms."""
 
     @property
     def elements(self) -> int:
@@ -47,7 +46,7 @@ def layer_parameters(model: ModelConfig, layer: int) -> Iterator[ParameterShape]
     def matrix(name: str, shape: tuple[int, int], cut: int) -> Iterator[ParameterShape]:
         yield ParameterShape(f"{unit}.{name}.weight", shape, unit, cut, True)
         if model.bias:
-            # a row-cut matrix sums partial products, so its bias is added once, whole
+            # partial products of a row-cut matrix are summed, so its bias is added once, uncut
             bias_cut = 0 if cut == 0 else None
             yield ParameterShape(f"{unit}.{name}.bias", shape[:1], unit, bias_cut, False)
 
@@ -66,26 +65,26 @@ def layer_parameters(model: ModelConfig, layer: int) -> Iterator[ParameterShape]
     yield from matrix("ffn.down", (hidden, model.ffn), 1)
 
 
-def piece_parameters(
-    model: ModelConfig, piece: Piece, sequence_length: int
+def chunk_parameters(
+    model: ModelConfig, chunk: ModelChunk, sequence_length: int
 ) -> Iterator[ParameterShape]:
-    """Yield the parameters of one piece of the pipeline.
+    """Yield the parameters of one model chunk.
 
-    What several pieces need each of them holds, under one name: a tied head and the embedding, and
-    a stack's table of relative positions. (`copies` says which.)
+    A parameter that several chunks need is held by each of them under the same name: a tied head
+    and the embedding, and a stack's table of relative positions (see `shared_parameters`).
 
     Args:
         model: dimensions.
-        piece: which layers, and whether the embedding and the head are there.
+        chunk: its layers, and whether it holds the embedding and the head.
         sequence_length: rows of the learned position table.
     """
     table = (model.vocabulary, model.hidden)
-    if piece.has_embedding or (piece.has_head and model.tied):
+    if chunk.has_embedding or (chunk.has_head and model.tied):
         yield ParameterShape("embedding.tokens.weight", table, "embedding", 0, True)
-    if piece.has_embedding and model.positions == "learned":
+    if chunk.has_embedding and model.positions == "learned":
         shape = (sequence_length, model.hidden)
         yield ParameterShape("embedding.positions.weight", shape, "positions", None, True)
-    for stack in piece_stacks(model, piece):
+    for stack in chunk_stacks(model, chunk):
         if model.positions == "relative":
             shape = (model.relative_buckets, model.heads)
             name = f"{stack.positions}.weight"
@@ -94,19 +93,22 @@ def piece_parameters(
             yield from layer_parameters(model, layer)
         if stack.ends:
             yield from _norm(model, stack.norm, stack.norm)
-    if piece.has_head and not model.tied:
+    if chunk.has_head and not model.tied:
         yield ParameterShape("head.weight", table, "head", 0, True)
 
 
-def copies(model: ModelConfig, pieces: Sequence[Piece]) -> dict[str, tuple[Piece, ...]]:
-    """Return the parameters that several pieces hold, by name, and these pieces in their order.
+def shared_parameters(
+    model: ModelConfig, chunks: Sequence[ModelChunk]
+) -> dict[str, tuple[ModelChunk, ...]]:
+    """Return the chunks that hold each parameter of which there are several copies, by name.
 
-    Their gradients must be added up; the first of the pieces counts and saves the parameter.
+    Gradients of the copies must be added up. The first of the chunks counts and saves the
+    parameter.
     """
-    holders: defaultdict[str, list[Piece]] = defaultdict(list)
-    for piece in pieces:
-        for shape in piece_parameters(model, piece, sequence_length=1):
-            holders[shape.name].append(piece)
+    holders: defaultdict[str, list[ModelChunk]] = defaultdict(list)
+    for chunk in chunks:
+        for shape in chunk_parameters(model, chunk, sequence_length=1):
+            holders[shape.name].append(chunk)
     return {name: tuple(held) for name, held in holders.items() if len(held) > 1}
 
 
@@ -117,8 +119,8 @@ def count_parameters(model: ModelConfig, sequence_length: int) -> int:
 
 def model_shapes(model: ModelConfig, sequence_length: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of every parameter of the whole model, by its global name."""
-    whole = Piece(0, 0, range(model.layers), has_embedding=True, has_head=True)
-    return {p.name: p.shape for p in piece_parameters(model, whole, sequence_length)}
+    whole = ModelChunk(0, 0, range(model.layers), has_embedding=True, has_head=True)
+    return {p.name: p.shape for p in chunk_parameters(model, whole, sequence_length)}
 
 
 def _norm(model: ModelConfig, name: str, unit: str) -> Iterator[ParameterShape]:

@@ -1,4 +1,4 @@
-"""Bytes of model states that a rank keeps from step to step, and what it gathers for a while."""
+"""Bytes of model states that a rank keeps from step to step, and of parameters it gathers."""
 
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from typing import TypeVar
@@ -7,30 +7,30 @@ from frontier_llm.geometry.partition import Factors
 
 FP32_BYTES = 4
 SMALL_SHARE = 16
-"""A unit is small if the average one is so many times as large: a norm, or a table of positions.
-All small ones together are then at most this share of the stage's parameters."""
+"""A unit is small if the average unit is at least this many times as large, as for a norm or a
+table of positions. All small units together are then at most 1/16 of the stage's parameters."""
 UnitT = TypeVar("UnitT", bound=Hashable)
 
 
-def needs_master(compute_bytes: int, rounds_refresh: bool = False) -> bool:
-    """Whether master weights are stored beside the parameters.
+def needs_master(compute_bytes: int, refresh_is_lossy: bool = False) -> bool:
+    """Whether fp32 master weights are stored in addition to the parameters.
 
-    Not where the model computes in fp32: the interval that a rank updates lies inside its shard
-    of the parameters. That shard is not exact where the refresh rounds what it sends
-    (`rounds_refresh` of message_memory.py).
+    A model that computes in fp32 needs none, because the interval that a rank updates lies inside
+    its shard of the parameters; unless the refresh rounds what it sends
+    (`message_memory.refresh_is_lossy`), so that this shard is not exact.
     """
-    return compute_bytes != FP32_BYTES or rounds_refresh
+    return compute_bytes != FP32_BYTES or refresh_is_lossy
 
 
 def state_bytes(
     elements: int, factors: Factors, compute_bytes: int, master: bool
 ) -> dict[str, int]:
-    """Return what one rank stores of a flat buffer, without what is gathered for a while.
+    """Return what one rank stores of a flat buffer, without temporarily gathered parameters.
 
     Args:
         elements: of the buffer, padding included.
         factors: over how many ranks each state is cut.
-        compute_bytes: of an element of the parameters.
+        compute_bytes: bytes per element of the parameters.
         master: whether master weights are stored (`needs_master`).
 
     Returns:
@@ -46,26 +46,27 @@ def state_bytes(
 
 
 def small_elements(units: Mapping[int, int]) -> int:
-    """Return the elements up to which a unit does not count as one in flight.
+    """Return the size in elements up to which a unit does not count as one in flight.
 
     Args:
-        units: how many there are, by the size of their buffers.
+        units: number of units by the size of their buffers.
     """
     return sum(size * count for size, count in units.items()) // sum(units.values()) // SMALL_SHARE
 
 
-def in_flight(
+def prefetch_window(
     uses: Iterable[tuple[UnitT, bool]], small: Container[UnitT], units_in_flight: int
 ) -> Iterator[tuple[UnitT, bool]]:
-    """Yield the first use of each unit that is to be whole, or on its way, at one moment.
+    """Yield the first use of each unit that should be gathered, or being gathered, at one moment.
 
-    So many large ones, in the order in which they are used, and the small ones between them. What
-    is not yet there is gathered, and what has been used is kept where it is among them: at the
-    turns from forward to backward and from one micro-batch to the next.
+    These are the next `units_in_flight` large units in the order of their use, and the small
+    units between them. Missing units are gathered now. Units that were already used stay if they
+    are in this window, which happens where a backward pass follows a forward pass and where one
+    micro-batch follows another.
 
     Args:
-        uses: a unit each, and whether a backward pass reads it: first the one that is being read,
-            if there is one, then those that will follow.
+        uses: pairs of a unit and whether a backward pass reads it; first the unit that is being
+            read, if there is one, then the uses that will follow.
         small: units that do not count (`small_elements`).
         units_in_flight: `sharding.units_in_flight`.
     """
@@ -82,19 +83,22 @@ def in_flight(
         yield use
 
 
-def gathered_elements(units: Mapping[int, int], units_in_flight: int, keeps_head: bool) -> int:
-    """Bound the elements of units that are whole at once where parameters are cut.
+def gathered_elements(
+    units: Mapping[int, int], units_in_flight: int, has_shared_table: bool
+) -> int:
+    """Return an upper bound on the gathered elements of a stage whose parameters are cut.
 
-    All small ones, and of the large ones: the one that is read, `units_in_flight - 1` that are on
-    their way, and the one before, whose pass has just ended or whose last gradient is to come.
+    All small units count. Of the large units there are: the one being read, `units_in_flight - 1`
+    that are being gathered, and the previous one, whose pass has just ended or whose last gradient
+    is not there yet.
 
     Args:
-        units: how many there are, by the size of their buffers.
+        units: number of units by the size of their buffers.
         units_in_flight: `sharding.units_in_flight`.
-        keeps_head: whether a table that is both embedding and head stays for the whole backward
-            pass.
+        has_shared_table: whether one table is both embedding and head, which stays gathered during
+            the whole backward pass.
     """
-    small, left, total = small_elements(units), units_in_flight + 1 + keeps_head, 0
+    small, left, total = small_elements(units), units_in_flight + 1 + has_shared_table, 0
     for size in sorted(units, reverse=True):
         taken = units[size] if size <= small else min(units[size], left)
         total += taken * size

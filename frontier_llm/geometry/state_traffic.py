@@ -1,17 +1,17 @@
-"""Bytes on the wire of the model states: what each flow of the partition sends, over which links.
+"""Bytes that ranks send of their model states in a step, inside nodes and between nodes.
 
-For a unit of n elements, factors p | g | o | D and M micro-batches a step, a rank takes part in
+For a unit of n elements, factors p | g | o | D and M micro-batches per step, a rank takes part in
 
-    gather_params   2M x  all-gather n over a (before the unit's forward, before its backward; less
-                          often where it stays whole in between: units.gathers_by_pass)
-    reduce_grads     M x  reduce-scatter n over a, then n/p over b; nothing if g = 1
-    reduce_states    1 x  reduce-scatter n/g over c, then all-reduce n/o over d
-    refresh_params   1 x  all-gather n/g over c, then n/p over b
+    gather_params   2M x  all-gather n along params (before the unit's forward, before its backward;
+                          less often if it stays gathered in between: unit_gathers.count_gathers)
+    reduce_grads     M x  reduce-scatter n along params, n/p along grads; nothing if g = 1
+    reduce_states    1 x  reduce-scatter n/g along optimizer, all-reduce n/o along replica
+    refresh_params   1 x  all-gather n/g along optimizer, then n/p along grads
 
-where a flow over one rank sends nothing. Volumes are those of rings (`wire`), or, where gathers and
-scatters are messages between all pairs (gloo), as many bytes over other links. Parameters, what is
-scattered of gradients, and their sums over replicas travel in formats of their own. With
-`formats` those that need it travel in slots (formats.py), scales and padding included.
+A flow over one rank sends nothing. Volumes are those of rings (wire.py). If gathers and scatters
+are messages between all pairs (gloo), they are as many bytes over other links. Parameters,
+scattered gradients and the sums over replicas each have their own format. With `formats`,
+quantised messages are counted as slots (formats.py), including scales and padding.
 """
 
 from collections import defaultdict
@@ -26,17 +26,17 @@ from frontier_llm.geometry.wire import Sent, all_reduce_bytes, gather_bytes, pai
 
 
 class Gathers(NamedTuple):
-    """How often a unit is gathered in a step."""
+    """Number of times a unit is gathered in a step, before forward and before backward passes."""
 
     forward: int
     backward: int
 
 
 class Flow(NamedTuple):
-    """What a rank sends of a unit in a step along one digit."""
+    """The bytes a rank sends of a unit in a step along one digit."""
 
     name: str
-    """Of the collective."""
+    """Name of the collective."""
     digit: Digit
     sent_bytes: float
 
@@ -46,32 +46,32 @@ class Cut(NamedTuple):
 
     parts: int
     elements: int
-    """Of a part."""
+    """Elements of one part."""
     border: int
-    """Elements before it may be quantised."""
+    """Number of elements at the start of the buffer that may be quantised."""
 
 
 @dataclass(frozen=True)
 class StateTraffic:
-    """What ranks send of their model states in one step."""
+    """Counts the bytes that ranks send of their model states in one step."""
 
     grid: Grid
     factors: Factors
     micro_batches: int
-    """A replica's, in a step."""
+    """Micro-batches of a replica per step."""
     params_bytes: float
-    """Of an element of the parameters, as gathers and the refresh send it."""
+    """Bytes per element of the parameters in gathers and in the refresh."""
     grads_bytes: float = 4.0
-    """Of an element of the gradients, as reduce-scatters send it."""
+    """Bytes per element of the gradients in reduce-scatters."""
     sums_bytes: float = 4.0
-    """Of an element of the gradients' sums, as the all-reduce over replicas sends it."""
+    """Bytes per element of the gradients' sums in the all-reduce over replicas."""
     gathers_per_micro_batch: int = 2
-    """Forward and backward; 1 where the parameters stay from the one to the other."""
+    """2 = forward and backward; 1 = parameters stay gathered between the two."""
     pairs: bool = False
     """Whether gathers and scatters are messages between all pairs of a group, not rings."""
     formats: StateFormats | None = None
-    """How states travel; then `params_bytes` is that of the compute format, and `grads_bytes` does
-    not matter."""
+    """Number formats of all flows. If given, `params_bytes` is that of the compute format, and
+    `grads_bytes` is not used."""
 
     def unit(
         self,
@@ -80,13 +80,13 @@ class StateTraffic:
         gathers: int | Gathers | None = None,
         decayed: int | None = None,
     ) -> dict[str, Sent]:
-        """Return what a rank sends for one unit, by collective; what sends nothing is absent.
+        """Return what a rank sends for one unit, by collective; silent collectives are absent.
 
         Args:
             rank: of the grid.
-            elements: of the unit's buffer, padding included.
-            gathers: of this unit in a step; absent = the same in each micro-batch.
-            decayed: elements before the norms and biases (FlatLayout); absent = there are none.
+            elements: size of the unit's buffer, padding included.
+            gathers: number of gathers of this unit per step; None = `gathers_per_micro_batch`.
+            decayed: elements before the norms and biases (FlatLayout); None = all.
         """
         if gathers is None:
             gathers = self.micro_batches * self.gathers_per_micro_batch
@@ -97,14 +97,14 @@ class StateTraffic:
         position = self.grid.coordinates(rank).data
         for name, digit, sent_bytes in self._flows(rank, elements, gathers, border):
             if sent_bytes:
-                # sums over replicas and slots of gradients go their own way everywhere
+                # sums over replicas are always rings, slots of gradients always pairs
                 attribute = pairs_sent if self._in_pairs(name, digit, rank) else ring_sent
                 group = self._group(digit, rank, position)
                 sent[name] += attribute(self.grid, rank, group, sent_bytes)
         return dict(sent)
 
     def rank(self, rank: int, units: Sequence[int]) -> dict[str, Sent]:
-        """Return what a rank sends for units of so many elements, by collective."""
+        """Return what a rank sends for units of these sizes, by collective."""
         if self.formats is None:
             return self.unit(rank, sum(units))  # every flow is linear in n
         together: defaultdict[str, Sent] = defaultdict(Sent)
@@ -121,18 +121,19 @@ class StateTraffic:
         own = elements // factors.optimizer
         in_params = max(0, min(border - params.start, params.length))
         in_grads = max(0, min(border - grads.start, grads.length))
-        over_a = Cut(factors.params, params.length, border)
-        over_b = Cut(factors.width("b"), grads.length, in_params)
-        over_c = Cut(factors.width("c"), own, in_grads)
+        over_params = Cut(factors.params, params.length, border)
+        over_grads = Cut(factors.width("grads"), grads.length, in_params)
+        over_optimizer = Cut(factors.width("optimizer"), own, in_grads)
         formats = self.formats or StateFormats()
-        yield self._gather("a", over_a, gathers.forward, formats.params)
-        yield self._gather("a", over_a, gathers.backward, formats.params_backward)
-        yield self._scatter("reduce_grads", "a", over_a, times, rank)
-        yield self._scatter("reduce_grads", "b", over_b, times, rank)
-        yield self._scatter("reduce_states", "c", over_c, 1, rank)
-        sums = all_reduce_bytes(own * self.sums_bytes, factors.width("d"))
-        yield Flow("reduce_states", "d", sums)
-        yield from self._refresh(Cut(over_b.parts * over_c.parts, own, in_params), formats.refresh)
+        yield self._gather("params", over_params, gathers.forward, formats.params)
+        yield self._gather("params", over_params, gathers.backward, formats.params_backward)
+        yield self._scatter("reduce_grads", "params", over_params, times, rank)
+        yield self._scatter("reduce_grads", "grads", over_grads, times, rank)
+        yield self._scatter("reduce_states", "optimizer", over_optimizer, 1, rank)
+        sums = all_reduce_bytes(own * self.sums_bytes, factors.width("replica"))
+        yield Flow("reduce_states", "replica", sums)
+        refreshed = Cut(over_grads.parts * over_optimizer.parts, own, in_params)
+        yield from self._refresh(refreshed, formats.refresh)
 
     def _gather(self, digit: Digit, cut: Cut, times: int, code: Format) -> Flow:
         if self.formats is None or code.is_lossless(round(self.params_bytes)):
@@ -151,14 +152,14 @@ class StateTraffic:
         return Flow(name, digit, times * gather_bytes(whole, cut.parts))
 
     def _refresh(self, cut: Cut, code: Format) -> Iterator[Flow]:
-        """Gather over c, then over b what that brought."""
-        width_b, width_c = self.factors.width("b"), self.factors.width("c")
+        """Gather along `optimizer`, then along `grads` the intervals that this produced."""
+        grads_width, optimizer_width = self.factors.width("grads"), self.factors.width("optimizer")
         part = cut.elements * self.params_bytes
         if self.formats is not None and not code.is_lossless(round(self.params_bytes)):
             part = code.slot_bytes(cut.elements, cut.parts, cut.border)
-        run = part * width_c
-        yield Flow("refresh_params", "c", gather_bytes(run, width_c))
-        yield Flow("refresh_params", "b", gather_bytes(run * width_b, width_b))
+        run = part * optimizer_width
+        yield Flow("refresh_params", "optimizer", gather_bytes(run, optimizer_width))
+        yield Flow("refresh_params", "grads", gather_bytes(run * grads_width, grads_width))
 
     def _scatter_format(self, digit: Digit, rank: int) -> Format | None:
         if self.formats is None:
@@ -167,8 +168,8 @@ class StateTraffic:
         return self.formats.grads_over([self.grid.node(member) for member in group])
 
     def _in_pairs(self, name: str, digit: Digit, rank: int) -> bool:
-        """Whether a flow is messages between all pairs; quantised scatters are so everywhere."""
-        if digit == "d":
+        """Whether a flow is messages between all pairs; quantised scatters always are."""
+        if digit == "replica":
             return False
         code = self._scatter_format(digit, rank) if name.startswith("reduce") else None
         return self.pairs or (code is not None and code.is_quantised)

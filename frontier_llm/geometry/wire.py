@@ -1,24 +1,25 @@
-"""Bytes on the wire: what each collective of a step sends, and over which links.
+"""Bytes that each collective of a step sends, inside nodes and between nodes.
 
-Ring algorithms (Patarasuk and Yuan, 2009): on w ranks, an all-reduce of n bytes makes each rank
-send 2n(w-1)/w, a reduce-scatter or all-gather of n bytes in all n(w-1)/w. Messages between all
-pairs are as many bytes, but more of them cross the borders of nodes.
+Ring algorithms (Patarasuk and Yuan, 2009): on w ranks, each rank sends 2n(w-1)/w bytes for an
+all-reduce of n bytes, and n(w-1)/w for a reduce-scatter or an all-gather of n bytes in all.
+Messages between all pairs are as many bytes, but more of them leave the node.
 
 Tensor parallel volumes follow Megatron-LM (arXiv:1909.08053, section 3) and, with sequence
-parallel, Korthikanti et al. (arXiv:2205.05198, section 4.2.2); a test holds them against the
-calls that megatron-core really makes.
+parallelism, Korthikanti et al. (arXiv:2205.05198, section 4.2.2); a test compares them with the
+calls that megatron-core makes.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from frontier_llm.config.run import RunConfig
+from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.lengths import run_lengths
-from frontier_llm.geometry.stages import Piece
+from frontier_llm.geometry.lengths import SampleLengths
+from frontier_llm.geometry.model_chunks import ModelChunk
 
-LOSS_BYTES = 4  # the cross entropy sums in fp32
+LOSS_BYTES = 4
+"""Bytes per element of the cross entropy's sums: fp32."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,12 @@ class Sent:
 
 
 def all_reduce_bytes(total_bytes: float, ranks: int) -> float:
-    """Bytes a rank sends to add up `total_bytes` over `ranks`."""
+    """Return the bytes a rank sends in an all-reduce of `total_bytes` over `ranks`."""
     return 2 * total_bytes * (ranks - 1) / ranks
 
 
 def gather_bytes(total_bytes: float, ranks: int) -> float:
-    """Bytes a rank sends so that each gets `total_bytes`; a reduce-scatter sends as much."""
+    """Return the bytes a rank sends in an all-gather or reduce-scatter of `total_bytes` in all."""
     return total_bytes * (ranks - 1) / ranks
 
 
@@ -64,79 +65,93 @@ def pairs_sent(grid: Grid, rank: int, group: Sequence[int], sent_bytes: float) -
 
 @lru_cache(maxsize=1024)
 def _near_and_far(grid: Grid, rank: int, group: tuple[int, ...]) -> tuple[int, int]:
-    """Count the other ranks on this rank's node and beyond: asked for at every message sent."""
+    """Count the other ranks on this rank's node and on other nodes.
+
+    Cached because it is called for every message that is counted.
+    """
     others = [peer for peer in group if peer != rank]
     near = sum(grid.same_node(rank, peer) for peer in others)
     return near, len(others) - near
 
 
-def tensor_bytes(config: RunConfig, piece: Piece, element_bytes: int) -> float:
-    """Bytes a tensor rank sends for one micro-batch through one piece, forward and backward.
+@dataclass(frozen=True)
+class ActivationTraffic:
+    """Bytes that ranks send of activations and their gradients for one micro-batch."""
 
-    Args:
-        config: the run.
-        piece: which part of the model.
-        element_bytes: of an activation.
-    """
-    ranks = config.parallel.tensor
-    if ranks == 1:
-        return 0.0
-    lengths = run_lengths(config)
-    token_bytes = config.data.micro_batch * config.model.hidden * element_bytes
-    encoder, decoder, both = (
-        all_reduce_bytes(tokens * token_bytes, ranks)
-        for tokens in (lengths.encoder, lengths.decoder, lengths.total)
-    )
-    layers = sum(_layer_bytes(config, layer, encoder, decoder) for layer in piece.layers)
-    if config.parallel.sequence:
-        learned = config.model.positions == "learned"
-        embedding = (both if learned else both / 2) + both / 2
-        head = 3 / 2 * decoder
-    else:
-        embedding, head = both, decoder
-    predictions = config.data.micro_batch * lengths.decoder
-    loss = 3 * all_reduce_bytes(predictions * LOSS_BYTES, ranks)  # maximum, target's logit, sum
-    return layers + piece.has_embedding * embedding + piece.has_head * (head + loss)
+    model: ModelConfig
+    lengths: SampleLengths
+    micro_batch: int
+    """Samples per micro-batch."""
+    tensor: int
+    """Ranks over which matrices are cut."""
+    sequence_parallel: bool
+    """Whether norms and dropout are also cut over the tensor ranks."""
+    recompute: str
+    """`none`, `selective` or `full`."""
+    element_bytes: int
+    """Bytes per element of an activation."""
 
+    def tensor_bytes(self, chunk: ModelChunk) -> float:
+        """Return the bytes a tensor rank sends for a model chunk, forward and backward."""
+        if self.tensor == 1:
+            return 0.0
+        token_bytes = self.micro_batch * self.model.hidden * self.element_bytes
+        encoder, decoder, both = (
+            all_reduce_bytes(tokens * token_bytes, self.tensor)
+            for tokens in (self.lengths.encoder, self.lengths.decoder, self.lengths.total)
+        )
+        layers = sum(self._layer_bytes(layer, encoder, decoder) for layer in chunk.layers)
+        if self.sequence_parallel:
+            learned = self.model.positions == "learned"
+            embedding = (both if learned else both / 2) + both / 2
+            head = 3 / 2 * decoder
+        else:
+            embedding, head = both, decoder
+        predictions = self.micro_batch * self.lengths.decoder
+        # all-reduces of the maximum, the target's logit and the sum
+        loss = 3 * all_reduce_bytes(predictions * LOSS_BYTES, self.tensor)
+        return layers + chunk.has_embedding * embedding + chunk.has_head * (head + loss)
 
-def _layer_bytes(config: RunConfig, layer: int, encoder: float, decoder: float) -> float:
-    """Count a layer's, given what an all-reduce of each side's activations sends."""
-    again = 2 if config.recompute == "full" else 1
-    if config.parallel.sequence:
-        # in halves of an all-reduce. A block (attention or feed-forward): gather and
-        # reduce-scatter forward, the mirror of it backward, and the input gathered once more for
-        # the weight gradients. The encoder's output as a decoder layer reads it: gather forward,
-        # its mirror, and once more
-        block, read = (2 * again + 3) / 2, (again + 2) / 2
-    else:
-        block, read = again + 1, 1
-    own = encoder if layer < config.model.encoder_layers else decoder
-    if not config.model.reads_encoder(layer):
-        return 2 * block * own
-    return 3 * block * own + read * encoder
+    def boundary_bytes(self) -> float:
+        """Return the bytes of one activation (or its gradient) sent from stage to stage.
 
+        In an encoder-decoder the activations of both sides are sent together between all stages.
+        """
+        tokens = self.micro_batch * self.lengths.total
+        cut = self.tensor if self.sequence_parallel else 1
+        return tokens * self.model.hidden * self.element_bytes / cut
 
-def boundary_bytes(config: RunConfig, element_bytes: int) -> float:
-    """Bytes of one activation (or its gradient) that crosses from one stage to the next.
+    def pipeline_sent(self, grid: Grid, rank: int, chunks: Sequence[ModelChunk]) -> Sent:
+        """Return what a rank sends to its pipeline neighbours, forward and backward.
 
-    Of an encoder-decoder the activations of both sides travel together, over every border.
-    """
-    tokens = config.data.micro_batch * run_lengths(config).total
-    cut = config.parallel.tensor if config.parallel.sequence else 1
-    return tokens * config.model.hidden * element_bytes / cut
+        Args:
+            grid: all ranks.
+            rank: the sender.
+            chunks: model chunks of the whole pipeline, in the model's order.
+        """
+        group, stage = grid.pipeline_group(rank), grid.coordinates(rank).pipeline
+        one, sent = self.boundary_bytes(), Sent()
+        for index, chunk in enumerate(chunks):
+            if chunk.stage != stage:
+                continue
+            if not chunk.has_head:  # the activation, to the next chunk
+                sent += to_peer(grid, rank, group[chunks[index + 1].stage], one)
+            if not chunk.has_embedding:  # the gradient, to the previous chunk
+                sent += to_peer(grid, rank, group[chunks[index - 1].stage], one)
+        return sent
 
-
-def pipeline_sent(
-    config: RunConfig, grid: Grid, rank: int, pieces: Sequence[Piece], element_bytes: int
-) -> Sent:
-    """What a rank sends to its pipeline neighbours for one micro-batch, forward and backward."""
-    group, stage = grid.pipeline_group(rank), grid.coordinates(rank).pipeline
-    one, sent = boundary_bytes(config, element_bytes), Sent()
-    for index, piece in enumerate(pieces):
-        if piece.stage != stage:
-            continue
-        if not piece.has_head:  # activation on to the next piece
-            sent += to_peer(grid, rank, group[pieces[index + 1].stage], one)
-        if not piece.has_embedding:  # gradient back to the one before
-            sent += to_peer(grid, rank, group[pieces[index - 1].stage], one)
-    return sent
+    def _layer_bytes(self, layer: int, encoder: float, decoder: float) -> float:
+        """Return a layer's bytes, given those of an all-reduce of each side's activations."""
+        forwards = 2 if self.recompute == "full" else 1  # forward passes per backward pass
+        if self.sequence_parallel:
+            # A gather or a reduce-scatter is half an all-reduce. A block (attention or feed-
+            # forward) has one of each forward, one of each backward, and one more gather of the
+            # input for the weight gradients. The encoder's output that a decoder layer reads has
+            # a gather forward, a reduce-scatter backward, and one more gather.
+            block, read = (2 * forwards + 3) / 2, (forwards + 2) / 2
+        else:
+            block, read = forwards + 1, 1
+        own = encoder if layer < self.model.encoder_layers else decoder
+        if not self.model.reads_encoder(layer):
+            return 2 * block * own
+        return 3 * block * own + read * encoder

@@ -1,1 +1,1 @@
-"""Models out of megatron-core's parts: what they are made of, how they start, what they hold."""
+"""Models made of megatron-core's modules: structure, initial weights and parameter records."""

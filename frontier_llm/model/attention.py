@@ -1,9 +1,9 @@
-"""The attention core: torch's scaled_dot_product_attention in megatron's slot.
+"""The attention core: torch's scaled_dot_product_attention in megatron's layers.
 
-No [s, t] matrix is kept for the backward pass: flash attention on CUDA, ROCm and CPU. Where no
-kernel does that (with relative positions, whose gradient flash attention does not give, and with
-dropout on a CPU) a path by blocks of queries computes each block again in the backward pass, as
-flash attention does with its tiles.
+No matrix of queries times keys is stored for the backward pass, since torch has flash attention on
+CUDA, ROCm and CPU. Flash attention computes no gradient of relative positions, and on a CPU it has
+no dropout. In these two cases attention runs in blocks of queries, and each block is recomputed in
+the backward pass.
 """
 
 from contextlib import nullcontext
@@ -22,17 +22,17 @@ from torch.utils.checkpoint import checkpoint
 from frontier_llm.model.relative import block_bias
 
 QUERY_BLOCK = 128
-"""Queries of a block on a CPU."""
+"""Queries per block on a CPU."""
 DEVICE_QUERY_BLOCK = 1024
-"""Queries of a block elsewhere: enough to fill a GPU."""
+"""Queries per block on a GPU: enough to fill it."""
 
 
 class SdpaAttention(MegatronModule):
     """Softmax(QK^T) V on the heads of one tensor rank.
 
-    s: tokens that ask, t: tokens that are asked, b: samples, h: query heads and g: key and value
-    heads of this rank, d: head width. The signature is that of megatron's DotProductAttention,
-    which it replaces in a layer spec.
+    Shapes: s query tokens, t key tokens, b samples, h query heads and g key/value heads of this
+    rank, head width d. The class replaces megatron's DotProductAttention and has the same
+    signature.
     """
 
     def __init__(
@@ -49,20 +49,25 @@ class SdpaAttention(MegatronModule):
         """Build the core.
 
         Args:
-            config: megatron's.
+            config: megatron's configuration.
             layer_number: unused; megatron passes it.
-            attn_mask_type: causal, or padding: every key that is a token is seen.
-            attention_type: unused.
-            attention_dropout: of the probabilities; absent = the configuration's.
-            softmax_scale: of the scores; absent = 1 / sqrt(d).
-            recompute: whether the backward pass computes flash attention's output again.
+            attn_mask_type: causal, or padding (queries attend to all keys that are not padding).
+            attention_type: unused; megatron passes it.
+            attention_dropout: dropout probability of attention weights; None = the value in
+                `config`.
+            softmax_scale: factor on the scores; None = 1 / sqrt(d).
+            recompute: whether flash attention is recomputed in the backward pass.
+
+        Raises:
+            NotImplementedError: the mask is neither causal nor padding.
         """
         super().__init__(config=config)
         if attn_mask_type not in (AttnMaskType.causal, AttnMaskType.padding):
-            raise NotImplementedError(f"mask {attn_mask_type}: only causal and padding are known")
+            raise NotImplementedError(
+                f"mask {attn_mask_type}: only causal and padding are supported"
+            )
         self.causal = attn_mask_type == AttnMaskType.causal
-        wanted = config.attention_dropout if attention_dropout is None else attention_dropout
-        self.dropout = wanted
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.softmax_scale = softmax_scale
         self.recompute = recompute
 
@@ -75,28 +80,28 @@ class SdpaAttention(MegatronModule):
         attention_bias: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """Attend.
+        """Compute the attention output.
 
         Args:
             query_sbhd: [s, b, h, d].
             key_tbgd: [t, b, g, d], g divides h; t = s if causal.
             value_tbgd: [t, b, g, d].
-            attention_mask: [b, t] bool, true where a key is a token; None = everywhere. Must be
-                None if causal: what pads is behind every token that counts.
-            attention_bias: [2r + 1, h], what is added to the score of a key that lies -r..r
-                tokens behind the query (RelativePositions); None = nothing.
+            attention_mask: [b, t] bool, true at tokens, false at padding; None if there is no
+                padding. Must be None if causal: causal inputs have padding only at their end.
+            attention_bias: [2r + 1, h], the number added to a score, for each distance
+                (key - query) from -r to r (RelativePositions); None = no bias.
 
         Returns:
-            [s, b, h * d], the dtype of the query.
+            [s, b, h * d], with the dtype of the query.
         """
         assert not (self.causal and attention_mask is not None), "causal attention takes no mask"
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query_sbhd, key_tbgd, value_tbgd))
         mask = None if attention_mask is None else attention_mask[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
-        # each tensor rank drops other heads' entries (under sequence parallel the whole layer
-        # already draws from the rank's own stream)
-        own_masks = dropout > 0 and not self.config.sequence_parallel
-        with get_cuda_rng_tracker().fork() if own_masks else nullcontext():
+        # Tensor ranks have different heads, so they draw different dropout masks. Under sequence
+        # parallelism the whole layer already runs with this rank's own random stream.
+        needs_own_stream = dropout > 0 and not self.config.sequence_parallel
+        with get_cuda_rng_tracker().fork() if needs_own_stream else nullcontext():
             if attention_bias is not None or (dropout and query.device.type == "cpu"):
                 context_bhsd = self._by_blocks(query, key, value, mask, attention_bias, dropout)
             else:
@@ -106,24 +111,25 @@ class SdpaAttention(MegatronModule):
     def _flash(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float
     ) -> Tensor:
-        grouped = key.shape[1] != query.shape[1]
-        if grouped and query.device.type == "cpu":
-            # the CPU's flash kernel wants as many key heads; repeating them is linear in s
-            groups = query.shape[1] // key.shape[1]
-            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-            grouped = False
+        """Compute the output with torch's flash attention."""
+        is_grouped = key.shape[1] != query.shape[1]
+        if is_grouped and query.device.type == "cpu":
+            # the CPU's flash kernel needs as many key heads as query heads
+            queries_per_key = query.shape[1] // key.shape[1]
+            key, value = (x.repeat_interleave(queries_per_key, dim=1) for x in (key, value))
+            is_grouped = False
         attend = partial(
             scaled_dot_product_attention,
             attn_mask=mask,
             dropout_p=dropout,
             is_causal=self.causal,
             scale=self.softmax_scale,
-            enable_gqa=grouped,
+            enable_gqa=is_grouped,
         )
         if not self.recompute:
             return attend(query, key, value)
-        again: Tensor = _checkpointed(attend, query, key, value, dropout=dropout)
-        return again
+        recomputed: Tensor = _checkpointed(attend, query, key, value, dropout=dropout)
+        return recomputed
 
     def _by_blocks(
         self,
@@ -134,7 +140,7 @@ class SdpaAttention(MegatronModule):
         bias: Tensor | None,
         dropout: float,
     ) -> Tensor:
-        """Attend, holding [block, t] scores at a time."""
+        """Compute the output block by block, with [block, t] scores at a time."""
         length = QUERY_BLOCK if query.device.type == "cpu" else DEVICE_QUERY_BLOCK
         blocks = [
             _checkpointed(
@@ -156,14 +162,14 @@ class SdpaAttention(MegatronModule):
         start: int,
         dropout: float,
     ) -> Tensor:
-        """Attend with the queries from `start` on."""
-        rows = range(start, start + query.shape[2])
-        keys = rows.stop if self.causal else key.shape[2]
+        """Compute the output of one block of queries, which begins at token `start`."""
+        positions = range(start, start + query.shape[2])
+        keys = positions.stop if self.causal else key.shape[2]
         if bias is not None:
-            mask = block_bias(bias, rows, keys, mask, causal=self.causal)
+            mask = block_bias(bias, positions, keys, mask, causal=self.causal)
         elif self.causal:
-            places = torch.arange(keys, device=query.device)
-            mask = places[None, :] <= places[rows.start :, None]
+            key_positions = torch.arange(keys, device=query.device)
+            mask = key_positions[None, :] <= key_positions[positions.start :, None]
         return scaled_dot_product_attention(
             query,
             key[:, :, :keys],
@@ -176,5 +182,5 @@ class SdpaAttention(MegatronModule):
 
 
 def _checkpointed(function: Any, *arguments: Any, dropout: float) -> Any:
-    """Call a function, keep its arguments alone, and call it again in the backward pass."""
+    """Call a function, store only its arguments, and call it again in the backward pass."""
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)

@@ -1,16 +1,15 @@
-"""From a configuration to the modules and records of one rank."""
+"""Build the modules and parameter records of one rank."""
 
 from dataclasses import dataclass
 
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from frontier_llm.config.run import RunConfig
 from frontier_llm.device.kernels import Kernels
-from frontier_llm.geometry.stages import Piece, make_pieces, pieces_of_stage
+from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.chunk import Chunk, make_chunk
 from frontier_llm.model.initialise import initialise
-from frontier_llm.model.parameters import parameter_records
+from frontier_llm.model.parameter_records import parameter_records
 from frontier_llm.model.transformer import transformer_config
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.protocols import ParameterRecord
@@ -21,42 +20,42 @@ class Model:
     """This rank's part of the model."""
 
     chunks: list[Chunk]
+    """This rank's model chunks, as modules."""
     records: list[ParameterRecord]
-    pieces: tuple[Piece, ...]
-    """Of the whole pipeline, in the model's order."""
+    """The parameters of all chunks."""
+    layout: ResolvedLayout
+    """How the whole model is divided over ranks."""
     transformer: TransformerConfig
-    """Shared by all chunks; the schedule reads its callbacks."""
+    """megatron's configuration, shared by all chunks; the pipeline schedule calls its callbacks."""
 
 
 def build_model(
-    config: RunConfig,
+    layout: ResolvedLayout,
     groups: Groups,
-    precision: str,
     device: torch.device,
     kernels: Kernels,
+    seed: int,
 ) -> Model:
-    """Build and initialise this rank's pieces of the model.
+    """Build and initialise this rank's model chunks.
 
-    Collective over all ranks only in that every rank must build its part.
+    No messages are sent: each rank draws its own part of the initial weights.
 
     Args:
-        config: the run.
-        groups: where this rank stands.
-        precision: resolved: `fp32`, `bf16` or `fp16`.
-        device: where parameters live.
+        layout: how the whole model is divided over ranks.
+        groups: position and process groups of this rank.
+        device: device on which parameters are allocated.
         kernels: implementation of the norms.
+        seed: seed of the initial weights.
     """
-    parallel, length = config.parallel, config.data.sequence_length
-    pieces = make_pieces(
-        config.model.layers, parallel.pipeline, parallel.chunks, parallel.layers_per_stage
-    )
-    transformer = transformer_config(config, pieces, precision, device)
-    mine = pieces_of_stage(pieces, groups.at.pipeline)
+    transformer = transformer_config(layout, device)
     with device:
-        chunks = [make_chunk(config, piece, transformer, groups, kernels) for piece in mine]
+        chunks = [
+            make_chunk(layout, model_chunk, transformer, groups, kernels)
+            for model_chunk in layout.chunks_of_stage(groups.at.pipeline)
+        ]
     for chunk in chunks:
         chunk.to(device=device, dtype=transformer.params_dtype)
         chunk.train()
-    records = parameter_records(chunks, config.model, pieces, length, groups)
-    initialise(records, config.model, config.trainer.seed)
-    return Model(chunks, records, pieces, transformer)
+    records = parameter_records(chunks, layout, groups)
+    initialise(records, layout.model, seed)
+    return Model(chunks, records, layout, transformer)

@@ -1,4 +1,4 @@
-"""The GPT of one piece of the pipeline."""
+"""The GPT of one model chunk."""
 
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -8,57 +8,67 @@ from torch import Tensor
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.inventory import padded_vocabulary
-from frontier_llm.geometry.stacks import piece_stacks
-from frontier_llm.geometry.stages import Piece
+from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.model.layer_specs import decoder_block
 from frontier_llm.model.loss import token_losses
 
 
 class Gpt(GPTModel):
-    """megatron's GPTModel with a loss that does not see the vocabulary's padding."""
+    """megatron's GPTModel with a loss that ignores the vocabulary's padding."""
 
     def __init__(
         self,
         model: ModelConfig,
-        piece: Piece,
+        model_chunk: ModelChunk,
         sequence_length: int,
         config: TransformerConfig,
         groups: ProcessGroupCollection,
         kernels: Kernels,
     ) -> None:
+        """Build the modules of one model chunk.
+
+        Args:
+            model: configuration of the whole model.
+            model_chunk: layers of this chunk, and whether it has the embedding and the head.
+            sequence_length: maximum number of tokens per sample.
+            config: megatron's configuration.
+            groups: process groups of this rank, as megatron's modules expect them.
+            kernels: implementation of the norms.
+        """
         self.vocabulary = model.vocabulary
-        self.piece, self.stacks = piece, piece_stacks(model, piece)
+        self.model_chunk, self.stacks = model_chunk, chunk_stacks(model, model_chunk)
         interleaved = config.virtual_pipeline_model_parallel_size is not None
         super().__init__(
             config=config,
-            transformer_layer_spec=decoder_block(len(piece.layers), model, kernels),
+            transformer_layer_spec=decoder_block(len(model_chunk.layers), model, kernels),
             vocab_size=padded_vocabulary(model, config.tensor_model_parallel_size),
             max_sequence_length=sequence_length,
-            pre_process=piece.has_embedding,
-            post_process=piece.has_head,
+            pre_process=model_chunk.has_embedding,
+            post_process=model_chunk.has_head,
             share_embeddings_and_output_weights=model.tied,
             position_embedding_type="learned_absolute" if model.positions == "learned" else "rope",
             rotary_percent=model.rotary_fraction,
             rotary_base=model.rotary_base,
             pg_collection=groups,
-            vp_stage=piece.chunk if interleaved else None,
+            vp_stage=model_chunk.virtual_stage if interleaved else None,
         )
 
     def setup_embeddings_and_output_layer(self) -> None:
-        """Skip megatron's copy of a tied embedding over the pipeline's ends.
+        """Skip megatron's broadcast of a tied embedding between the first and last stage.
 
-        model/initialise.py gives both ends equal weights from the tensor's name; their gradients
-        are added by sharding.
+        model/initialise.py draws the same weights on both stages, and `ShardedStates` sums their
+        gradients.
         """
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
-        """Cross entropy of each token over the true vocabulary.
+        """Return the cross entropy of each token over the vocabulary without padding.
 
         Args:
-            labels: [b, s] int64.
-            logits: [s, b, v] this tensor rank's part of the padded vocabulary. Overwritten.
+            labels: [samples, tokens] int64.
+            logits: [tokens, samples, this tensor rank's part of the padded vocabulary].
+                Overwritten.
 
         Returns:
-            [b, s] fp32.
+            [samples, tokens] fp32.
         """
         return token_losses(logits, labels, self.vocabulary, self.pg_collection.tp.rank())

@@ -1,12 +1,13 @@
 """Initial weights as a pure function of (seed, global name): the same model for every layout.
 
 Each global tensor is drawn in blocks of rows, each block from its own seed, so that a rank draws
-only the blocks it holds a part of and never a whole matrix.
+only the blocks of which it holds a part, and never a full matrix.
 
-Norms start at 1, biases at 0. A GPT's matrices are normal with the configured deviation; the two
-that end a residual branch are divided by sqrt(2 layers) (GPT-2; Radford et al., 2019, section 2.3).
-A T5's have the deviation 1 / sqrt(inputs of the product), queries that and 1 / sqrt(head width),
-for their scores are not scaled, and the embedding 1 (as in T5's own code for its version 1.1).
+Norms start at 1, biases at 0. Matrices are normally distributed. In a GPT their standard deviation
+is `init_std`, divided by sqrt(2 * layers) for the two matrices that end a residual branch (GPT-2;
+Radford et al., 2019, section 2.3). In a T5 the standard deviation is `init_std` times 1 for the
+embedding and times 1 / sqrt(inputs) for other matrices. For queries it is also divided by
+sqrt(head width), since T5 does not scale attention scores (as in the code of T5 1.1).
 """
 
 import hashlib
@@ -19,14 +20,15 @@ from frontier_llm.config.model import ModelConfig
 from frontier_llm.protocols import ParameterRecord, Placement
 
 BLOCK_ELEMENTS = 1 << 20
+"""Maximum number of elements per block, unless one row has more."""
 _BRANCH_ENDS = (".attention.output.weight", ".ffn.down.weight")
 
 
 def initialise(records: Iterable[ParameterRecord], model: ModelConfig, seed: int) -> None:
-    """Set every parameter; what only pads is zero."""
+    """Set every parameter; padding is set to zero."""
     for record in records:
         local = record.parameter.data
-        if local.is_meta:  # built for its shapes alone (trainer/dry_run.py)
+        if local.is_meta:  # built only for its shapes (trainer/dry_run.py)
             continue
         local.zero_()
         for placement in record.placements:
@@ -34,45 +36,50 @@ def initialise(records: Iterable[ParameterRecord], model: ModelConfig, seed: int
 
 
 def _fill(local: torch.Tensor, placement: Placement, model: ModelConfig, seed: int) -> None:
+    """Initialise the part of a local parameter that a placement describes."""
     if placement.name.endswith(".bias"):
         return
     view = placement.local_view(local)
     if "norm." in placement.name:
         view.fill_(1.0)
         return
-    deviation = _t5_deviation if model.kind == "t5" else _gpt_deviation
-    _fill_normal(view, placement, model.init_std * deviation(placement.name, model), seed)
+    relative_deviation = _t5_deviation if model.kind == "t5" else _gpt_deviation
+    deviation = model.init_std * relative_deviation(placement.name, model)
+    _fill_normal(view, placement, deviation, seed)
     if model.kind == "t5" and placement.name.endswith(".attention.qkv.weight"):
         _shrink_queries(view, placement, model)
 
 
 def _gpt_deviation(name: str, model: ModelConfig) -> float:
+    """Return the standard deviation of a GPT's matrix, in units of `init_std`."""
     return 1 / math.sqrt(2 * model.layers) if name.endswith(_BRANCH_ENDS) else 1.0
 
 
 def _t5_deviation(name: str, model: ModelConfig) -> float:
+    """Return the standard deviation of a T5's matrix, in units of `init_std`."""
     if name.startswith("embedding."):
         return 1.0
     if name.endswith(".ffn.down.weight"):
         return 1 / math.sqrt(model.ffn)
     if name.endswith("attention.output.weight"):
         return 1 / math.sqrt(model.heads * model.head_dim)
-    narrow = model.head_dim if name.endswith(".query.weight") else 1
-    return 1 / math.sqrt(model.hidden * narrow)
+    query_factor = model.head_dim if name.endswith(".query.weight") else 1
+    return 1 / math.sqrt(model.hidden * query_factor)
 
 
 def _shrink_queries(view: torch.Tensor, placement: Placement, model: ModelConfig) -> None:
-    """Scale the queries' rows of a fused matrix: of each head [query; key; value]."""
-    row, head = placement.global_start[0], model.head_dim
-    rows = torch.arange(row, row + placement.shape[0], device=view.device)
-    view[rows % (3 * head) < head] /= math.sqrt(head)
+    """Divide the query rows of a fused matrix, whose rows are [query; key; value] per head."""
+    first_row, width = placement.global_start[0], model.head_dim
+    rows = torch.arange(first_row, first_row + placement.shape[0], device=view.device)
+    view[rows % (3 * width) < width] /= math.sqrt(width)
 
 
 def _fill_normal(view: torch.Tensor, placement: Placement, deviation: float, seed: int) -> None:
+    """Draw the blocks that overlap with a placement, and copy the overlaps into its view."""
     rows, columns = placement.global_shape
     (row, column), (height, width) = placement.global_start, placement.shape
     if not height or not width:
-        return  # this rank holds nothing but padding
+        return  # this rank has only padding
     block_rows = max(1, BLOCK_ELEMENTS // columns)
     for block in range(row // block_rows, -(-(row + height) // block_rows)):
         first = block * block_rows

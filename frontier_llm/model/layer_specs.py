@@ -1,4 +1,4 @@
-"""Which module stands in which slot of megatron's transformer layer and block."""
+"""Specifications of megatron's transformer layers: which module takes which part."""
 
 from functools import partial
 from typing import Any
@@ -22,17 +22,20 @@ from megatron.core.transformer.transformer_layer import (
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.model.attention import SdpaAttention
-from frontier_llm.model.linear import ColumnLinear, RowLinear
-from frontier_llm.model.norm import Norm
-from frontier_llm.model.parallel_residual import ParallelResidualLayer
+from frontier_llm.model.layer_modules import (
+    ColumnLinear,
+    Norm,
+    ParallelResidualLayer,
+    RowLinear,
+)
 
 
 def decoder_block(layers: int, model: ModelConfig, kernels: Kernels) -> TransformerBlockSubmodules:
-    """Specify a stack of causal layers and the norm that follows the last of all.
+    """Specify a stack of causal layers, and the norm after the model's last layer.
 
     Args:
-        layers: of this piece of the pipeline.
-        model: which parts they have.
+        layers: number of layers in this model chunk.
+        model: configuration of the model; its `residual` is parallel or sequential.
         kernels: implementation of the norms.
     """
     layer = layer_spec(kernels, causal=True)
@@ -50,9 +53,9 @@ def layer_spec(
 
     Args:
         kernels: implementation of the norms.
-        causal: whether a token sees only the earlier ones of its own stack.
-        reads_encoder: whether it attends to the encoder's output, too.
-        recompute: whether the attention cores themselves compute their output again.
+        causal: whether a token attends only to itself and earlier tokens.
+        reads_encoder: whether the layer also attends to the encoder's output.
+        recompute: whether attention is recomputed in the backward pass.
     """
     norm = ModuleSpec(module=Norm, params=_norm(kernels))
     core = partial(SdpaAttention, recompute=recompute)

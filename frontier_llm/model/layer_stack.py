@@ -1,4 +1,4 @@
-"""The layers of an encoder or decoder that lie on one piece, with what they share."""
+"""The part of an encoder or decoder that lies in one model chunk."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,17 +13,17 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.device.kernels import Kernels
-from frontier_llm.geometry.stacks import Stack
+from frontier_llm.geometry.model_chunks import Stack
+from frontier_llm.model.layer_modules import Norm
 from frontier_llm.model.layer_specs import layer_spec
-from frontier_llm.model.norm import Norm
 from frontier_llm.model.relative import RelativePositions
 
 
 class LayerStack(nn.Module):
-    """A table of relative positions, megatron's layers, and behind the last of all a norm.
+    """Consecutive layers of an encoder or decoder, and their shared table of relative positions.
 
-    It takes the place of megatron's TransformerBlock, which cannot recompute layers that share a
-    table with gradients.
+    The model chunk with the stack's last layer also has the final norm. This class replaces
+    megatron's TransformerBlock, which cannot recompute layers that share a trainable table.
     """
 
     def __init__(
@@ -36,6 +36,18 @@ class LayerStack(nn.Module):
         kernels: Kernels,
         vp_stage: int | None,
     ) -> None:
+        """Build the layers.
+
+        Args:
+            stack: name and layers of the part of the encoder or decoder.
+            model: configuration of the whole model.
+            recompute: what is recomputed in the backward pass: `full` (layers), `selective`
+                (attention) or `none`.
+            config: megatron's configuration.
+            groups: process groups of this rank, as megatron's modules expect them.
+            kernels: implementation of the norms.
+            vp_stage: virtual stage of the model chunk; None if stages are not interleaved.
+        """
         super().__init__()
         self._config = config
         self._recompute_layers = recompute == "full"
@@ -52,9 +64,9 @@ class LayerStack(nn.Module):
         )
         self.layers = nn.ModuleList(
             build_module(
-                spec, config=config, layer_number=place, pg_collection=groups, vp_stage=vp_stage
+                spec, config=config, layer_number=number, pg_collection=groups, vp_stage=vp_stage
             )
-            for place in range(1, len(stack.layers) + 1)
+            for number in range(1, len(stack.layers) + 1)
         )
         self.final_layernorm = (
             Norm(config, model.hidden, kernels, model.norm_epsilon) if stack.ends else None
@@ -70,19 +82,22 @@ class LayerStack(nn.Module):
         """Run the layers.
 
         Args:
-            hidden: [s, b, hidden]; under sequence parallel this tensor rank's part of s.
-            mask: [b, s] bool, true where a token is; None = everywhere, or causal.
-            context: [t, b, hidden] (or the part), the encoder's output; None in the encoder.
-            context_mask: [b, t] bool, as `mask`.
+            hidden: [s tokens, b samples, hidden]; under sequence parallelism only this tensor
+                rank's tokens.
+            mask: [b, s] bool, true at tokens, false at padding; None if there is no padding, or if
+                the stack is causal.
+            context: [t, b, hidden], the encoder's output for t tokens (under sequence parallelism
+                this rank's); None in an encoder.
+            context_mask: [b, t] bool, true at the encoder's tokens, false at padding.
 
         Returns:
-            [s, b, hidden], as it came.
+            [s, b, hidden], for the same tokens.
         """
-        of_distance = self.positions()
+        attention_bias = self.positions()
         for layer in self.layers:
-            run = partial(self._run, layer, mask, context_mask, of_distance)
+            run = partial(self._run, layer, mask, context_mask, attention_bias)
             if self._recompute_layers and self.training:
-                hidden = _again_in_backward(run, hidden, context)
+                hidden = _recompute_in_backward(run, hidden, context)
             else:
                 hidden = run(hidden, context)
         return hidden if self.final_layernorm is None else self.final_layernorm(hidden)
@@ -92,29 +107,30 @@ class LayerStack(nn.Module):
         layer: nn.Module,
         mask: Tensor | None,
         context_mask: Tensor | None,
-        of_distance: Tensor,
+        attention_bias: Tensor,
         hidden: Tensor,
         context: Tensor | None,
     ) -> Tensor:
-        """Run one layer, under sequence parallel with this tensor rank's own dropout."""
-        sequence = self._config.sequence_parallel
-        with get_cuda_rng_tracker().fork() if sequence else nullcontext():
+        """Run one layer; under sequence parallelism tensor ranks have different dropout masks."""
+        needs_own_stream = self._config.sequence_parallel
+        with get_cuda_rng_tracker().fork() if needs_own_stream else nullcontext():
             hidden, _ = layer(
                 hidden_states=hidden,
                 attention_mask=mask,
                 context=context,
                 context_mask=context_mask,
-                attention_bias=of_distance,
+                attention_bias=attention_bias,
             )
         return hidden
 
 
-def _again_in_backward(
+def _recompute_in_backward(
     run: Callable[[Tensor, Tensor | None], Tensor], hidden: Tensor, context: Tensor | None
 ) -> Tensor:
-    """Run, keep the inputs alone, and run again in the backward pass with the same dropout.
+    """Run, store only the inputs, and run again in the backward pass with the same dropout.
 
-    Not stopped early: what is sent again is then all that was sent (geometry/wire.py).
+    torch could stop the second run once all needed activations exist. This is disabled, so that
+    both runs send the same number of bytes, as geometry/wire.py assumes.
     """
     states = get_cuda_rng_tracker().get_states()
 
@@ -128,11 +144,11 @@ def _again_in_backward(
 
 @contextmanager
 def _random_states(states: dict[str, Tensor]) -> Iterator[None]:
-    """Put megatron's random streams back to where they were, for a while."""
+    """Set megatron's random streams to earlier states within this context."""
     tracker = get_cuda_rng_tracker()
-    now = tracker.get_states()
+    current = tracker.get_states()
     tracker.set_states(dict(states))
     try:
         yield
     finally:
-        tracker.set_states(now)
+        tracker.set_states(current)

@@ -1,4 +1,4 @@
-"""The loss of each token over the true vocabulary."""
+"""The cross entropy of each token over the vocabulary without padding."""
 
 import torch
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
@@ -9,10 +9,11 @@ def token_losses(logits_sbv: Tensor, labels: Tensor, vocabulary: int, tensor_ran
     """Return the cross entropy of each token.
 
     Args:
-        logits_sbv: [s, b, v] this tensor rank's part of the padded vocabulary. Overwritten.
+        logits_sbv: [s tokens, b samples, v logits], where v is this tensor rank's part of the
+            padded vocabulary. Overwritten.
         labels: [b, s] int64.
-        vocabulary: true size.
-        tensor_rank: which part.
+        vocabulary: size of the vocabulary without padding.
+        tensor_rank: index of this tensor rank's part.
 
     Returns:
         [b, s] fp32.
@@ -24,16 +25,17 @@ def token_losses(logits_sbv: Tensor, labels: Tensor, vocabulary: int, tensor_ran
 
 
 def mask_padding(logits: Tensor, vocabulary: int, tensor_rank: int) -> None:
-    """Set the logits of rows that only pad the vocabulary to the lowest number, in place.
+    """Set the logits of the vocabulary's padding to the lowest number, in place.
 
-    Left alone, each padded row is a token of logit 0 that takes probability from all others.
+    Otherwise each padding entry would count as a token with logit 0, which takes probability from
+    the others.
 
     Args:
-        logits: [..., v], this tensor rank's part of the padded vocabulary. Overwritten.
-        vocabulary: true size.
-        tensor_rank: which part.
+        logits: [..., v], where v is this tensor rank's part of the padded vocabulary. Overwritten.
+        vocabulary: size of the vocabulary without padding.
+        tensor_rank: index of this tensor rank's part.
     """
     width = logits.shape[-1]
-    true = max(0, min(width, vocabulary - tensor_rank * width))
-    if true < width:
-        logits[..., true:] = torch.finfo(logits.dtype).min
+    unpadded = max(0, min(width, vocabulary - tensor_rank * width))
+    if unpadded < width:
+        logits[..., unpadded:] = torch.finfo(logits.dtype).min

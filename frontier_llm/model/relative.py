@@ -1,7 +1,8 @@
-"""Relative positions (T5, arXiv:1910.10683, section 2.1): a learned number a head and distance.
+"""Relative positions (T5, arXiv:1910.10683, section 2.1): a learned bias per head and distance.
 
-Distances share buckets: half of them hold one distance each, the others ranges that grow
-logarithmically up to a largest one. Where a token sees both sides, each side has half of them.
+Each distance belongs to a bucket. Half of the buckets have one distance each; the others have
+ranges of distances, whose width grows exponentially up to a largest distance. Without a causal
+mask, half of all buckets are for keys before the query and half for keys after it.
 """
 
 import math
@@ -11,11 +12,11 @@ from torch import Tensor, nn
 
 
 class RelativePositions(nn.Module):
-    """One stack's table, on the heads of one tensor rank.
+    """The biases of one encoder or decoder, for the heads of one tensor rank.
 
     Attributes:
-        weight: [buckets, h].
-        bucket: [2 * distance + 1] int64, of each distance.
+        weight: [buckets, heads], the trainable biases.
+        bucket: [2 * distance + 1] int64, the bucket of each distance from -distance to distance.
     """
 
     bucket: Tensor
@@ -26,67 +27,70 @@ class RelativePositions(nn.Module):
         """Make the table.
 
         Args:
-            buckets: rows.
-            distance: from which on all distances are one.
-            heads: h, of this tensor rank.
-            causal: whether only earlier tokens are seen.
-            dtype: of the table.
+            buckets: number of buckets.
+            distance: the largest distance; greater ones have the same bucket.
+            heads: number of heads of this tensor rank.
+            causal: whether queries attend only to themselves and earlier tokens.
+            dtype: dtype of the table.
         """
         super().__init__()
         device = torch.get_default_device()
         self.weight = nn.Parameter(torch.zeros(buckets, heads, dtype=dtype, device=device))
-        of_distance = bucket_of_distance(buckets, distance, causal=causal)
-        self.register_buffer("bucket", of_distance.to(device), persistent=False)
+        bucket = bucket_of_distance(buckets, distance, causal=causal)
+        self.register_buffer("bucket", bucket.to(device), persistent=False)
 
     def forward(self) -> Tensor:
-        """Return [2 * distance + 1, h]: the number of each distance (key - query), -distance on.
+        """Return [2 * distance + 1, heads]: the bias of each distance (key - query), ascending.
 
-        It is a copy: layers may read it after the table itself is gone.
+        It is a copy, since layers read it after the table's memory may have been released.
         """
         return self.weight[self.bucket]
 
 
 def bucket_of_distance(buckets: int, distance: int, *, causal: bool) -> Tensor:
-    """Return [2 * distance + 1] int64: the bucket of each distance, -distance..distance.
+    """Return [2 * distance + 1] int64, the bucket of each distance from -distance to distance.
 
-    In fp32 and on the CPU whatever computes with it: a logarithm that falls on the border of a
-    bucket must fall on the same side everywhere.
+    The buckets are computed in fp32 on the CPU for every device, since a logarithm at the border
+    of a bucket must be rounded to the same side everywhere.
     """
     with torch.device("cpu"):
-        place = torch.arange(-distance, distance + 1)
+        signed = torch.arange(-distance, distance + 1)
         if causal:
-            first, away = torch.zeros_like(place), (-place).clamp(min=0)
+            first_bucket, absolute = torch.zeros_like(signed), (-signed).clamp(min=0)
         else:
             buckets //= 2
-            first, away = (place > 0) * buckets, place.abs()
-        single = buckets // 2
-        growth = torch.log(away.clamp(min=1).float() / single) / math.log(distance / single)
-        shared = single + (growth * (buckets - single)).long()
-        return first + torch.where(away < single, away, shared.clamp(max=buckets - 1))
+            first_bucket, absolute = (signed > 0) * buckets, signed.abs()
+        single = buckets // 2  # buckets with one distance each
+        growth = torch.log(absolute.clamp(min=1).float() / single) / math.log(distance / single)
+        wide = single + (growth * (buckets - single)).long()
+        bucket = torch.where(absolute < single, absolute, wide.clamp(max=buckets - 1))
+        return first_bucket + bucket
 
 
 def block_bias(
-    of_distance: Tensor, rows: range, keys: int, mask: Tensor | None, *, causal: bool
+    distance_bias: Tensor, queries: range, keys: int, mask: Tensor | None, *, causal: bool
 ) -> Tensor:
-    """Return what is added to the scores of some queries.
+    """Return the bias of the attention scores of some queries.
 
     Args:
-        of_distance: [2r + 1, h], what `RelativePositions` returns.
-        rows: the queries' places.
-        keys: t, keys from the first on.
-        mask: [b, 1, 1, t] bool, true where a key is a token; None = everywhere.
-        causal: hide keys behind the query.
+        distance_bias: [2r + 1, heads], the output of `RelativePositions`.
+        queries: positions of the queries.
+        keys: t, the number of keys; their positions start at 0.
+        mask: [samples, 1, 1, t] bool, true at tokens, false at padding; None if there is no
+            padding.
+        causal: whether keys after the query are masked.
 
     Returns:
-        [1 or b, h, rows, t], -inf where a key is hidden. (A finite number would give rows in
-        which all keys are hidden a gradient.)
+        [1 or samples, heads, queries, t], -inf where a key is masked. (With a finite number,
+        queries whose keys are all masked would get a gradient.)
     """
-    reach = of_distance.shape[0] // 2
-    # place by place along a diagonal, from the lower left corner to the upper right one
-    places = torch.arange(1 - rows.stop, keys - rows.start, device=of_distance.device)
-    diagonal = of_distance[places.clamp(-reach, reach) + reach].T
+    largest = distance_bias.shape[0] // 2
+    # all entries on a diagonal of the [queries, t] block have the same distance and bias; the
+    # diagonals are listed from the lower left to the upper right corner
+    distances = torch.arange(1 - queries.stop, keys - queries.start, device=distance_bias.device)
+    diagonal = distance_bias[distances.clamp(-largest, largest) + largest].T
     if causal:
-        diagonal = diagonal.masked_fill(places > 0, -torch.inf)
-    # row r of the block is the window that ends r places before the last
+        diagonal = diagonal.masked_fill(distances > 0, -torch.inf)
+    # row i of the block is the window of t diagonals that ends i diagonals before the last one
     bias = diagonal.unfold(1, keys, 1).flip(1)[None]
     return bias if mask is None else bias.masked_fill(~mask, -torch.inf)

@@ -1,11 +1,11 @@
-"""The encoder-decoder of one piece of the pipeline: T5 1.1 and mT5.
+"""The encoder-decoder of one model chunk: T5 1.1 and mT5.
 
-Encoder and decoder layers are one list, cut anywhere. Between pieces travels one tensor: the
-encoder's activations, and behind them along the sequence the decoder's. The decoder's embedding
-is looked up together with the encoder's, on the first piece, and waits there; the encoder's
-output is carried on for every decoder layer to read.
+Encoder and decoder layers form one list, which may be split into model chunks anywhere. Each chunk
+sends one tensor to the next: the activations of the encoder and of the decoder, concatenated along
+the sequence. The first chunk looks up the embeddings of both. Encoder layers pass the decoder's
+embeddings on unchanged, and decoder layers pass on the encoder's output.
 
-s: tokens of the encoder, t: tokens of the decoder, b: samples.
+In shapes, s is the number of encoder tokens, t of decoder tokens, b of samples.
 """
 
 import torch
@@ -20,47 +20,56 @@ from torch import Tensor
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.inventory import padded_vocabulary
-from frontier_llm.geometry.stacks import piece_stacks
-from frontier_llm.geometry.stages import Piece
+from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.model.layer_stack import LayerStack
 from frontier_llm.model.loss import token_losses
 
 
 class EncoderDecoder(MegatronModule):
-    """megatron's layers and ends, put together so that a pipeline may be cut anywhere."""
+    """One model chunk of an encoder-decoder, made of megatron's layers."""
 
     def __init__(
         self,
         model: ModelConfig,
-        piece: Piece,
+        model_chunk: ModelChunk,
         recompute: str,
         config: TransformerConfig,
         groups: ProcessGroupCollection,
         kernels: Kernels,
     ) -> None:
+        """Build the modules of one model chunk.
+
+        Args:
+            model: configuration of the whole model.
+            model_chunk: layers of this chunk, and whether it has the embedding and the head.
+            recompute: what is recomputed in the backward pass (see `LayerStack`).
+            config: megatron's configuration.
+            groups: process groups of this rank, as megatron's modules expect them.
+            kernels: implementation of the norms.
+        """
         super().__init__(config=config)
         self.model_type = ModelType.encoder_or_decoder
         self.pg_collection = groups
         self.vocabulary = model.vocabulary
-        self.piece, self.stacks = piece, piece_stacks(model, piece)
-        self.pre_process, self.post_process = piece.has_embedding, piece.has_head
+        self.model_chunk, self.stacks = model_chunk, chunk_stacks(model, model_chunk)
+        self.pre_process, self.post_process = model_chunk.has_embedding, model_chunk.has_head
         interleaved = config.virtual_pipeline_model_parallel_size is not None
-        self.vp_stage = piece.chunk if interleaved else None
+        self.vp_stage = model_chunk.virtual_stage if interleaved else None
         self._received: Tensor | None = None
-        rows = padded_vocabulary(model, groups.tp.size())
-        if piece.has_embedding:
+        vocabulary_rows = padded_vocabulary(model, groups.tp.size())
+        if model_chunk.has_embedding:
             self.embedding = LanguageModelEmbedding(
-                config, rows, 0, position_embedding_type="none", tp_group=groups.tp
+                config, vocabulary_rows, 0, position_embedding_type="none", tp_group=groups.tp
             )
-        built = {
+        stacks = {
             stack.name: LayerStack(stack, model, recompute, config, groups, kernels, self.vp_stage)
             for stack in self.stacks
         }
-        self.encoder, self.decoder = built.get("encoder"), built.get("decoder")
-        if piece.has_head:
+        self.encoder, self.decoder = stacks.get("encoder"), stacks.get("decoder")
+        if model_chunk.has_head:
             self.output_layer = ColumnParallelLinear(
                 model.hidden,
-                rows,
+                vocabulary_rows,
                 config=config,
                 init_method=config.init_method,
                 bias=False,
@@ -69,7 +78,7 @@ class EncoderDecoder(MegatronModule):
             )
 
     def set_input_tensor(self, input_tensor: list[Tensor | None]) -> None:
-        """Take what the piece before sent: [s + t, b, hidden], or None on the first piece.
+        """Take the activations of the previous chunk: [s + t, b, hidden], None on the first one.
 
         Called by megatron's schedules before each forward pass.
         """
@@ -82,21 +91,25 @@ class EncoderDecoder(MegatronModule):
         encoder_mask: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> Tensor:
-        """Run this piece.
+        """Run this model chunk.
 
         Args:
-            encoder_tokens: [b, s] int64; under sequence parallel tensor ranks divide s and t.
+            encoder_tokens: [b, s] int64; under sequence parallelism s and t are divisible by the
+                number of tensor ranks.
             decoder_tokens: [b, t] int64.
-            encoder_mask: [b, s] bool, true where a token is; None = everywhere.
-            labels: [b, t] int64.
+            encoder_mask: [b, s] bool, true at tokens, false at padding; None if there is no
+                padding.
+            labels: [b, t] int64; None if the last chunk must return logits.
 
         Returns:
-            On the last piece the losses [b, t] fp32, or without labels the logits [b, t, v] of
-            this tensor rank's part of the padded vocabulary; elsewhere what the next piece takes.
+            On the last chunk the losses, [b, t] fp32, or without labels the logits,
+            [b, t, this tensor rank's part of the padded vocabulary]. On other chunks the
+            activations for the next chunk, [s + t, b, hidden] (under sequence parallelism for
+            this rank's tokens).
         """
         parts = self._parts
         states = self._embed(encoder_tokens, decoder_tokens) if self.pre_process else self._received
-        assert states is not None, "a piece without the embedding gets its input by the schedule"
+        assert states is not None, "the schedule must set the input of a chunk without embedding"
         lengths = [tokens.shape[1] // parts for tokens in (encoder_tokens, decoder_tokens)]
         encoder, decoder = states.split(lengths)
         if self.encoder is not None:
@@ -112,12 +125,16 @@ class EncoderDecoder(MegatronModule):
 
     @property
     def _parts(self) -> int:
-        """Into how many parts tensor ranks cut the sequences."""
+        """Number of parts into which tensor ranks split the sequences."""
         return self.pg_collection.tp.size() if self.config.sequence_parallel else 1
 
     def _embed(self, encoder_tokens: Tensor, decoder_tokens: Tensor) -> Tensor:
-        """Look up both sides at once, in an order that gives each tensor rank a part of both."""
+        """Look up the embeddings of all tokens.
+
+        They are ordered so that each tensor rank gets a part of the encoder's tokens, then a part
+        of the decoder's.
+        """
         parts = [tokens.chunk(self._parts, dim=1) for tokens in (encoder_tokens, decoder_tokens)]
-        in_order = [part for both in zip(*parts, strict=True) for part in both]
-        states: Tensor = self.embedding(torch.cat(in_order, dim=1), position_ids=None)
+        alternating = [part for both in zip(*parts, strict=True) for part in both]
+        states: Tensor = self.embedding(torch.cat(alternating, dim=1), position_ids=None)
         return states

@@ -1,4 +1,4 @@
-"""The only translation from our configuration to megatron's TransformerConfig."""
+"""Translates the configuration to megatron's TransformerConfig; no other module does."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.config.run import RunConfig
-from frontier_llm.geometry.stages import Piece
+from frontier_llm.geometry.model_chunks import ModelChunk
+from frontier_llm.geometry.resolved import ResolvedLayout
 
-# by megatron's blocks; an encoder-decoder's stacks do it themselves (model/layer_stack.py)
+# for megatron's blocks; encoder-decoders recompute by themselves (model/layer_stack.py)
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
@@ -25,20 +25,16 @@ _RECOMPUTE: dict[str, dict[str, Any]] = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def transformer_config(
-    config: RunConfig, pieces: Sequence[Piece], precision: str, device: torch.device
-) -> TransformerConfig:
-    """Translate.
+def transformer_config(layout: ResolvedLayout, device: torch.device) -> TransformerConfig:
+    """Translate a layout to megatron's configuration.
 
     Args:
-        config: the run.
-        pieces: the whole pipeline, in the model's order.
-        precision: resolved: `fp32`, `bf16` or `fp16`.
-        device: on a CPU, fused CUDA kernels and batched point-to-point sends are off.
+        layout: of the run.
+        device: on a CPU, fused CUDA kernels and batched point-to-point messages are off.
     """
-    model, parallel = config.model, config.parallel
+    model, grid, precision = layout.model, layout.grid, layout.precision
     on_cpu = device.type in ("cpu", "meta")
-    interleaved = parallel.chunks > 1
+    interleaved = layout.virtual_stages > 1
     fused_activation = not on_cpu and model.bias and model.activation != "gelu_exact"
     return TransformerConfig(
         num_layers=model.layers,
@@ -55,11 +51,13 @@ def transformer_config(
         hidden_dropout=model.dropout,
         attention_dropout=model.attention_dropout,
         softmax_scale=None if model.scaled_attention else 1.0,
-        tensor_model_parallel_size=parallel.tensor,
-        pipeline_model_parallel_size=parallel.pipeline,
-        virtual_pipeline_model_parallel_size=parallel.chunks if interleaved else None,
-        pipeline_model_parallel_layout=_layout(pieces) if parallel.pipeline > 1 else None,
-        sequence_parallel=parallel.sequence and parallel.tensor > 1,
+        tensor_model_parallel_size=grid.tensor,
+        pipeline_model_parallel_size=grid.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_stages if interleaved else None,
+        pipeline_model_parallel_layout=(
+            _pipeline_layout(layout.model_chunks) if grid.pipeline > 1 else None
+        ),
+        sequence_parallel=layout.sequence_parallel and grid.tensor > 1,
         params_dtype=DTYPES[precision],
         pipeline_dtype=DTYPES[precision],
         bf16=precision == "bf16",
@@ -67,27 +65,27 @@ def transformer_config(
         # weights are set by model/initialise.py: the same for every layout
         perform_initialization=False,
         use_cpu_initialization=on_cpu,
-        # with two stages of several chunks both neighbours are one rank, and a batched exchange
-        # would swap activations and gradients without an error
+        # with two interleaved stages both neighbours are the same rank, and a batched exchange
+        # would silently swap activations and gradients
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved and not on_cpu,
-        # gloo may still be sending an output when the schedule would free it
+        # gloo may still be sending an output when the schedule frees it
         deallocate_pipeline_outputs=not on_cpu,
-        # these need apex or TransformerEngine, or fuse by torch.jit, which a CPU does not gain by
+        # these need apex or TransformerEngine, or use torch.jit, which does not help on a CPU
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         persist_layer_norm=False,
         bias_activation_fusion=fused_activation,
         bias_dropout_fusion=not on_cpu,
         apply_rope_fusion=False,
-        **_RECOMPUTE[config.recompute if model.kind == "gpt" else "none"],
+        **_RECOMPUTE[layout.recompute if model.kind == "gpt" else "none"],
     )
 
 
 def _activation(model: ModelConfig, fused: bool) -> Callable[[Tensor], Tensor]:
-    """Choose the non-linearity: GELU is GPT-2's, by tanh, also where megatron's kernel fuses it.
+    """Return the non-linearity. GELU is the tanh form of GPT-2 unless `gelu_exact` is configured.
 
-    That kernel computes the tanh form but insists on being asked for by the name of the exact one.
+    megatron's fused kernel computes the tanh form but must be requested as F.gelu, the exact one.
     """
     if model.activation == "swiglu":
         return F.silu
@@ -95,15 +93,15 @@ def _activation(model: ModelConfig, fused: bool) -> Callable[[Tensor], Tensor]:
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU in its tanh form (arXiv:1606.08415, section 2)."""
+    """Return GELU in its tanh form (arXiv:1606.08415, section 2)."""
     return F.gelu(x, approximate="tanh")
 
 
-def _layout(pieces: Sequence[Piece]) -> list[list[str]]:
-    """Write the pieces as megatron's pipeline_model_parallel_layout."""
+def _pipeline_layout(chunks: Sequence[ModelChunk]) -> list[list[str]]:
+    """Write model chunks as megatron's pipeline_model_parallel_layout."""
     return [
-        ["embedding"] * piece.has_embedding
-        + ["decoder"] * len(piece.layers)
-        + ["loss"] * piece.has_head
-        for piece in pieces
+        ["embedding"] * chunk.has_embedding
+        + ["decoder"] * len(chunk.layers)
+        + ["loss"] * chunk.has_head
+        for chunk in chunks
     ]

@@ -1,4 +1,4 @@
-"""The process groups of a rank, made in one place, and the only reader of megatron's globals."""
+"""Creates all process groups of a rank; the only module that reads megatron's global state."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,39 +17,45 @@ from frontier_llm.geometry.partition import DIGITS, Digit, Factors
 from frontier_llm.parallel.megatron_cpu import shared_groups
 
 SEED_STRIDE = 10_007
-"""Between the dropout seeds of two ranks: larger than megatron's offsets within one rank."""
+"""Distance between the dropout seeds of two ranks: larger than what megatron adds to a seed."""
 TIMEOUT = timedelta(minutes=30)
-"""Gloo's own: it notices by itself when a peer is gone."""
+"""Default time after which a collective fails; it is torch's default for gloo."""
 STEP_STRIDE = 1_000_000_007
-"""Between the dropout seeds of two steps: larger than those of all ranks together."""
+"""Distance between the dropout seeds of two steps: larger than the seeds of all ranks span."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Where this rank stands, and the groups it talks in."""
+    """This rank's position in the grid and its process groups."""
 
     grid: Grid
     rank: int
     at: Coordinates
+    """Coordinates of the rank in the grid."""
     tensor: dist.ProcessGroup
+    """The ranks that differ only in their tensor coordinate."""
     data: dist.ProcessGroup
+    """The ranks that differ only in their data coordinate."""
     pipeline: dist.ProcessGroup
+    """The ranks that differ only in their pipeline stage."""
     embedding: dist.ProcessGroup | None
-    """First and last stage, which hold a tied embedding; None on the stages between."""
+    """The ranks of the first and last stage, which hold tied embeddings; None on other stages."""
     megatron: ProcessGroupCollection
-    """The same groups as megatron's modules take them."""
+    """The same groups, as megatron's modules expect them."""
     timeout: timedelta
-    """After which their collectives fail."""
+    """Time after which a collective fails."""
 
     def seed_dropout(self, seed: int, step: int) -> None:
-        """Begin a step's random numbers: a function of (seed, step, place), with no history.
+        """Seed the random numbers of a step.
 
-        Every (data, pipeline) rank draws its own masks; tensor ranks share those of what they
-        all hold and differ in what they cut. A run that goes on later draws the same ones.
+        They depend on the seed, the step and this rank's coordinates alone, so that a resumed run
+        draws the same numbers. Ranks of different stages or replicas draw different dropout masks.
+        The tensor ranks of one stage and replica draw the same masks for activations that they all
+        hold, and different masks for activations that are divided between them.
         """
-        place = self.at.pipeline * self.grid.data + self.at.data
+        index = self.at.pipeline * self.grid.data + self.at.data
         model_parallel_cuda_manual_seed(
-            (seed + STEP_STRIDE * step + SEED_STRIDE * place) % 2**63,
+            (seed + STEP_STRIDE * step + SEED_STRIDE * index) % 2**63,
             tp_rank=self.at.tensor,
             ep_rank=0,
             etp_rank=self.at.tensor,
@@ -63,7 +69,7 @@ class Groups:
 
     @property
     def counts_samples(self) -> bool:
-        """Whether this rank speaks for its replica's samples and their loss."""
+        """Whether this rank reports its replica's samples and loss."""
         return self.is_last_stage and self.at.tensor == 0
 
     @property
@@ -75,15 +81,15 @@ class Groups:
 def make_groups(
     parallel: ParallelConfig, ranks_per_node: int, seed: int, timeout: timedelta = TIMEOUT
 ) -> Groups:
-    """Make all process groups.
+    """Create the process groups of the grid.
 
     Collective over all ranks, in one fixed order. `torch.distributed` must be initialised.
 
     Args:
         parallel: sizes of the tensor and pipeline axes.
-        ranks_per_node: where a node ends.
-        seed: of dropout.
-        timeout: after which a collective fails; for megatron's groups in whole minutes.
+        ranks_per_node: number of consecutive ranks on a node.
+        seed: seed of dropout.
+        timeout: time after which a collective fails; megatron rounds it up to minutes.
     """
     with shared_groups() if dist.get_backend() == "gloo" else nullcontext():
         parallel_state.initialize_model_parallel(
@@ -91,7 +97,7 @@ def make_groups(
             pipeline_model_parallel_size=parallel.pipeline,
             virtual_pipeline_model_parallel_size=parallel.chunks if parallel.chunks > 1 else None,
             distributed_timeout_minutes=math.ceil(timeout / timedelta(minutes=1)),
-            create_gloo_process_groups=False,  # for its optimizer alone, which is not used
+            create_gloo_process_groups=False,  # only megatron's optimizer needs them; it is unused
         )
     size, rank = dist.get_world_size(), dist.get_rank()
     grid = Grid(
@@ -122,16 +128,17 @@ def make_groups(
 
 
 def make_digit_groups(groups: Groups, factors: Factors) -> dict[Digit, dist.ProcessGroup | None]:
-    """Make the groups along which this rank's model states are gathered and added up.
+    """Create the groups over which this rank's model states are gathered and reduced.
 
     Collective over all ranks, in one fixed order.
 
     Args:
-        groups: where this rank stands.
-        factors: how states are cut over the data axis.
+        groups: the process groups of this rank.
+        factors: how states are sharded over the data axis.
 
     Returns:
-        One group a digit of the data rank; None where the digit has one value.
+        One group per digit of the data rank (geometry/partition.py); None if the digit has only
+        one value.
     """
     return {digit: _digit_group(groups, factors, digit) for digit in DIGITS}
 
@@ -142,34 +149,34 @@ def _digit_group(groups: Groups, factors: Factors, digit: Digit) -> dist.Process
         return None
     if width == grid.data:
         return groups.data
-    mine = None
-    lines = sorted({factors.group(digit, rank) for rank in range(grid.data)})
+    own_group = None
+    data_groups = sorted({factors.group(digit, data_rank) for data_rank in range(grid.data)})
     for pipeline in range(grid.pipeline):
         for tensor in range(grid.tensor):
-            for line in lines:
-                ranks = [grid.rank(Coordinates(tensor, data, pipeline)) for data in line]
+            for data_ranks in data_groups:
+                ranks = [grid.rank(Coordinates(tensor, data, pipeline)) for data in data_ranks]
                 group = dist.new_group(ranks, timeout=groups.timeout)
                 if groups.rank in ranks:
-                    mine = group
-    return mine
+                    own_group = group
+    return own_group
 
 
 def make_stage_groups(
     groups: Groups, stage_sets: Iterable[tuple[int, ...]]
 ) -> dict[tuple[int, ...], dist.ProcessGroup | None]:
-    """Make the groups that join some stages of a pipeline, for parameters they hold copies of.
+    """Create groups of ranks of some stages, which hold copies of the same parameter.
 
     Collective over all ranks, in one fixed order.
 
     Args:
-        groups: where this rank stands.
-        stage_sets: ascending stages each, in the same order on all ranks.
+        groups: the process groups of this rank.
+        stage_sets: sets of stages, each ascending, in the same order on all ranks.
 
     Returns:
-        The sets that this rank's stage belongs to; None where it is alone.
+        A group for each set that this rank's stage is in; None if the set has one stage.
     """
-    made = {stages: _stage_group(groups, stages) for stages in stage_sets}
-    return {stages: group for stages, group in made.items() if groups.at.pipeline in stages}
+    created = {stages: _stage_group(groups, stages) for stages in stage_sets}
+    return {stages: group for stages, group in created.items() if groups.at.pipeline in stages}
 
 
 def _stage_group(groups: Groups, stages: tuple[int, ...]) -> dist.ProcessGroup | None:
@@ -178,28 +185,28 @@ def _stage_group(groups: Groups, stages: tuple[int, ...]) -> dist.ProcessGroup |
         return None
     if stages == (0, grid.pipeline - 1):
         return groups.embedding
-    mine = None
+    own_group = None
     for data in range(grid.data):
         for tensor in range(grid.tensor):
             ranks = [grid.rank(Coordinates(tensor, data, stage)) for stage in stages]
             group = dist.new_group(ranks, timeout=groups.timeout)
             if groups.rank in ranks:
-                mine = group
-    return mine
+                own_group = group
+    return own_group
 
 
 def destroy_groups() -> None:
-    """Forget megatron's groups and end torch.distributed."""
+    """Destroy megatron's groups and torch.distributed."""
     parallel_state.destroy_model_parallel()
     for name, value in vars(parallel_state).items():
-        if isinstance(value, dist.ProcessGroup):  # it leaves some, whose threads end with a fork
+        if isinstance(value, dist.ProcessGroup):  # megatron keeps it; its threads prevent a fork
             setattr(parallel_state, name, None)
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _check(axis: str, group: dist.ProcessGroup, expected: Sequence[int]) -> None:
-    """Hold megatron's idea of the grid against ours: everything else relies on it."""
+    """Check that megatron's group has the ranks that the grid expects."""
     actual = dist.get_process_group_ranks(group)
     if tuple(actual) != tuple(expected):
-        raise RuntimeError(f"megatron's {axis} group is {actual}, the grid says {expected}")
+        raise RuntimeError(f"megatron's {axis} group has ranks {actual}, the grid says {expected}")

@@ -1,8 +1,9 @@
-"""megatron-core on a CPU: the one place that replaces names in other libraries.
+"""megatron-core on a CPU: the only module that replaces names in other libraries.
 
-megatron-core 0.16.1 writes `cuda` where it means "the device of this rank". On a machine without a
-GPU each of those names is given a meaning here; and groups that cost nothing with NCCL until they
-are used are shared with gloo. With a GPU nothing is replaced.
+megatron-core 0.16.1 assumes that the device of a rank is a CUDA device. On a machine without a GPU,
+`install` replaces the functions of torch and megatron that need one. `shared_groups` avoids
+duplicate process groups: an unused group costs nothing with NCCL, but a thread with gloo. On a GPU
+nothing is replaced.
 """
 
 import sys
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 
 class _CpuStream:
-    """Stands for a CUDA stream: everything on a CPU is already in order."""
+    """Replaces a CUDA stream; a CPU runs everything in order."""
 
     def wait_stream(self, other: object) -> None:
         """Do nothing."""
@@ -27,13 +28,13 @@ class _CpuStream:
 
 
 class _TorchOnCpu:
-    """The torch module as schedules.py sees it: `device="cuda"` means the CPU."""
+    """The torch module for schedules.py, in which `device="cuda"` means the CPU."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
     def zeros(self, *size: Any, **options: Any) -> torch.Tensor:
-        """As `torch.zeros`."""
+        """Call `torch.zeros`, on the CPU if `device` is cuda."""
         if options.get("device") == "cuda":
             options["device"] = "cpu"
         return torch.zeros(*size, **options)
@@ -57,12 +58,15 @@ def _set_state(state: torch.Tensor, *_: object, **__: object) -> None:
 
 @dataclass(frozen=True)
 class Replacement:
-    """One name that means something else on a CPU."""
+    """A name that is replaced on a CPU."""
 
     module: str
+    """Module that has the name."""
     name: str
     substitute: Callable[..., Any] | object
+    """What the name refers to afterwards."""
     reason: str
+    """What megatron uses it for."""
 
 
 _RANDOM = "megatron.core.tensor_parallel.random"
@@ -83,40 +87,44 @@ REPLACEMENTS = (
         "megatron.core.pipeline_parallel.schedules",
         "torch",
         _TorchOnCpu(),
-        'the token counter is made by torch.zeros(..., device="cuda")',
+        'the token counter is created by torch.zeros(..., device="cuda")',
     ),
 )
 
 
 @contextmanager
 def shared_groups() -> Iterator[None]:
-    """Within it megatron's groups of the same ranks are one.
+    """Make megatron create one group for each set of ranks, within this context.
 
-    It makes twenty for a rank, most of them alike. With gloo each has a thread that wakes a hundred
-    times a second.
+    megatron creates twenty groups per rank, most of which have the same ranks. With gloo each group
+    has a thread that wakes a hundred times per second.
     """
     from megatron.core import parallel_state
 
-    made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    created: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     def create_group(
         ranks: Sequence[int], timeout: timedelta | None = None, **_: object
     ) -> dist.ProcessGroup:
         key = tuple(ranks)
-        if key not in made:
-            made[key] = dist.new_group(list(ranks), timeout=timeout)
-        return made[key]
+        if key not in created:
+            created[key] = dist.new_group(list(ranks), timeout=timeout)
+        return created[key]
 
-    own = parallel_state.create_group
+    original = parallel_state.create_group
     parallel_state.create_group = create_group
     try:
         yield
     finally:
-        parallel_state.create_group = own
+        parallel_state.create_group = original
 
 
 def install() -> None:
-    """Replace the names, once a process. Only for ranks without a GPU."""
+    """Replace the names, once per process. Only for ranks without a GPU.
+
+    Raises:
+        RuntimeError: this release of megatron-core does not have one of the names.
+    """
     import megatron.core.pipeline_parallel.schedules
     import megatron.core.tensor_parallel.random  # noqa: F401
 

@@ -1,6 +1,6 @@
-"""What will fit, how fast it will be, and which layout is best: said before the run.
+"""Predict before a run whether a layout fits, how fast it is, and which layout is best.
 
-Plain Python on `geometry/` and a cluster file: no torch, no device, no processes. States and bytes
-on the wire come from the functions that the trainer allocates and sends by; times and activations
+Plain Python on `geometry/` and a cluster file: no torch, no device, no processes. Bytes of model
+states, stored and sent, come from the functions that the trainer uses too; times and activations
 are modelled, with the constants of `cluster.device.calibration` and `cluster.links`.
 """

@@ -1,12 +1,11 @@
-"""One candidate, judged: does it fit, how long is a step, what share of the peak is that."""
+"""The prediction for one candidate: peak memory, seconds per step, share of the peak FLOP/s."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from frontier_llm.geometry.flops import step_hardware_flops, step_model_flops
-from frontier_llm.geometry.lengths import run_lengths
 from frontier_llm.planner.candidate import Candidate
-from frontier_llm.planner.engine import OURS, Engine
+from frontier_llm.planner.compute import OURS, Engine
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import StageMemory, stages_memory
 from frontier_llm.planner.step_time import StepTime, step_time
@@ -15,21 +14,21 @@ from frontier_llm.units import GIB, format_bytes
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the planner says of a layout."""
+    """The prediction for a layout."""
 
     candidate: Candidate
     memory: tuple[StageMemory, ...]
-    """Of every stage."""
+    """Peak memory of every stage."""
     time: StepTime
 
     @property
     def peak(self) -> StageMemory:
-        """The fullest stage."""
+        """Peak memory of the fullest stage."""
         return max(self.memory, key=lambda memory: memory.total)
 
     @property
     def refused(self) -> str | None:
-        """Why the layout cannot run; None = it can."""
+        """Why the layout does not fit; None = it fits."""
         budget = budget_bytes(self.candidate)
         if self.peak.total <= budget:
             return None
@@ -40,20 +39,20 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the whole job."""
-        config = self.candidate.config
-        return config.data.global_batch * run_lengths(config).total / self.time.seconds
+        """Tokens per second of all ranks together."""
+        samples = self.candidate.config.data.global_batch
+        return samples * self.candidate.layout.lengths.total / self.time.seconds
 
     @property
     def model_tflops(self) -> float:
-        """TFLOP/s of a device that the mathematics needs."""
+        """TFLOP/s per device, without recomputation."""
         data = self.candidate.config.data
         model = self.candidate.config.model
         return self._per_device(step_model_flops(model, data.sequence_length, data.global_batch))
 
     @property
     def hardware_tflops(self) -> float:
-        """TFLOP/s of a device, recomputation counted."""
+        """TFLOP/s per device, with recomputation."""
         config = self.candidate.config
         flops = step_hardware_flops(
             config.model, config.data.sequence_length, config.data.global_batch, config.recompute
@@ -62,12 +61,12 @@ class Estimate:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs' share of the peak; None where the peak is unknown."""
+        """Model FLOP/s as a share of the device's peak; None = the peak is unknown."""
         return self._share(self.model_tflops)
 
     @property
     def hfu(self) -> float | None:
-        """Hardware FLOPs' share of the peak; None where the peak is unknown."""
+        """Hardware FLOP/s as a share of the device's peak; None = the peak is unknown."""
         return self._share(self.hardware_tflops)
 
     def to_json(self) -> dict[str, Any]:
@@ -84,7 +83,7 @@ class Estimate:
                 "data": self.candidate.grid.data,
                 "sequence": parallel.sequence,
                 "micro_batch": config.data.micro_batch,
-                "micro_batches": self.candidate.micro_batches,
+                "micro_batches": self.candidate.layout.micro_batches,
                 "global_batch": config.data.global_batch,
                 "recompute": config.recompute,
                 "collectives": config.collectives.name,
@@ -122,19 +121,19 @@ class Estimate:
 
     def _share(self, tflops: float) -> float | None:
         device = self.candidate.config.cluster.device
-        peak = device.peak_tflops.get(self.candidate.precision)  # type: ignore[call-overload]
+        peak = device.peak_tflops.get(self.candidate.layout.precision)  # type: ignore[call-overload]
         return tflops / peak if peak else None
 
 
 def estimate(
     candidate: Candidate, engine: Engine = OURS, layout: LayoutTime | None = None
 ) -> Estimate:
-    """Judge a candidate.
+    """Predict memory and time of a candidate.
 
     Args:
-        candidate: the layout.
-        engine: the program that runs it.
-        layout: what is known of it without its factors.
+        candidate: the configuration and the layout to predict.
+        engine: the training program that runs it; by default frontier_llm itself.
+        layout: times that candidates with other sharding factors share, if already computed.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
@@ -144,6 +143,6 @@ def estimate(
 
 
 def budget_bytes(candidate: Candidate) -> int:
-    """Return the memory of a device that a layout may fill."""
+    """Return the bytes of a device's memory that a layout may use."""
     config = candidate.config
     return int(config.planner.memory_share * config.cluster.device.memory_gib * GIB)

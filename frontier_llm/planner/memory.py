@@ -1,205 +1,209 @@
-"""Bytes that a rank of each stage needs at its peak, by category.
+"""Peak memory of a rank of each stage in bytes, by category.
 
-Model states are exact: geometry/layout.py and geometry/state_memory.py say what sharding/
-allocates. Activations are counted tensor by tensor (planner/block.py) at the schedule's depth:
-stage i of S holds S - i micro-batches in 1F1B (Narayanan et al., SC'21, section 2.2.1), more when
-interleaved. Temporary buffers are bounds; the allocator's slack is a share of what comes and goes.
+Model states are exact: geometry/ counts what sharding/ allocates. Activations are counted tensor by
+tensor (planner/block.py) for all micro-batches in flight: stage i of S holds S - i micro-batches in
+1F1B (Narayanan et al., SC'21, section 2.2.1), more in the interleaved schedule. Temporary buffers
+are upper bounds; the allocator's slack is a share of all memory that is not allocated permanently.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from frontier_llm.config.run import RunConfig
-from frontier_llm.geometry.layout import predict_bytes
-from frontier_llm.geometry.schedule import stage_passes
-from frontier_llm.geometry.stages import Piece
+from frontier_llm.geometry.model_chunks import ModelChunk, has_shared_table
+from frontier_llm.geometry.pipeline_schedule import stage_passes
+from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import (
     FP32_BYTES,
     gathered_elements,
     needs_master,
     state_bytes,
 )
-from frontier_llm.geometry.units import keeps_head
-from frontier_llm.geometry.wire import boundary_bytes
-from frontier_llm.planner.block import head_product, piece_blocks
+from frontier_llm.planner.block import chunk_blocks, head_product
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.units import GIB
 
 STATES = ("parameters", "gradients", "master", "moments")
-"""Categories that stay from step to step; exact."""
+"""Categories that are allocated permanently; their predictions are exact."""
 MASTER_AND_MOMENTS_BYTES = 12
-"""Of an element in a checkpoint."""
+"""Bytes per element in a checkpoint."""
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """What a rank of one stage needs."""
+    """Predicted peak memory of a rank of one stage."""
 
     stage: int
     by_category: dict[str, int]
-    """Bytes of the device's memory."""
+    """Bytes of device memory."""
     host_bytes: int
-    """Of main memory, page-locked: what a checkpoint may hold back."""
+    """Bytes of page-locked main memory, which holds checkpoints until they are written."""
 
     @property
     def total(self) -> int:
-        """All of the device's."""
+        """Bytes of device memory in all categories."""
         return sum(self.by_category.values())
 
     @property
     def largest(self) -> str:
-        """The category that takes most."""
+        """Name of the largest category."""
         return max(self.by_category, key=lambda name: self.by_category[name])
 
 
 @dataclass(frozen=True)
 class Activations:
-    """What passes leave behind on a stage: the same whatever the states' factors are."""
+    """Bytes of a stage's activations, which do not depend on the factors."""
 
     kept: int
-    """At the schedule's depth."""
+    """Kept for the backward passes of all micro-batches in flight."""
     logits: int
-    """And the cross entropy's copies of them."""
+    """Logits, and the cross entropy's copies of them."""
     working: int
-    """A layer computed again, and the gradients of the largest product."""
+    """Activations of a recomputed layer, and gradients of the largest product."""
     exchange: int
-    """Between stages."""
+    """Buffers for sending between stages."""
 
 
 def stage_memory(
     candidate: Candidate, stage: int, activations: Activations | None = None
 ) -> StageMemory:
-    """Predict the peak of a stage's ranks.
+    """Predict the peak memory of a stage's ranks.
 
     Args:
         candidate: the layout.
-        stage: which.
-        activations: of the stage, where they are known already.
+        stage: position on the pipeline axis.
+        activations: of the stage, if they are known already.
     """
-    config, kind = candidate.config, candidate.model.kind_of(stage)
-    passing = activations or stage_activations(candidate, stage, kind)
-    by_category = _states(candidate, kind)
-    comes_and_goes = {
-        "reductions": _reductions(candidate, kind),
-        "activations": passing.kept,
-        "logits": passing.logits,
-        "working": passing.working,
-        "exchange": passing.exchange,
+    layout, kind = candidate.layout, candidate.stages.kind_of(stage)
+    activations = activations or stage_activations(layout, stage, kind)
+    by_category = _states(layout, kind)
+    temporary = {
+        "reductions": _reductions(layout, kind),
+        "activations": activations.kept,
+        "logits": activations.logits,
+        "working": activations.working,
+        "exchange": activations.exchange,
     }
-    calibration = config.cluster.device.calibration
-    slack = calibration.slack_share * (by_category["gathered"] + sum(comes_and_goes.values()))
-    by_category |= comes_and_goes
+    calibration = candidate.config.cluster.device.calibration
+    slack = calibration.slack_share * (by_category["gathered"] + sum(temporary.values()))
+    by_category |= temporary
     by_category |= {"reserved": int(calibration.reserved_gib * GIB), "slack": int(slack)}
     return StageMemory(stage, by_category, _host(candidate, kind))
 
 
 def stages_memory(candidate: Candidate) -> list[StageMemory]:
-    """Predict the peak of every stage."""
+    """Predict the peak memory of every stage."""
     return [stage_memory(candidate, stage) for stage in range(candidate.grid.pipeline)]
 
 
 def fullest(candidate: Candidate) -> StageMemory:
-    """Predict the peak of the fullest stage: the first of some kind."""
+    """Predict the peak memory of the fullest stage, which is the first of its kind."""
     return max(
-        (stage_memory(candidate, kind.first) for kind in candidate.model.kinds),
+        (stage_memory(candidate, kind.first) for kind in candidate.stages.kinds),
         key=lambda memory: memory.total,
     )
 
 
-def stage_activations(candidate: Candidate, stage: int, kind: StageKind) -> Activations:
-    """Count what forward passes leave for backward passes on a stage."""
-    config, compute = candidate.config, candidate.compute_bytes
-    parallel = config.parallel
-    kept = [int(_kept_elements(config, piece) * compute) for piece in kind.pieces]
-    depth = 2 * parallel.pipeline  # by then every schedule is in its steady state
-    micro_batches = min(candidate.micro_batches, depth)
-    head = any(piece.has_head for piece in kind.pieces)
-    entries = head_product(config).rows * head_product(config).columns if head else 0
-    boundary = boundary_bytes(config, compute) if parallel.pipeline > 1 else 0.0
+def stage_activations(layout: ResolvedLayout, stage: int, kind: StageKind) -> Activations:
+    """Count the bytes of a stage's activations.
+
+    Args:
+        layout: of the run.
+        stage: position on the pipeline axis.
+        kind: of the stage.
+    """
+    compute_bytes, stages = layout.compute_bytes, layout.grid.pipeline
+    kept = [int(_kept_elements(layout, chunk) * compute_bytes) for chunk in kind.chunks]
+    # with so many micro-batches every schedule has reached its steady state
+    micro_batches = min(layout.micro_batches, 2 * stages)
+    head = head_product(layout)
+    logits = head.rows * head.columns if any(chunk.has_head for chunk in kind.chunks) else 0
+    boundary = layout.activation_traffic.boundary_bytes() if stages > 1 else 0.0
     return Activations(
-        kept=_peak(stage, parallel.pipeline, parallel.chunks, micro_batches, tuple(kept)),
-        # as the head makes them, in fp32 as the loss wants them, and their exponentials
-        logits=entries * (compute + 8),
-        working=int(_working_elements(config, kind) * compute),
+        kept=_peak(stage, stages, layout.virtual_stages, micro_batches, tuple(kept)),
+        # the head's output, its copy in fp32 for the loss, and its exponentials
+        logits=logits * (compute_bytes + 8),
+        working=int(_working_elements(layout, kind) * compute_bytes),
         exchange=int(2 * boundary),
     )
 
 
-def _kept_elements(config: RunConfig, piece: Piece) -> float:
-    """Count the elements that one micro-batch leaves on a piece."""
-    whole = config.recompute == "full"
+def _kept_elements(layout: ResolvedLayout, chunk: ModelChunk) -> float:
+    """Count the elements that one micro-batch keeps in a model chunk."""
+    is_recomputed = layout.recompute == "full"
     total = 0.0
-    for block, count in piece_blocks(config, piece):
-        total += count * (block.input_elements if whole else block.kept_elements)
-    if piece.has_head:
-        total += (
-            2.0 * head_product(config).rows * config.model.hidden
-        )  # the last norm's input and output
+    for block, count in chunk_blocks(layout, chunk):
+        total += count * (block.input_elements if is_recomputed else block.kept_elements)
+    if chunk.has_head:  # the last norm's input and output
+        total += 2.0 * head_product(layout).rows * layout.model.hidden
     return total
 
 
 @lru_cache(maxsize=4096)
-def _peak(stage: int, stages: int, chunks: int, micro_batches: int, kept: tuple[int, ...]) -> int:
-    """Follow the schedule: a forward pass leaves its piece's bytes, its backward pass frees them.
+def _peak(
+    stage: int, stages: int, virtual_stages: int, micro_batches: int, kept: tuple[int, ...]
+) -> int:
+    """Return the most bytes of activations that a stage keeps at one moment of a step.
+
+    A forward pass keeps the bytes of its model chunk, and its backward pass frees them.
 
     Args:
-        stage: whose.
+        stage: position on the pipeline axis.
         stages: pipeline ranks.
-        chunks: pieces a stage.
-        micro_batches: of a replica; enough to reach the steady state.
-        kept: bytes that a micro-batch leaves, by chunk.
+        virtual_stages: model chunks per stage.
+        micro_batches: of a replica; enough to reach the schedule's steady state.
+        kept: bytes that a micro-batch keeps, by virtual stage.
     """
-    if chunks == 1:
+    if virtual_stages == 1:
         return kept[0] * min(stages - stage, micro_batches)
     held = peak = 0
-    for forward, chunk in stage_passes(stage, stages, chunks, micro_batches):
+    for forward, chunk in stage_passes(stage, stages, virtual_stages, micro_batches):
         held += kept[chunk] if forward else -kept[chunk]
         peak = max(peak, held)
     return peak
 
 
-def _working_elements(config: RunConfig, kind: StageKind) -> float:
-    blocks = [block for piece in kind.pieces for block, _ in piece_blocks(config, piece)]
-    again = max(block.kept_elements for block in blocks) if config.recompute == "full" else 0.0
-    widest = max(p.rows * p.columns for block in blocks for p in block.products)
-    return again + 2.0 * widest
+def _working_elements(layout: ResolvedLayout, kind: StageKind) -> float:
+    blocks = [block for chunk in kind.chunks for block, _ in chunk_blocks(layout, chunk)]
+    recomputed = max(block.kept_elements for block in blocks) if layout.recompute == "full" else 0.0
+    largest = max(p.rows * p.columns for block in blocks for p in block.products)
+    return recomputed + 2.0 * largest
 
 
-def _states(candidate: Candidate, kind: StageKind) -> dict[str, int]:
-    """Return states and what is gathered of them: what geometry/layout.py predicts, but faster."""
-    config, factors, compute = candidate.config, candidate.factors, candidate.compute_bytes
-    if candidate.model.formats.encode(compute):
-        return predict_bytes(config, kind.first, factors, compute, candidate.grid)
-    total = dict.fromkeys(STATES, 0)
+def _states(layout: ResolvedLayout, kind: StageKind) -> dict[str, int]:
+    """Return what `ResolvedLayout.state_bytes` returns, but faster if no message is encoded."""
+    factors, compute_bytes = layout.factors, layout.compute_bytes
+    if layout.formats.encode(compute_bytes):
+        return layout.state_bytes(kind.first)
+    total, master = dict.fromkeys(STATES, 0), needs_master(compute_bytes)
     for size, count in kind.units:
-        held = state_bytes(factors.padded(size), factors, compute, needs_master(compute))
+        held = state_bytes(factors.padded(size), factors, compute_bytes, master)
         for name in STATES:
             total[name] += count * held[name]
-    return {**total, "gathered": _gathered(candidate, kind)}
+    return {**total, "gathered": _gathered(layout, kind)}
 
 
-def _gathered(candidate: Candidate, kind: StageKind) -> int:
-    """Bound the parameters that are whole at once, as geometry/layout.py does."""
-    factors, config = candidate.factors, candidate.config
+def _gathered(layout: ResolvedLayout, kind: StageKind) -> int:
+    """Return an upper bound on the bytes of parameters that are gathered at the same time."""
+    factors = layout.factors
     if factors.params == 1:
         return 0
-    in_flight, keeps = config.sharding.units_in_flight, keeps_head(config.model, kind.pieces)
     units: Counter[int] = Counter()
     for size, count in kind.units:
         units[factors.padded(size)] += count
-    return gathered_elements(units, in_flight, keeps) * candidate.compute_bytes
+    shared = has_shared_table(layout.model, kind.chunks)
+    return gathered_elements(units, layout.units_in_flight, shared) * layout.compute_bytes
 
 
-def _reductions(candidate: Candidate, kind: StageKind) -> int:
-    """Bound the gradients of a unit as they are made, and the buffers that are being sent."""
-    factors, largest = candidate.factors, kind.units[-1][0]
-    wire = candidate.model.formats.grads.element_bytes
-    made = largest * candidate.compute_bytes
-    packs = factors.grads > 1 or (factors.optimizer > 1 and wire < FP32_BYTES)
-    if not packs:
-        return made
-    return made + int(candidate.config.sharding.units_in_flight * largest * wire)
+def _reductions(layout: ResolvedLayout, kind: StageKind) -> int:
+    """Return an upper bound on the bytes of a unit's new gradients and of their send buffers."""
+    factors, largest = layout.factors, kind.units[-1][0]
+    element_bytes = layout.formats.grads.element_bytes
+    gradients = largest * layout.compute_bytes
+    has_buffers = factors.grads > 1 or (factors.optimizer > 1 and element_bytes < FP32_BYTES)
+    if not has_buffers:
+        return gradients
+    return gradients + int(layout.units_in_flight * largest * element_bytes)
 
 
 def _host(candidate: Candidate, kind: StageKind) -> int:

@@ -1,4 +1,4 @@
-"""The drawings of the planner's page, as SVG that lives inside it."""
+"""The drawings of the planner's page, as SVG inside the HTML."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -20,18 +20,19 @@ COLOURS = {
     "update": "#64748b",
     "checkpoint": "#0f172a",
 }
-"""Of the parts of a step."""
+"""Colours of the parts of a step. `exchange` is sending between stages, `reduce_states` the sum of
+gradients over replicas, and `refresh_params` the gathering of updated parameters."""
 DRAWN_STAGES = 16
 DRAWN_MICRO_BATCHES = 24
 _LEFT, _TOP, _ROW = 400, 34, 26
 
 
 def pareto(estimates: Sequence[Estimate], front: Sequence[Estimate]) -> str:
-    """Draw peak memory against tokens a second.
+    """Draw tokens per second over peak memory.
 
     Args:
-        estimates: circles with their numbers.
-        front: dots on a line, by memory: what nothing beats in both.
+        estimates: drawn as numbered circles.
+        front: the Pareto front, ascending by memory; drawn as dots on a line.
     """
     height, bottom, left, right = 340, 290, 80, WIDTH - 40
     most_memory = 1.08 * max(one.peak.total / GIB for one in (*estimates, *front))
@@ -51,16 +52,16 @@ def pareto(estimates: Sequence[Estimate], front: Sequence[Estimate]) -> str:
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, front))
     body.append(f'<polyline points="{line}" fill="none" stroke="#94a3b8"/>')
     body += [_dot(*place(one), 3, "#64748b", one.candidate.description) for one in front]
-    at: dict[tuple[int, int], list[int]] = {}
+    numbers_at: dict[tuple[int, int], list[int]] = {}
     for number, one in enumerate(estimates, start=1):
         x, y = place(one)
-        at.setdefault((round(x / 8), round(y / 8)), []).append(number)
+        numbers_at.setdefault((round(x / 8), round(y / 8)), []).append(number)
         body.append(_dot(x, y, 6, COLOURS["compute"], f"{number}: {one.candidate.description}"))
-    for numbers in at.values():
+    for numbers in numbers_at.values():
         x, y = place(estimates[numbers[0] - 1])
         body.append(_text(x, y - 10, ", ".join(map(str, numbers)), "middle"))
     body.append(_text(left, height - 8, "peak memory of the fullest rank"))
-    body.append(_text(left, 14, "tokens a second"))
+    body.append(_text(left, 14, "tokens per second"))
     return _svg(height, body)
 
 
@@ -72,7 +73,7 @@ def _dot(x: float, y: float, radius: float, colour: str, title: str) -> str:
 
 
 def breakdown(estimates: Sequence[Estimate]) -> str:
-    """Draw where the seconds of each layout's step go."""
+    """Draw the parts of each layout's step as a bar of seconds."""
     slowest = max(estimate.time.seconds for estimate in estimates)
     room = WIDTH - _LEFT - 90
     body = list(_legend())
@@ -95,14 +96,14 @@ def breakdown(estimates: Sequence[Estimate]) -> str:
 
 
 def pipeline(estimate: Estimate) -> str:
-    """Draw the first passes of a step, stage by stage: forward dark, backward light."""
+    """Draw the first passes of a step, one row per stage: forward dark, backward light."""
     events = _events(estimate)
     stages = sorted({event.stage for event in events})
     shown = stages[:: max(1, -(-len(stages) // DRAWN_STAGES))]
     end = max(event.end for event in events)
     room = WIDTH - 90
     body = [
-        _text(0, 14, f"seconds 0 to {end:.3g}; a number is a micro-batch"),
+        _text(0, 14, f"seconds 0 to {end:.3g}; numbers are micro-batches"),
         *(_text(0, _TOP + row * _ROW + 14, f"stage {stage}") for row, stage in enumerate(shown)),
     ]
     for event in events:
@@ -114,20 +115,25 @@ def pipeline(estimate: Estimate) -> str:
 
 
 def _events(estimate: Estimate) -> list[Event]:
+    """Simulate the first passes; stages of one kind take equal times.
+
+    A kind is identified by its first stage.
+    """
     candidate = estimate.candidate
-    kinds = candidate.model.kinds
-    seconds = dict(zip((kind.first for kind in kinds), estimate.time.passes, strict=True))
-    of_stage = [
-        seconds[candidate.model.kind_of(stage).first] for stage in range(candidate.grid.pipeline)
+    first_stages = [kind.first for kind in candidate.stages.kinds]
+    seconds_by_kind = dict(zip(first_stages, estimate.time.passes, strict=True))
+    stage_seconds = [
+        seconds_by_kind[candidate.stages.kind_of(stage).first]
+        for stage in range(candidate.grid.pipeline)
     ]
-    chunks = candidate.config.parallel.chunks
     drawn = max(DRAWN_MICRO_BATCHES, candidate.grid.pipeline)
-    return simulate(of_stage, chunks, min(candidate.micro_batches, drawn))
+    layout = candidate.layout
+    return simulate(stage_seconds, layout.virtual_stages, min(layout.micro_batches, drawn))
 
 
 def _pass(event: Event, x: float, y: float, width: float) -> str:
     colour = "#2563eb" if event.forward else "#93c5fd"
-    title = f"micro-batch {event.micro_batch}, chunk {event.chunk}"
+    title = f"micro-batch {event.micro_batch}, virtual stage {event.virtual_stage}"
     box = (
         f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="20" fill="{colour}" '
         f'stroke="white" stroke-width="0.5"><title>{title}</title></rect>'

@@ -1,4 +1,4 @@
-"""The best layouts over several numbers of nodes: scaling curves, and the fewest that suffice."""
+"""The best layouts on several numbers of nodes: scaling curves, and the fewest sufficient nodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from frontier_llm.planner.search import Found, Goal, Progress, search_all
 
 @dataclass(frozen=True)
 class Point:
-    """One number of nodes."""
+    """The best layouts on one number of nodes."""
 
     nodes: int
     strong: Estimate | None
-    """The best layout for the same batch; None = none fits."""
+    """The best layout for the configured batch; None = no layout fits."""
     weak: Estimate | None
-    """The best layout for a batch that grows with the nodes."""
+    """The best layout for a batch that grows with the nodes; None = no layout fits."""
     strong_efficiency: float | None
-    """Tokens a second of a device, over those of the first point."""
+    """Tokens per second and device, relative to the first point."""
     weak_efficiency: float | None
 
     def to_json(self) -> dict[str, Any]:
@@ -35,11 +35,12 @@ class Point:
 
 
 def scaling_curves(configs: Sequence[RunConfig], progress: Progress) -> list[Point]:
-    """Search for each of `planner.nodes`, with the batch as it is and growing with the nodes.
+    """Search on each number of `planner.nodes`, with a fixed and with a growing batch.
 
     Args:
-        configs: that compete; the batch is that of the first number of nodes.
-        progress: told how far the search is.
+        configs: alternatives, among which the best is taken. The growing batch starts from the
+            configured one on the first number of nodes.
+        progress: called with the progress of the search.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known, or a grown batch is not a
@@ -66,7 +67,7 @@ def scaling_curves(configs: Sequence[RunConfig], progress: Progress) -> list[Poi
 
 
 def fewest_nodes(configs: Sequence[RunConfig], progress: Progress) -> Found:
-    """Search `planner.nodes` from the fewest on, until some layout reaches the goal.
+    """Search on `planner.nodes`, the fewest first, until a layout reaches the goal.
 
     Raises:
         ConfigError: there is no goal, or no number of nodes reaches it.
@@ -77,21 +78,21 @@ def fewest_nodes(configs: Sequence[RunConfig], progress: Progress) -> Found:
         raise ConfigError(
             "planner.goal_tokens_per_second" if numbers else "planner.nodes",
             "null",
-            "a number, and a list of nodes: planner.objective=nodes looks for the fewest of them "
-            "that reach it",
+            "a number, and a list of nodes: planner.objective=nodes looks for the fewest nodes "
+            "that reach this number",
             "set planner.goal_tokens_per_second=1e6 planner.nodes=[8,16,32,64]",
         )
     best = 0.0
     for done, nodes in enumerate(numbers):
         progress(f"{nodes} nodes", done / len(numbers))
         found = search_all(configs, _goal(config, nodes))
-        best = max([best, *(judged.tokens_per_second for judged in found.best)])
+        best = max([best, *(estimated.tokens_per_second for estimated in found.best)])
         if best >= goal:
             return found
     raise ConfigError(
         "planner.goal_tokens_per_second",
         f"{goal:g}",
-        f"at most {best:g}: what {config.cluster.name} gives on {numbers} nodes",
+        f"at most {best:g}, the most that {config.cluster.name} reaches on {numbers} nodes",
         "allow more nodes in planner.nodes, or a larger data.global_batch",
     )
 
@@ -112,8 +113,8 @@ def _grown(config: RunConfig, nodes: int, first: int) -> RunConfig:
         raise ConfigError(
             "planner.nodes",
             nodes,
-            f"numbers to which data.global_batch={config.data.global_batch} on {first} nodes can "
-            "grow in whole samples",
+            f"numbers of nodes on which data.global_batch={config.data.global_batch} of {first} "
+            "nodes can grow in proportion to a whole number of samples",
             f"choose multiples of {first} nodes, or a data.global_batch that {first} divides",
         )
     data = config.data.model_copy(update={"global_batch": batch})

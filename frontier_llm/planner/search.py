@@ -1,69 +1,99 @@
-"""The best layouts of a configuration, out of all legal ones.
+"""Search the best layouts of a configuration among all legal ones.
 
-Branch and bound: a cut's seconds without the traffic of its states bound those of every set of
-factors, its finest factors their memory. Cuts are looked at in the order of the seconds' bound; one
-whose bounds are worse than what the search holds is passed over. The same configuration gives the
-same answer, in the same order.
+The search is branch and bound. A cut of the model, without its factors, has a lower bound on the
+seconds (no communication of model states) and one on the memory (the finest factors). Cuts are
+examined in the order of the first bound, and skipped if both bounds are worse than the layouts
+found so far. The search is deterministic.
 """
 
 import heapq
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from frontier_llm.config.rules import check
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.layout import make_grid
-from frontier_llm.planner.candidate import Candidate, Model
-from frontier_llm.planner.engine import OURS, Engine
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.planner.candidate import Candidate, StageKinds
+from frontier_llm.planner.compute import OURS, Engine
 from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate
-from frontier_llm.planner.front import Front
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import Activations, StageMemory, stage_activations, stage_memory
-from frontier_llm.planner.space import Cut, chains, cuts
+from frontier_llm.planner.space import Cut, cuts, legal_factors
 from frontier_llm.planner.step_time import step_time
 
 Progress = Callable[[str, float], None]
-"""Told what is being done, and which share is done."""
+"""Called with the name of the current phase and the share of it that is done."""
+Item = TypeVar("Item")
 
 
 @dataclass
 class Found:
-    """What a search brought to light."""
+    """The result of a search."""
 
     best: list[Estimate] = field(default_factory=list)
-    """The best first."""
+    """The best layouts, best first."""
     front: list[Estimate] = field(default_factory=list)
-    """What nothing beats in both memory and speed, by memory."""
+    """The Pareto front: layouts that no other one beats in both memory and speed, by memory."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Cuts that cannot run, by reason."""
+    """Number of cuts that cannot run, by reason."""
     examples: dict[str, str] = field(default_factory=dict)
-    """Of each reason the first cut, with the whole message."""
-    looked_at: int = 0
-    """Cuts that are legal."""
-    judged: int = 0
-    """Layouts whose step was timed: the others could not be better."""
+    """The first cut refused for each reason, with the full message."""
+    examined: int = 0
+    """Number of legal cuts."""
+    timed: int = 0
+    """Number of layouts whose step was timed; all others were excluded by their bounds."""
+
+
+class ParetoFront(Generic[Item]):
+    """Items by peak memory; each takes more bytes and fewer seconds than the previous one."""
+
+    def __init__(self) -> None:
+        self._peaks: list[int] = []
+        self._seconds: list[float] = []
+        self._items: list[Item] = []
+
+    def beats(self, peak: int, seconds: float) -> bool:
+        """Whether an item of the front takes at most so many bytes and so many seconds."""
+        at = bisect_right(self._peaks, peak)
+        return at > 0 and self._seconds[at - 1] <= seconds
+
+    def add(self, peak: int, seconds: float, item: Item) -> None:
+        """Add an item unless the front beats it, and remove the items that it beats."""
+        if self.beats(peak, seconds):
+            return
+        start = end = bisect_left(self._peaks, peak)
+        while end < len(self._peaks) and self._seconds[end] >= seconds:
+            end += 1
+        self._peaks[start:end] = [peak]
+        self._seconds[start:end] = [seconds]
+        self._items[start:end] = [item]
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items)
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """A legal cut whose states fit with some factors."""
+class _BoundedCut:
+    """A legal cut that fits with some factors, and its bounds."""
 
-    floor: float
-    """No factors are faster."""
-    peak: int
-    """No factors take less memory."""
+    min_seconds: float
+    """Lower bound on the seconds of a step with any factors."""
+    min_peak: int
+    """Lower bound on the bytes of the fullest stage with any factors."""
     order: int
     candidate: Candidate
+    """The cut with some factors."""
     time: LayoutTime
-    passing: tuple[Activations, ...]
+    activations: tuple[Activations, ...]
     """By kind of stage."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What a search is for."""
+    """The ranks and the program that a search is for."""
 
     ranks: int
     ranks_per_node: int
@@ -71,34 +101,34 @@ class Goal:
 
 
 def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) -> Found:
-    """Find the best layouts on so many ranks.
+    """Find the best layouts of a configuration.
 
     Args:
-        config: the model, the batch, the cluster, and in `planner` what is searched for.
-        goal: on which ranks.
-        progress: told how far the search is.
+        config: the model, the batch, the cluster, and in `planner` objective and constraints.
+        goal: the ranks.
+        progress: called with the progress of the search.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
     """
     found = Found()
-    layouts = list(_layouts(config, goal, found, progress))
+    bounded = list(_bounded_cuts(config, goal, found, progress))
     by_memory = config.planner.objective == "memory"
-    layouts.sort(key=lambda layout: (0.0 if by_memory else layout.floor, layout.order))
-    kept: list[tuple[float, float, int, Candidate, LayoutTime]] = []  # worst on top
-    front: Front[tuple[Candidate, LayoutTime]] = Front()
-    for index, layout in enumerate(layouts):
-        progress("factors", index / len(layouts))
+    bounded.sort(key=lambda cut: (0.0 if by_memory else cut.min_seconds, cut.order))
+    kept: list[tuple[float, float, int, Candidate, LayoutTime]] = []  # a heap, the worst first
+    front: ParetoFront[tuple[Candidate, LayoutTime]] = ParetoFront()
+    for index, cut in enumerate(bounded):
+        progress("factors", index / len(bounded))
         full = len(kept) == config.planner.rows
-        slow = full and not by_memory and layout.floor >= -kept[0][0]
-        if slow and front.beats(layout.peak, layout.floor):
+        slow = full and not by_memory and cut.min_seconds >= -kept[0][0]
+        if slow and front.beats(cut.min_peak, cut.min_seconds):
             continue
-        for candidate, peak in _fitting(layout):
-            seconds = step_time(candidate, layout.time).seconds
-            found.judged += 1
-            front.add(peak, seconds, (candidate, layout.time))
+        for candidate, peak in _fitting(cut):
+            seconds = step_time(candidate, cut.time).seconds
+            found.timed += 1
+            front.add(peak, seconds, (candidate, cut.time))
             rank = (peak, seconds) if by_memory else (seconds, peak)
-            entry = (-rank[0], -rank[1], -found.judged, candidate, layout.time)
+            entry = (-rank[0], -rank[1], -found.timed, candidate, cut.time)
             if len(kept) < config.planner.rows:
                 heapq.heappush(kept, entry)
             elif entry[:3] > kept[0][:3]:
@@ -112,8 +142,8 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
 def search_all(
     configs: Sequence[RunConfig], goal: Goal, progress: Progress = lambda *_: None
 ) -> Found:
-    """Find the best layouts of several configurations together; see `search`."""
-    together, front = Found(), Front[Estimate]()
+    """Find the best layouts among several configurations; see `search`."""
+    together, front = Found(), ParetoFront[Estimate]()
     for number, config in enumerate(configs):
 
         def report(what: str, share: float, before: int = number) -> None:
@@ -125,8 +155,8 @@ def search_all(
             front.add(one.peak.total, one.time.seconds, one)
         together.refused += found.refused
         together.examples = found.examples | together.examples
-        together.looked_at += found.looked_at
-        together.judged += found.judged
+        together.examined += found.examined
+        together.timed += found.timed
     together.front = list(front)
     planner = configs[0].planner
     if planner.objective == "memory":
@@ -137,61 +167,68 @@ def search_all(
     return together
 
 
-def _layouts(config: RunConfig, goal: Goal, found: Found, progress: Progress) -> Iterator[_Layout]:
-    """Yield the cuts that are legal and fit; note the others."""
-    models: dict[tuple[int, int, int], Model] = {}
+def _bounded_cuts(
+    config: RunConfig, goal: Goal, found: Found, progress: Progress
+) -> Iterator[_BoundedCut]:
+    """Yield the cuts that are legal and fit; record in `found` why others are refused."""
+    stages: dict[tuple[int, int, int], StageKinds] = {}
     everything = list(cuts(config, goal.ranks, goal.ranks_per_node))
     for order, cut in enumerate(everything):
         progress("layouts", order / len(everything))
         cut_config = cut.apply(config)
         try:
-            check(cut_config, goal.ranks)
+            layout = ResolvedLayout.resolve(
+                cut_config, goal.ranks, goal.ranks_per_node, ignore_sharding=True
+            )
         except ConfigError as error:
             _refuse(found, error.key, f"{cut}: {error.got}; wants {error.wants}")
             continue
-        found.looked_at += 1
+        found.examined += 1
         key = (cut.tensor, cut.pipeline, cut.chunks)
-        model = Model(cut_config, like=models.get(key))
-        models.setdefault(key, model)
-        layout = _layout(model, goal, order, found, cut)
-        if layout is not None:
-            yield layout
+        if key not in stages:
+            stages[key] = StageKinds(layout)
+        candidate = Candidate(cut_config, layout, stages[key])
+        bounded = _bounded_cut(candidate, goal.engine, order, found, cut)
+        if bounded is not None:
+            yield bounded
 
 
-def _layout(model: Model, goal: Goal, order: int, found: Found, cut: Cut) -> _Layout | None:
-    grid = make_grid(model.config, goal.ranks, goal.ranks_per_node)
-    legal = chains(model.config, grid.data)
+def _bounded_cut(
+    candidate: Candidate, engine: Engine, order: int, found: Found, cut: Cut
+) -> _BoundedCut | None:
+    data, kinds = candidate.grid.data, candidate.stages.kinds
+    legal = legal_factors(candidate.config, data)
     if not legal:
-        _refuse(found, "sharding", f"{cut}: no factors that divide {grid.data} data ranks")
+        _refuse(found, "sharding", f"{cut}: no factors that divide {data} data ranks")
         return None
-    candidate = Candidate(model, grid, legal[0])
-    passing = tuple(stage_activations(candidate, k.first, k) for k in model.kinds)
-    # cutting parameters or gradients at all costs buffers; beyond that the finer the smaller
+    activations = tuple(stage_activations(candidate.layout, k.first, k) for k in kinds)
+    # cutting parameters or gradients at all needs buffers; apart from those, finer is smaller
     finest = {(factors.params > 1, factors.grads > 1): factors for factors in legal}.values()
-    peaks = [_peak(Candidate(model, grid, factors), passing) for factors in finest]
+    peaks = [_peak(candidate.with_factors(factors), activations) for factors in finest]
     peak = min(peaks, key=lambda memory: memory.total)
     if peak.total > budget_bytes(candidate):
         _refuse(found, f"memory, most for {peak.largest}", f"{cut}: stage {peak.stage}")
         return None
-    time = LayoutTime(candidate, goal.engine)
-    return _Layout(time.floor_seconds(candidate), peak.total, order, candidate, time, passing)
+    time = LayoutTime(candidate, engine)
+    seconds = time.floor_seconds(candidate)
+    return _BoundedCut(seconds, peak.total, order, candidate, time, activations)
 
 
-def _fitting(layout: _Layout) -> Iterator[tuple[Candidate, int]]:
-    """Yield a cut with every set of factors that fits, and its peak."""
-    base = layout.candidate
+def _fitting(cut: _BoundedCut) -> Iterator[tuple[Candidate, int]]:
+    """Yield a cut with every set of factors that fits, and its peak bytes."""
+    base = cut.candidate
     budget = budget_bytes(base)
-    for factors in chains(base.config, base.grid.data):
-        candidate = Candidate(base.model, base.grid, factors)
-        peak = _peak(candidate, layout.passing).total
+    for factors in legal_factors(base.config, base.grid.data):
+        candidate = base.with_factors(factors)
+        peak = _peak(candidate, cut.activations).total
         if peak <= budget:
             yield candidate, peak
 
 
-def _peak(candidate: Candidate, passing: tuple[Activations, ...]) -> StageMemory:
+def _peak(candidate: Candidate, activations: tuple[Activations, ...]) -> StageMemory:
     memories = [
-        stage_memory(candidate, kind.first, activations)
-        for kind, activations in zip(candidate.model.kinds, passing, strict=True)
+        stage_memory(candidate, kind.first, of_kind)
+        for kind, of_kind in zip(candidate.stages.kinds, activations, strict=True)
     ]
     return max(memories, key=lambda memory: memory.total)
 

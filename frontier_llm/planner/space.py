@@ -1,4 +1,4 @@
-"""The legal layouts of a configuration on so many ranks, factors apart."""
+"""The space that a search examines: cuts of the model, and factors of its states."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LARGEST_MICRO_BATCH = 64
 
 @dataclass(frozen=True)
 class Cut:
-    """How a model is cut and computed: all of a layout but its factors."""
+    """How a model is cut and computed: a layout without its factors."""
 
     tensor: int
     pipeline: int
@@ -31,10 +31,10 @@ class Cut:
         )
 
     def apply(self, config: RunConfig) -> RunConfig:
-        """Return a configuration cut like this.
+        """Return a configuration with this cut.
 
-        Tensor ranks cut the sequence too wherever it divides: it costs no traffic and saves both
-        time and memory.
+        Sequence parallelism is used wherever the sequence can be divided over the tensor ranks,
+        because it sends no more bytes and saves both time and memory.
         """
         splits = self.tensor > 1 and config.data.sequence_length % self.tensor == 0
         parallel = config.parallel.model_copy(
@@ -53,9 +53,9 @@ class Cut:
 
 
 def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
-    """Yield every cut that the search may look at; some of them are not legal.
+    """Yield every cut that the search examines, including illegal ones.
 
-    Tensor ranks stay inside a node. Without a pipeline there are no chunks.
+    Tensor ranks stay inside a node. Without a pipeline there is one model chunk.
     """
     planner = config.planner
     for tensor in _chosen(planner.tensor, divisors(min(ranks, ranks_per_node))):
@@ -70,14 +70,14 @@ def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
                 yield Cut(tensor, pipeline, *values)
 
 
-def chains(config: RunConfig, data: int) -> tuple[Factors, ...]:
-    """Return every legal set of factors, coarsest first."""
+def legal_factors(config: RunConfig, data: int) -> tuple[Factors, ...]:
+    """Return every legal set of factors, the coarsest first."""
     planner = config.planner
-    return _chains(data, planner.params, planner.grads, planner.optimizer)
+    return _legal_factors(data, planner.params, planner.grads, planner.optimizer)
 
 
 @lru_cache
-def _chains(data: int, *wanted: Sizes | None) -> tuple[Factors, ...]:
+def _legal_factors(data: int, *wanted: Sizes | None) -> tuple[Factors, ...]:
     legal = divisors(data)
     allowed = [[d for d in legal if sizes is None or d in sizes] for sizes in wanted]
     return tuple(
@@ -86,7 +86,7 @@ def _chains(data: int, *wanted: Sizes | None) -> tuple[Factors, ...]:
 
 
 def _micro_batches(config: RunConfig) -> list[int]:
-    """Return powers of two up to what one replica gets of the batch at most."""
+    """Return powers of two up to the largest possible micro-batch."""
     most = min(LARGEST_MICRO_BATCH, config.data.global_batch)
     return [2**i for i in range(most.bit_length()) if 2**i <= most]
 

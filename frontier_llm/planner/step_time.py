@@ -1,16 +1,17 @@
-"""Seconds of a step, composed stage by stage.
+"""Seconds of a step, composed of the seconds of its stages.
 
-A stage of forward f and backward b makes M micro-batches; before its first and after its last one
-it waits for the others, once each. With C chunks they wait for pieces, 1/C as long (Narayanan et
-al., SC'21, section 2.2):
+A stage takes f seconds for a forward pass and b for a backward pass of one micro-batch, and
+computes M micro-batches. Before its first and after its last one it waits for the other stages.
+With C virtual stages per stage it waits for passes of single model chunks, 1/C as long (Narayanan
+et al., SC'21, section 2.2):
 
     passes = M max(f + b) + sum over the other stages of (f + b) / C
 
-To f and b belongs what is exposed of the traffic of model states; what comes once a step (sums
-over replicas, refresh, norm, update, checkpoint) follows behind the passes.
+f and b include the communication of model states that does not overlap. Work that is done once per
+step (sums over replicas, refresh, norm, update, checkpoint) follows the passes.
 
-Traffic beside computation is hidden up to `hidden_share`, but for the share of one unit, which
-nothing runs beside.
+A share of at most `hidden_share` of communication overlaps with computation. The communication of
+one unit overlaps with nothing.
 """
 
 from collections import defaultdict
@@ -20,38 +21,38 @@ from dataclasses import dataclass
 from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.geometry.wire import all_reduce_bytes
 from frontier_llm.planner.candidate import Candidate, StageKind
-from frontier_llm.planner.communication import Cost, Lines
+from frontier_llm.planner.communication import Cost, GridGroups
 from frontier_llm.planner.compute import accumulate_seconds, update_seconds
 from frontier_llm.planner.layout_time import LayoutTime, Passes, pipeline_seconds
-from frontier_llm.planner.stall import checkpoint_stall_seconds
+from frontier_llm.planner.memory import MASTER_AND_MOMENTS_BYTES
 from frontier_llm.planner.state_costs import StateCosts
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Where the seconds of a step go."""
+    """The seconds of a step and of its parts."""
 
     seconds: float
-    """The whole step."""
+    """Seconds of the step."""
     parts: dict[str, float]
-    """Seconds of the slowest stage, by what it does; they add up to the step."""
+    """Seconds of each part of the slowest stage's work; they add up to the step."""
     exposed: dict[str, float]
-    """Communication that costs time, by link."""
+    """Seconds of communication that does not overlap, by link."""
     passes: tuple[tuple[float, float], ...]
     """Forward and backward seconds of one micro-batch, by kind of stage."""
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of the step in which the slowest stage waits for others."""
+        """Share of the step in which the slowest stage waits for other stages."""
         return self.parts["bubble"] / self.seconds
 
 
 def step_time(candidate: Candidate, layout: LayoutTime | None = None) -> StepTime:
-    """Predict a step.
+    """Predict the seconds of a step.
 
     Args:
         candidate: the layout.
-        layout: what is known of it without its factors.
+        layout: times that candidates with other sharding factors share, if already computed.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
@@ -59,7 +60,7 @@ def step_time(candidate: Candidate, layout: LayoutTime | None = None) -> StepTim
     layout = layout or LayoutTime(candidate)
     stages = [_Stage(candidate, layout, passes) for passes in layout.passes]
     seconds = [stage.seconds for stage in stages]
-    pipeline, times = pipeline_seconds(candidate, seconds), candidate.micro_batches
+    pipeline, times = pipeline_seconds(candidate, seconds), candidate.layout.micro_batches
     slowest = max(stages, key=lambda stage: stage.seconds)
     last = max(stages, key=lambda stage: sum(stage.once.values()))
     parts = {name: times * cost for name, cost in slowest.each.items()}
@@ -76,20 +77,44 @@ def step_time(candidate: Candidate, layout: LayoutTime | None = None) -> StepTim
     )
 
 
+def checkpoint_stall_seconds(candidate: Candidate, step_seconds: float) -> float:
+    """Return the average seconds per step of waiting for checkpoints.
+
+    Each node writes the states of its ranks to the last of the cluster's storages. In mode
+    `blocking` the run waits for the whole write; in mode `lazy` for the part that is not finished
+    when the next checkpoint is due. Zero if the cluster describes no storage.
+
+    Args:
+        candidate: the layout.
+        step_seconds: seconds of a step without checkpoints.
+    """
+    config = candidate.config
+    checkpoint, storage = config.checkpoint, config.cluster.storage
+    if checkpoint.mode == "off" or not storage:
+        return 0.0
+    fullest = max(kind.elements for kind in candidate.stages.kinds)
+    writers = min(candidate.grid.ranks_per_node, candidate.grid.size)
+    of_rank = MASTER_AND_MOMENTS_BYTES * fullest / candidate.factors.optimizer
+    writing = writers * of_rank / (storage[-1].write_gb_per_second * 1e9)
+    steps = checkpoint.every_steps
+    hidden = steps * step_seconds if checkpoint.mode == "lazy" else 0.0
+    return max(0.0, writing - hidden) / steps
+
+
 class _Stage:
-    """One kind of stage with the traffic of its states.
+    """The seconds of one kind of stage, including the communication of its states.
 
     Attributes:
-        each: seconds of a micro-batch, by part; `each_by_link`: the communication among them.
-        once: seconds behind the passes, by part; `once_by_link`: the communication among them.
-        forward: seconds of a forward pass with what is exposed.
+        each: seconds per micro-batch, by part; `each_by_link`: those of communication.
+        once: seconds per step after the passes, by part; `once_by_link`: those of communication.
+        forward: seconds of a forward pass, including communication that does not overlap.
     """
 
     def __init__(self, candidate: Candidate, layout: LayoutTime, passes: Passes) -> None:
         self._layout, self._units = layout, sum(count for _, count in passes.kind.units)
-        self._costs = StateCosts(candidate, passes.kind, layout.lines, layout.engine)
+        self._costs = StateCosts(candidate, passes.kind, layout.groups, layout.engine)
         n, factors = self._costs.elements, candidate.factors
-        compute = candidate.compute_bytes
+        compute = candidate.layout.compute_bytes
         summed = accumulate_seconds(n, n // factors.grads, layout.speed, compute)
         forward, backward = passes.compute_forward, passes.compute_backward + summed
         gather = self._exposed(self._costs.gather.seconds, forward)
@@ -103,7 +128,7 @@ class _Stage:
             "reduce_grads": reduce,
         }
         sums = Cost(self._sums(backward), self._costs.sums.link)
-        tied = _tied_cost(candidate, passes.kind, layout.lines)
+        tied = _tied_cost(candidate, passes.kind, layout.groups)
         self.once = {
             "reduce_states": sums.seconds + tied.seconds,
             "refresh_params": self._refresh(forward),
@@ -124,24 +149,24 @@ class _Stage:
 
     @property
     def seconds(self) -> float:
-        """Both passes of one micro-batch."""
+        """Seconds of the forward and the backward pass of one micro-batch."""
         return sum(self.each.values())
 
     def _backward(self, computation: float) -> tuple[float, float]:
-        """Return what a backward pass's gathers and scatters cost beside its computation."""
+        """Return the seconds of a backward pass's gathers and scatters that do not overlap."""
         gather, scatter = self._costs.gather_again.seconds, self._costs.scatter.seconds
         exposed = self._exposed(gather + scatter, computation)
         share = gather / (gather + scatter) if gather + scatter else 0.0
         return exposed * share, exposed * (1 - share)
 
     def _sums(self, computation: float) -> float:
-        """Return what sums over replicas cost beside the last backward pass, which scatters too."""
+        """Return the seconds of sums over replicas that do not overlap with backward passes."""
         traffic = self._costs.gather_again.seconds + self._costs.scatter.seconds
         together = self._exposed(traffic + self._costs.sums.seconds, computation)
         return together - self._exposed(traffic, computation)
 
     def _refresh(self, computation: float) -> float:
-        """Return what the refresh costs beside the next step's first forward pass."""
+        """Return the seconds of the refresh that do not overlap with the next forward pass."""
         traffic = self._costs.gather.seconds
         together = self._exposed(traffic + self._costs.refresh.seconds, computation)
         return together - self._exposed(traffic, computation)
@@ -151,7 +176,7 @@ class _Stage:
 
 
 def _by_link(costs: Iterable[Cost]) -> dict[str, float]:
-    """Add seconds up by link; a link that costs nothing is there too."""
+    """Return the sums of seconds by link, including links with zero seconds."""
     total: defaultdict[str, float] = defaultdict(float)
     for cost in costs:
         if cost.link:
@@ -159,10 +184,10 @@ def _by_link(costs: Iterable[Cost]) -> dict[str, float]:
     return dict(total)
 
 
-def _tied_cost(candidate: Candidate, kind: StageKind, lines: Lines) -> Cost:
-    """Return the time to add up the gradients of a tied table over the pipeline's ends."""
-    has_table = any(piece.has_embedding or piece.has_head for piece in kind.pieces)
-    if not (has_table and candidate.config.model.tied and candidate.grid.pipeline > 1):
+def _tied_cost(candidate: Candidate, kind: StageKind, groups: GridGroups) -> Cost:
+    """Return the cost of adding up a tied table's gradients of the first and the last stage."""
+    has_table = any(chunk.has_embedding or chunk.has_head for chunk in kind.chunks)
+    if not (has_table and candidate.layout.model.tied and candidate.grid.pipeline > 1):
         return Cost(0.0, "")
     own = kind.units[-1][0] / candidate.factors.optimizer
-    return lines.between_ends(all_reduce_bytes(own * FP32_BYTES, 2))
+    return groups.between_ends(all_reduce_bytes(own * FP32_BYTES, 2))

@@ -1,48 +1,51 @@
-"""A step's passes one by one: when each stage computes which micro-batch.
+"""Start and end of every pass of a step on every stage.
 
-Each stage makes the passes of `geometry/schedule.py` in their order; one starts when the stage is
-free and the neighbour's pass that it waits for is over. (What passes cost includes the transfer.)
+Each stage computes the passes of `geometry/pipeline_schedule.py` in order. A pass starts when the
+stage is free and the neighbouring stage's pass on which it depends has ended. The seconds of a pass
+include sending its result.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from frontier_llm.geometry.schedule import stage_passes
+from frontier_llm.geometry.pipeline_schedule import stage_passes
 
 Seconds = Sequence[tuple[float, float]]
-"""Forward and backward seconds of one micro-batch, by stage, all its chunks together."""
+"""Forward and backward seconds of one micro-batch by stage, all its model chunks together."""
 
 
 class Event(NamedTuple):
     """One pass of one stage."""
 
     stage: int
-    chunk: int
+    virtual_stage: int
     micro_batch: int
     forward: bool
     start: float
-    """Seconds from the beginning of the step."""
+    """Seconds since the start of the step."""
     end: float
+    """Seconds since the start of the step."""
 
 
 _Key = tuple[int, int, bool]
-"""Piece of the model, micro-batch, direction."""
+"""Index of a model chunk, micro-batch, whether the pass is forward."""
 
 
-def simulate(seconds: Seconds, chunks: int, micro_batches: int) -> list[Event]:
-    """Follow all stages through one step.
+def simulate(seconds: Seconds, virtual_stages: int, micro_batches: int) -> list[Event]:
+    """Simulate one step on all stages.
 
     Args:
         seconds: of each stage.
-        chunks: pieces a stage, each an equal part of its seconds.
+        virtual_stages: model chunks per stage, which share its seconds equally.
         micro_batches: of a replica.
 
     Returns:
-        Every pass, by stage in the order in which it makes them.
+        Every pass, by stage, in the order in which the stage computes them.
     """
     stages = len(seconds)
-    waiting = [_passes(stage, stages, chunks, micro_batches) for stage in range(stages)]
+    waiting = [_passes(stage, stages, virtual_stages, micro_batches) for stage in range(stages)]
+    last = stages * virtual_stages - 1
     position, free = [0] * stages, [0.0] * stages
     ends: dict[_Key, float] = {}
     events: list[list[Event]] = [[] for _ in range(stages)]
@@ -51,34 +54,42 @@ def simulate(seconds: Seconds, chunks: int, micro_batches: int) -> list[Event]:
         moved = False
         for stage in range(stages):
             while position[stage] < len(waiting[stage]):
-                chunk, micro_batch, forward = waiting[stage][position[stage]]
-                ready = _ready(ends, stages, chunks, (chunk * stages + stage, micro_batch, forward))
+                virtual_stage, micro_batch, forward = waiting[stage][position[stage]]
+                key = (virtual_stage * stages + stage, micro_batch, forward)
+                ready = _ready(ends, last, key)
                 if ready is None:
                     break
                 start = max(free[stage], ready)
-                end = start + seconds[stage][0 if forward else 1] / chunks
-                ends[chunk * stages + stage, micro_batch, forward] = free[stage] = end
-                events[stage].append(Event(stage, chunk, micro_batch, forward, start, end))
+                end = start + seconds[stage][0 if forward else 1] / virtual_stages
+                ends[key] = free[stage] = end
+                events[stage].append(Event(stage, virtual_stage, micro_batch, forward, start, end))
                 position[stage] += 1
                 moved = True
     return [event for of_stage in events for event in of_stage]
 
 
-def _passes(stage: int, stages: int, chunks: int, micro_batches: int) -> list[_Key]:
-    """Number the passes of a stage: (chunk, micro-batch, direction)."""
+def _passes(
+    stage: int, stages: int, virtual_stages: int, micro_batches: int
+) -> list[tuple[int, int, bool]]:
+    """Return a stage's passes in order: virtual stage, micro-batch, whether it is forward."""
     seen: Counter[tuple[int, bool]] = Counter()
     numbered = []
-    for forward, chunk in stage_passes(stage, stages, chunks, micro_batches):
-        numbered.append((chunk, seen[chunk, forward], forward))
-        seen[chunk, forward] += 1
+    for forward, virtual_stage in stage_passes(stage, stages, virtual_stages, micro_batches):
+        numbered.append((virtual_stage, seen[virtual_stage, forward], forward))
+        seen[virtual_stage, forward] += 1
     return numbered
 
 
-def _ready(ends: dict[_Key, float], stages: int, chunks: int, key: _Key) -> float | None:
-    """Return when what a pass waits for is over; None = it has not been made yet."""
-    piece, micro_batch, forward = key
-    last = stages * chunks - 1
+def _ready(ends: dict[_Key, float], last: int, key: _Key) -> float | None:
+    """Return the end of the pass on which a pass depends; None = it has not been computed yet.
+
+    Args:
+        ends: of the passes computed so far.
+        last: index of the last model chunk.
+        key: the pass.
+    """
+    chunk, micro_batch, forward = key
     if forward:
-        return 0.0 if piece == 0 else ends.get((piece - 1, micro_batch, True))
-    before = (piece, micro_batch, True) if piece == last else (piece + 1, micro_batch, False)
+        return 0.0 if chunk == 0 else ends.get((chunk - 1, micro_batch, True))
+    before = (chunk, micro_batch, True) if chunk == last else (chunk + 1, micro_batch, False)
     return ends.get(before)

@@ -1,5 +1,7 @@
 """AdamW on fp32 intervals: master weights and moments, updated by torch's fused kernel.
 
+In shapes, n is the number of elements of a unit's flat buffer, and o the number of ranks over which
+its optimizer states are divided. Within a unit the decayed parameters (matrices) come first.
 Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization (arXiv:1711.05101).
 """
 
@@ -13,15 +15,16 @@ from frontier_llm.sharding.unit import Unit
 
 
 class AdamW:
-    """The optimizer states of this rank: n/o elements of each unit.
+    """The optimizer states of this rank: one interval of n/o elements of each unit.
 
-    Where the model computes in fp32 the parameters' shards are the master weights: no copy is
-    kept, unless what is refreshed is rounded on its way.
+    If the model computes in fp32, the parameters of this interval are the master weights and no
+    copy is stored. A copy is needed if the parameters are rounded when they are sent to the other
+    ranks (`separate_masters`).
 
     Attributes:
-        masters: a unit each, [n / o] fp32.
-        exp_avgs: a unit each, [n / o] fp32, first moments.
-        exp_avg_sqs: a unit each, [n / o] fp32, second moments.
+        masters: per unit, [n / o] fp32, the master weights.
+        exp_avgs: per unit, [n / o] fp32, first moments.
+        exp_avg_sqs: per unit, [n / o] fp32, second moments.
     """
 
     def __init__(
@@ -30,52 +33,52 @@ class AdamW:
         gradients: Sequence[torch.Tensor],
         config: OptimizerConfig,
         *,
-        own_masters: bool = False,
+        separate_masters: bool = False,
     ) -> None:
-        """Make the states.
+        """Initialise master weights from the parameters and moments with zeros.
 
         Args:
-            units: the trainable ones.
-            gradients: a unit each, [n / o] fp32; read in `step`, and divided in place.
-            config: the rule's constants.
-            own_masters: whether masters are kept beside parameters even of fp32.
+            units: the trainable units.
+            gradients: per unit, [n / o] fp32; `step` reads them and divides them in place.
+            config: constants of the update rule.
+            separate_masters: whether master weights are a copy even if the parameters are fp32.
         """
         self._units, self._gradients, self._config = units, gradients, config
-        self._parameters = [unit.shard_part(unit.optimizer) for unit in units]
+        self._parameters = [unit.shard_part(unit.optimizer_interval) for unit in units]
         self.masters = [
-            parameters.to(torch.float32, copy=own_masters) for parameters in self._parameters
+            parameters.to(torch.float32, copy=separate_masters) for parameters in self._parameters
         ]
         self.exp_avgs = [torch.zeros_like(master) for master in self.masters]
         self.exp_avg_sqs = [torch.zeros_like(master) for master in self.masters]
-        self._steps = {
+        self._step_counters = {
             decays: [torch.zeros((), device=master.device) for master in self.masters]
             for decays in (True, False)
         }
 
     @property
-    def own_masters(self) -> bool:
-        """Whether masters are kept beside the parameters."""
+    def has_separate_masters(self) -> bool:
+        """Whether master weights are stored in addition to the parameters."""
         return any(m is not p for m, p in zip(self.masters, self._parameters, strict=True))
 
     def step(self, learning_rate: float, gradient_divisor: torch.Tensor) -> None:
         """Update masters and moments, then write this rank's interval of the parameters.
 
         Args:
-            learning_rate: of this step.
-            gradient_divisor: [] fp32 on the device; gradients are divided by it first (loss
-                scale and clipping in one).
+            learning_rate: learning rate of this step.
+            gradient_divisor: [] fp32 on the device; gradients are divided by it first. It combines
+                the loss scale and the clipping factor.
         """
-        for decays, decay in ((True, self._config.weight_decay), (False, 0.0)):
-            self._update(decays, decay, learning_rate, gradient_divisor)
+        for decays, weight_decay in ((True, self._config.weight_decay), (False, 0.0)):
+            self._update(decays, weight_decay, learning_rate, gradient_divisor)
         self._write_parameters()
 
     def resume(self, updates: int) -> None:
-        """Go on from masters and moments that were overwritten from outside.
+        """Continue from masters and moments that the caller has overwritten.
 
         Args:
-            updates: `step`s that they have seen: decides the moments' bias correction.
+            updates: number of updates in these states, for the moments' bias correction.
         """
-        for counters in self._steps.values():
+        for counters in self._step_counters.values():
             for counter in counters:
                 counter.fill_(updates)
         self._write_parameters()
@@ -88,21 +91,22 @@ class AdamW:
     def _update(
         self, decays: bool, weight_decay: float, learning_rate: float, divisor: torch.Tensor
     ) -> None:
-        masters = self._range(self.masters, decays)
-        here = [index for index, master in enumerate(masters) if master.numel()]
+        """Update the elements with weight decay (`decays`), or those without."""
+        masters = self._ranges(self.masters, decays)
+        nonempty_units = [index for index, master in enumerate(masters) if master.numel()]
 
         def nonempty(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            return [tensors[index] for index in here]
+            return [tensors[index] for index in nonempty_units]
 
-        if not here:
+        if not nonempty_units:
             return
         adamw(
             nonempty(masters),
-            nonempty(self._range(self._gradients, decays)),
-            nonempty(self._range(self.exp_avgs, decays)),
-            nonempty(self._range(self.exp_avg_sqs, decays)),
+            nonempty(self._ranges(self._gradients, decays)),
+            nonempty(self._ranges(self.exp_avgs, decays)),
+            nonempty(self._ranges(self.exp_avg_sqs, decays)),
             max_exp_avg_sqs=[],
-            state_steps=nonempty(self._steps[decays]),
+            state_steps=nonempty(self._step_counters[decays]),
             fused=True,
             grad_scale=divisor,
             amsgrad=False,
@@ -114,10 +118,14 @@ class AdamW:
             maximize=False,
         )
 
-    def _range(self, tensors: Sequence[torch.Tensor], decays: bool) -> list[torch.Tensor]:
-        """Take the decayed or the undecayed range of each unit's interval; it may be empty."""
+    def _ranges(self, tensors: Sequence[torch.Tensor], decays: bool) -> list[torch.Tensor]:
+        """Return the elements of each unit with weight decay (`decays`), or those without.
+
+        Each range is a view of a tensor over the unit's optimizer interval, and may be empty.
+        """
         ranges = []
         for unit, tensor in zip(self._units, tensors, strict=True):
-            border = min(max(unit.layout.decayed - unit.optimizer.start, 0), tensor.numel())
+            border = unit.layout.decayed - unit.optimizer_interval.start
+            border = min(max(border, 0), tensor.numel())
             ranges.append(tensor[:border] if decays else tensor[border:])
         return ranges

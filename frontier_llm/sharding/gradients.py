@@ -1,15 +1,22 @@
-"""Gradients: accumulated in fp32 as the backward pass makes them, reduced as units complete.
+"""Gradients: accumulated in fp32 during the backward pass, and reduced as units complete.
 
-The backward of a unit is complete when each of its parameters has got its gradient. What happens
-then depends on the factors p | g | o | D (geometry/partition.py):
+A unit's backward pass is complete when each of its parameters has its gradient. Parameters,
+gradients and optimizer states are divided over p, g and o data ranks (geometry/partition.py); n is
+the number of elements of the unit's flat buffer. What follows depends on g:
 
-    g = 1   gradients add up in a buffer of n elements on every rank; in the last micro-batch it
-            is reduced along c, then d
-    g > 1   in every micro-batch they are packed, reduced along a, then b, and added to the
-            interval of n/g elements; in the last one that is reduced along c, then d
+    g = 1   gradients are accumulated in a buffer of n elements on every rank. In the last
+            micro-batch this buffer is reduced over the optimizer group, then the replica group.
+    g > 1   in every micro-batch, gradients are packed, reduced over the params group and the grads
+            group, and added to this rank's interval of n/g elements. In the last micro-batch that
+            interval is reduced over the optimizer group, then the replica group.
 
-Reductions run while the next unit computes. When a unit completes, those under way take one step
-more, so that the second hop of one overlaps with the first of the next.
+Reductions run while the next unit computes. A reduction is a sequence of collectives. When a unit
+completes, every reduction under way starts its next collective, so that the second collective of
+one unit overlaps with the first collective of the next unit.
+
+Error feedback, if enabled, keeps the rounding errors of quantised gradients that cross nodes and
+adds them to the next gradients that are sent: two bytes per element on the sending rank. Source:
+Seide et al., 1-Bit Stochastic Gradient Descent (Interspeech 2014), for a reduce-scatter.
 """
 
 from collections import deque
@@ -18,20 +25,21 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
+import torch.distributed as dist
 
-from frontier_llm.collectives.chain import Chain, Steps
-from frontier_llm.collectives.reduce import all_reduce
+from frontier_llm.collectives.blockwise import RESIDUAL_DTYPE
+from frontier_llm.collectives.handles import Chain, Steps
+from frontier_llm.collectives.primitives import all_reduce
 from frontier_llm.collectives.transport import DTYPES, Transport
-from frontier_llm.sharding.feedback import Feedback
-from frontier_llm.sharding.groups import StateGroups
-from frontier_llm.sharding.unit import Unit
+from frontier_llm.geometry.partition import Digit
+from frontier_llm.sharding.unit import StateGroups, Unit
 
 
 class Gradients:
-    """The accumulated gradients of all trainable units of a rank.
+    """The gradients of a rank's trainable units.
 
-    Order of calls in a step: `begin_step`, backward passes (all but the last inside
-    `accumulating`, each preceded by `begin_backward`), `finish`.
+    Order of calls in a step: `begin_step`; backward passes, each preceded by `begin_backward`, all
+    but the last inside `accumulating`; `finish`.
     """
 
     def __init__(
@@ -44,43 +52,44 @@ class Gradients:
         *,
         feedback: bool = False,
     ) -> None:
-        """Hook into autograd.
+        """Register a hook on each parameter's gradient.
 
         Args:
-            units: the trainable ones.
-            groups: along which to reduce.
-            transport: sends them, in its formats; they add up in fp32.
-            units_in_flight: reductions under way at most.
-            on_complete: told when a unit's backward is complete and its parameters unneeded.
-            feedback: whether what rounding loses between nodes is kept for the next time.
+            units: the trainable units.
+            groups: process groups to reduce over.
+            transport: sends the gradients in its formats; sums are fp32.
+            units_in_flight: maximum number of reductions under way.
+            on_complete: called when a unit's backward pass is complete and its parameters are not
+                needed any more.
+            feedback: whether to use error feedback (see the module).
         """
         self._on_complete = on_complete
         self._units = [_UnitGradients(unit, groups, transport, feedback) for unit in units]
         self._units_in_flight = units_in_flight
         self._under_way: deque[Chain] = deque()
         self._last_micro_batch = True
-        for unit in self._units:
-            for index, record in enumerate(unit.flat.records):
+        for gradients in self._units:
+            for index, record in enumerate(gradients.unit.records):
                 record.parameter.register_post_accumulate_grad_hook(
-                    partial(self._on_gradient, unit, index)
+                    partial(self._on_gradient, gradients, index)
                 )
 
     def begin_step(self) -> None:
-        """Forget the gradients of the step before."""
-        for unit in self._units:
-            unit.begin_step()
+        """Discard the gradients of the previous step."""
+        for gradients in self._units:
+            gradients.begin_step()
 
     def begin_backward(self) -> None:
-        """Close the backward pass before this one: a parameter it did not reach gets none."""
-        for unit in self._units:
-            if unit.is_partial:
-                unit.expect_all()
-                if unit.is_cut:
-                    self._reduce(unit, last_micro_batch=False)
+        """Close the previous backward pass, which may not have reached every parameter."""
+        for gradients in self._units:
+            if gradients.is_partial:
+                gradients.expect_all()
+                if gradients.is_sharded:
+                    self._start_reduction(gradients, last_micro_batch=False)
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Mark backward passes after which more will follow in this step."""
+        """Mark backward passes that are not the last one of the step."""
         self._last_micro_batch = False
         try:
             yield
@@ -88,167 +97,197 @@ class Gradients:
             self._last_micro_batch = True
 
     def finish(self) -> None:
-        """Reduce what is not yet under way and wait for all; then every interval is whole."""
-        for unit in self._units:
-            if not unit.is_final:
-                self._reduce(unit, last_micro_batch=True)
+        """Start the remaining reductions and wait for all; `shards` is complete afterwards."""
+        for gradients in self._units:
+            if not gradients.is_final:
+                self._start_reduction(gradients, last_micro_batch=True)
         while self._under_way:
             self._under_way.popleft().wait()
 
-    def of(self, unit: Unit) -> torch.Tensor:
-        """Return [n / o] fp32, this rank's optimizer interval of a unit's gradient."""
-        return next(g.own for g in self._units if g.flat is unit)
+    def shards(self) -> list[torch.Tensor]:
+        """Return, per unit, [n / o] fp32: the gradients of this rank's optimizer interval."""
+        return [gradients.shard for gradients in self._units]
 
     def memory_bytes(self) -> int:
-        """Return the bytes that stay allocated between steps."""
-        return sum(unit.accumulated.numel() * 4 for unit in self._units)
-
-    def forget_errors(self) -> None:
-        """Add nothing that rounding lost of earlier gradients to the next ones."""
-        for unit in self._units:
-            unit.feedback.forget()
+        """Return the bytes that stay allocated between steps, without error feedback."""
+        return sum(gradients.accumulated.numel() * 4 for gradients in self._units)
 
     def feedback_bytes(self) -> int:
-        """Return the bytes in which rounding errors are kept."""
-        return sum(unit.feedback.memory_bytes() for unit in self._units)
+        """Return the bytes of the rounding errors that are kept for error feedback."""
+        return sum(
+            residual.numel() * residual.element_size()
+            for gradients in self._units
+            for residual in gradients.residuals.values()
+        )
 
-    def _on_gradient(self, unit: "_UnitGradients", index: int, _: torch.Tensor) -> None:
-        if unit.add(index):
-            self._on_complete(unit.flat)
-            if self._last_micro_batch or unit.is_cut:
-                self._reduce(unit, self._last_micro_batch)
+    def reset_feedback(self) -> None:
+        """Discard the rounding errors of earlier gradients."""
+        for gradients in self._units:
+            for residual in gradients.residuals.values():
+                residual.zero_()
 
-    def _reduce(self, unit: "_UnitGradients", last_micro_batch: bool) -> None:
+    def _on_gradient(self, gradients: "_UnitGradients", index: int, _: torch.Tensor) -> None:
+        if gradients.add(index):
+            self._on_complete(gradients.unit)
+            if self._last_micro_batch or gradients.is_sharded:
+                self._start_reduction(gradients, self._last_micro_batch)
+
+    def _start_reduction(self, gradients: "_UnitGradients", last_micro_batch: bool) -> None:
         for chain in self._under_way:
             chain.advance()
-        self._under_way.append(Chain(unit.reduction(last_micro_batch)))
+        self._under_way.append(Chain(gradients.reduction(last_micro_batch)))
         while len(self._under_way) > self._units_in_flight:
             self._under_way.popleft().wait()
 
 
 class _UnitGradients:
-    """A unit in the middle of a step.
+    """The gradients of one unit.
 
     Attributes:
-        flat: the unit.
-        accumulated: [n / g] fp32.
-        own: [n / o] fp32, the part of it that this rank updates with.
-        is_cut: whether gradients are cut (g > 1).
-        is_final: whether the reduction of this step's last micro-batch has begun.
+        unit: the unit.
+        accumulated: [n / g] fp32, the sum over micro-batches.
+        shard: [n / o] fp32, the part of `accumulated` for the parameters that this rank updates.
+        residuals: by digit of the data rank (geometry/partition.py): bf16, the rounding errors of
+            the gradients that are reduced over that digit's group; empty without error feedback.
+        is_sharded: whether gradients are sharded (g > 1).
+        is_final: whether the reduction of this step's last micro-batch has started.
     """
 
     def __init__(
-        self, flat: Unit, groups: StateGroups, transport: Transport, feedback: bool
+        self, unit: Unit, groups: StateGroups, transport: Transport, feedback: bool
     ) -> None:
-        self.flat = flat
-        self.is_cut = groups.factors.grads > 1
+        self.unit, self._groups, self._transport = unit, groups, transport
+        self.is_sharded = groups.factors.grads > 1
         self.is_final = False
-        self._groups, self._transport = groups, transport
-        self.feedback = Feedback(flat, groups, transport, feedback)
-        device = flat.whole.device
-        self.accumulated = torch.zeros(flat.grads.length, dtype=torch.float32, device=device)
-        self.own = flat.part(self.accumulated, flat.optimizer, flat.grads)
-        self._waiting = set(range(len(flat.records)))
+        self.residuals = _make_residuals(unit, groups, transport) if feedback else {}
+        self.accumulated = torch.zeros(
+            unit.grads_interval.length, dtype=torch.float32, device=unit.buffer.device
+        )
+        self.shard = unit.part(self.accumulated, unit.optimizer_interval, unit.grads_interval)
+        # indices of parameters without a gradient in this backward pass
+        self._missing = set(range(len(unit.records)))
+        # if not sharded: indices of parameters with a gradient in this step
         self._touched: set[int] = set()
+        # if sharded: whether `accumulated` has gradients of this step
         self._has_sum = False
 
     @property
     def is_partial(self) -> bool:
-        """Whether a backward pass has reached some parameters, and not all."""
-        return 0 < len(self._waiting) < len(self.flat.records)
+        """Whether the backward pass has reached some parameters, but not all."""
+        return 0 < len(self._missing) < len(self.unit.records)
 
     def expect_all(self) -> None:
-        """Wait anew for every parameter's gradient."""
-        self._waiting = set(range(len(self.flat.records)))
+        """Expect a gradient for every parameter."""
+        self._missing = set(range(len(self.unit.records)))
 
     def begin_step(self) -> None:
+        """Discard the gradients of the previous step."""
         self.expect_all()
         self._touched = set()
         self.is_final = self._has_sum = False
 
     def add(self, index: int) -> bool:
-        """Take a parameter's gradient; return whether the unit's backward is complete with it."""
-        assert not self.is_final, f"gradient of {self.flat.name} arrived after its reduction"
-        self._waiting.discard(index)
-        if not self.is_cut:
+        """Take the gradient of a parameter; return whether the unit is now complete."""
+        assert not self.is_final, f"gradient of {self.unit.name} arrived after its reduction"
+        self._missing.discard(index)
+        if not self.is_sharded:
             self._accumulate(index)
-        if self._waiting:
+        if self._missing:
             return False
         self.expect_all()
         return True
 
     def reduction(self, last_micro_batch: bool) -> Steps:
-        """Reduce what there is; in the last micro-batch down to this rank's optimizer interval."""
+        """Reduce the gradients over the params and grads groups; in the last micro-batch over all.
+
+        Yields:
+            The collectives, in order, for a Chain.
+        """
         self.is_final = last_micro_batch
-        groups = self._groups
-        transport, layout = self._transport, self.flat.layout
-        if self.is_cut:
-            add, self._has_sum = self._has_sum, True
+        groups, transport, unit = self._groups, self._transport, self.unit
+        if self.is_sharded:
+            adds_to_sum, self._has_sum = self._has_sum, True
             yield from transport.reduce(
                 self._pack(),
-                (groups.a, groups.b),
-                layout.decayed,
+                (groups.params_group, groups.grads_group),
+                unit.layout.decayed,
                 "reduce_grads",
-                (self.feedback.of("a"), self.feedback.of("b")),
+                (self.residuals.get("params"), self.residuals.get("grads")),
                 self.accumulated,
-                add=add,
+                add=adds_to_sum,
             )
         else:
             self._zero_untouched()
         if not last_micro_batch:
             return
-        if groups.c is not None:
-            border = self.flat.quantised_border(self.flat.grads)
+        if groups.optimizer_group is not None:
             yield from transport.reduce(
                 self.accumulated,
-                (groups.c,),
-                border,
+                (groups.optimizer_group,),
+                unit.quantised_border(unit.grads_interval),
                 "reduce_states",
-                (self.feedback.of("c"),),
-                self.own,
+                (self.residuals.get("optimizer"),),
+                self.shard,
             )
-        if groups.d is not None:
-            yield all_reduce(self.own, groups.d, transport.traffic, "reduce_states")
+        if groups.replica_group is not None:
+            yield all_reduce(self.shard, groups.replica_group, transport.traffic, "reduce_states")
 
     def _accumulate(self, index: int) -> None:
-        """Move a gradient into the fp32 buffer of the whole unit and free it."""
-        parameter = self.flat.records[index].parameter
-        home = self.flat.view(self.accumulated, index)
+        """Move a parameter's gradient into the fp32 buffer and free it."""
+        parameter = self.unit.records[index].parameter
+        gradient_sum = self.unit.view(self.accumulated, index)
         assert parameter.grad is not None
         if index in self._touched:
-            home.add_(parameter.grad)
+            gradient_sum.add_(parameter.grad)
         else:
-            home.copy_(parameter.grad)
+            gradient_sum.copy_(parameter.grad)
             self._touched.add(index)
         parameter.grad = None
 
     def _zero_untouched(self) -> None:
-        """Clear what no backward pass of this step reached: it still holds the last step's."""
-        for index in range(len(self.flat.records)):
+        """Zero the sums of parameters without a gradient: they are still the previous step's."""
+        for index in range(len(self.unit.records)):
             if index not in self._touched:
-                self.flat.view(self.accumulated, index).zero_()
+                self.unit.view(self.accumulated, index).zero_()
 
     def _pack(self) -> torch.Tensor:
         """Move all gradients of this micro-batch into one buffer, [n].
 
-        It has the dtype in which they travel; to be quantised, that in which they were computed,
-        and it is the pool's: it is sent at once.
+        The buffer has the dtype in which gradients are sent. If they are sent quantised, the buffer
+        has the compute dtype and is borrowed from the transport's pool until it is encoded.
         """
-        layout, transport = self.flat.layout, self._transport
-        first = self._groups.a or self._groups.b
-        assert first is not None
-        code = transport.scatter_format(first)
-        if code.is_quantised:
+        layout, transport = self.unit.layout, self._transport
+        first_group = self._groups.params_group or self._groups.grads_group
+        assert first_group is not None
+        fmt = transport.scatter_format(first_group)
+        if fmt.is_quantised:
             packed = transport.pool.take(layout.size, transport.compute_dtype)
         else:
             device = self.accumulated.device
-            packed = torch.empty(layout.size, dtype=DTYPES[code.name], device=device)
+            packed = torch.empty(layout.size, dtype=DTYPES[fmt.name], device=device)
         packed[layout.used :].zero_()
-        for index, record in enumerate(self.flat.records):
-            home, gradient = self.flat.view(packed, index), record.parameter.grad
+        for index, record in enumerate(self.unit.records):
+            view, gradient = self.unit.view(packed, index), record.parameter.grad
             if gradient is None:
-                home.zero_()
+                view.zero_()
             else:
-                home.copy_(gradient)
+                view.copy_(gradient)
                 record.parameter.grad = None
         return packed
+
+
+def _make_residuals(
+    unit: Unit, groups: StateGroups, transport: Transport
+) -> dict[Digit, torch.Tensor]:
+    """Allocate zero rounding errors for each group that a unit's gradients cross nodes in."""
+    reduced: dict[Digit, tuple[dist.ProcessGroup | None, int]] = {
+        "optimizer": (groups.optimizer_group, unit.grads_interval.length)
+    }
+    if groups.factors.grads > 1:
+        reduced["params"] = (groups.params_group, unit.layout.size)
+        reduced["grads"] = (groups.grads_group, unit.params_interval.length)
+    return {
+        digit: torch.zeros(elements, dtype=RESIDUAL_DTYPE, device=unit.buffer.device)
+        for digit, (group, elements) in reduced.items()
+        if group is not None and transport.needs_feedback(group)
+    }

@@ -1,52 +1,56 @@
-"""Parameters: whole while they are used, cut in between, refreshed after the update.
+"""Parameters of all units: gathered while modules read them, sharded otherwise.
 
-A unit's parameters are in one of these states:
+States of a unit:
 
-    stale      the update wrote this rank's optimizer interval; the refresh waits or is under way
-    cut        the shard is up to date; the whole buffer has no memory
-    gathering  memory is there, the other ranks' shards are arriving
-    whole      modules may read
+    stale      the update wrote this rank's optimizer interval; the refresh, which copies the
+               updated intervals of other ranks into this rank's shard, has not finished
+    sharded    the shard is up to date; the buffer has no memory
+    gathering  the buffer has memory; the other ranks' shards are arriving
+    gathered   modules may read the parameters
 
-`acquire` takes a unit from any of them to `whole`; `release` back to `cut`. Uncut units
-(factor 1) are only ever stale or whole.
+`acquire` takes a unit from any state to `gathered`, `release` back to `sharded`. Units that are not
+sharded (every rank holds all their parameters) are only ever stale or gathered.
 
-The order in which units are acquired in one step is the order of the next: it is recorded, and
-each acquire and release starts the gathers of those that will follow, of large units so many that
-`units_in_flight` are whole or on their way (geometry/state_memory.in_flight). A unit stays whole
-after its use where it is one of these, and where its backward pass waits for another use of it (a
-table that is the head's too).
+The order in which units are acquired in a step is recorded and expected in the next step. Every
+acquire and release starts the gathers of the units expected next, so that `units_in_flight` large
+units are gathered or gathering (geometry/state_memory.prefetch_window). When a unit is released
+that is expected again within this window, it stays gathered.
 
-What is read is derived from the master weights, so it has their version: a unit whose masters were
-changed by anything but an update or an adoption is refused (versions.py).
+In shapes, n is the number of elements of a unit's buffer, and o the number of ranks over which its
+optimizer states are divided.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
-from frontier_llm.collectives.chain import Chain
+from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.transport import Transport
+from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.formats import FP32
-from frontier_llm.geometry.state_memory import in_flight, small_elements
-from frontier_llm.sharding.groups import StateGroups
-from frontier_llm.sharding.unit import Unit
-from frontier_llm.sharding.versions import Versions
+from frontier_llm.geometry.state_memory import prefetch_window, small_elements
+from frontier_llm.sharding.unit import StateGroups, Unit
 
 
 class Use(NamedTuple):
-    """What a unit is acquired for."""
+    """One acquire of a unit."""
 
     unit: Unit
     backward: bool
+    """Whether a backward pass reads the parameters."""
 
 
 class Parameters:
     """The parameters of all units of a rank.
 
-    Every rank acquires and releases in the same order: each acquire may be a collective.
+    Every rank must acquire and release in the same order: each acquire may be a collective.
+
+    Attributes:
+        peak_gathered_bytes: the most memory that gathered parameters held at once, over the run.
     """
 
     def __init__(
@@ -55,93 +59,111 @@ class Parameters:
         groups: StateGroups,
         transport: Transport,
         units_in_flight: int,
-        versions: Versions,
     ) -> None:
+        """Start with all units sharded and up to date.
+
+        Args:
+            units: all units of this rank, in the order of the forward pass.
+            groups: process groups over which parameters are refreshed and gathered.
+            transport: sends the parameters in its formats.
+            units_in_flight: maximum number of large units that are gathered or gathering.
+        """
         self._units, self._groups, self._transport = units, groups, transport
-        self._units_in_flight, self._versions = units_in_flight, versions
+        self._units_in_flight = units_in_flight
         small = small_elements(Counter(unit.layout.size for unit in units)) if units else 0
         self._small = {unit for unit in units if unit.layout.size <= small}
+        self._masters: dict[Unit, torch.Tensor] = {}
+        self._master_versions: dict[Unit, int] = {}
         self._to_refresh: deque[Unit] = deque()
         self._refreshes: dict[Unit, Chain] = {}
         self._refresh_format = transport.formats.refresh
         self._gathers: dict[Unit, Chain] = {}
-        self._whole: set[Unit] = set()
-        self._plan: list[Use] = []
-        self._seen: list[Use] = []
-        self._reading: list[Use] = []  # the last one acquired, until it is released
+        self._gathered: set[Unit] = set()
+        self._expected: list[Use] = []  # the previous step's uses
+        self._uses: list[Use] = []  # this step's uses so far
+        self._current: list[Use] = []  # the last use, until it is released
         self._in_step = False
         self.peak_gathered_bytes = 0
-        """Most memory that gathered parameters held at once, over the run."""
+
+    def follow_masters(self, masters: Mapping[Unit, torch.Tensor]) -> None:
+        """Take the master weights, from which the trainable parameters are refreshed.
+
+        torch counts the writes to a tensor through any view. The count is stored here and at every
+        refresh, so that `acquire` notices masters that were written to without a refresh.
+
+        Args:
+            masters: per trainable unit, [n / o] fp32.
+        """
+        self._masters = dict(masters)
+        self._store_master_versions()
 
     def begin_step(self) -> None:
-        """Start a step: the order of the one before is what is expected now."""
-        self._plan, self._seen, self._in_step = self._seen, [], True
+        """Start a step. Prefetching follows the previous step's acquire order."""
+        self._expected, self._uses, self._in_step = self._uses, [], True
 
     def end_step(self) -> None:
-        """Cut everything: what stayed whole would be stale after the update."""
-        self._in_step, self._reading = False, []
+        """Release all units, since the update makes gathered parameters stale."""
+        self._in_step, self._current = False, []
         for unit in list(self._gathers):
             self._gathers.pop(unit).wait()
-            self._whole.add(unit)
-        for unit in self._whole:
+            self._gathered.add(unit)
+        for unit in self._gathered:
             unit.release()
-        self._whole.clear()
+        self._gathered.clear()
 
     def acquire(self, unit: Unit, *, backward: bool = False) -> None:
-        """Make a unit's parameters whole and up to date.
+        """Gather a unit's up-to-date parameters, and prefetch those expected next.
 
         Collective over the ranks that hold its parts; blocks.
 
         Args:
-            unit: whose.
-            backward: whether a backward pass reads them.
+            unit: the unit.
+            backward: whether a backward pass reads the parameters.
 
         Raises:
-            TrainingError: its master weights were changed, and the parameters were not.
+            TrainingError: the master weights were written to after the parameters.
         """
         self._finish_refresh(unit)
-        self._versions.check(unit)
-        if not unit.is_cut:
+        self._check_master_version(unit)
+        if not unit.is_sharded:
             return
         use = Use(unit, backward)
-        if unit not in self._whole:
+        if unit not in self._gathered:
             if unit not in self._gathers:
                 self._start_gather(use)
             self._gathers.pop(unit).wait()
-            self._whole.add(unit)
+            self._gathered.add(unit)
         if self._in_step:
-            self._seen.append(use)
-            self._reading = [use]
-            self._gather(self._ahead())
+            self._uses.append(use)
+            self._current = [use]
+            self._prefetch(self._wanted())
 
     def release(self, unit: Unit) -> None:
-        """Free a unit's whole parameters, unless they would be gathered again at once."""
-        self._reading = [use for use in self._reading if use.unit is not unit]
-        if unit not in self._whole:
+        """Free a unit's gathered parameters, unless they are expected again soon."""
+        self._current = [use for use in self._current if use.unit is not unit]
+        if unit not in self._gathered:
             return
-        ahead = list(self._ahead())
-        if all(use.unit is not unit for use in ahead):
-            self._whole.remove(unit)
+        wanted = list(self._wanted())
+        if all(use.unit is not unit for use in wanted):
+            self._gathered.remove(unit)
             unit.release()
-        self._gather(ahead)  # there is room now
+        self._prefetch(wanted)
 
     def refresh(self) -> None:
-        """Start to bring every rank's shards up to date with the updated optimizer intervals.
+        """Start to send the updated optimizer intervals to all ranks that store them.
 
-        Collective; returns at once, `acquire` and `settle` wait. Encoded, as many units as may be
-        in flight twice begin at once, and the next as those are waited for: their messages need
-        memory. As they are, all begin.
+        Collective; returns at once, `acquire` and `settle` wait. In a lossless format all units are
+        refreshed at once. Other formats need buffers, so at most 2 * `units_in_flight` units are.
         """
         self._refresh_format = self._transport.formats.refresh
         self._to_refresh = deque(unit for unit in self._units if unit.is_trainable)
-        for unit in self._to_refresh:
-            self._versions.made(unit)
+        self._store_master_versions()
         self._start_refreshes()
 
     def gather_first(self) -> None:
-        """Gather what the next step begins with while nobody computes, if nothing is in the way."""
-        if self._groups.b is None and self._groups.c is None:
-            self._gather(self._in_flight(self._seen))
+        """Prefetch the first units of the next step, unless parameters must be refreshed first."""
+        if self._groups.grads_group is None and self._groups.optimizer_group is None:
+            self._prefetch(self._in_flight(self._uses))
 
     def settle(self) -> None:
         """Wait until every shard is up to date."""
@@ -149,37 +171,50 @@ class Parameters:
             self._finish_refresh(unit)
 
     def drain(self) -> None:
-        """Wait until nothing is under way; what is gathered stays."""
+        """Wait for all collectives under way; gathered parameters stay."""
         self.settle()
         for gather in self._gathers.values():
             gather.wait()
 
-    def exact(self, unit: Unit, master: torch.Tensor | None) -> torch.Tensor:
-        """Gather a unit as it is, past what training reads and without touching it.
+    def gather_exact(self, unit: Unit) -> torch.Tensor:
+        """Gather a unit's master weights (its shards if it is frozen) without quantisation.
 
-        Collective over the ranks that hold its parts; blocks.
-
-        Args:
-            unit: whose.
-            master: [n / o] fp32, this rank's master weights; None = it is frozen.
+        Collective over the ranks that hold its parts; blocks. The unit's own buffer is not touched.
 
         Returns:
-            [n] compute dtype, a new buffer.
+            [n] compute dtype, a new tensor.
         """
-        whole = torch.empty(
-            unit.layout.size, dtype=unit.whole.dtype, device=self._transport.pool.device
-        )
-        groups = self._groups
+        groups, device = self._groups, self._transport.pool.device
+        buffer = torch.empty(unit.layout.size, dtype=unit.buffer.dtype, device=device)
+        master = self._masters.get(unit)
         if master is None:
-            unit.part(whole, unit.params).copy_(unit.shard)
+            unit.part(buffer, unit.params_interval).copy_(unit.shard)
         else:
-            unit.part(whole, unit.optimizer).copy_(master)
-            held = unit.part(whole, unit.params)
-            Chain(
-                self._transport.gather(held, (groups.c, groups.b), FP32, 0, "refresh_params")
-            ).wait()
-        Chain(self._transport.gather(whole, (groups.a,), FP32, 0, "gather_params")).wait()
-        return whole
+            unit.part(buffer, unit.optimizer_interval).copy_(master)
+            own_shard = unit.part(buffer, unit.params_interval)
+            refresh = self._transport.gather(
+                own_shard, self._refresh_groups, FP32, 0, "refresh_params"
+            )
+            Chain(refresh).wait()
+        params_groups = (groups.params_group,)
+        Chain(self._transport.gather(buffer, params_groups, FP32, 0, "gather_params")).wait()
+        return buffer
+
+    def _store_master_versions(self) -> None:
+        for unit, master in self._masters.items():
+            self._master_versions[unit] = master._version
+
+    def _check_master_version(self, unit: Unit) -> None:
+        master = self._masters.get(unit)
+        if master is not None and master._version != self._master_versions[unit]:
+            raise TrainingError(
+                f"the master weights of {unit.name} were written to, but its parameters were not "
+                "refreshed from them: call ShardedStates.adopt after writing to shards"
+            )
+
+    @property
+    def _refresh_groups(self) -> tuple[dist.ProcessGroup | None, ...]:
+        return self._groups.optimizer_group, self._groups.grads_group
 
     def _start_refreshes(self) -> None:
         is_lossless = self._refresh_format.is_lossless(self._transport.compute_dtype.itemsize)
@@ -188,53 +223,52 @@ class Parameters:
             self._start_refresh(self._to_refresh.popleft())
 
     def _start_refresh(self, unit: Unit) -> None:
-        hops = (self._groups.c, self._groups.b)
-        border = unit.quantised_border(unit.params)
-        code = self._refresh_format
-        self._refreshes[unit] = Chain(
-            self._transport.gather(unit.shard, hops, code, border, "refresh_params")
+        border = unit.quantised_border(unit.params_interval)
+        steps = self._transport.gather(
+            unit.shard, self._refresh_groups, self._refresh_format, border, "refresh_params"
         )
+        self._refreshes[unit] = Chain(steps)
 
     def _finish_refresh(self, unit: Unit) -> None:
-        while unit in self._to_refresh:  # in order, as on every rank
+        while unit in self._to_refresh:  # every rank must start refreshes in the same order
             self._start_refresh(self._to_refresh.popleft())
-        chain = self._refreshes.pop(unit, None)
-        if chain is not None:
-            chain.wait()
+        refresh = self._refreshes.pop(unit, None)
+        if refresh is not None:
+            refresh.wait()
             self._start_refreshes()
 
     def _start_gather(self, use: Use) -> None:
-        unit = use.unit
-        formats = self._transport.formats
-        code = formats.params_backward if use.backward else formats.params
-        whole = unit.materialise()
-        border = unit.quantised_border()
+        unit, formats = use.unit, self._transport.formats
+        fmt = formats.params_backward if use.backward else formats.params
+        params_groups, border = (self._groups.params_group,), unit.layout.decayed
+        buffer = unit.materialise()
         self._gathers[unit] = Chain(
-            self._transport.gather(whole, (self._groups.a,), code, border, "gather_params")
+            self._transport.gather(buffer, params_groups, fmt, border, "gather_params")
         )
-        held = sum(u.whole_bytes for u in (*self._whole, *self._gathers))
-        self.peak_gathered_bytes = max(self.peak_gathered_bytes, held)
+        gathered_bytes = sum(unit.buffer_bytes for unit in (*self._gathered, *self._gathers))
+        self.peak_gathered_bytes = max(self.peak_gathered_bytes, gathered_bytes)
 
-    def _expected(self) -> Iterator[Use]:
-        """Yield what will be acquired, if this step still follows the plan."""
-        position = len(self._seen)
-        if self._in_step and (not position or self._seen[-1] == self._plan_at(position - 1)):
-            # islice would walk there from the start, at each unit
-            yield from map(self._plan.__getitem__, range(position, len(self._plan)))
+    def _expected_next(self) -> Iterator[Use]:
+        """Yield the previous step's uses from this position on, if the last use is the same."""
+        position = len(self._uses)
+        if self._in_step and (not position or self._uses[-1] == self._expected_at(position - 1)):
+            # not islice: it would walk from the start to `position` at each unit
+            yield from map(self._expected.__getitem__, range(position, len(self._expected)))
 
-    def _plan_at(self, position: int) -> Use | None:
-        return self._plan[position] if position < len(self._plan) else None
+    def _expected_at(self, position: int) -> Use | None:
+        return self._expected[position] if position < len(self._expected) else None
 
-    def _ahead(self) -> Iterator[Use]:
-        """Yield what is to be whole or on its way now; outside of steps nothing."""
-        return self._in_flight(chain(self._reading, self._expected()))
+    def _wanted(self) -> Iterator[Use]:
+        """Yield the uses whose units should be gathered or gathering now; none between steps."""
+        return self._in_flight(chain(self._current, self._expected_next()))
 
     def _in_flight(self, uses: Iterable[Use]) -> Iterator[Use]:
-        return (Use(*use) for use in in_flight(uses, self._small, self._units_in_flight))
+        """Yield the first uses, until `units_in_flight` large units are among them."""
+        return (Use(*use) for use in prefetch_window(uses, self._small, self._units_in_flight))
 
-    def _gather(self, uses: Iterable[Use]) -> None:
-        """Start the gathers of those that are not yet there."""
+    def _prefetch(self, uses: Iterable[Use]) -> None:
+        """Start the gathers of units that are neither gathered nor gathering."""
         for use in uses:
-            if use.unit not in self._whole and use.unit not in self._gathers:
+            if use.unit not in self._gathered and use.unit not in self._gathers:
                 self._finish_refresh(use.unit)
                 self._start_gather(use)

@@ -1,34 +1,31 @@
-"""The face of this package: all model states of one rank, through one step after the other."""
+"""The interface of this package: all model states of one rank, step by step."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 
 from frontier_llm.collectives.blockwise import BlockKernels
-from frontier_llm.collectives.reduce import all_reduce
+from frontier_llm.collectives.primitives import all_reduce
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.config.optimizer import OptimizerConfig
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.protocols import ParameterRecord, StateShard
 from frontier_llm.sharding.adamw import AdamW
-from frontier_llm.sharding.grad_norm import GradNorm
 from frontier_llm.sharding.gradients import Gradients
-from frontier_llm.sharding.groups import StateGroups
 from frontier_llm.sharding.parameters import Parameters
-from frontier_llm.sharding.unit import Unit, make_units
-from frontier_llm.sharding.versions import Versions
+from frontier_llm.sharding.unit import StateGroups, Unit, make_units
 
 
 class ShardedStates:
     """Parameters, gradients, master weights and moments of one rank.
 
-    A step is: `begin_step`, the forward and backward passes (all but the last backward inside
-    `accumulating()`), `finish_backward`, `squared_norm`, and `step` unless it is skipped. Around
-    whatever reads parameters stand `acquire` and `release`, by the names of units.
+    A step is: `begin_step`; the forward and backward passes, all but the last backward inside
+    `accumulating()`; `finish_backward`; `squared_norm`; `step`, or `skip`. Code that reads
+    parameters must call `acquire` before and `release` after, with the units that hold them.
 
     The loss must be divided by the number of replicas before the backward pass: gradients are
-    added over them, not averaged.
+    summed over replicas, not averaged.
     """
 
     def __init__(
@@ -41,83 +38,104 @@ class ShardedStates:
         *,
         feedback: bool = False,
     ) -> None:
-        """Take over the parameters.
+        """Take over the storage of the parameters.
 
         Args:
             records: this rank's parameters, initialised, in the order of the forward pass. Their
                 storage is replaced.
-            groups: along which states are cut.
+            groups: the process groups over which states are sharded.
             transport: sends parts of states, in the formats of each step.
-            optimizer: the update rule's constants.
-            units_in_flight: units whose parameters are whole, and reductions that are under way,
-                at most.
-            feedback: whether what rounding loses of gradients between nodes is kept.
+            optimizer: constants of the update rule.
+            units_in_flight: maximum number of large units whose parameters are gathered or being
+                gathered, and of gradient reductions under way.
+            feedback: whether to use error feedback (sharding/gradients.py).
         """
         self._groups, self._transport = groups, transport
         self._units = make_units(records, groups.factors, groups.data_rank)
-        trained = [unit for unit in self._units if unit.is_trainable]
-        versions = Versions()
-        self._parameters = Parameters(self._units, groups, transport, units_in_flight, versions)
+        trainable = [unit for unit in self._units if unit.is_trainable]
+        self._parameters = Parameters(self._units, groups, transport, units_in_flight)
         self._gradients = Gradients(
-            trained, groups, transport, units_in_flight, self._parameters.release, feedback=feedback
+            trainable,
+            groups,
+            transport,
+            units_in_flight,
+            on_complete=self._parameters.release,
+            feedback=feedback,
         )
-        own = [self._gradients.of(unit) for unit in trained]
-        self._trained = list(zip(trained, own, strict=True))
-        is_refreshed = groups.b is not None or groups.c is not None
+        gradient_shards = self._gradients.shards()
+        self._trainable = list(zip(trainable, gradient_shards, strict=True))
+        is_refreshed = groups.grads_group is not None or groups.optimizer_group is not None
         self._adamw = AdamW(
-            trained, own, optimizer, own_masters=is_refreshed and transport.rounds_refresh
+            trainable,
+            gradient_shards,
+            optimizer,
+            separate_masters=is_refreshed and transport.rounds_refresh,
         )
-        versions.follow(dict(zip(trained, self._adamw.masters, strict=True)))
-        self._norm = GradNorm(trained, own)
-        self._partial = self._intervals(lambda record: record.tensor_partial)
-        self._tied = self._intervals_by_name(lambda record: record.tied)
+        self._parameters.follow_masters(dict(zip(trainable, self._adamw.masters, strict=True)))
+        self._counted_in_norm = [
+            unit.part(gradient, interval, unit.optimizer_interval)
+            for unit, gradient in self._trainable
+            for interval in unit.counted_intervals()
+        ]
+        self._partial = [
+            gradient for record, _, gradient in self.gradients() if record.tensor_partial
+        ]
+        self._tied: dict[str, list[torch.Tensor]] = {}
+        for record, _, gradient in self.gradients():
+            if record.tied:
+                self._tied.setdefault(record.name, []).append(gradient)
 
     @property
     def kernels(self) -> BlockKernels:
-        """Which implementation of block quantisation is used."""
+        """The implementation of block quantisation."""
         return self._transport.kernels
 
     @property
     def factors(self) -> Factors:
-        """Over how many ranks each state is cut."""
+        """The number of ranks over which each state is sharded."""
         return self._groups.factors
 
+    def units(self, names: Collection[str]) -> tuple[Unit, ...]:
+        """Return the trainable and frozen units with one of these names."""
+        return tuple(unit for unit in self._units if unit.name in names)
+
     def begin_step(self, step: int) -> None:
-        """Start a step, counted from 1, with empty gradients; its number decides the formats."""
+        """Start a step with empty gradients, in the formats of this step (counted from 1)."""
         self._transport.begin_step(step)
         self._parameters.begin_step()
         self._gradients.begin_step()
 
-    def acquire(self, units: Iterable[str], *, backward: bool = False) -> None:
-        """Make units' parameters whole and up to date; what follows in this step is prefetched.
+    def acquire(self, units: Iterable[Unit], *, backward: bool = False) -> None:
+        """Gather units' up-to-date parameters, and prefetch those expected next in this step.
 
-        Collective over the ranks that hold their parts.
+        Collective over the ranks that hold their parts; blocks.
 
         Args:
-            units: their names.
-            backward: whether a backward pass reads them: its gathers have a format of their own.
+            units: units of this rank (`units`).
+            backward: whether a backward pass reads the parameters; gathers in forward and backward
+                passes may have different formats.
 
         Raises:
-            TrainingError: master weights were written to, and `adopt` was not called.
+            TrainingError: master weights were written to without `adopt`.
         """
-        for unit in self._named(units):
+        for unit in units:
             self._parameters.acquire(unit, backward=backward)
 
-    def release(self, units: Iterable[str]) -> None:
-        """Let go of units' whole parameters."""
-        for unit in self._named(units):
+    def release(self, units: Iterable[Unit]) -> None:
+        """Free units' gathered parameters, unless they are expected again soon."""
+        for unit in units:
             self._parameters.release(unit)
 
     def begin_backward(self) -> None:
-        """Mark that a backward pass begins (and that the one before is over)."""
+        """Announce that a backward pass begins, and that the previous one is over."""
         self._gradients.begin_backward()
 
     def accumulating(self) -> AbstractContextManager[None]:
-        """Wrap the backward passes that are not the last of the step."""
+        """Mark backward passes that are not the last one of the step."""
         return self._gradients.accumulating()
 
     def finish_backward(self) -> None:
-        """Complete all gradients: over replicas, tensor ranks and tied copies.
+        """Complete all gradients: sum them over replicas, tensor ranks and tied copies.
 
         Collective over the reduction groups; blocks.
         """
@@ -127,20 +145,24 @@ class ShardedStates:
         self._add_tied()
 
     def squared_norm(self) -> torch.Tensor:
-        """Return [] fp64: this rank's share; the sum over all ranks is the squared norm.
+        """Return [] fp64: this rank's share of the gradient's squared norm.
 
-        Ranks that hold the same optimizer interval give equal shares of it.
+        The sum of the shares over all ranks is the squared norm of the gradient. Each element
+        of the model is counted by one rank per replica, and the shares of replicas are equal.
         """
-        return self._norm.squared() / self._groups.replicas
+        if not self._counted_in_norm:
+            return torch.zeros((), dtype=torch.float64)
+        norms = torch.stack([torch.linalg.vector_norm(part) for part in self._counted_in_norm])
+        return norms.double().square().sum() / self._groups.replicas
 
     def step(self, learning_rate: float, gradient_divisor: torch.Tensor) -> None:
         """Update this rank's intervals, and start to refresh the parameters of all ranks.
 
-        Collective over the ranks that hold parts of the same parameters; returns before the
-        refresh is over: `acquire` waits for it, unit by unit.
+        Collective over the ranks that hold parts of the same parameters. Returns before the refresh
+        is over: `acquire` waits for it, unit by unit.
 
         Args:
-            learning_rate: of this step.
+            learning_rate: learning rate of this step.
             gradient_divisor: [] fp32; the gradients are divided by it.
         """
         self._adamw.step(learning_rate, gradient_divisor)
@@ -148,29 +170,34 @@ class ShardedStates:
         self._transport.begin_next_step()
         self._parameters.gather_first()
 
+    def skip(self) -> None:
+        """Skip the update because gradients are not finite, and discard their rounding errors."""
+        self._gradients.reset_feedback()
+
     def gradients(self) -> Iterator[tuple[ParameterRecord, int, torch.Tensor]]:
-        """Yield what this rank holds of each gradient.
+        """Yield this rank's part of each parameter's gradient.
 
         Yields:
             (record, first element in the flattened parameter, [elements] fp32). Read only.
         """
-        for unit, gradient in self._trained:
+        for unit, gradient in self._trainable:
             for index, interval, start in unit.held_parameters():
-                yield unit.records[index], start, unit.part(gradient, interval, unit.optimizer)
+                part = unit.part(gradient, interval, unit.optimizer_interval)
+                yield unit.records[index], start, part
 
     def shards(self) -> Iterator[StateShard]:
-        """Yield what this rank holds of the optimizer states, parameter by parameter."""
-        for position, (unit, _) in enumerate(self._trained):
+        """Yield this rank's part of each parameter's optimizer states."""
+        for position, (unit, _) in enumerate(self._trainable):
             states = [
                 tensors[position]
                 for tensors in (self._adamw.masters, self._adamw.exp_avgs, self._adamw.exp_avg_sqs)
             ]
             for index, interval, start in unit.held_parameters():
-                parts = (unit.part(state, interval, unit.optimizer) for state in states)
+                parts = (unit.part(state, interval, unit.optimizer_interval) for state in states)
                 yield StateShard(unit.records[index], start, *parts)
 
     def settle(self) -> None:
-        """Wait until no collective reads or writes states: then `shards` may be overwritten.
+        """Wait until no collective reads or writes states, so that `shards` may be overwritten.
 
         Collective over the ranks that hold parts of the same parameters.
         """
@@ -178,62 +205,55 @@ class ShardedStates:
         self._parameters.end_step()
 
     def drain(self) -> None:
-        """Wait until nothing is being sent; what has been gathered stays for the next step.
+        """Wait for all collectives under way; parameters gathered for the next step stay.
 
-        Between steps. Collective over the ranks that hold parts of the same parameters.
+        Only between steps. Collective over the ranks that hold parts of the same parameters.
         """
         self._parameters.drain()
 
     def adopt(self, updates: int, step: int) -> None:
-        """Go on from `shards` that were overwritten: bring all parameters up to date with them.
+        """Continue from `shards` that the caller has overwritten: refresh all parameters from them.
 
         Collective over the ranks that hold parts of the same parameters.
 
         Args:
-            updates: that the new states have seen.
-            step: of the run that they belong to: more, if some were skipped.
+            updates: number of updates in the new states.
+            step: number of the step that the states were saved after; larger than `updates` if
+                updates were skipped.
         """
         self._adamw.resume(updates)
-        self._gradients.forget_errors()
+        self._gradients.reset_feedback()
         self._parameters.end_step()
         self._transport.begin_step(max(1, step))
         self._parameters.refresh()
         self._parameters.settle()
         self._transport.begin_next_step()
 
-    def skip(self) -> None:
-        """Take no step: the gradients are not finite, nor is what rounding them has left."""
-        self._gradients.forget_errors()
-
     def parameters(self) -> Iterator[tuple[ParameterRecord, torch.Tensor]]:
-        """Yield every parameter, whole and as exact as its master weights.
+        """Yield every parameter in full, gathered from the master weights without quantisation.
 
-        Collective over the ranks that hold their parts: all of them draw all of them. The formats
-        of `transport` do not matter here, and what training reads is not touched.
+        Collective over the ranks that hold parts of the same parameters: all of them must exhaust
+        the iterator. The parameters that training reads are not touched.
         """
         self._parameters.settle()
-        masters = {
-            unit: master
-            for (unit, _), master in zip(self._trained, self._adamw.masters, strict=True)
-        }
         for unit in self._units:
-            whole = self._parameters.exact(unit, masters.get(unit))
+            buffer = self._parameters.gather_exact(unit)
             for index, record in enumerate(unit.records):
-                yield record, unit.view(whole, index)
+                yield record, unit.view(buffer, index)
 
     def memory_bytes(self) -> dict[str, int]:
         """Return the bytes that stay allocated between steps, by category.
 
-        `gathered` is apart: the most that whole parameters held at once since the beginning; it
-        is zero where parameters are not cut. Where something travels encoded, `messages` are the
-        buffers for that, used again and again, and `feedback` the rounding errors that are kept.
+        `gathered` is an exception: the most that gathered parameters held at once since the start,
+        zero if parameters are not sharded. If states are sent quantised, `messages` are the pooled
+        buffers of messages and `feedback` the rounding errors kept for error feedback.
         """
-        held = sum(unit.shard.numel() * unit.shard.element_size() for unit in self._units)
+        parameters = sum(unit.shard.numel() * unit.shard.element_size() for unit in self._units)
         elements = sum(master.numel() for master in self._adamw.masters)
         categories = {
-            "parameters": held,
+            "parameters": parameters,
             "gradients": self._gradients.memory_bytes(),
-            "master": 4 * elements if self._adamw.own_masters else 0,
+            "master": 4 * elements if self._adamw.has_separate_masters else 0,
             "moments": 8 * elements,
             "gathered": self._parameters.peak_gathered_bytes,
         }
@@ -242,45 +262,29 @@ class ShardedStates:
             categories["messages"] = self._transport.pool.allocated_bytes
         return categories
 
-    def _named(self, names: Iterable[str]) -> list[Unit]:
-        """Return the units of these names, and what is frozen of them."""
-        wanted = set(names)
-        return [unit for unit in self._units if unit.name.removesuffix(" (frozen)") in wanted]
-
     def _add_partial(self) -> None:
-        """Add up gradients of which each tensor rank saw only its part of the sequence.
+        """Sum gradients to which each tensor rank contributes only its part of the sequence.
 
-        Tensor ranks of one data rank hold the same intervals, so the parts need no gathering.
+        The tensor ranks of one data rank hold the same intervals, so their parts are summed
+        directly.
         """
         if not self._partial:
             return
-        together = torch.cat(self._partial)
-        all_reduce(together, self._groups.tensor, self._transport.traffic, "sequence_norms").wait()
+        joined, group = torch.cat(self._partial), self._groups.tensor_group
+        all_reduce(joined, group, self._transport.traffic, "sequence_norms").wait()
         sizes = [gradient.numel() for gradient in self._partial]
-        for gradient, summed in zip(self._partial, together.split(sizes), strict=True):
+        for gradient, summed in zip(self._partial, joined.split(sizes), strict=True):
             gradient.copy_(summed)
 
     def _add_tied(self) -> None:
-        """Add up gradients of which other pieces of the pipeline hold copies, on this rank or not.
+        """Sum the gradients of all copies of a parameter, on this rank and on other stages.
 
-        All copies lie in units of one layout, so their ranks hold the same intervals.
+        All copies lie in units of the same layout, so their ranks hold the same intervals.
         """
         for name, copies in self._tied.items():
             total = copies[0] if len(copies) == 1 else torch.stack(copies).sum(dim=0)
-            group = self._groups.tied[name]
+            group = self._groups.tied_groups[name]
             if group is not None:
                 all_reduce(total, group, self._transport.traffic, "tied_copies").wait()
             for gradient in copies:
                 gradient.copy_(total)
-
-    def _intervals(self, wanted: Callable[[ParameterRecord], bool]) -> list[torch.Tensor]:
-        return [gradient for record, _, gradient in self.gradients() if wanted(record)]
-
-    def _intervals_by_name(
-        self, wanted: Callable[[ParameterRecord], bool]
-    ) -> dict[str, list[torch.Tensor]]:
-        found: dict[str, list[torch.Tensor]] = {}
-        for record, _, gradient in self.gradients():
-            if wanted(record):
-                found.setdefault(record.name, []).append(gradient)
-        return found

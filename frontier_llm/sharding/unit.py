@@ -1,121 +1,180 @@
-"""One unit: its flat buffer, and which intervals of it this rank holds."""
+"""Units of model states: their flat buffers, and the process groups they are sharded over."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from frontier_llm.geometry.flat_layout import FlatLayout, flat_layout
 from frontier_llm.geometry.partition import Factors, Interval
 from frontier_llm.protocols import ParameterRecord
 
 
-class Unit:
-    """The parameters that are gathered and reduced together, on one flat buffer.
+@dataclass(frozen=True)
+class StateGroups:
+    """The process groups of this rank along which model states are gathered and reduced.
 
-    The records' parameters are views into `whole`. Where parameters are cut (factor over 1) its
-    memory exists only between `materialise` and `release`, and `shard` is what stays; else the
-    two are one tensor. The memory comes and goes by resizing one storage: autograd keeps views of
-    a weight between forward and backward, and they must see the weight when it is back.
+    The first four groups are those of the digits of the data rank (geometry/partition.py). A group
+    is None if its digit has only one value.
+    """
+
+    factors: Factors
+    """The numbers of ranks over which parameters, gradients and optimizer states are divided."""
+    data_rank: int
+    """This rank's position on the data axis."""
+    params_group: dist.ProcessGroup | None
+    """The ranks that together hold all parameters of a replica."""
+    grads_group: dist.ProcessGroup | None
+    """The ranks that together hold the gradients of this rank's parameters."""
+    optimizer_group: dist.ProcessGroup | None
+    """The ranks that together hold the optimizer states of this rank's gradients."""
+    replica_group: dist.ProcessGroup | None
+    """The ranks that hold the same optimizer states, one per replica."""
+    tensor_group: dist.ProcessGroup
+    """The ranks that split the same matrices. Under sequence parallelism, each has a part of the
+    gradient of norms and biases; these parts are summed."""
+    tied_groups: Mapping[str, dist.ProcessGroup | None]
+    """By name of a tied parameter: the ranks of other stages that hold a copy of it, and this rank;
+    None if only this stage has copies."""
+
+    @property
+    def replicas(self) -> int:
+        """Number of ranks that hold the same optimizer interval."""
+        return self.factors.data // self.factors.optimizer
+
+
+class Unit:
+    """Parameters that are gathered and reduced together, on one flat buffer.
+
+    The records' parameters are views into `buffer`. If parameters are sharded, the buffer's memory
+    exists only between `materialise` and `release`, and `shard` always does; otherwise the two are
+    the same tensor. The memory is allocated and freed by resizing the buffer's storage: autograd
+    keeps views of a weight from the forward to the backward pass, and they must stay valid.
 
     Attributes:
-        name: of the unit.
-        records: its parameters; all trainable or all frozen.
-        layout: where each lies in the buffer of n elements.
-        whole: [n] compute dtype.
-        shard: [n / p] compute dtype, this rank's interval of the parameters.
-        params: that interval; `grads` and `optimizer` lie inside it, one inside the other.
+        name: name of the unit (ParameterRecord.unit).
+        records: its parameters; all are trainable or all are frozen.
+        layout: where each parameter lies in the buffer of n elements.
+        buffer: [n] compute dtype, the parameters.
+        shard: [n / params factor] compute dtype, this rank's interval of the parameters.
+        params_interval: interval of the buffer that this rank stores.
+        grads_interval: interval whose gradients this rank reduces, inside `params_interval`.
+        optimizer_interval: interval that this rank updates, inside `grads_interval`.
+        is_trainable: whether the optimizer updates the parameters.
+        is_sharded: whether parameters are divided over several ranks.
     """
 
     def __init__(
         self, name: str, records: Sequence[ParameterRecord], factors: Factors, data_rank: int
     ) -> None:
-        self.name = name
-        self.records = tuple(records)
+        self.name, self.records = name, tuple(records)
         self.layout: FlatLayout = flat_layout(
             [r.parameter.numel() for r in records],
             [r.decayed for r in records],
             factors.multiple(),
         )
         n = self.layout.size
-        self.params: Interval = factors.params_interval(n, data_rank)
-        self.grads: Interval = factors.grads_interval(n, data_rank)
-        self.optimizer: Interval = factors.optimizer_interval(n, data_rank)
-        self.whole = records[0].parameter.new_zeros(n)
+        self.params_interval: Interval = factors.params_interval(n, data_rank)
+        self.grads_interval: Interval = factors.grads_interval(n, data_rank)
+        self.optimizer_interval: Interval = factors.optimizer_interval(n, data_rank)
         self.is_trainable = records[0].parameter.requires_grad
-        self.is_cut = factors.params > 1
+        self.is_sharded = factors.params > 1
+        self.buffer = records[0].parameter.new_zeros(n)
         for index, record in enumerate(self.records):
-            home = self.view(self.whole, index)
-            home.copy_(record.parameter.data)
-            record.parameter.data = home
-        self.shard = self.whole
-        if self.is_cut:
-            self.shard = self.part(self.whole, self.params).clone()
+            view = self.view(self.buffer, index)
+            view.copy_(record.parameter.data)
+            record.parameter.data = view
+        self.shard = self.buffer
+        if self.is_sharded:
+            self.shard = self.part(self.buffer, self.params_interval).clone()
             self.release()
 
     @property
-    def whole_bytes(self) -> int:
-        """Memory of the whole buffer while it is there."""
-        return self.whole.numel() * self.whole.element_size()
+    def buffer_bytes(self) -> int:
+        """Size of the buffer's memory while it exists."""
+        return self.buffer.numel() * self.buffer.element_size()
 
     def view(self, flat: torch.Tensor, index: int) -> torch.Tensor:
-        """Return record `index`'s part of a buffer of n elements, in the parameter's shape."""
+        """Return record `index`'s part of a tensor of n elements, in the parameter's shape."""
         start = self.layout.starts[index]
         parameter = self.records[index].parameter
         return flat[start : start + parameter.numel()].view(parameter.shape)
 
     @staticmethod
-    def part(flat: torch.Tensor, interval: Interval, of: Interval | None = None) -> torch.Tensor:
-        """Return an interval of a buffer, or of a tensor that is itself the interval `of`."""
-        start = interval.start - (of.start if of else 0)
+    def part(
+        flat: torch.Tensor, interval: Interval, within: Interval | None = None
+    ) -> torch.Tensor:
+        """Return a view of one interval of the buffer.
+
+        Args:
+            flat: a tensor as long as the buffer, or as long as `within`.
+            interval: the interval to return, in elements of the buffer.
+            within: the interval of the buffer that `flat` holds; None = the whole buffer.
+        """
+        start = interval.start - (within.start if within else 0)
         return flat[start : start + interval.length]
 
-    def quantised_border(self, interval: Interval | None = None) -> int:
-        """Return how many leading elements of an interval (of the buffer) may be quantised.
+    def shard_part(self, interval: Interval) -> torch.Tensor:
+        """Return an interval inside `params_interval` as a view of the shard."""
+        return self.part(self.shard, interval, self.params_interval)
 
-        Norms and biases may not; they and the padding end the buffer.
+    def quantised_border(self, interval: Interval) -> int:
+        """Return how many leading elements of an interval may be quantised.
+
+        Norms and biases may not be quantised; they and the padding lie at the end of the buffer.
         """
-        if interval is None:
-            return self.layout.decayed
         return max(0, min(self.layout.decayed - interval.start, interval.length))
 
-    def shard_part(self, interval: Interval) -> torch.Tensor:
-        """Return an interval inside `params` as a view of the shard."""
-        return self.part(self.shard, interval, self.params)
-
     def materialise(self) -> torch.Tensor:
-        """Bring the whole buffer's memory back, with this rank's shard in its place.
+        """Allocate the buffer's memory and copy this rank's shard into it.
 
         Returns:
-            [n] of which all but `params` is undefined until it is gathered.
+            [n], undefined outside `params_interval` until the other shards are gathered.
         """
-        whole = self.whole
-        whole.untyped_storage().resize_(self.whole_bytes)
-        self.part(whole, self.params).copy_(self.shard)
-        return whole
+        self.buffer.untyped_storage().resize_(self.buffer_bytes)
+        self.part(self.buffer, self.params_interval).copy_(self.shard)
+        return self.buffer
 
     def release(self) -> None:
-        """Free the whole buffer; nobody may read the parameters until they are gathered again."""
-        self.whole.untyped_storage().resize_(0)
+        """Free the buffer's memory; parameters cannot be read until they are gathered again."""
+        self.buffer.untyped_storage().resize_(0)
 
     def held_parameters(self) -> Iterator[tuple[int, Interval, int]]:
-        """Yield each record that reaches into the optimizer interval of this rank.
+        """Yield each record that overlaps with the optimizer interval of this rank.
 
         Yields:
-            (index of the record, the common interval in the buffer, its first element's place in
-            the flattened parameter).
+            (index of the record, the overlap as an interval of the buffer, index of the overlap's
+            first element in the flattened parameter).
         """
-        mine = self.optimizer
+        own = self.optimizer_interval
         for index, start in enumerate(self.layout.starts):
-            first = max(start, mine.start)
-            stop = min(start + self.records[index].parameter.numel(), mine.stop)
+            first = max(start, own.start)
+            stop = min(start + self.records[index].parameter.numel(), own.stop)
             if first < stop:
                 yield index, Interval(first, stop - first), first - start
 
+    def counted_intervals(self) -> list[Interval]:
+        """Return the parts of the optimizer interval that this rank counts in the gradient norm.
+
+        Adjacent parts are merged.
+        """
+        merged: list[Interval] = []
+        held = self.held_parameters()
+        for interval in sorted(part for index, part, _ in held if self.records[index].counted):
+            if merged and merged[-1].stop == interval.start:
+                previous = merged.pop()
+                interval = Interval(previous.start, previous.length + interval.length)
+            merged.append(interval)
+        return merged
+
 
 def make_units(records: Sequence[ParameterRecord], factors: Factors, data_rank: int) -> list[Unit]:
-    """Group records by unit, in the order of the forward pass; frozen ones apart."""
-    members: dict[str, list[ParameterRecord]] = {}
+    """Group records into units, in the order of the forward pass.
+
+    If a unit has both trainable and frozen parameters, it becomes two units of the same name.
+    """
+    members: dict[tuple[str, bool], list[ParameterRecord]] = {}
     for record in records:
-        frozen = "" if record.parameter.requires_grad else " (frozen)"
-        members.setdefault(record.unit + frozen, []).append(record)
-    return [Unit(name, group, factors, data_rank) for name, group in members.items()]
+        members.setdefault((record.unit, record.parameter.requires_grad), []).append(record)
+    return [Unit(name, group, factors, data_rank) for (name, _), group in members.items()]

@@ -1,5 +1,5 @@
-"""What a run says about itself: log lines, metrics and where they go, and the report made of them.
+"""The records of a run: log, metrics, summary and report.
 
-The facts of a run lie in three files of its directory: config.yaml, metrics.jsonl (one object a
-step) and summary.json. report.html is made of these alone, so it can be made again at any time.
+A run directory holds config.yaml, metrics.jsonl (one JSON object per step) and summary.json.
+report.html is made from these three files alone, so it can be made again at any time.
 """

@@ -1,6 +1,6 @@
-"""The charts of the report, drawn by matplotlib as SVG that lives inside a page.
+"""The charts of the report, drawn by matplotlib as SVG elements.
 
-One look for all: a light background, two colours for two things, units on every axis.
+All charts share one style: a light background, two main colours, units on every axis.
 """
 
 import io
@@ -31,8 +31,9 @@ CATEGORIES = (
     "#7c3aed",
     "#64748b",
 )
-_POINTS = 600
-"""Points of a line: more cannot be seen, and would only make the page heavy."""
+"""Colours of the categories in a stacked chart."""
+_MOST_POINTS = 600
+"""Largest number of points per line: more cannot be distinguished and would enlarge the page."""
 _WIDTH_INCHES = 10.8
 _LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
 _STYLE: dict[str, Any] = {
@@ -80,7 +81,7 @@ def loss_figure(history: History, initial_validation_loss: float | None) -> str:
                 f"{y[-1]:.3f}", (x[-1], y[-1]), xytext=(0, 9), textcoords="offset points",
                 ha="right", color=ORANGE, weight="bold", bbox=_LABEL_BOX,
             )  # fmt: skip
-        _over_steps(ax, "Loss", "nats a token")
+        _over_steps(ax, "Loss", "nats per token")
         if history.skipped:
             _rug(ax, history.skipped)
         if train or validation or history.skipped:
@@ -89,7 +90,7 @@ def loss_figure(history: History, initial_validation_loss: float | None) -> str:
 
 
 def speed_figure(history: History) -> str:
-    """Draw tokens/s of the job and TFLOP/s of a device over steps."""
+    """Draw tokens/s of the job and TFLOP/s per device over steps."""
     with matplotlib.rc_context(_STYLE):
         figure, (left, right) = _panels(2)
         _line(left, history.points("tokens_per_second"), BLUE)
@@ -102,7 +103,7 @@ def speed_figure(history: History) -> str:
             hardware = history.points("hardware_tflops_per_device")
             _line(right, hardware, ORANGE, "hardware (with recomputation)")
             right.legend(loc="lower right")
-        _over_steps(right, "Speed of a device", "TFLOP/s")
+        _over_steps(right, "Speed per device", "TFLOP/s")
         for ax in (left, right):
             ax.set_ylim(bottom=0)
         return _svg(figure, "speed")
@@ -116,8 +117,11 @@ def optimizer_figure(history: History) -> str:
         _line(left, norms, BLUE)
         _over_steps(left, "Gradient norm before clipping", "norm")
         if norms and min(value for _, value in norms) > 0:
-            largest, smallest = (f(value for _, value in norms) for f in (max, min))
-            left.set_yscale("log" if largest > 20 * smallest else "linear")
+            largest, smallest = (limit(value for _, value in norms) for limit in (max, min))
+            if largest > 20 * smallest:
+                left.set_yscale("log")
+                # matplotlib's own labels of powers of ten are TeX, which is not parsed here
+                left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         _line(right, history.points("learning_rate"), BLUE)
         _over_steps(right, "Learning rate", "learning rate")
         right.set_ylim(bottom=0)
@@ -130,13 +134,13 @@ def memory_figure(
     peak_bytes: Sequence[float],
     axis: str,
 ) -> str:
-    """Draw memory as stacked bars, and the peak beside them.
+    """Draw memory by category as stacked bars, and peak memory in a second chart.
 
     Args:
-        labels: one a bar.
-        by_category: bytes of each category, one a bar.
-        peak_bytes: one a bar; NaN where it is not known.
-        axis: what a bar stands for.
+        labels: labels of the bars.
+        by_category: bytes of each category, one number per bar.
+        peak_bytes: peak memory, one number per bar; NaN = unknown.
+        axis: label of the horizontal axis.
     """
     with matplotlib.rc_context(_STYLE):
         figure, (left, right) = _panels(2, height=3.6)
@@ -160,7 +164,7 @@ def memory_figure(
 
 
 def wire_figure(sent: Mapping[str, Sent]) -> str:
-    """Draw bytes a step by collective, inside nodes and between them."""
+    """Draw bytes per step by collective, inside nodes and between nodes."""
     names = sorted(sent, key=lambda name: sent[name].intra + sent[name].inter)
     with matplotlib.rc_context(_STYLE):
         figure, axes = _panels(1, height=1.2 + 0.3 * len(names))
@@ -175,7 +179,7 @@ def wire_figure(sent: Mapping[str, Sent]) -> str:
         ax.grid(visible=False, axis="y")
         ax.set_xlim(left=0)
         ax.set_ylim(-0.6, len(names) - 0.4)
-        ax.set_xlabel(f"{suffix} a step, all ranks together")
+        ax.set_xlabel(f"{suffix} per step, all ranks together")
         figure.legend(loc="outside upper right", ncols=2)
         return _svg(figure, "wire")
 
@@ -192,10 +196,10 @@ def _line(ax: Axes, points: Sequence[tuple[int, float]], color: str, label: str 
 
 
 def _rug(ax: Axes, steps: Sequence[int]) -> None:
-    """Mark steps along the lower edge, whatever the scale of the numbers."""
+    """Mark steps along the lower edge of a chart."""
     ax.plot(
         steps, [0.015] * len(steps), "|", color=INK, markersize=8,
-        transform=ax.get_xaxis_transform(), label="update left out",
+        transform=ax.get_xaxis_transform(), label="update skipped",
     )  # fmt: skip
 
 
@@ -221,20 +225,21 @@ def _over_bars(ax: Axes, labels: Sequence[str], title: str, suffix: str, axis: s
 
 
 def _smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Average over a centred window of a fiftieth of the run."""
+    """Average over a centred window of 1/50 of the points."""
     half = len(points) // 100
     sums = list(accumulate((value for _, value in points), initial=0.0))
     smooth = []
     for index, (step, _) in enumerate(points):
-        reach = min(half, index, len(points) - 1 - index)  # symmetric, so that ends do not bend
+        # the window stays symmetric, so that the ends of the line do not bend
+        reach = min(half, index, len(points) - 1 - index)
         start, stop = index - reach, index + reach + 1
         smooth.append((step, (sums[stop] - sums[start]) / (stop - start)))
     return smooth
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
-    """Average neighbouring points until few enough are left; return x and y."""
-    size = -(-len(points) // _POINTS) or 1
+    """Average neighbouring points so that at most `_MOST_POINTS` are left; return x and y."""
+    size = -(-len(points) // _MOST_POINTS) or 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     x = [sum(step for step, _ in group) / len(group) for group in groups]
     y = [sum(value for _, value in group) / len(group) for group in groups]
@@ -242,7 +247,7 @@ def _thinned(points: Sequence[tuple[int, float]]) -> tuple[list[float], list[flo
 
 
 def _short_count(value: float) -> str:
-    """Write a number on an axis: `12k`, `2.5M`, `0`."""
+    """Return the label of a number on an axis: `12k`, `2.5M`, `0`."""
     words = format_count(value)
     if not words[-1].isalpha():
         return words
@@ -257,7 +262,7 @@ def _byte_unit(largest: float) -> tuple[float, str]:
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """Write a figure as an element for a page, with ids that no other figure has."""
+    """Return a figure as an SVG element whose ids are unique on the page."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)

@@ -1,4 +1,4 @@
-"""metrics.jsonl read back, however the run ended."""
+"""Reads metrics.jsonl back, however the run ended."""
 
 import math
 import statistics
@@ -11,9 +11,9 @@ from frontier_llm.telemetry.jsonl import METRICS_FILE, parse
 
 
 class History:
-    """The steps of a run as columns of numbers; what is null or absent is NaN.
+    """The steps of a run as columns of numbers; null and absent values are NaN.
 
-    A line that cannot be read is left out; of two lines for one step the later counts.
+    A damaged line is ignored. If two lines have the same step, the later one counts.
     """
 
     def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -22,7 +22,7 @@ class History:
 
     @classmethod
     def read(cls, run_dir: Path) -> "History":
-        """Read the metrics of a run directory; empty where there are none."""
+        """Read the metrics of a run directory; return an empty history if there are none."""
         try:
             lines = (run_dir / METRICS_FILE).read_bytes().splitlines()
         except OSError:
@@ -40,38 +40,38 @@ class History:
 
     @property
     def skipped(self) -> list[int]:
-        """Steps whose update was left out."""
+        """Steps whose update was skipped."""
         return [row["step"] for row in self._rows if row.get("skipped") is True]
 
     def column(self, name: str) -> list[float]:
-        """Return one number a step."""
+        """Return one number per step."""
         return [_number(row.get(name)) for row in self._rows]
 
     def points(self, name: str) -> list[tuple[int, float]]:
-        """Return (step, number) where there is a number."""
+        """Return (step, number) for the steps with a finite number in a column."""
         pairs = zip(self.steps, self.column(name), strict=True)
         return [(step, value) for step, value in pairs if math.isfinite(value)]
 
     def last(self, name: str) -> float | None:
-        """Return the last number there is."""
+        """Return the last finite number of a column; None if there is none."""
         points = self.points(name)
         return points[-1][1] if points else None
 
     def total(self, name: str) -> float:
-        """Add up a column."""
+        """Return the sum of the finite numbers of a column."""
         return math.fsum(value for _, value in self.points(name))
 
     def typical(self, name: str) -> float | None:
-        """Return the median after the first tenth (one step at least), which warms up."""
+        """Return the median of a column, without the first tenth of the steps (at least one)."""
         values = [value for _, value in self.points(name)]
         settled = values[max(1, len(values) // 10) :] or values
         return statistics.median(settled) if settled else None
 
     def sent_bytes_per_step(self, column: str = "sent_bytes") -> dict[str, Sent]:
-        """Return the mean bytes a step by collective and link, of those that sent any.
+        """Return the mean bytes per step of each collective that sent any.
 
         Args:
-            column: `sent_bytes`, or `unquantised_bytes`.
+            column: `sent_bytes` or `unquantised_bytes`.
         """
         totals: dict[str, Sent] = {}
         for row in self._rows:

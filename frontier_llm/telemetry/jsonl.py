@@ -1,4 +1,4 @@
-"""metrics.jsonl: the record of a run, from which everything else can be made again."""
+"""metrics.jsonl: one JSON object per step, from which figures and reports are made."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """Read a line; None if it is torn or damaged (the last one of a killed run, of a dead node)."""
+    """Parse a line; return None if it is incomplete or damaged, as after a crash."""
     try:
         row = json.loads(line)
     except ValueError:
@@ -22,12 +22,12 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 def cut(run_dir: Path, step: int) -> None:
-    """Take away the steps after `step`, which are made again, and all from a damaged line on.
+    """Remove the lines of steps after `step`, and everything from the first damaged line on.
 
-    Whoever has the file open goes on behind the cut.
+    A `JsonlSink` that has the file open continues at the new end.
 
     Raises:
-        TrainingError: the file cannot be written; names it.
+        TrainingError: the file cannot be written; the message names it.
     """
     path = run_dir / METRICS_FILE
     try:
@@ -46,9 +46,9 @@ def cut(run_dir: Path, step: int) -> None:
 
 
 class JsonlSink:
-    """Appends one object a line; a line is handed to the system before `write` returns.
+    """Appends one line per step; the line has been passed to the system when `write` returns.
 
-    This is the one sink whose failure ends a run: a run without a record is worth little.
+    A failure of this sink ends the run, because a run without a record cannot be evaluated.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -62,20 +62,20 @@ class JsonlSink:
         """Append a step.
 
         Raises:
-            TrainingError: the file cannot be written; names it.
+            TrainingError: the file cannot be written; the message names it.
         """
         try:
             self._file.write(metrics.to_json() + "\n")
         except OSError as error:
-            with contextlib.suppress(OSError):  # closing tries to write the same line again
+            with contextlib.suppress(OSError):  # closing writes the same line again
                 self._file.close()
             raise self._failure(error) from error
 
     def close(self) -> None:
-        """Close the file.
+        """Close the file. A second call does nothing.
 
         Raises:
-            TrainingError: its last bytes cannot be written.
+            TrainingError: the last bytes cannot be written.
         """
         try:
             self._file.close()

@@ -1,7 +1,6 @@
-"""The package's log: rank 0 to the console and to run.log, other ranks only their warnings.
+"""The package's log: rank 0 logs to the console and to run.log, other ranks log warnings to stderr.
 
-Modules take `logging.getLogger(__name__)` and know nothing of this; the composition root of each
-rank calls `setup_logging` once.
+Modules call `logging.getLogger(__name__)`; trainer/assemble.py configures the log of each rank.
 """
 
 import logging
@@ -19,13 +18,13 @@ _STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICA
 def setup_logging(
     rank: int, run_dir: Path | None = None, console: Console | None = None
 ) -> logging.Logger:
-    """Send the package's log where this rank's belongs; a second call replaces the first.
+    """Configure the package's log for this rank; a second call replaces the first.
 
     Args:
-        rank: 0 writes everything from INFO on; the others only WARNING and worse, to stderr,
-            each line headed by `[rank N]`.
-        run_dir: where rank 0 also writes run.log; absent = console only.
-        console: of rank 0; absent = rich's own, which the progress line uses too.
+        rank: rank 0 logs INFO and above; other ranks log WARNING and above to stderr, with
+            `[rank N]` in front of each line.
+        run_dir: folder of rank 0's run.log; None = console only.
+        console: rich's console for rank 0; None = its default, which the progress line uses too.
 
     Returns:
         The package's logger.
@@ -54,7 +53,7 @@ def close_logging() -> None:
 
 
 class _ConsoleHandler(logging.Handler):
-    """Prints through rich, so that lines appear above a live progress line."""
+    """Prints through rich, so that lines appear above the live progress line."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -68,14 +67,14 @@ class _ConsoleHandler(logging.Handler):
                 style=_STYLES.get(record.levelno, ""),
                 markup=False,
                 highlight=False,
-                soft_wrap=True,  # a job's output is no terminal of 80 columns
+                soft_wrap=True,  # else rich breaks lines of a batch job after 80 columns
             )
-        except (OSError, SystemExit):  # rich exits on a broken pipe: `train.py | head`
+        except (OSError, SystemExit):  # rich exits on a broken pipe, as in `train.py | head`
             self._console.quiet = True
 
 
 class _RunLog(logging.FileHandler):
-    """A file that gives up, saying so once, when its disk does."""
+    """A log file that turns itself off, with one warning, when it cannot be written."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8")
@@ -83,7 +82,7 @@ class _RunLog(logging.FileHandler):
             logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%F %T")
         )
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (name given by logging)
         logger = logging.getLogger(PACKAGE)
         if self in logger.handlers:
             logger.removeHandler(self)

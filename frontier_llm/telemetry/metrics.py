@@ -1,9 +1,9 @@
-"""The numbers of one step, and how they reach the sinks."""
+"""The numbers of one step, and the interface of the sinks that they are written to."""
 
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -17,111 +17,100 @@ class StepMetrics:
     """One line of metrics.jsonl. A number that is not finite is written as null."""
 
     step: int
-    """Counted from 1."""
+    """Number of the step, counted from 1."""
     loss: float
-    """Mean over the step's samples, in nats a token."""
+    """Mean loss over the samples of the step, in nats per token."""
     grad_norm: float
-    """Of the whole model, before clipping."""
+    """L2 norm of the gradient of the whole model, before clipping."""
     learning_rate: float
-    """With which the step was made."""
+    """Learning rate of the step."""
     tokens: int
-    """Consumed by the run so far."""
+    """Tokens that the run has trained on so far."""
     samples: int
-    """Consumed by the run so far."""
+    """Samples that the run has trained on so far."""
     step_seconds: float
-    """Wall time of the step, and of saving after the one before; without validations."""
+    """Wall time of the step and of saving after the previous step, without validation."""
     tokens_per_second: float
-    """Of the whole job."""
+    """Throughput of all ranks together."""
     model_tflops_per_device: float
-    """TFLOP/s that the mathematics needs."""
+    """TFLOP/s per device, counting the operations that the model needs."""
     hardware_tflops_per_device: float
-    """TFLOP/s executed, recomputation included."""
+    """TFLOP/s per device, counting all executed operations, recomputation included."""
     mfu: float | None
-    """Model FLOPs' share of the device's peak, 0 to 1; None where the peak is unknown."""
+    """Model FLOP/s as a share of the device's peak, 0 to 1; None if the peak is unknown."""
     hfu: float | None
-    """Hardware FLOPs' share of the device's peak; None where the peak is unknown."""
+    """Hardware FLOP/s as a share of the device's peak, 0 to 1; None if the peak is unknown."""
     sent_bytes: Mapping[str, Sent]
-    """Bytes that all ranks sent in this step, by collective and link."""
+    """Bytes that all ranks sent in this step, by collective and by link."""
     unquantised_bytes: Mapping[str, Sent] = field(default_factory=dict)
-    """Of the collectives that were quantised, what they would have sent in the compute format."""
+    """Bytes that the quantised collectives would have sent in the compute format."""
     checkpoint_stall_seconds: float = 0.0
-    """How long training waited for checkpoints since the line before."""
+    """Seconds that training waited for checkpoints since the previous line."""
     skipped: bool = False
-    """Whether the update was left out because a gradient was not finite."""
+    """Whether the update was skipped because a gradient was not finite."""
     loss_scale: float | None = None
-    """fp16 only: the factor on the loss."""
+    """Factor on the loss, in fp16; None in other precisions."""
     validation_loss: float | None = None
-    """In nats a token; None where this step was not followed by a validation."""
+    """Validation loss after the step, in nats per token; None if no validation followed it."""
     validation_bits_per_byte: float | None = None
-    """The same per byte of the validation text, which makes tokenizers comparable."""
-
+    """Validation loss per byte of text, which is comparable between tokenizers."""
     plan: Mapping[str, Mapping[str, float | None]] | None = None
-    """Once a run, in the step after which they are compared: `predicted` and `measured` by name."""
+    """For each figure of the planner, its `predicted` and `measured` value. Present only in the
+    step after which they are compared."""
 
     def to_json(self) -> str:
-        """Write the step as one line of strict JSON, without the line's end."""
+        """Return the step as one line of strict JSON, without a newline."""
         return json.dumps(_finite(asdict(self)), allow_nan=False)
 
     def scalars(self) -> dict[str, float]:
-        """Return all finite numbers under flat names: `sent_bytes/gradients/intra`."""
+        """Return all finite numbers under flat names such as `sent_bytes/gradients/intra`."""
         return dict(_flatten("", _finite(asdict(self))))
 
 
 class Sink(Protocol):
-    """A place that metrics are written to."""
+    """Something that metrics are written to."""
 
     def write(self, metrics: StepMetrics) -> None:
-        """Take one step's numbers; steps come in ascending order."""
+        """Write the numbers of one step. Steps come in ascending order."""
 
     def close(self) -> None:
-        """Write what is still held back. Nothing is written after this."""
+        """Write what is still buffered; nothing is written after this. May be called twice."""
 
 
-class Recorder:
-    """Checks each step's numbers and hands them to every sink, in order."""
+class UtilizationCheck:
+    """Withholds an MFU or HFU above 1, which only a wrong peak can give, and reports it once."""
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = tuple(sinks)
-        self._peak_is_believed = True
+    def __init__(self, *, logs: bool) -> None:
+        """Start with no report made.
 
-    def write(self, metrics: StepMetrics) -> None:
-        """Hand a step to all sinks; an MFU or HFU above 1 is withheld and reported once."""
-        checked = self._without_impossible(metrics)
-        for sink in self._sinks:
-            sink.write(checked)
+        Args:
+            logs: whether this rank reports the wrong peak.
+        """
+        self._report_pending = logs
 
-    def close(self) -> None:
-        """Close all sinks, also those after one that fails; then raise the first failure."""
-        failures = []
-        for sink in self._sinks:
-            try:
-                sink.close()
-            except Exception as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
-
-    def _without_impossible(self, metrics: StepMetrics) -> StepMetrics:
+    def __call__(self, metrics: StepMetrics) -> StepMetrics:
+        """Return the metrics with every MFU or HFU above 1 set to None."""
         if max(metrics.mfu or 0, metrics.hfu or 0) <= 1:
             return metrics
-        if self._peak_is_believed:
-            self._peak_is_believed = False
+        if self._report_pending:
+            self._report_pending = False
             _LOG.error(
-                "MFU %.2f, HFU %.2f at step %d: above 1, so cluster.device.peak_tflops is wrong "
-                "for this device. Neither is written from here on where it is above 1.",
+                "MFU %.2f, HFU %.2f at step %d: a value above 1 means that "
+                "cluster.device.peak_tflops is wrong for this device. Values above 1 are not "
+                "written.",
                 metrics.mfu or math.nan,
                 metrics.hfu or math.nan,
                 metrics.step,
             )
-        return replace(metrics, mfu=_possible(metrics.mfu), hfu=_possible(metrics.hfu))
+        return replace(metrics, mfu=_at_most_one(metrics.mfu), hfu=_at_most_one(metrics.hfu))
 
 
-def _possible(share: float | None) -> float | None:
+def _at_most_one(share: float | None) -> float | None:
     return share if share is not None and share <= 1 else None
 
 
 def _finite(value: Any) -> Any:
-    """Replace each float that JSON cannot say by None."""
+    """Replace each float that is not finite, which JSON cannot represent, by None."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""A drawing of how a model is cut: one cell a rank, one block of rows a pipeline stage."""
+"""A drawing of the layout of ranks: one cell per rank, one block of rows per pipeline stage."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -7,12 +7,12 @@ from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.telemetry.summary import Layout, RankSummary
 
 LARGEST = 64
-"""Ranks that are drawn one by one."""
+"""Largest number of ranks that are drawn one by one."""
 _COLUMNS = 8
 _WIDTH, _HEAD, _CELL_HEIGHT = 1080, 200, 66
 _TINTS = ("#dbeafe", "#fef3c7", "#dcfce7", "#fce7f3", "#ede9fe", "#cffafe", "#ffedd5", "#e2e8f0")
 COLOURS = len(_TINTS)
-"""Replicas that have a colour of their own."""
+"""Replicas with different colours; the colours of further replicas repeat."""
 
 
 def grid_of(layout: Layout) -> Grid:
@@ -21,14 +21,14 @@ def grid_of(layout: Layout) -> Grid:
 
 
 def layer_words(layers: Sequence[tuple[int, int]]) -> str:
-    """Write the layers of each chunk: `0-3, 8-11`."""
+    """Return the layers of each chunk as text: `0-3, 8-11`."""
     return ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in layers if b >= a)
 
 
 def rank_map(layout: Layout, ranks: Sequence[RankSummary]) -> str:
     """Draw up to `LARGEST` ranks as SVG.
 
-    Cells of one colour hold one whole copy of the model; a thick line is the border of a node.
+    Cells of one colour together hold one copy of the model; a thick line is the border of a node.
     """
     return _RankMap(layout, ranks).svg()
 
@@ -56,7 +56,7 @@ class _RankMap:
         )
 
     def _place(self, rank: int) -> tuple[int, int]:
-        """Column and row of a rank's cell."""
+        """Return the column and row of a rank's cell."""
         stage, within = divmod(rank, self._stage_ranks)
         line, column = divmod(within, self._columns)
         return column, stage * self._lines + line
@@ -65,7 +65,7 @@ class _RankMap:
         return _HEAD + column * self._cell_width, 4 + row * _CELL_HEIGHT
 
     def _head(self, stage: int) -> str:
-        """What a stage holds, left of its cells."""
+        """Return the label of a stage, which is left of its cells."""
         y = 4 + stage * self._lines * _CELL_HEIGHT + 28
         first = self._known.get(self._grid.rank(Coordinates(0, 0, stage)))
         layers = layer_words(first.layers) if first else ""
@@ -94,7 +94,7 @@ class _RankMap:
         )
 
     def _part_words(self, at: Coordinates) -> str:
-        """Which replica and which slice of each matrix; axes of one rank go without saying."""
+        """Name the replica and the tensor slice, unless the axis has only one rank."""
         tensor, data = self._layout.tensor > 1, self._layout.data > 1
         words = data * [f"data {at.data}"] + tensor * [f"tensor {at.tensor}"]
         return ", ".join(words)
@@ -114,7 +114,7 @@ class _RankMap:
         return f'<path class="node" d="{segments}"/>'
 
     def _borders(self, nodes: dict[tuple[int, int], int]) -> Iterator[str]:
-        """Yield the sides of cells whose neighbour is not of the same node."""
+        """Yield the sides of cells whose neighbour is on another node."""
         for (column, row), node in nodes.items():
             left, top = self._corner(column, row)
             right, bottom = self._corner(column + 1, row + 1)
@@ -129,7 +129,7 @@ class _RankMap:
 
 
 def _columns(stage_ranks: int) -> int:
-    """Choose cells a line, so that the lines of a stage are of equal length where they can be."""
+    """Choose the number of cells per line; lines of a stage are equally long if possible."""
     fitting = [n for n in range(4, _COLUMNS + 1) if stage_ranks % n == 0]
     return max(fitting, default=min(stage_ranks, _COLUMNS))
 

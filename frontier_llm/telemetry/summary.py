@@ -1,4 +1,4 @@
-"""summary.json: what a run was and how it ended, beside its per-step metrics."""
+"""summary.json: what a run was and how it ended. The metrics of its steps are in metrics.jsonl."""
 
 from pathlib import Path
 from typing import Literal
@@ -11,7 +11,7 @@ SUMMARY_FILE = "summary.json"
 
 
 class _Part(BaseModel):
-    """Tolerant on purpose: a report must also be made of an older or a broken-off run."""
+    """Base of the classes below. Unknown keys are ignored, so that older files can be read."""
 
     model_config = ConfigDict(
         frozen=True, extra="ignore", use_attribute_docstrings=True, ser_json_inf_nan="null"
@@ -19,20 +19,20 @@ class _Part(BaseModel):
 
 
 class Layout(_Part):
-    """How the model is cut over ranks."""
+    """How the model is divided over ranks."""
 
     tensor: int = 1
-    """Ranks that cut each matrix."""
+    """Tensor-parallel ranks, among which each matrix is divided."""
     pipeline: int = 1
-    """Stages."""
+    """Pipeline stages."""
     chunks: int = 1
-    """Pieces a stage."""
+    """Model chunks per stage."""
     data: int = 1
-    """Replicas."""
+    """Data-parallel replicas."""
     sequence: bool = False
-    """Whether sequence parallelism is on."""
+    """Whether sequence parallelism is used."""
     ranks_per_node: int = 1
-    """Where a node ends."""
+    """Ranks per node."""
 
     @property
     def ranks(self) -> int:
@@ -41,110 +41,110 @@ class Layout(_Part):
 
 
 class RankSummary(_Part):
-    """One rank: where it stands, what it holds."""
+    """One rank: its place in the layout, and its memory."""
 
     rank: int
-    """Its number."""
+    """Number of the rank."""
     host: str = ""
-    """Machine it ran on."""
+    """Name of the host."""
     tensor: int = 0
     """Coordinate on the tensor axis."""
     data: int = 0
-    """Coordinate on the data axis: its replica."""
+    """Coordinate on the data axis, which is the replica."""
     pipeline: int = 0
-    """Coordinate on the pipeline axis: its stage."""
+    """Coordinate on the pipeline axis, which is the stage."""
     layers: list[tuple[int, int]] = Field(default_factory=list)
     """First and last layer of each chunk, both included."""
     memory_bytes: dict[str, int] = Field(default_factory=dict)
     """Allocated bytes by category: parameters, gradients, master, moments, ..."""
     predicted_bytes: dict[str, int] = Field(default_factory=dict)
-    """What geometry says these must be (`gathered`: may be at most)."""
+    """Predicted bytes of the same categories (upper bounds for `gathered` and `messages`)."""
     peak_bytes: int | None = None
-    """Most that was held: allocations of the device, or the resident set on CPU."""
+    """Peak of the device's allocator, or of the resident set on a CPU."""
 
 
 class PlanRow(_Part):
-    """A figure of the planner beside what the run measured."""
+    """A figure that the planner predicted and the run measured."""
 
     name: str
-    """What it is of."""
+    """Name of the figure."""
     unit: Literal["bytes", "seconds"]
-    """Of both numbers."""
+    """Unit of both numbers."""
     predicted: float | None
-    """None = the planner says nothing about this device."""
+    """Prediction; None = the planner has no constants for this device."""
     measured: float
-    """By rank 0, in the first steps."""
+    """Measurement of rank 0 in the first steps."""
 
 
 class TextSample(_Part):
     """Text that the trained model wrote."""
 
     prompt: str
-    """What it was given."""
+    """The beginning that the model was given."""
     text: str
-    """What it added."""
+    """The continuation that the model wrote."""
 
 
 class RunSummary(_Part):
-    """All that is known of a run besides its steps; what is not known yet is None."""
+    """Facts of a run other than its steps; a fact that is not known yet is None."""
 
     model: str = ""
     """Name of the model."""
     parameters: int | None = None
-    """Of the whole model, each counted once."""
+    """Parameters of the whole model, each counted once."""
     layout: Layout | None = None
-    """How it is cut."""
+    """How the model is divided over ranks."""
     ranks: list[RankSummary] = Field(default_factory=list)
-    """One entry a rank."""
+    """One entry per rank."""
     precision: str | None = None
-    """Compute format, resolved."""
+    """Compute precision; `auto` is resolved."""
     device: str | None = None
-    """As the driver names it."""
+    """Name of the device, from its driver."""
     kernels: str | None = None
-    """Which fused kernels are used, and why."""
+    """Kernels in use, and the reason."""
     versions: dict[str, str] = Field(default_factory=dict)
-    """Of python, torch, megatron-core, ..."""
+    """Versions of python, torch and megatron-core."""
     total_steps: int | None = None
-    """Steps that were asked for."""
+    """Value of trainer.steps."""
     tokens: int | None = None
-    """Consumed."""
+    """Tokens trained on."""
     seconds: float | None = None
     """Wall time of the whole run."""
     final_loss: float | None = None
-    """Training loss of the last step, in nats a token."""
+    """Training loss of the last step, in nats per token."""
     initial_validation_loss: float | None = None
-    """Before the first step, in nats a token."""
+    """Validation loss before the first step, in nats per token."""
     validation_loss: float | None = None
-    """The last one, in nats a token."""
+    """Last validation loss, in nats per token."""
     validation_bits_per_byte: float | None = None
-    """The last one, per byte of text."""
+    """Last validation loss, in bits per byte of text."""
     plan: list[PlanRow] = Field(default_factory=list)
-    """What was planned and what was measured."""
+    """Predictions of the planner and measurements of the run."""
     samples: list[TextSample] = Field(default_factory=list)
-    """Written at the end."""
+    """Text that the model wrote at the end of the run."""
     exit_code: int | None = None
-    """Of the process; None = it has not ended, or was killed."""
+    """Exit code of the run; None = it has not ended, or was killed."""
     exit_reason: str | None = None
-    """Why it ended, in words."""
+    """Why the run ended."""
 
     def write(self, run_dir: Path) -> Path:
-        """Write summary.json, replacing an earlier one whole.
+        """Write summary.json; an earlier one is replaced atomically.
 
         Raises:
-            TrainingError: it cannot be written; names the file.
+            TrainingError: the file cannot be written; the message names it.
         """
         path = run_dir / SUMMARY_FILE
         partial = path.with_suffix(".json.partial")
         try:
             partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-            partial.replace(path)  # atomic: a reader sees the old one or the new one
+            partial.replace(path)  # atomic: a reader sees the old file or the new one
         except OSError as error:
             raise TrainingError(f"{path} cannot be written: {error.strerror}") from error
         return path
 
     @classmethod
     def read(cls, run_dir: Path) -> "RunSummary | None":
-        """Read a run's summary; None where it has none that can be read."""
+        """Read the summary of a run; return None if it has none or it is damaged."""
         try:
             return cls.model_validate_json((run_dir / SUMMARY_FILE).read_bytes())
         except (OSError, ValidationError):

@@ -1,1 +1,1 @@
-"""The training itself: what a step is, the loop around it, and how a rank is put together."""
+"""Training: the objects of a rank (assemble), the loop over steps (loop), one step (step)."""

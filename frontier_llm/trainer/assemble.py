@@ -1,9 +1,10 @@
-"""Where everything is put together for one rank: the composition root."""
+"""The composition root: puts together the objects of one rank and runs its training loop."""
 
 import gc
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,39 +15,47 @@ import torch
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpora import BlendedSamples, Corpora, open_all
-from frontier_llm.data.reading import make_loader, make_windows
-from frontier_llm.device.accelerator import Accelerator, faster_precision
-from frontier_llm.device.host_memory import keep_freed_memory
+from frontier_llm.data.run_loader import make_loader, make_windows
+from frontier_llm.device.accelerator import Accelerator, faster_precision, keep_freed_memory
 from frontier_llm.device.kernels import resolve
 from frontier_llm.geometry.inventory import model_shapes
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.health.watchdog import Watchdog
+from frontier_llm.launch.coordination import broadcast_from_rank_zero
+from frontier_llm.launch.slurm import end_of_job
+from frontier_llm.launch.stop import Deadline, StopFlag, StopRequest
+from frontier_llm.launch.world import World
 from frontier_llm.model.build import build_model
 from frontier_llm.parallel import megatron_cpu
-from frontier_llm.parallel.agreement import made_once
-from frontier_llm.parallel.groups import destroy_groups
-from frontier_llm.parallel.slurm import end_of_job
-from frontier_llm.parallel.stop import Deadline, StopFlag, StopRequest
-from frontier_llm.parallel.stragglers import Stragglers
-from frontier_llm.parallel.watchdog import Watchdog
-from frontier_llm.parallel.world import World
-from frontier_llm.telemetry.log import setup_logging
+from frontier_llm.parallel.groups import Groups, destroy_groups
+from frontier_llm.telemetry.log import close_logging, setup_logging
+from frontier_llm.trainer.callbacks.built_in import make_callbacks
 from frontier_llm.trainer.checkpoints import Checkpoints
 from frontier_llm.trainer.connect import connect
+from frontier_llm.trainer.context import (
+    Hardware,
+    ResolvedPrecision,
+    RunControl,
+    TrainerContext,
+    TrainingData,
+)
 from frontier_llm.trainer.evaluate import Evaluation
 from frontier_llm.trainer.loop import Loop
 from frontier_llm.trainer.loss_scale import LossScale
-from frontier_llm.trainer.parts import Choices, Parts
 from frontier_llm.trainer.progress import Progress
 from frontier_llm.trainer.resume import Restorer
 from frontier_llm.trainer.run_directory import FAILURES
 from frontier_llm.trainer.sample import Sampler
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
+from frontier_llm.trainer.step_meter import StepMeter
+from frontier_llm.trainer.throughput import Throughput
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 STOP_FILE = "STOP"
-"""In the run directory: `touch` it, and the run saves and stops."""
+"""A file of this name in the run directory makes the run save and stop."""
 
 
 def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store") -> None:
@@ -55,119 +64,166 @@ def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store"
     Collective over all ranks.
 
     Args:
-        config: the run.
-        corpora: the folders of what it reads.
-        world: this rank's place.
-        store: where the ranks met.
+        config: of the run.
+        corpora: folders of the prepared corpora.
+        world: place of this rank among all ranks.
+        store: key-value store of the ranks.
 
     Raises:
-        FrontierError: the run cannot go on, or was asked to stop.
+        FrontierError: the run cannot continue, or was asked to stop.
     """
     setup_logging(world.rank)
-    accelerator = Accelerator.of_rank(world.local_rank)
-    if accelerator.is_cpu:
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        megatron_cpu.install()
-        keep_freed_memory()
+    accelerator = prepare_device(world)
     run_dir = Path(config.run.dir)
     with Watchdog(config.watchdog, world, store, run_dir, run_dir / FAILURES) as watchdog:
-        choices = choose(config, world, store, accelerator)
-        corpus = open_all(config.data, corpora)
-        with Loop(assemble(config, corpus, world, store, accelerator, choices, watchdog)) as loop:
-            # what stays for the whole run is not searched for garbage again: that takes a rank
-            # tens of milliseconds, each rank in another step, and all wait for it
+        context = build_context(config, corpora, world, store, accelerator, watchdog)
+        with run_log(run_dir, world), Loop(context, make_callbacks(context)) as loop:
+            # Objects that live as long as the run are not scanned for garbage again: a scan takes
+            # tens of milliseconds, on each rank in another step, and all ranks wait for it.
             gc.collect()
             gc.freeze()
             loop.run()
         destroy_groups()
 
 
-def choose(config: RunConfig, world: World, store: "Store", accelerator: Accelerator) -> Choices:
-    """Settle what the configuration leaves open; rank 0 measures for all."""
+def prepare_device(world: World) -> Accelerator:
+    """Return the device of this rank; a CPU gets its threads and megatron's CPU stand-ins."""
+    accelerator = Accelerator.of_rank(world.local_rank)
+    if accelerator.is_cpu:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        megatron_cpu.install()
+        keep_freed_memory()
+    return accelerator
+
+
+def build_context(
+    config: RunConfig,
+    corpora: Sequence[Path],
+    world: World,
+    store: "Store",
+    accelerator: Accelerator,
+    watchdog: Watchdog,
+) -> TrainerContext:
+    """Build the objects of one rank.
+
+    Collective over all ranks.
+    """
+    precision = resolve_precision(config, world, store, accelerator)
+    corpus = open_all(config.data, corpora)
+    layout = ResolvedLayout.resolve(
+        config, world.size, world.ranks_per_node, precision=precision.name
+    )
+    with watchdog.phase("groups"):
+        groups, sharding_groups = connect(config, layout, world, store, accelerator)
+    hardware = Hardware(accelerator, precision, resolve(config.kernels, accelerator.device))
+    model = build_model(layout, groups, accelerator.device, hardware.kernels, config.trainer.seed)
+    traffic = Traffic(groups.grid, world.rank)
+    states = shard(config, model, groups, traffic, sharding_groups)
+    data = build_data(config, corpus, groups)
+    progress, loss_scale = Progress(), LossScale(config.precision, precision.name)
+    meta = checkpoint_meta(config, world, store, data, progress, loss_scale)
+    checkpoints = Checkpoints(config, world, store, states, groups, meta)
+    fence = partial(wait_for_snapshot, checkpoints, watchdog)
+    shapes = model_shapes(layout.model, layout.sequence_length)
+    throughput = Throughput(config, world.size, accelerator, precision.name)
+    is_first = world.rank == 0
+    return TrainerContext(
+        config=config,
+        world=world,
+        groups=groups,
+        hardware=hardware,
+        data=data,
+        model=model,
+        states=states,
+        train_step=TrainStep(model, states, groups, config, loss_scale, traffic, fence),
+        evaluation=Evaluation(model, groups, config, data.validation),
+        sampler=Sampler(model, groups, config, corpus.tokenizer),
+        meter=StepMeter(config, throughput, progress, checkpoints, corpus, logs=is_first),
+        progress=progress,
+        checkpoints=checkpoints,
+        restorer=Restorer(config, world, states, shapes, corpus.manifest.digest),
+        control=RunControl(watchdog, stop_request(config, world)),
+    )
+
+
+def resolve_precision(
+    config: RunConfig, world: World, store: "Store", accelerator: Accelerator
+) -> ResolvedPrecision:
+    """Return the precision of the run; rank 0 measures `auto` and tells the other ranks."""
     wanted = config.precision.name
     if wanted != "auto":
-        return Choices(wanted, f"precision={wanted}")
+        return ResolvedPrecision(wanted, f"precision={wanted}")
 
     def measure() -> str:
         return "\n".join(faster_precision(accelerator))
 
-    answer = made_once(world, store, "precision", measure, timedelta(seconds=60))
-    return Choices(*answer.split("\n"))
+    answer = broadcast_from_rank_zero(world, store, "precision", measure, timedelta(seconds=60))
+    return ResolvedPrecision(*answer.split("\n"))
 
 
-def assemble(
-    config: RunConfig,
-    corpus: Corpora,
-    world: World,
-    store: "Store",
-    accelerator: Accelerator,
-    choices: Choices,
-    watchdog: Watchdog,
-) -> Parts:
-    """Build the parts of one rank.
-
-    Collective over all ranks.
-    """
-    with watchdog.phase("groups"):
-        groups, digits = connect(config, world, store, accelerator)
-    kernels = resolve(config.kernels, accelerator.device)
-    model = build_model(config, groups, choices.precision, accelerator.device, kernels)
-    traffic = Traffic(groups.grid, world.rank)
-    states = shard(config, model, groups, traffic, digits)
-    loss_scale = LossScale(config.precision, choices.precision)
-    windows = make_windows(config, corpus, train=True)
-    blend = windows if isinstance(windows, BlendedSamples) else None
-    # an encoder-decoder's stages all mask by the batch; a decoder's middle ones need only its shape
+def build_data(config: RunConfig, corpus: Corpora, groups: Groups) -> TrainingData:
+    """Make the loaders of this rank's replica."""
+    windows = make_windows(config, corpus, train=True)  # the samples by index
+    # Every stage of an encoder-decoder needs the batch for its masks. Of a decoder, only the first
+    # and the last stage read tokens; the stages in between need the shape of the batch alone.
     reads = config.model.kind == "t5" or not groups.is_between
     loader = partial(make_loader, config, corpus, groups.at.data, groups.grid.data, reads=reads)
     validation = loader(train=False)
-    progress = Progress()
-    patience = timedelta(seconds=config.watchdog.startup_seconds)  # rank 0 may build for longer
-    start = made_once(world, store, "start", lambda: uuid.uuid4().hex, patience)
+    return TrainingData(
+        corpus=corpus,
+        blend=windows if isinstance(windows, BlendedSamples) else None,
+        train=loader(train=True, windows=windows),
+        validation=validation,
+    )
+
+
+def checkpoint_meta(
+    config: RunConfig,
+    world: World,
+    store: "Store",
+    data: TrainingData,
+    progress: Progress,
+    loss_scale: LossScale,
+) -> Callable[[], dict[str, Any]]:
+    """Return a function that gives what a checkpoint keeps in addition to the states.
+
+    Collective over all ranks: all agree on an id of this start of the run.
+    """
+    # The other ranks wait until rank 0 has built its model and data, which may take long.
+    timeout = timedelta(seconds=config.watchdog.startup_seconds)
+    start = broadcast_from_rank_zero(world, store, "start", lambda: uuid.uuid4().hex, timeout)
 
     def meta() -> dict[str, Any]:
         return {
             "progress": progress.to_meta(),
             "loss_scale": loss_scale.to_meta(),
-            "corpus": corpus.manifest.digest,
-            "blend": blend.schedule.to_meta() if blend else None,
+            "corpus": data.corpus.manifest.digest,
+            "blend": data.blend.schedule.to_meta() if data.blend else None,
             "config": config.model_dump(mode="json"),
             "start": start,
         }
 
-    def before_update() -> None:
-        with watchdog.phase("checkpoint"):
-            checkpoints.before_update()
+    return meta
 
-    shapes = model_shapes(config.model, config.data.sequence_length)
-    checkpoints = Checkpoints(config, world, store, states, groups, meta)
-    return Parts(
-        config=config,
-        world=world,
-        accelerator=accelerator,
-        choices=choices,
-        stop=stop_request(config, world),
-        watchdog=watchdog,
-        stragglers=Stragglers(config.watchdog, world, accelerator),
-        groups=groups,
-        kernels=kernels,
-        corpus=corpus,
-        blend=blend,
-        model=model,
-        states=states,
-        step=TrainStep(model, states, groups, config, loss_scale, traffic, before_update),
-        evaluation=Evaluation(model, groups, config, validation),
-        loader=loader(train=True, windows=windows),
-        validation_loader=validation,
-        sampler=Sampler(model, groups, config, corpus.tokenizer),
-        progress=progress,
-        checkpoints=checkpoints,
-        restorer=Restorer(config, world, states, shapes, corpus.manifest.digest),
-    )
+
+def wait_for_snapshot(checkpoints: Checkpoints, watchdog: Watchdog) -> None:
+    """Wait until the checkpoint being written has its copy of the states, so they may change."""
+    with watchdog.phase("checkpoint"):
+        checkpoints.before_update()
+
+
+@contextmanager
+def run_log(run_dir: Path, world: World) -> Iterator[None]:
+    """Let rank 0 also log to run.log in the run directory, and close the log at the end."""
+    setup_logging(world.rank, run_dir if world.rank == 0 else None)
+    try:
+        yield
+    finally:
+        close_logging()
 
 
 def stop_request(config: RunConfig, world: World) -> StopRequest:
-    """Listen for requests to stop; rank 0 also looks for a file, and at the clock of the job."""
+    """Return the object that notices signals and, on rank 0, the stop file and the job's end."""
     flag, margin = StopFlag.install(), config.launch.stop_minutes * 60
     if world.rank:
         return StopRequest(flag)

@@ -1,45 +1,50 @@
-"""How the configuration of a run that goes on differs from the one that saved it.
+"""Compares the configuration of a resumed run with that of the run that saved the checkpoint.
 
-What decides the data, the model or the update must be the same, or be allowed by name; layout,
-hardware, precision and habits may differ: a checkpoint knows nothing of them.
+Keys that decide the data, the model or the update must be the same, or be allowed by name. Keys of
+the layout, the hardware, the precision and the like may differ, because checkpoints do not depend
+on them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from frontier_llm.config.renamed import with_current_names
 from frontier_llm.errors import ConfigError
 
 _GUARDED = ("model", "data", "optimizer", "trainer.seed", "trainer.steps")
+"""Sections and keys that determine the losses: a resumed run may change them only if allowed."""
 _FREE = (
     "model.name", "data.name", "data.path", "data.directory", "data.micro_batch",
 )  # fmt: skip
-_IRRELEVANT = ("run",)
+"""Keys in these sections that may change, because they do not change the losses."""
+_IRRELEVANT = ("run", "callbacks")
+"""Sections that are not compared."""
 
 Changes = dict[str, tuple[Any, Any]]
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
-    """Return (value before, value now) of every key that differs; absent counts as None.
+    """Return (value before, value now) of every key that differs; an absent key counts as None.
 
     Args:
-        before: a configuration as nested plain values.
-        now: another one.
+        before: the saved configuration as nested plain values.
+        now: the configuration of the resumed run, likewise.
     """
-    old, new = dict(_flat(before)), dict(_flat(now))
+    old, new = (dict(_flat(with_current_names(values))) for values in (before, now))
     keys = [key for key in {**old, **new} if not _is_of(key, _IRRELEVANT)]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
 def refuse(found: Changes, now: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    """Refuse changes to what a run learns from and how, unless they are allowed by name.
+    """Refuse changes to the data, the model or the update, unless they are allowed by name.
 
     Args:
         found: the changes.
-        now: the configuration that is to go on.
-        allowed: keys or groups of keys.
+        now: the configuration of the resumed run.
+        allowed: keys or groups of keys (`run.allow_changes`).
 
     Raises:
-        ConfigError: names the first of them, and how to allow all.
+        ConfigError: names the first refused key, and how to allow all of them.
     """
     refused = [key for key in found if _is_guarded(key, now) and not _is_of(key, allowed)]
     if not refused:
@@ -50,13 +55,13 @@ def refuse(found: Changes, now: Mapping[str, Any], allowed: Sequence[str]) -> No
     raise ConfigError(
         refused[0],
         f"{wanted}{others}",
-        f"{before}, as in the checkpoint that the run goes on from",
+        f"{before}, as in the checkpoint that the run resumes from",
         f"set it back, or allow it: run.allow_changes=[{names}]",
     )
 
 
 def _is_guarded(key: str, now: Mapping[str, Any]) -> bool:
-    if key == "trainer.steps":  # decides the schedule where nothing else does
+    if key == "trainer.steps":  # the learning rate depends on it unless decay_steps is set
         return now["optimizer"]["decay_steps"] is None
     return _is_of(key, _GUARDED) and not _is_of(key, _FREE)
 

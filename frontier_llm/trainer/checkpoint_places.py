@@ -1,6 +1,6 @@
-"""Where the checkpoints of a run lie, and the newest of them, told by names alone.
+"""The folders of a run's checkpoints, and the newest checkpoint, found by folder names alone.
 
-This is for the door, which has not imported torch; frontier_llm/checkpoint looks closer.
+This module is used before torch is imported. frontier_llm/checkpoint also checks the contents.
 """
 
 import hashlib
@@ -9,19 +9,20 @@ import os
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.checkpoint.names import COMMITTED, FOLDER, MANIFEST, parse_folder
+from frontier_llm.checkpoint.folders import COMMITTED, FOLDER, MANIFEST, parse_folder
 from frontier_llm.config.run import RunConfig
 
 
 def shared_folder(config: RunConfig) -> Path:
-    """Return the folder of a run's checkpoints that all nodes share."""
+    """Return the folder of a run's checkpoints in the run directory."""
     return Path(config.run.dir) / FOLDER
 
 
 def local_folder(config: RunConfig, rank: int, ranks_per_node: int) -> Path | None:
-    """Return the folder of a run's checkpoints on the disk of a rank's node; None without one.
+    """Return the folder of a run's checkpoints on the local disk of a rank's node.
 
-    Nodes have folders of their own, also where several share a disk, as in a test.
+    Returns:
+        A different folder for each node, even if nodes share a disk; None without a local tier.
     """
     node = rank // ranks_per_node
     path = config.checkpoint.tiers.local.path
@@ -33,7 +34,7 @@ def local_folder(config: RunConfig, rank: int, ranks_per_node: int) -> Path | No
 
 
 def newest_folder(config: RunConfig) -> Path | None:
-    """Return the folder of the newest checkpoint that rank 0's node can see, if there is any."""
+    """Return the folder of the newest checkpoint on rank 0's node; None if there is none."""
     found: list[tuple[int, Path]] = []
     for place in (shared_folder(config), local_folder(config, 0, 1)):
         for path in place.iterdir() if place is not None and place.is_dir() else ():
@@ -44,9 +45,9 @@ def newest_folder(config: RunConfig) -> Path | None:
 
 
 def saved_config(folder: Path) -> dict[str, Any] | None:
-    """Return the configuration that made a checkpoint; None where it cannot be read.
+    """Return the configuration that a checkpoint was saved with; None if it cannot be read.
 
-    Whoever restores it will say why.
+    The reason is reported when the checkpoint is restored.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())

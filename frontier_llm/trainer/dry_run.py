@@ -1,9 +1,8 @@
-"""Build every stage of a run without memory, and compare it with what was planned.
+"""Builds every stage of a run without memory, and compares it with the plan.
 
-The real module tree on the meta device, as the rank of each stage at the full world size under
-torch's fake process group: no memory, no other processes. What allocates states in a run (flat
-buffers, intervals) is laid out for it, and must be what planner/ predicts, name by name and byte
-by byte.
+Each stage is built from the real modules on the meta device, as its first rank at the full world
+size under torch's fake process group. This needs no memory and no other process. The states are
+laid out in flat buffers as in a run. Names, shapes and bytes must be what planner/ predicts.
 """
 
 from collections import Counter, defaultdict
@@ -20,9 +19,8 @@ from frontier_llm.device.kernels import TORCH
 from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.flat_layout import flat_layout
 from frontier_llm.geometry.grid import Coordinates
-from frontier_llm.geometry.inventory import count_parameters, piece_parameters
+from frontier_llm.geometry.inventory import chunk_parameters, count_parameters
 from frontier_llm.geometry.state_memory import needs_master, state_bytes
-from frontier_llm.geometry.units import stage_pieces, unit_elements
 from frontier_llm.model.build import build_model
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import destroy_groups, make_groups
@@ -34,35 +32,35 @@ META = torch.device("meta")
 
 
 class DryRunError(FrontierError):
-    """A stage is not what was planned: a fault of the program, not of the configuration."""
+    """A built stage differs from the plan: an error of this program, not of the configuration."""
 
 
 @dataclass(frozen=True)
 class BuiltStage:
-    """One stage as it was built."""
+    """A stage as it was built."""
 
     stage: int
     parameters: int
-    """Elements of its modules on one tensor rank."""
+    """Elements of the stage's parameters on one tensor rank."""
     counted: int
-    """Of the whole model's parameters, those that this stage's tensor ranks count, once each."""
+    """Elements of the model's parameters that this stage counts; all stages add up to the model."""
     state_bytes: dict[str, int]
-    """What a rank keeps from step to step, by category."""
+    """Bytes that a rank keeps between steps, by category."""
     peak_bytes: int
-    """What the planner expects a rank to need at most."""
+    """Predicted peak memory of a rank."""
 
 
 def dry_run(
     candidate: Candidate, stages: Sequence[int], progress: Callable[[float], None]
 ) -> list[BuiltStage]:
-    """Build stages, one after the other, and compare each with the plan.
+    """Build stages one after the other, and compare each with the plan.
 
-    Must run in a process that has no process group; leaves none.
+    The process must have no process group, and has none afterwards.
 
     Args:
         candidate: the layout, at the full world size.
-        stages: which to build.
-        progress: told which share is done.
+        stages: numbers of the stages to build.
+        progress: called with the share that is done, 0 to 1.
 
     Raises:
         DryRunError: a parameter, a shape or a byte differs from the prediction.
@@ -78,7 +76,7 @@ def dry_run(
 
 @contextmanager
 def _ranks(candidate: Candidate, stage: int) -> Iterator[None]:
-    """Be the first rank of a stage, in a world where nobody else is."""
+    """Make this process the first rank of a stage, in a world of fake ranks."""
     grid = candidate.grid
     rank = grid.rank(Coordinates(tensor=0, data=0, pipeline=stage))
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=grid.size)
@@ -89,10 +87,10 @@ def _ranks(candidate: Candidate, stage: int) -> Iterator[None]:
 
 
 def check_count(candidate: Candidate, built: Sequence[BuiltStage]) -> None:
-    """Hold the parameters that all stages count against those of the whole model.
+    """Check that the parameters of all stages add up to those of the whole model.
 
     Raises:
-        DryRunError: they are not as many.
+        DryRunError: they do not.
     """
     config = candidate.config
     expected = count_parameters(config.model, config.data.sequence_length)
@@ -104,7 +102,7 @@ def check_count(candidate: Candidate, built: Sequence[BuiltStage]) -> None:
 def _build(candidate: Candidate, stage: int) -> BuiltStage:
     config = candidate.config
     groups = make_groups(config.parallel, candidate.grid.ranks_per_node, config.trainer.seed)
-    model = build_model(config, groups, candidate.precision, META, TORCH)
+    model = build_model(candidate.layout, groups, META, TORCH, config.trainer.seed)
     _compare_names(candidate, stage, model.records)
     kept = _allocated(candidate, stage, model.records)
     planned = stage_memory(candidate, stage)
@@ -124,12 +122,12 @@ def _build(candidate: Candidate, stage: int) -> BuiltStage:
 
 
 def _compare_names(candidate: Candidate, stage: int, records: Sequence[ParameterRecord]) -> None:
-    """Hold names and global shapes against the inventory."""
-    config = candidate.config
+    """Check names and global shapes against the inventory."""
+    layout = candidate.layout
     expected = Counter(
         (shape.name, shape.shape)
-        for piece in stage_pieces(config, stage)
-        for shape in piece_parameters(config.model, piece, config.data.sequence_length)
+        for chunk in layout.chunks_of_stage(stage)
+        for shape in chunk_parameters(layout.model, chunk, layout.sequence_length)
     )
     found = Counter(
         (placement.name, tuple(placement.global_shape))
@@ -144,7 +142,7 @@ def _compare_names(candidate: Candidate, stage: int, records: Sequence[Parameter
 def _allocated(
     candidate: Candidate, stage: int, records: Sequence[ParameterRecord]
 ) -> dict[str, int]:
-    """Lay the parameters out in flat buffers, as sharding/ does, and count what a rank keeps."""
+    """Lay the parameters out in flat buffers as sharding/ does; return the bytes a rank keeps."""
     units: defaultdict[str, list[ParameterRecord]] = defaultdict(list)
     for record in records:
         units[record.unit].append(record)
@@ -153,14 +151,14 @@ def _allocated(
         numbers = [record.parameter.numel() for record in members]
         decayed = [record.decayed for record in members]
         sizes[name] = flat_layout(numbers, decayed, candidate.factors.multiple()).size
-    planned = unit_elements(candidate.config, stage, candidate.factors)
+    planned = candidate.layout.unit_sizes(stage)
     if sizes != planned:
         differing = {
             name for name in sizes.keys() | planned if sizes.get(name) != planned.get(name)
         }
         raise DryRunError(f"stage {stage}: units differ from the plan: {sorted(differing)[:4]}")
     total = dict.fromkeys(STATES, 0)
-    compute = candidate.compute_bytes
+    compute = candidate.layout.compute_bytes
     for size in sizes.values():
         held = state_bytes(size, candidate.factors, compute, needs_master(compute))
         for name in STATES:
@@ -169,7 +167,7 @@ def _allocated(
 
 
 def _counted(records: Sequence[ParameterRecord]) -> int:
-    """Count the global elements that this stage counts; a table that is copied, on one stage."""
+    """Count this stage's elements of the whole model; a tied table counts on one stage only."""
     shapes = {
         placement.name: placement.global_shape
         for record in records

@@ -1,4 +1,4 @@
-"""The loss on text that the model is not trained on."""
+"""The validation loss: the loss on text that the model is not trained on."""
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from frontier_llm.trainer.pipeline import Pipeline
 
 
 class Evaluation:
-    """Averages the loss over the same validation samples each time."""
+    """Averages the loss over the first validation samples, the same ones each time."""
 
     def __init__(
         self, model: Model, groups: Groups, config: RunConfig, loader: BatchLoader
@@ -23,7 +23,7 @@ class Evaluation:
         self._device = next(model.chunks[0].parameters()).device
 
     def run(self) -> float:
-        """Return the mean validation loss in nats a token, the same on all ranks.
+        """Return the mean validation loss in nats per token, the same on all ranks.
 
         Collective over all ranks.
         """

@@ -1,11 +1,12 @@
-"""The seam between modules and their states: parameters are whole just while they are read.
+"""Hooks on modules that gather sharded parameters before they are read and release them after.
 
-A reader's units are acquired before its forward pass and, when the gradient of its output
-arrives, before its backward pass. They are released after the forward pass; after the backward
-pass `sharding` releases them itself, when the last gradient has come.
+A reader is a module that reads the parameters of some units. Its units are acquired before its
+forward pass and released after it. They are acquired again before its backward pass, when the
+gradient of its output arrives; `sharding` releases them when their last gradient is there.
 
-Hooks on tensors, not on modules, mark the backward pass: a module's backward hooks would make its
-output a view, which the pipeline's deallocation forbids, and fire before its weight gradients.
+The backward pass is found by hooks on tensors, not on modules. A module's backward hook would make
+the module's output a view, which the pipeline's deallocation forbids, and would fire before the
+gradients of the weights exist.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,12 +16,18 @@ import torch
 from torch import nn
 
 from frontier_llm.model.build import Model
-from frontier_llm.model.units import UnitReader, unit_readers
+from frontier_llm.model.unit_readers import UnitReader, unit_readers
 from frontier_llm.sharding.sharded_states import ShardedStates
 
 
 def attach(model: Model, states: ShardedStates, tied: bool) -> None:
-    """Hook a rank's modules to its states, for good."""
+    """Attach the hooks to all model chunks of a rank. They are never removed.
+
+    Args:
+        model: the model chunks of this rank.
+        states: the states that the modules' parameters belong to.
+        tied: whether the output layer shares the weights of the embedding.
+    """
     for chunk in model.chunks:
         for reader in unit_readers(chunk, tied):
             _attach_reader(reader, states)
@@ -28,13 +35,13 @@ def attach(model: Model, states: ShardedStates, tied: bool) -> None:
 
 
 def _attach_reader(reader: UnitReader, states: ShardedStates) -> None:
-    units = reader.units
+    units = states.units(reader.units)
 
     def acquire(*_: Any) -> None:
         states.acquire(units, backward=_in_backward())
 
     def release(*_: Any) -> None:
-        if not _in_backward():  # recomputing: the backward pass that follows reads them at once
+        if not _in_backward():  # recomputation: the backward pass that follows reads them at once
             states.release(units)
 
     reader.module.register_forward_pre_hook(acquire)
@@ -64,5 +71,5 @@ def _tensors(output: Any) -> Sequence[torch.Tensor]:
 
 
 def _in_backward() -> bool:
-    """Whether autograd is running: a forward pass inside it is a recomputation."""
+    """Return whether autograd is running; a forward pass inside it is a recomputation."""
     return torch._C._current_graph_task_id() != -1

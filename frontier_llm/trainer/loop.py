@@ -1,34 +1,33 @@
-"""The loop: the order of a run on one screen."""
+"""The training loop: the order of a run on one screen."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from frontier_llm.data.digest import digest
-from frontier_llm.errors import CheckpointError, StopRequested, TrainingError
-from frontier_llm.trainer.divergence import Divergence
-from frontier_llm.trainer.parts import Parts
-from frontier_llm.trainer.reporter import Reporter
+from frontier_llm.data.batch import digest
+from frontier_llm.errors import CheckpointError, StopRequested
+from frontier_llm.trainer.callbacks.callback import Rewind, StepEnd
+from frontier_llm.trainer.callbacks.callback_list import CallbackList
+from frontier_llm.trainer.context import TrainerContext
+from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.resume import Resumed
-from frontier_llm.trainer.schedule import LearningRate
-from frontier_llm.trainer.step import Notes, StepResult
-from frontier_llm.trainer.tracer import Tracer
+from frontier_llm.trainer.step import StepFlags, StepResult
 
 
 class Loop:
-    """Trains, evaluates, saves and reports. Every rank runs the same loop in step."""
+    """Trains, evaluates and saves. Every rank runs the same loop in step.
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._config = parts.config
-        self._progress = parts.progress
-        self._learning_rate = LearningRate.of(parts.config)
-        self._reporter = Reporter(parts)
-        self._seconds_between = 0.0  # after a step is on record; the next one has them
-        self._tracer = Tracer(parts.config, parts.groups, parts.states)
-        self._divergence = Divergence(parts.config.trainer, parts.step.loss_scale, parts.progress)
+    Everything else is done by callbacks; trainer/callbacks/callback.py lists their moments.
+    """
+
+    def __init__(self, context: TrainerContext, callbacks: CallbackList) -> None:
+        self._context, self._callbacks = context, callbacks
+        self._config, self._progress = context.config, context.progress
+        self._watchdog = context.control.watchdog
+        self._learning_rate = LearningRate.of(context.config)
+        self._seconds_between = 0.0
+        """Seconds of saving or rewinding after the last step; the next step counts them."""
+        context.checkpoints.listener = callbacks
 
     def __enter__(self) -> "Loop":
         return self
@@ -39,151 +38,160 @@ class Loop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._parts.loader.close()
-        self._parts.validation_loader.close()
-        self._reporter.close(error)
+        self._context.data.train.close()
+        self._context.data.validation.close()
+        try:
+            if error is not None:
+                self._callbacks.on_error(error)
+        finally:
+            self._callbacks.close()
 
     def run(self) -> None:
-        """Train to the last step, or until asked to stop.
+        """Train to the last step, or until a stop is requested.
 
         Raises:
-            StopRequested: stopped in order, the states are saved.
-            CheckpointError: one could not be written, or the run has none that it can go on from.
+            StopRequested: the run was asked to stop; the states are saved.
+            CheckpointError: a checkpoint cannot be written, or none can be resumed from.
             TrainingError: the run has diverged, or samples were lost.
         """
+        context, config = self._context, self._config
         resumed = self._resume()
-        if resumed is None and self._config.run.init_from:
-            self._parts.restorer.begin_with(Path(self._config.run.init_from))
-        self._parts.checkpoints.prepare()
-        self._reporter.begin(self._parts.evaluation.run(), resumed)
+        if resumed is None and config.run.init_from:
+            context.restorer.load_initial_weights(Path(config.run.init_from))
+        context.checkpoints.prepare()
+        self._callbacks.on_start(context.evaluation.run(), resumed)
         stopped = False
-        while self._remains and not stopped:
+        while self._steps_remain and not stopped:
             step = self._progress.step + 1
-            with self._parts.watchdog.phase("step", step), self._tracer.step(step):
-                stopped = self._step().stop
-                self._parts.stragglers.look(self._progress.step)
-        with self._parts.watchdog.phase("closing"):
-            self._finish(stopped and self._remains)
+            with self._watchdog.phase("step", step):
+                stopped = self._step(step)
+        with self._watchdog.phase("closing"):
+            self._finish(is_early=stopped and self._steps_remain)
 
     @property
-    def _remains(self) -> bool:
+    def _steps_remain(self) -> bool:
         return self._progress.step < self._config.trainer.steps
 
     def _resume(self) -> Resumed | None:
+        """Load the newest checkpoint of the run, if there is one and `run.resume` allows it."""
         if self._config.run.resume == "never":
             return None
-        resumed = self._go_back(before=None)
-        blend = self._parts.blend
+        resumed = self._load_checkpoint(before=None)
+        blend = self._context.data.blend
         if resumed is not None and blend is not None and (history := resumed.meta.get("blend")):
-            blend.go_on(history, self._progress.next_sample)
+            blend.resume(history, self._progress.next_sample)
         return resumed
 
-    def _step(self) -> StepResult:
+    def _step(self, step: int) -> bool:
+        """Run one step and what follows it; return whether a stop was requested."""
+        self._callbacks.on_step_begin(step)
         start = time.perf_counter()
-        parts, progress = self._parts, self._progress
-        first, step = progress.next_sample, progress.step + 1
-        batches = parts.loader.micro_batches(first)
-        notes = Notes(
-            stop=parts.stop.look(),
-            checkpoint_failed=parts.checkpoints.failed,
-            digest=digest(batches) if parts.groups.counts_samples else 0,
-        )
-        rate = self._learning_rate(step)
-        on_device = [batch.to(parts.accelerator.device) for batch in batches]
-        result = parts.step.run(step, on_device, rate, notes)
-        progress.advance(result.samples, skipped=result.skipped)
-        self._reporter.read(step, first, result)
-        if result.checkpoint_failed:
-            with parts.watchdog.phase("checkpoint"):
-                parts.checkpoints.settle()
+        first_sample, learning_rate = self._progress.next_sample, self._learning_rate(step)
+        result = self._train(step, learning_rate)
+        self._progress.advance(result.samples, skipped=result.skipped)
+        self._callbacks.on_update(step, first_sample, result)
+        self._follow_checkpoint(result)
         seconds = time.perf_counter() - start + self._seconds_between
-        validation_loss = None
-        if self._evaluates_at(step):
-            with parts.watchdog.phase("evaluation"):
-                validation_loss = parts.evaluation.run()
-        self._reporter.step(result, rate, seconds, validation_loss)
-        self._after(result)
-        return result
-
-    def _after(self, result: StepResult) -> None:
-        """Save, or go back; the step is on record, so nothing that is committed lacks its line."""
+        validation_loss = self._evaluate(step)
+        metrics = self._context.meter.measure(result, learning_rate, seconds, validation_loss)
+        end = StepEnd(result, metrics)
+        self._callbacks.on_step_end(end)
+        # the step is recorded before it is saved, so that every saved step has its line
         start = time.perf_counter()
-        watchdog = self._parts.watchdog
-        with self._saved_before_its_end():
-            self._divergence.count_bad_steps(result)
-        if self._divergence.is_spike(result):
-            with watchdog.phase("rewind"):
-                self._rewind(result)
+        if end.rewind_reason:
+            with self._watchdog.phase("rewind"):
+                self._rewind(end)
         else:
-            last = result.stop or not self._remains
-            with watchdog.phase("checkpoint"):
-                self._parts.checkpoints.after_step(self._progress.step, last=last)
+            with self._watchdog.phase("checkpoint"):
+                last = result.stop or not self._steps_remain
+                self._context.checkpoints.after_step(step, last=last)
         self._seconds_between = time.perf_counter() - start
+        return result.stop
 
-    @contextmanager
-    def _saved_before_its_end(self) -> Iterator[None]:
-        """Where all ranks end together, see the checkpoint that is under way committed first."""
-        try:
-            yield
-        except TrainingError:
-            with self._parts.watchdog.phase("checkpoint"):
-                self._parts.checkpoints.settle()
-            raise
+    def _train(self, step: int, learning_rate: float) -> StepResult:
+        """Read the samples of a step and update the model with them."""
+        context = self._context
+        batches = context.data.train.micro_batches(self._progress.next_sample)
+        flags = StepFlags(
+            stop=context.control.stop.look(),
+            checkpoint_failed=context.checkpoints.failed,
+            checkpoint_committed=context.checkpoints.has_unannounced_commit,
+            digest=digest(batches) if context.groups.counts_samples else 0,
+        )
+        device = context.hardware.accelerator.device
+        on_device = [batch.to(device) for batch in batches]
+        return context.train_step.run(step, on_device, learning_rate, flags)
 
-    def _evaluates_at(self, step: int) -> bool:
+    def _follow_checkpoint(self, result: StepResult) -> None:
+        """Act on the news that the last checkpoint has failed or is committed."""
+        if result.checkpoint_failed:
+            with self._watchdog.phase("checkpoint"):
+                self._context.checkpoints.finish()
+        elif result.checkpoint_committed:
+            self._context.checkpoints.announce_commit()
+
+    def _evaluate(self, step: int) -> float | None:
+        """Return the validation loss if a validation is due after this step."""
         every = self._config.trainer.evaluate_every_steps
-        return step == self._config.trainer.steps or (every is not None and step % every == 0)
+        is_due = every is not None and step % every == 0
+        if not is_due and step != self._config.trainer.steps:
+            return None
+        with self._watchdog.phase("evaluation"):
+            loss = self._context.evaluation.run()
+        self._callbacks.on_evaluation(step, loss)
+        return loss
 
-    def _rewind(self, result: StepResult) -> None:
-        """Go back to the checkpoint before a spike, and on behind the samples that led to it."""
-        spike, behind = self._progress.step, self._progress.next_sample
-        with self._saved_before_its_end():
-            self._divergence.count_rewind(result)
-        rewinds = self._progress.rewinds
-        if self._go_back(before=spike) is None:
+    def _rewind(self, end: StepEnd) -> None:
+        """Load the checkpoint before a step, and continue with the samples after that step."""
+        progress, step = self._progress, self._progress.step
+        next_sample, rewinds = progress.next_sample, progress.rewinds
+        if self._load_checkpoint(before=step) is None:
             raise CheckpointError(
-                f"step {spike}: the loss spiked to {result.loss:.4g}, and there is no checkpoint "
-                "before it to go back to; a smaller checkpoint.every_steps saves sooner"
+                f"step {step}: {end.rewind_reason}, and there is no checkpoint before it to go "
+                "back to; a smaller checkpoint.every_steps saves sooner"
             )
-        self._progress.next_sample, self._progress.rewinds = behind, rewinds
-        self._parts.checkpoints.replace(self._progress.step)
-        self._reporter.rewound(spike, result.loss)
+        progress.next_sample, progress.rewinds = next_sample, rewinds
+        self._context.checkpoints.replace(progress.step)
+        self._callbacks.on_rewind(Rewind(step, end.result.loss, end.rewind_reason))
 
-    def _go_back(self, before: int | None) -> Resumed | None:
-        """Load the newest checkpoint (before a step), and all that was saved with it."""
-        self._parts.checkpoints.settle()
-        resumed = self._parts.restorer.restore(before)
+    def _load_checkpoint(self, before: int | None) -> Resumed | None:
+        """Load the newest checkpoint (of a step before `before`), with counters and loss scale."""
+        context = self._context
+        context.checkpoints.finish()
+        resumed = context.restorer.restore(before)
         if resumed is not None:
             self._progress.load_meta(resumed.meta["progress"])
-            self._parts.step.loss_scale.load_meta(resumed.meta["loss_scale"])
-            self._parts.checkpoints.saved_step = self._progress.step
+            context.train_step.loss_scale.load_meta(resumed.meta["loss_scale"])
+            context.checkpoints.saved_step = self._progress.step
         return resumed
 
-    def _finish(self, stopped: bool) -> None:
-        """See the last checkpoint committed, let the model speak and write the report.
+    def _finish(self, *, is_early: bool) -> None:
+        """Wait until the last checkpoint is committed, then let the callbacks finish.
 
         Raises:
-            StopRequested: the run was asked to stop before its end.
+            StopRequested: the run was asked to stop before its last step.
         """
-        parts, trainer = self._parts, self._config.trainer
-        self._tracer.close()
-        if stopped:
-            parts.checkpoints.save(self._progress.step)
-        parts.checkpoints.settle()
-        texts: list[str] = []
-        if trainer.sample_tokens and not stopped:
-            texts = parts.sampler.continue_texts(
-                trainer.sample_prompts, trainer.sample_tokens, temperature=0.8, seed=trainer.seed
-            )
-        self._reporter.finish(texts, stopped)
-        if stopped:
-            raise StopRequested(self._farewell())
+        context, step = self._context, self._progress.step
+        if is_early:
+            context.checkpoints.save(step)
+        context.checkpoints.finish()
+        self._callbacks.on_stop(is_early=is_early)
+        if is_early:
+            is_saved = self._config.checkpoint.mode != "off"
+            reason = context.control.stop.reason
+            raise StopRequested(stop_message(step, reason, self._config.run.dir, is_saved))
 
-    def _farewell(self) -> str:
-        reason = self._parts.stop.reason or "another rank was asked to stop"
-        saved = (
-            "nothing is saved (checkpoint=off)"
-            if self._config.checkpoint.mode == "off"
-            else f"it goes on from there with run.dir={self._config.run.dir}"
-        )
-        return f"stopped after step {self._progress.step} ({reason}); {saved}"
+
+def stop_message(step: int, reason: str, run_dir: str, is_saved: bool) -> str:
+    """Return what a run that was asked to stop prints last.
+
+    Args:
+        step: the last step that is done.
+        reason: what asked this rank to stop; empty if another rank was asked.
+        run_dir: the run directory.
+        is_saved: whether checkpoints are written.
+    """
+    reason = reason or "another rank was asked to stop"
+    todo = f"to continue, start it with run.dir={run_dir}"
+    saved = todo if is_saved else "nothing is saved (checkpoint=off)"
+    return f"stopped after step {step} ({reason}); {saved}"

@@ -1,4 +1,4 @@
-"""fp16's dynamic loss scale: as large as does not overflow (arXiv:1710.03740, section 3.2)."""
+"""The dynamic loss scale of fp16 (arXiv:1710.03740, section 3.2)."""
 
 from typing import Any
 
@@ -6,7 +6,12 @@ from frontier_llm.config.precision import PrecisionConfig
 
 
 class LossScale:
-    """Halves on an overflow, doubles after `growth_steps` good steps; constant 1 without fp16."""
+    """Halves after an overflow, doubles after `growth_steps` good steps; constant 1 without fp16.
+
+    Attributes:
+        is_dynamic: whether the precision is fp16.
+        value: factor on the loss of the next step.
+    """
 
     def __init__(self, config: PrecisionConfig, precision: str) -> None:
         self.is_dynamic = precision == "fp16"
@@ -16,11 +21,11 @@ class LossScale:
 
     @property
     def is_at_minimum(self) -> bool:
-        """Whether an overflow can no longer be answered by a smaller scale."""
+        """Whether the scale cannot be lowered after an overflow."""
         return not self.is_dynamic or self.value <= self._minimum
 
     def update(self, finite: bool) -> None:
-        """Adapt to a step. Every rank calls this with the same verdict."""
+        """Adapt the scale after a step. Every rank calls this with the same value."""
         if not self.is_dynamic:
             return
         if not finite:
@@ -33,10 +38,10 @@ class LossScale:
             self._good_steps = 0
 
     def to_meta(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it; nothing without fp16."""
+        """Return the state as plain JSON for a checkpoint; empty without fp16."""
         return {"value": self.value, "good_steps": self._good_steps} if self.is_dynamic else {}
 
     def load_meta(self, meta: dict[str, Any]) -> None:
-        """Go on from what a checkpoint kept; from the beginning if that was not fp16."""
+        """Take over the state of a checkpoint; keep the initial state if it was not fp16."""
         if self.is_dynamic and meta:
             self.value, self._good_steps = meta["value"], meta["good_steps"]

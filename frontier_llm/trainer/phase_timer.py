@@ -1,6 +1,6 @@
-"""Seconds of the phases of a step, measured in the first few steps of a run.
+"""Measures the phases of a step in the first few steps of a run.
 
-Only there: to know when a phase ends, the device must have finished it.
+Measuring synchronises with the device, which costs time, so later steps are not measured.
 """
 
 import time
@@ -8,14 +8,14 @@ import time
 import torch
 
 MEASURED_STEPS = 3
-"""Steps that are measured; the first of them warms up."""
+"""Number of measured steps; the first one is warm-up."""
 
 
 class PhaseTimer:
-    """A stopwatch with named laps.
+    """A timer of named phases.
 
     Attributes:
-        laps: seconds by phase, of each step measured.
+        laps: seconds by phase, one entry per measured step.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -25,17 +25,17 @@ class PhaseTimer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all steps that are measured are over."""
+        """Whether all measured steps have ended."""
         return self._done == MEASURED_STEPS
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Start measuring a step."""
         if not self.is_complete:
             self.laps.append({})
             self._last = time.perf_counter()
 
     def mark(self, phase: str) -> None:
-        """End a phase of the step."""
+        """Record the seconds since the last mark as the duration of a phase."""
         if self.is_complete or not self.laps:
             return
         if self._device.type == "cuda":
@@ -45,10 +45,10 @@ class PhaseTimer:
         self._last = now
 
     def end(self) -> None:
-        """End a step."""
+        """Stop measuring a step."""
         self._done = len(self.laps)
 
     def typical(self) -> dict[str, float]:
-        """Return the shortest seconds of each phase, without the first step's."""
-        settled = self.laps[1:]
-        return {phase: min(lap[phase] for lap in settled) for phase in settled[-1]}
+        """Return the shortest duration of each phase in seconds, without the first step."""
+        laps = self.laps[1:]
+        return {phase: min(lap[phase] for lap in laps) for phase in laps[-1]}

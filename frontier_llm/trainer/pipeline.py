@@ -1,4 +1,4 @@
-"""megatron's schedules as one call: micro-batches through this rank's pieces of the model."""
+"""Runs micro-batches through this rank's model chunks, by megatron's pipeline schedules."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +15,7 @@ Output = tuple[torch.Tensor, Callable[..., Any]]
 
 
 class Pipeline:
-    """No pipeline, 1F1B or interleaved 1F1B: megatron chooses by the grid."""
+    """Without a pipeline, with 1F1B or with interleaved 1F1B; megatron chooses by the grid."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -27,19 +27,26 @@ class Pipeline:
         Collective over the tensor and pipeline groups.
 
         Args:
-            batches: one a micro-batch, on the device.
-            train: whether to make gradients.
+            batches: the micro-batches, on the device.
+            train: whether to run backward passes.
 
         Returns:
-            On the last stage the mean loss of each micro-batch, [] fp32; elsewhere nothing.
+            The mean loss of each micro-batch, [] fp32, on the last stage; an empty list elsewhere.
         """
         return self._call(_loss_step, batches, forward_only=not train)
 
     def logits(self, batch: AnyBatch, position: int) -> torch.Tensor | None:
-        """Return [b, v] fp32 at one position on the last stage (this tensor rank's part of v).
+        """Return the logits at one position on the last stage; None elsewhere.
 
-        The batch may be of any size and length (a multiple of the tensor ranks where they cut
-        the sequence).
+        Collective over the tensor and pipeline groups.
+
+        Args:
+            batch: of any size and length, on the device. With sequence parallelism, the length is
+                divisible by the number of tensor ranks.
+            position: in the sequence.
+
+        Returns:
+            [samples, vocabulary / tensor ranks] fp32: this tensor rank's part of the vocabulary.
         """
 
         def step(batches: Any, chunk: Chunk) -> Output:
@@ -80,6 +87,6 @@ def _loss_step(batches: Any, chunk: Chunk) -> Output:
 
 
 def _mean_loss(batch: AnyBatch, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Average over tokens; the second value is for us (the schedule divides the first in place)."""
+    """Return the mean over tokens twice: the schedule divides the first tensor in place."""
     loss = batch.mean_loss(losses)
     return loss, loss.detach().clone()

@@ -1,4 +1,4 @@
-"""How far a run has come: all that goes on from a checkpoint besides the model states."""
+"""The counters of a run, which a checkpoint keeps in addition to the model states."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 
 @dataclass
 class Progress:
-    """Counters that every rank keeps alike. The next step is `step + 1`."""
+    """Counters with the same values on every rank. The next step is `step + 1`."""
 
     step: int = 0
-    """Steps done, skipped ones too."""
+    """Steps done, including skipped ones."""
     next_sample: int = 0
-    """The first sample of the next step. Not always `samples`: a rewind leaves some out."""
+    """First sample of the next step. After a rewind it is larger than `samples`."""
     samples: int = 0
-    """Samples that the model has learned from."""
+    """Samples that the model has been trained on."""
     updates: int = 0
-    """Steps that were not skipped: what the optimizer's bias correction counts."""
+    """Steps that were not skipped, as the optimizer's bias correction counts them."""
     bad_steps: int = 0
     """Steps in a row, up to the last one, that were not finite."""
     rewinds: int = 0
-    """How often a spike of the loss has sent the run back."""
+    """Number of rewinds after spikes of the loss."""
 
     def advance(self, samples: int, *, skipped: bool) -> None:
         """Count a step."""
@@ -29,10 +29,10 @@ class Progress:
         self.updates += not skipped
 
     def to_meta(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it: plain JSON."""
+        """Return the counters as plain JSON for a checkpoint."""
         return asdict(self)
 
     def load_meta(self, meta: dict[str, Any]) -> None:
-        """Go on from where a checkpoint was made."""
+        """Take over the counters of a checkpoint."""
         for name in asdict(self):
             setattr(self, name, meta[name])

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: which one, and everything that it brings back."""
+"""Resuming from a checkpoint: finds the newest usable one and loads it."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -8,14 +8,14 @@ from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
+from frontier_llm.checkpoint.discovery import Checkpoint, committed, find, never_committed
+from frontier_llm.checkpoint.folders import MANIFEST, parse_folder
 from frontier_llm.checkpoint.manifest import Manifest
-from frontier_llm.checkpoint.names import MANIFEST, parse_folder
 from frontier_llm.checkpoint.restore import check_model, check_stored, load, load_masters
 from frontier_llm.checkpoint.retention import void_later
-from frontier_llm.checkpoint.scan import Checkpoint, committed, find, never_committed
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError, ConfigError
-from frontier_llm.parallel.world import World
+from frontier_llm.launch.world import World
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.changes import Changes, changes, refuse
 from frontier_llm.trainer.checkpoint_places import local_folder, shared_folder
@@ -27,20 +27,20 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a run goes on from."""
+    """The checkpoint that a run has resumed from."""
 
     folder: Path
-    """Of the checkpoint; on another node it may have another number."""
+    """Folder of the checkpoint; in a local tier its path differs between nodes."""
     step: int
     """Optimizer steps done."""
     meta: dict[str, Any]
-    """What was saved beside the states."""
+    """What was saved in addition to the states."""
     changes: Changes
-    """How the configuration differs from the one that saved it."""
+    """Differences between the configuration of this run and the saved one."""
 
 
 class Restorer:
-    """Fills this rank's states from the newest checkpoint of a run."""
+    """Loads this rank's states from the newest checkpoint of a run."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class Restorer:
         """Prepare.
 
         Args:
-            config: of the run that goes on.
-            world: this rank's place.
-            states: what is filled.
+            config: of the resumed run.
+            world: place of this rank among all ranks.
+            states: the states to load.
             model: shapes of all trained tensors of the whole model.
-            corpus: digest of what the run reads.
+            corpus: digest of the corpus that the run reads.
         """
         self._config, self._world, self._states = config, world, states
         self._model, self._corpus = model, corpus
@@ -65,18 +65,19 @@ class Restorer:
     def restore(self, before: int | None = None) -> Resumed | None:
         """Load the newest checkpoint that every rank can read.
 
-        Collective over all ranks. A rank's failure is every rank's: with `checkpoint.fallback`
-        all try the next older one, else all raise.
+        Collective over all ranks. If one rank fails, all ranks try the next older checkpoint (with
+        `checkpoint.fallback`) or raise.
 
         Args:
-            before: only checkpoints of earlier steps count.
+            before: only checkpoints of steps before this one are tried; None = all.
 
         Returns:
-            None if there is none.
+            The loaded checkpoint; None if there is none.
 
         Raises:
-            CheckpointError: the newest cannot be used; with `checkpoint.fallback`, none can.
-            ConfigError: it was made from another model, other data or another update rule.
+            CheckpointError: the newest checkpoint cannot be used; with `checkpoint.fallback`, no
+                checkpoint can be used.
+            ConfigError: the checkpoint has another model, other data or another update rule.
         """
         self._states.settle()
         refused = None
@@ -94,24 +95,24 @@ class Restorer:
                 return resumed
             if not self._config.checkpoint.fallback:
                 raise CheckpointError(
-                    f"{errors[0]}\n  do: checkpoint.fallback=true goes on from the one before"
+                    f"{errors[0]}\n  do: set checkpoint.fallback=true to resume from the one before"
                 )
             refused = refused or errors[0]
             self._warn(f"{errors[0]}; the checkpoint before it is tried")
         if refused is not None:
-            raise CheckpointError(f"no checkpoint can be gone on from; the newest: {refused}")
+            raise CheckpointError(f"no checkpoint can be resumed from; the newest: {refused}")
         return None
 
-    def begin_with(self, path: Path) -> None:
-        """Take the weights of another run's checkpoint, or of a converted model, to begin with.
+    def load_initial_weights(self, path: Path) -> None:
+        """Load the weights of another run's checkpoint or of a converted model into a new run.
 
         Collective over all ranks.
 
         Args:
-            path: as `scan.find` takes it.
+            path: a checkpoint, or a folder that holds checkpoints.
 
         Raises:
-            CheckpointError: there is none, it is damaged, or of another model.
+            CheckpointError: there is no checkpoint, it is damaged, or it is of another model.
         """
         self._states.settle()
         checkpoint = _opened_by_rank_0(lambda: find(path))
@@ -145,40 +146,40 @@ class Restorer:
                 "data.path",
                 f"{self._config.data.path or self._config.data.name}, with digest {self._corpus}",
                 f"the corpus that the run has read so far, with digest {before}",
-                "give it the same text and tokenizer, or allow it: run.allow_changes=[data.path]",
+                "use the same text and tokenizer, or allow it: run.allow_changes=[data.path]",
             )
 
     def _candidates(self, before: int | None) -> Iterator[Checkpoint | Path]:
-        """Yield what may be used, the newest first; the same steps and tiers on every rank."""
+        """Yield the checkpoints that may be used, newest first, in the same order on every rank."""
         places: list[tuple[int, Checkpoint | Path]] = [*_of_rank_0(self._listed)]
         places += [(c.step, c) for c in self._local()]
-        # The order is stable: of one step the run directory's comes first. Both have it only where
-        # a rewind saved the step once more, there, with the samples to go on behind.
+        # Sorting is stable: the run directory's checkpoint of a step precedes the local one. Both
+        # exist if a rewind has saved the step again in the run directory, with later samples.
         for step, place in sorted(places, key=lambda each: -each[0]):
             if before is None or step < before:
                 yield place
 
     def _listed(self) -> list[tuple[int, Path]]:
-        """Return (step, path) of what the run directory has, the newest first."""
+        """Return (step, path) of the checkpoints in the run directory, the newest first."""
         folder = shared_folder(self._config)
         for path in never_committed(folder):
-            self._warn(f"{path} was never completed and is left out")
+            self._warn(f"{path} was never completed and is ignored")
         return committed(folder)
 
     def _local(self) -> list[Checkpoint]:
-        """Return those on the nodes' disks that all ranks can read."""
+        """Return the checkpoints on the nodes' local disks that all ranks can read."""
         folder = local_folder(self._config, self._world.rank, self._world.ranks_per_node)
         if folder is None:
             return []
-        # of one step there may be two, where nodes were exchanged: of one start, or of another
+        # if nodes were exchanged, their checkpoints of a step may come from different starts
         here = {(c.step, str(c.manifest.meta.get("start"))): c for c in self._readable(folder)}
         common = set.intersection(*map(set, _gathered(sorted(here))))
         return [here[key] for key in common]
 
     def _readable(self, folder: Path) -> Iterator[Checkpoint]:
-        """Yield the checkpoints of this node that have all that this rank needs.
+        """Yield the checkpoints of this node that hold all states of this rank.
 
-        Not so where the layout has changed, or a node has taken another's place.
+        They do not if the layout has changed, or if a node has replaced another.
         """
         for path in folder.iterdir() if folder.is_dir() else ():
             parsed = parse_folder(path.name)
@@ -188,12 +189,12 @@ class Restorer:
                 checkpoint = Checkpoint.open(path)
                 check_stored(checkpoint, self._states.shards())
             except CheckpointError as error:
-                _LOG.info("%s is left out: %s", path, error)
+                _LOG.info("%s is ignored: %s", path, error)
             else:
                 yield checkpoint
 
     def _void_later(self, step: int) -> None:
-        """Make sure that what lies ahead on another way is not gone on from, on any tier."""
+        """Mark checkpoints of later steps as void, on all tiers: the run repeats these steps."""
         world = self._world
         if world.rank == 0:
             void_later(shared_folder(self._config), step)
@@ -209,8 +210,8 @@ class Restorer:
 def _opened_by_rank_0(opened: Callable[[], Checkpoint]) -> Checkpoint:
     """Return on every rank the checkpoint that rank 0 opens.
 
-    Opening looks at every file: thousands of ranks would ask a shared file system millions of
-    times.
+    Opening a checkpoint reads the size of every file; on all of thousands of ranks, that would be
+    millions of requests to a shared file system.
 
     Raises:
         CheckpointError: rank 0 cannot open it.
@@ -226,20 +227,21 @@ def _opened_by_rank_0(opened: Callable[[], Checkpoint]) -> Checkpoint:
 
 def _of_rank_0(question: Callable[[], T]) -> T:
     """Return rank 0's answer on every rank, or raise its CheckpointError on every rank."""
-    said: list[Any] = [None]
+    answers: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
-            said = [question()]
+            answers = [question()]
         except CheckpointError as error:
-            said = [error]
-    dist.broadcast_object_list(said, src=0)
-    (answer,) = said
+            answers = [error]
+    dist.broadcast_object_list(answers, src=0)
+    (answer,) = answers
     if isinstance(answer, CheckpointError):
         raise answer
     return cast(T, answer)
 
 
-def _gathered(mine: Any) -> list[Any]:
-    everybody: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, mine)
-    return everybody
+def _gathered(own: Any) -> list[Any]:
+    """Return the objects of all ranks, in the order of the ranks."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    return gathered

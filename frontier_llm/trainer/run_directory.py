@@ -1,4 +1,4 @@
-"""The folder of one run: one job at a time writes there, with the configuration it began with."""
+"""The run directory: locked by one job at a time, with the configuration of the run."""
 
 import errno
 import fcntl
@@ -13,39 +13,40 @@ import yaml
 
 from frontier_llm.errors import ConfigError, FrontierError
 from frontier_llm.telemetry.jsonl import METRICS_FILE
-from frontier_llm.trainer.ledger import LEDGER
+from frontier_llm.trainer.ledger_file import LEDGER
 
 _LOG = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
 FAILURES = "failures"
+"""Folder in which each failing rank writes its error."""
 LOCK = ".lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What file systems say that cannot lock (Lustre mounted without `flock`): we do without."""
+"""Errors of file systems without locks (Lustre mounted without `flock`)."""
 
 
-def claim(
+def lock_run_dir(
     path: Path,
     resume: Literal["auto", "required", "never"],
     has_checkpoint: bool,
     *,
     started_again: bool = False,
 ) -> bool:
-    """Take the folder of a run for this process and those it forks, until they end.
+    """Lock the run directory for this process and those forked from it, until all have ended.
 
     Args:
-        path: the folder, made if absent.
+        path: the run directory; made if absent.
         resume: `run.resume`.
-        has_checkpoint: whether there is one to go on from.
-        started_again: whether Slurm has requeued the job: nobody is there to ask, and a run that
-            has saved nothing begins again, its records set aside.
+        has_checkpoint: whether there is a checkpoint to resume from.
+        started_again: whether Slurm has requeued the job. Then a run that has saved nothing starts
+            again, and its records are renamed.
 
     Returns:
-        Whether a run goes on; else a new one begins.
+        Whether the run resumes from a checkpoint; otherwise it is new.
 
     Raises:
-        ConfigError: on run.dir: another run is there, is at work there, or a file is in the way;
-            on run.resume: there is nothing to go on from.
+        ConfigError: at run.dir: the folder holds another run, another run is writing to it, or a
+            file is in the way; at run.resume: there is no checkpoint.
         FrontierError: the folder cannot be made or written to.
     """
     try:
@@ -58,17 +59,17 @@ def claim(
     except OSError as error:
         raise _not_writable(path, error) from None
     if resume == "never" and (path / CONFIG).exists():
-        raise _used(path)
+        raise _already_used(path)
     if has_checkpoint:
         if resume == "never":
-            raise _used(path)
+            raise _already_used(path)
         return True
     if resume == "required":
         raise ConfigError(
             "run.resume",
             "required",
-            f"a checkpoint to go on from: {path} holds none",
-            "look at run.dir; run.resume=auto begins a new run where there is none",
+            f"a checkpoint to resume from: {path} holds none",
+            "check run.dir, or set run.resume=auto, which starts a new run if there is none",
         )
     if _has_content(path / METRICS_FILE) and started_again:
         _set_aside(path)
@@ -76,16 +77,16 @@ def claim(
         raise ConfigError(
             "run.dir",
             path,
-            "a new folder, or a run with a checkpoint: this one has trained and saved nothing to "
-            "go on from",
-            "choose another run.dir, or remove that folder if nobody needs it; a smaller "
+            "a new folder, or a run with a checkpoint: this run has trained and saved nothing to "
+            "resume from",
+            "choose another run.dir, or remove this one if it is not needed; a smaller "
             "checkpoint.every_steps saves sooner",
         )
     return False
 
 
 def write_config(path: Path, text: str) -> None:
-    """Write `config.yaml` and its digest `config.yaml.sha256` (as sha256sum writes it).
+    """Write `config.yaml` and its digest `config.yaml.sha256` (in the format of sha256sum).
 
     Raises:
         FrontierError: the files cannot be written.
@@ -101,19 +102,19 @@ def write_config(path: Path, text: str) -> None:
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
-    """Write composed values as YAML, in the order of `conf/`."""
+    """Return composed values as YAML, in the order of `conf/`."""
     text: str = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
     return text
 
 
 def from_yaml(text: str) -> dict[str, Any]:
-    """Read what `to_yaml` wrote."""
+    """Return the values of a text that `to_yaml` returned."""
     values: dict[str, Any] = yaml.safe_load(text)
     return values
 
 
 def _lock(path: Path) -> None:
-    """Lock the folder until all processes that hold the lock's file are gone, however they end."""
+    """Lock the folder. The system unlocks it when all processes that hold the file have ended."""
     file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,21 +123,21 @@ def _lock(path: Path) -> None:
         raise ConfigError(
             "run.dir",
             path,
-            "a folder that no other run is writing to: one is at work there",
-            "wait until it has ended, stop it, or choose another run.dir",
+            "a folder that no other run is writing to: another run is writing to this one",
+            "wait until that run has ended, stop it, or choose another run.dir",
         ) from None
     except OSError as error:
         os.close(file)
         if error.errno not in _NO_LOCKS:
             raise
-        _LOG.warning("%s cannot be locked: see to it that no other job writes there", path)
+        _LOG.warning("%s cannot be locked: make sure that no other job writes to it", path)
 
 
 def _set_aside(path: Path) -> None:
-    """Rename the records of a run that left no states.
+    """Rename the records of a run that has saved no states.
 
     Raises:
-        FrontierError: they cannot be renamed.
+        FrontierError: a file cannot be renamed.
     """
     try:
         for name in (METRICS_FILE, LEDGER):
@@ -146,8 +147,8 @@ def _set_aside(path: Path) -> None:
     except OSError as error:
         raise _not_writable(path, error) from None
     _LOG.warning(
-        "the job was started again before %s had a checkpoint: the run begins again, what it wrote "
-        "is kept in *.void (a smaller checkpoint.every_steps saves sooner)",
+        "the job was requeued before %s had a checkpoint: the run starts again, its records are "
+        "kept as *.void (a smaller checkpoint.every_steps saves sooner)",
         path,
     )
 
@@ -156,18 +157,18 @@ def _has_content(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _used(path: Path) -> ConfigError:
+def _already_used(path: Path) -> ConfigError:
     return ConfigError(
         "run.dir",
         path,
-        "a new folder, since run.resume=never: this one holds a run already",
-        "choose another run.dir, remove that folder if nobody needs it, or set run.resume=auto "
-        "to go on with it",
+        "a new folder, because run.resume=never: this one already holds a run",
+        "choose another run.dir, remove this one if it is not needed, or set run.resume=auto "
+        "to resume it",
     )
 
 
 def _not_writable(path: Path, error: OSError) -> FrontierError:
     return FrontierError(
         f"the run directory {path} cannot be written ({error.strerror}): choose another run.dir, "
-        "or ask for the permission"
+        "or get write permission"
     )

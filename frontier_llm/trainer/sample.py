@@ -1,4 +1,4 @@
-"""Text sampled from the model in whatever layout it lies."""
+"""Samples text from a model in any layout."""
 
 from collections.abc import Sequence
 
@@ -20,9 +20,9 @@ CONTEXT_MULTIPLE = 16
 class Sampler:
     """Continues prompts token by token.
 
-    A GPT goes on after the prompt; an encoder-decoder reads the prompt with a hole behind it, and
-    says what was in the hole. There is no cache of keys and values: this is for looking at a
-    model, not for serving it.
+    A GPT continues the prompt. An encoder-decoder reads the prompt with a sentinel token after it,
+    and writes the text that the sentinel stands for. There is no cache of keys and values: sampling
+    is for inspecting a model, not for serving it.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Sampler:
         self._model, self._groups, self._tokenizer = model, groups, tokenizer
         self._vocabulary = min(config.model.vocabulary, tokenizer.vocabulary)
         self._window = config.data.sequence_length
-        self._fills_holes = config.model.kind == "t5"
+        self._fills_spans = config.model.kind == "t5"
         self._pipeline = Pipeline(model)
         self._device = next(model.chunks[0].parameters()).device
 
@@ -43,29 +43,30 @@ class Sampler:
         Collective over all ranks; every rank returns the same texts.
 
         Args:
-            prompts: texts to continue; an empty one starts a new document.
-            tokens: how many to add.
-            temperature: divides the logits; 0 takes the likeliest token.
-            seed: of the draws.
+            prompts: texts to continue; an empty text starts a new document.
+            tokens: number of tokens to add.
+            temperature: divides the logits; 0 takes the most likely token.
+            seed: of the random draws.
         """
         generator = torch.Generator().manual_seed(seed)
-        read = [self._tokenizer.encode(prompt) for prompt in prompts]
-        said: list[list[int]] = [[] for _ in prompts]
+        encoded = [self._tokenizer.encode(prompt) for prompt in prompts]
+        written: list[list[int]] = [[] for _ in prompts]
         for chunk in self._model.chunks:
             chunk.eval()
         with torch.no_grad():
             for _ in range(tokens):
-                for prompt, words in zip(read, said, strict=True):
-                    batch, place = self._batch(prompt, words)
-                    words.append(self._next_token(batch, place, temperature, generator))
+                for prompt, tokens_so_far in zip(encoded, written, strict=True):
+                    batch, position = self._batch(prompt, tokens_so_far)
+                    token = self._next_token(batch, position, temperature, generator)
+                    tokens_so_far.append(token)
         for chunk in self._model.chunks:
             chunk.train()
-        return [self._tokenizer.decode(words) for words in said]
+        return [self._tokenizer.decode(tokens) for tokens in written]
 
     def _next_token(
-        self, batch: AnyBatch, place: int, temperature: float, generator: torch.Generator
+        self, batch: AnyBatch, position: int, temperature: float, generator: torch.Generator
     ) -> int:
-        logits = self._pipeline.logits(batch.to(self._device), place)
+        logits = self._pipeline.logits(batch.to(self._device), position)
         chosen = torch.zeros(1, dtype=torch.int64, device=self._device)
         if logits is not None:
             whole = self._whole_vocabulary(logits).cpu()[0, : self._vocabulary]
@@ -79,27 +80,27 @@ class Sampler:
         dist.broadcast(chosen, dist.get_process_group_ranks(group)[-1], group=group)
         return int(chosen.item())
 
-    def _batch(self, prompt: Sequence[int], said: Sequence[int]) -> tuple[AnyBatch, int]:
-        """Lay out what the model reads; also return the place in it at which it speaks."""
-        if self._fills_holes:
-            return self._pair(prompt, said)
-        context = [self._tokenizer.eod, *prompt, *said][-self._window :]
+    def _batch(self, prompt: Sequence[int], written: Sequence[int]) -> tuple[AnyBatch, int]:
+        """Return the model's input, and the position whose logits give the next token."""
+        if self._fills_spans:
+            return self._pair(prompt, written)
+        context = [self._tokenizer.eod, *prompt, *written][-self._window :]
         tokens = self._padded(context)
         positions = torch.arange(tokens.shape[1])[None]
         return Batch(tokens, tokens, positions), len(context) - 1
 
-    def _pair(self, prompt: Sequence[int], said: Sequence[int]) -> tuple[Seq2SeqBatch, int]:
-        """Put a hole behind the prompt, and begin to fill it."""
-        hole = self._tokenizer.first_sentinel
-        read = [*prompt[-(self._window - 2) :], hole, self._tokenizer.eod]
-        spoken = [START, hole, *said]
-        encoder, decoder = self._padded(read), self._padded(spoken)
-        mask = (torch.arange(encoder.shape[1]) < len(read))[None]
+    def _pair(self, prompt: Sequence[int], written: Sequence[int]) -> tuple[Seq2SeqBatch, int]:
+        """Return a batch whose encoder reads the prompt and a sentinel, which the decoder fills."""
+        sentinel = self._tokenizer.first_sentinel
+        source = [*prompt[-(self._window - 2) :], sentinel, self._tokenizer.eod]
+        target = [START, sentinel, *written]
+        encoder, decoder = self._padded(source), self._padded(target)
+        mask = (torch.arange(encoder.shape[1]) < len(source))[None]
         batch = Seq2SeqBatch(encoder, mask, decoder, decoder, torch.ones(decoder.shape))
-        return batch, len(spoken) - 1
+        return batch, len(target) - 1
 
     def _padded(self, context: Sequence[int]) -> torch.Tensor:
-        """Pad on the right, where no token sees it, to a length that all layouts can cut."""
+        """Pad on the right, which no token attends to, to a length that tensor ranks divide."""
         multiple = CONTEXT_MULTIPLE * self._groups.grid.tensor
         length = -(-len(context) // multiple) * multiple
         if len(context) <= self._window:
@@ -109,7 +110,7 @@ class Sampler:
         return tokens
 
     def _whole_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
-        """Gather the tensor ranks' parts of [b, v] logits."""
+        """Gather [b, v / tensor ranks] logits to [b, v]; padding of the vocabulary is masked."""
         mask_padding(logits, self._vocabulary, self._groups.at.tensor)
         parts = [torch.empty_like(logits) for _ in range(self._groups.grid.tensor)]
         dist.all_gather(parts, logits.contiguous(), group=self._groups.tensor)

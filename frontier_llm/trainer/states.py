@@ -1,21 +1,20 @@
-"""The model states of one rank, cut as the configuration says and hooked to the modules."""
+"""Shards the model states of one rank, and attaches them to the modules."""
 
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from frontier_llm.collectives import kernels
+from frontier_llm.collectives.kernel_choice import choose_kernels
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.formats import StateFormats
-from frontier_llm.geometry.inventory import copies
-from frontier_llm.geometry.layout import resolve_factors
+from frontier_llm.geometry.inventory import shared_parameters
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups, make_digit_groups, make_stage_groups
-from frontier_llm.sharding.groups import StateGroups
 from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.sharding.unit import StateGroups
 from frontier_llm.trainer.connect import DigitGroups
 from frontier_llm.trainer.hooks import attach
 
@@ -27,18 +26,18 @@ def shard(
     traffic: Traffic,
     digits: DigitGroups | None = None,
 ) -> ShardedStates:
-    """Cut a rank's model states.
+    """Shard a rank's model states.
 
     Collective over all ranks if process groups must be made.
 
     Args:
         config: of the run.
-        model: whose parameters are cut.
-        groups: where this rank stands.
-        traffic: counts what is sent.
-        digits: along which states are cut; None: they are made here.
+        model: its parameters are sharded.
+        groups: process groups of this rank.
+        traffic: counts the bytes that are sent.
+        digits: groups over which states are sharded; None = they are made here.
     """
-    factors = resolve_factors(config, groups.grid)
+    factors = model.layout.factors
     digits = digits or make_digit_groups(groups, factors)
     device = next(model.chunks[0].parameters()).device
     states = ShardedStates(
@@ -46,12 +45,12 @@ def shard(
         StateGroups(
             factors=factors,
             data_rank=groups.at.data,
-            a=digits["a"],
-            b=digits["b"],
-            c=digits["c"],
-            d=digits["d"],
-            tensor=groups.tensor,
-            tied=_tied_groups(config, model, groups),
+            params_group=digits["params"],
+            grads_group=digits["grads"],
+            optimizer_group=digits["optimizer"],
+            replica_group=digits["replica"],
+            tensor_group=groups.tensor,
+            tied_groups=_tied_groups(model, groups),
         ),
         _transport(config, traffic, model.transformer.params_dtype, device, groups.rank),
         config.optimizer,
@@ -69,25 +68,23 @@ def _transport(
     device: torch.device,
     rank: int,
 ) -> Transport:
-    """Say how states travel; nothing is compiled where nothing is quantised."""
+    """Return what sends the states. Kernels are compiled only if something is quantised."""
     wanted = config.kernels if config.collectives.is_quantised else "torch"
     return Transport(
         partial(StateFormats.at, config.collectives),
         traffic,
-        kernels.resolve(wanted, device),
+        choose_kernels(wanted, device),
         compute_dtype,
         device,
         seed=config.trainer.seed + (rank << 16),
     )
 
 
-def _tied_groups(
-    config: RunConfig, model: Model, groups: Groups
-) -> dict[str, dist.ProcessGroup | None]:
-    """Make the groups of the stages that hold copies of a parameter, by its name."""
+def _tied_groups(model: Model, groups: Groups) -> dict[str, dist.ProcessGroup | None]:
+    """Return, by parameter, the group of the stages that hold copies of it (tied weights)."""
+    shared = shared_parameters(model.layout.model, model.layout.model_chunks)
     stages = {
-        name: tuple(sorted({piece.stage for piece in pieces}))
-        for name, pieces in copies(config.model, model.pieces).items()
+        name: tuple(sorted({chunk.stage for chunk in chunks})) for name, chunks in shared.items()
     }
     made = make_stage_groups(groups, dict.fromkeys(stages.values()))
     return {name: made[held] for name, held in stages.items() if held in made}

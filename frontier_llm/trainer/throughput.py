@@ -1,4 +1,4 @@
-"""From a step's seconds to tokens/s, TFLOP/s and shares of the device's peak."""
+"""Converts the seconds of a step into tokens/s, TFLOP/s and shares of the device's peak."""
 
 import re
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.geometry.flops import step_hardware_flops, step_model_flops
-from frontier_llm.geometry.lengths import run_lengths
+from frontier_llm.geometry.lengths import sample_lengths
 
 TERA = 1e12
 
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast one step was."""
+    """The speed of one step, in the units of telemetry/metrics.py."""
 
     tokens_per_second: float
     model_tflops_per_device: float
@@ -23,14 +23,21 @@ class Speed:
 
 
 class Throughput:
-    """Knows a step's work and the device's peak."""
+    """The work of one step and the peak of the device.
+
+    Attributes:
+        precision: resolved compute precision.
+        peak_tflops: peak of the device in TFLOP/s; None if it is unknown.
+        peak_reason: source of the peak, or why it is unknown.
+    """
 
     def __init__(
         self, config: RunConfig, world_size: int, accelerator: Accelerator, precision: str
     ) -> None:
         data = config.data
-        self._world_size = world_size
-        self._tokens = data.global_batch * run_lengths(config).total
+        self._world_size, self.precision = world_size, precision
+        self.tokens_per_sample = sample_lengths(config.model, data.sequence_length).total
+        self._tokens = data.global_batch * self.tokens_per_sample
         self._model_flops = step_model_flops(config.model, data.sequence_length, data.global_batch)
         self._hardware_flops = step_hardware_flops(
             config.model, data.sequence_length, data.global_batch, config.recompute
@@ -54,10 +61,10 @@ class Throughput:
 def peak_tflops(
     config: RunConfig, accelerator: Accelerator, precision: str
 ) -> tuple[float | None, str]:
-    """Find the peak of the device that is really here; another device's peak is never used.
+    """Return the peak of this device; the peak of another device is never used.
 
     Returns:
-        TFLOP/s or None where it is unknown, and the reason in words.
+        TFLOP/s, or None if it is unknown; and its source, or why it is unknown.
     """
     device = config.cluster.device
     if device.kind != accelerator.kind or not re.search(device.name_pattern, accelerator.name):

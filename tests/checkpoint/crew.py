@@ -1,4 +1,4 @@
-"""Forked processes that may be killed: what each left behind, and how long it took."""
+"""Run ranks as forked processes that may be killed, and report how each ended."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ import torch.distributed as dist
 HANGS_AFTER_SECONDS = 20
 PATIENCE = timedelta(seconds=10)
 IMPATIENCE = timedelta(seconds=0.7)
-"""Where somebody is missed for certain."""
+"""Timeout for tests in which a rank never arrives."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Outcome:
     code: int
     """Exit code; negative: the signal."""
     result: Any
-    """What the function returned."""
+    """Return value of the function."""
     error: str
-    """What it raised, in words."""
+    """Type and message of the exception, or ""."""
 
     @property
     def killed(self) -> bool:
@@ -41,13 +41,13 @@ class Outcome:
 def run_crew(
     function: Callable[..., Any], size: int, *args: Any, store: str = "file"
 ) -> list[Outcome]:
-    """Call `function(rank, size, store, *args)` in `size` processes; a death is no failure here.
+    """Call `function(rank, size, store, *args)` in `size` processes, which may be killed.
 
     Args:
-        function: what each rank does.
+        function: function to run on each rank.
         size: number of processes.
-        args: handed on to each.
-        store: `file`, or `tcp`: rank 0 holds it, and it dies with rank 0.
+        args: further arguments of the function.
+        store: `file`, or `tcp` for a store in rank 0's process, which is lost with rank 0.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="crew_") as name:
@@ -78,7 +78,7 @@ def _child(
         torch.set_num_threads(1)
         store = _store(folder, listener, rank, size, kind)
         outcome = (function(rank, size, store, *args), "")
-        with contextlib.suppress(RuntimeError):  # it may be gone, with rank 0
+        with contextlib.suppress(RuntimeError):  # the store is lost if rank 0 was killed
             _leave(store, rank, size)
     except BaseException as error:
         outcome = (outcome[0], f"{type(error).__name__}: {error}")
@@ -88,7 +88,7 @@ def _child(
 
 
 def _leave(store: Any, rank: int, size: int) -> None:
-    """Let rank 0, who may hold the store, go last."""
+    """Let rank 0, which may hold the store, exit last."""
     store.add("left", 1)
     deadline = time.monotonic() + 0.5
     while not rank and store.add("left", 0) < size and time.monotonic() < deadline:

@@ -1,7 +1,7 @@
-"""States whose every element says which it is: made without a model, cut in any way.
+"""Synthetic states in any sharding, whose values identify each element.
 
-An element's value is a function of its tensor, its place in it, the state and the step, exact in
-fp32: whatever is read can be compared without having been kept.
+An element's value is a function of its tensor, its position, the state and the step, exact in fp32,
+so restored states can be checked without a copy of the saved ones.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from frontier_llm.checkpoint.discovery import newest
 from frontier_llm.checkpoint.manifest import STATES
 from frontier_llm.checkpoint.restore import load
-from frontier_llm.checkpoint.scan import newest
 from frontier_llm.protocols import ParameterRecord, Placement, StateShard
 
 MODEL = {
@@ -29,14 +29,14 @@ CUT_DIM = {"layers.0.ffn.down.weight": 1, "final_norm.weight": None}
 
 
 def value(name: str, state: str, step: int) -> np.ndarray:
-    """Return what a whole tensor holds after a step."""
+    """Return the values of a whole tensor after a step."""
     shape = MODEL[name]
     salt = list(MODEL).index(name) * 10_000 + STATES.index(state) * 100_000 + step * 400_000
     return (np.arange(prod(shape), dtype=np.float32) + salt).reshape(shape)
 
 
 def restore(folder: Path, shards: Iterable[StateShard], **options: Any) -> dict[str, Any] | None:
-    """Load the newest checkpoint, or an older one where that is short; return what was saved."""
+    """Load the newest undamaged checkpoint and return its meta; None if there is none."""
     checkpoint = newest(folder)
     if checkpoint is None:
         return None
@@ -45,10 +45,10 @@ def restore(folder: Path, shards: Iterable[StateShard], **options: Any) -> dict[
 
 
 class States:
-    """One rank's shards: tensors cut over `tensor` ranks, these flattened and cut over `data`."""
+    """One rank's shards: tensors are split over `tensor` ranks, then flattened and over `data`."""
 
     def __init__(self, tensor: int = 1, data: int = 1, rank: int = 0, repeat: int = 1) -> None:
-        """Make rank's shards; `repeat` stacks the model so many times, to have more to write."""
+        """Create the shards of a rank; `repeat` multiplies the model, to have more to write."""
         at, self.rank = rank % tensor, rank
         self.shards: list[StateShard] = []
         for copy in range(repeat):
@@ -89,12 +89,12 @@ class States:
                 yield getattr(shard, state).numpy(), shard.record.placements[0], state, shard
 
     def advance(self, step: int) -> None:
-        """Set every element to its value after a step, padding to NaN."""
+        """Set every element to its value after a step, and padding to NaN."""
         for run, box, state, shard in self.views():
             run[:] = self._expected(box, state, shard, step)
 
     def wrong(self, step: int) -> list[str]:
-        """Name what differs from its value after a step; padding may hold anything."""
+        """Return the names of states with wrong values after a step; padding is ignored."""
         found = []
         for run, box, state, shard in self.views():
             expected = self._expected(box, state, shard, step)
@@ -113,11 +113,11 @@ class States:
 
 
 def assemble(
-    pieces: Sequence[tuple[str, str, Placement, np.ndarray]],
+    parts: Sequence[tuple[str, str, Placement, np.ndarray]],
 ) -> dict[tuple[str, str], Any]:
-    """Put boxes of global tensors together; every element must come at least once, and agree."""
+    """Assemble global tensors from boxes, which must cover every element and agree."""
     whole: dict[tuple[str, str], Any] = {}
-    for name, state, box, part in pieces:
+    for name, state, box, part in parts:
         tensor = whole.setdefault((name, state), torch.full(box.global_shape, float("nan")))
         view = box.global_view(tensor)
         here = torch.from_numpy(part)
@@ -125,5 +125,5 @@ def assemble(
         assert torch.equal(view[known], here[known]), f"ranks disagree on {name} {state}"
         view.copy_(torch.where(torch.isnan(here), view, here))
     for (name, state), tensor in whole.items():
-        assert not torch.isnan(tensor).any(), f"{name} {state} is not whole"
+        assert not torch.isnan(tensor).any(), f"{name} {state} is incomplete"
     return whole

@@ -1,4 +1,4 @@
-"""Crashes at every point of a save, full and broken disks: what was committed stays readable."""
+"""Kills at every point of a save, full and damaged disks: committed checkpoints stay readable."""
 
 import os
 import subprocess
@@ -9,29 +9,31 @@ from typing import Any
 
 import pytest
 
-from frontier_llm.checkpoint.faults import POINTS, VARIABLE
+from frontier_llm.checkpoint.discovery import newest
+from frontier_llm.checkpoint.folders import MANIFEST
+from frontier_llm.checkpoint.kill_points import POINTS, VARIABLE
 from frontier_llm.checkpoint.manager import CheckpointManager, Options
 from frontier_llm.checkpoint.manifest import Manifest
-from frontier_llm.checkpoint.names import MANIFEST
-from frontier_llm.checkpoint.scan import newest
 from frontier_llm.errors import CheckpointError
 from tests.checkpoint.crew import IMPATIENCE, PATIENCE, Outcome, run_crew
 from tests.checkpoint.states import States, restore
 
+pytestmark = pytest.mark.slow
+
 SIZE = 4
 SMALL = Options(chunk_bytes=4096)
 EVERY_RANK = ("file.created", "file.half", "file.written", "file.synced", "reported")
-"""The others are points of rank 0."""
+"""Kill points that every rank reaches; only rank 0 reaches the others."""
 COMMITTED = ("renamed", "concluded", "deleting")
-"""Killed there, the new checkpoint exists."""
+"""Kill points at which the new checkpoint already exists."""
 
 
 def save_two(
     rank: int, size: int, store: Any, folder: Path, mode: Any, kill_at: str, keep: int = 2
 ) -> list[str]:
-    """Save step 1, then step 2 with a fault; return what went wrong, in words."""
+    """Save step 1, then step 2 with a fault; return the error messages."""
     states, wrong = States(tensor=2, data=2, rank=rank), []
-    # both now: when step 1 is committed every rank has them, and none is made on a dead store
+    # create both first: after a kill the store may be lost, and no manager could be created
     managers = [
         CheckpointManager(folder, rank, size, store, mode, keep, timeout, SMALL)
         for timeout in (PATIENCE, IMPATIENCE if kill_at else PATIENCE)
@@ -51,7 +53,7 @@ def save_two(
 
 
 def resumed(folder: Path) -> int:
-    """Read the newest checkpoint in another layout; return its step."""
+    """Load the newest checkpoint in another layout, check its states and return its step."""
     states = States()
     meta = restore(folder, states.shards)
     assert meta is not None
@@ -60,17 +62,18 @@ def resumed(folder: Path) -> int:
 
 
 def save_again(folder: Path) -> None:
-    """See that the next attempt, over what the crash has left, works and tidies up."""
+    """Check that the next attempt succeeds and removes what the crash left behind."""
     outcomes = run_crew(save_two, SIZE, folder, "lazy", "")
     assert not [o for o in outcomes if o.error or o.result], outcomes
     assert resumed(folder) == 2
     assert {path.name for path in folder.iterdir()} == {"step_00000001", "step_00000002"}
 
 
-# Where rank 0 is killed its store may live on: a launcher can hold it.
+# If rank 0 is killed the store may survive, as a launcher can hold it.
 FAULTS = [
     *((point, 0, store) for point in POINTS for store in ("tcp", "file")),
-    *((point, 2, "tcp") for point in EVERY_RANK if point != "reported"),  # that one is not missed
+    # after it has reported, a rank is not needed
+    *((point, 2, "tcp") for point in EVERY_RANK if point != "reported"),
 ]
 
 
@@ -85,15 +88,15 @@ def test_one_rank_is_killed(point: str, rank: int, store: str, tmp_path: Path) -
         assert resumed(tmp_path) == 1
         for outcome in outcomes:
             if not outcome.killed:
-                told(outcome, rank, store)
+                check_error_of(outcome, rank, store)
     save_again(tmp_path)
 
 
-def told(outcome: Outcome, rank: int, store: str) -> None:
-    """See that a survivor knows that the checkpoint failed, and why."""
+def check_error_of(outcome: Outcome, rank: int, store: str) -> None:
+    """Check that a surviving rank reports that the checkpoint failed, and why."""
     assert not outcome.error, outcome.error
     *earlier, message = outcome.result
-    if earlier:  # rank 0 was gone before this rank had heard how step 1 ended
+    if earlier:  # rank 0 was killed before this rank got the outcome of step 1
         assert (rank, store) == (0, "tcp")
         assert "step 1 was not written: the ranks' store does not answer" in earlier[0]
     assert "the checkpoint of step 2 was not written: " in message
@@ -112,7 +115,7 @@ def test_all_ranks_are_killed(point: str, mode: str, tmp_path: Path) -> None:
     save_again(tmp_path)
 
 
-def test_a_rank_that_is_lost_after_it_reported_loses_nothing(tmp_path: Path) -> None:
+def test_a_rank_killed_after_it_reported_does_not_fail_the_checkpoint(tmp_path: Path) -> None:
     outcomes = run_crew(save_two, SIZE, tmp_path, "lazy", "reported@2")
     assert [outcome.result for outcome in outcomes if not outcome.killed] == [[]] * 3
     assert resumed(tmp_path) == 2
@@ -150,7 +153,9 @@ def test_a_missing_manifest(saved: Path, caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 100, -1])
-def test_half_a_manifest(keep_bytes: int, saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_truncated_manifest(
+    keep_bytes: int, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = saved / "step_00000002" / MANIFEST
     path.write_bytes(path.read_bytes()[:keep_bytes])
     assert resumed(saved) == 1
@@ -161,10 +166,10 @@ def test_a_changed_manifest(saved: Path, caplog: pytest.LogCaptureFixture) -> No
     path = saved / "step_00000002" / MANIFEST
     path.write_bytes(path.read_bytes().replace(b'"first":0', b'"first":1', 1))
     assert resumed(saved) == 1
-    assert f"{path} is damaged: its digest does not fit its content" in caplog.text
+    assert f"{path} is damaged: its digest does not match its content" in caplog.text
 
 
-def test_another_version(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_manifest_of_another_format(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = saved / "step_00000002" / MANIFEST
     path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2', 1))
     with pytest.raises(CheckpointError, match="is of format 2, this version of frontier_llm reads"):
@@ -173,7 +178,9 @@ def test_another_version(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert "format 2" in caplog.text
 
 
-def test_nothing_usable_is_not_nothing(saved: Path, tmp_path_factory: Any) -> None:
+def test_only_damaged_checkpoints_are_an_error_and_no_checkpoint_is_not(
+    saved: Path, tmp_path_factory: Any
+) -> None:
     for step in (1, 2):
         (saved / f"step_{step:08d}" / MANIFEST).unlink()
     with pytest.raises(
@@ -184,8 +191,8 @@ def test_nothing_usable_is_not_nothing(saved: Path, tmp_path_factory: Any) -> No
     assert newest(saved / "absent") is None
 
 
-def test_a_flipped_bit_anywhere_is_found_and_named(saved: Path) -> None:
-    """Also where the reader's layout needs only a part of the file."""
+def test_a_flipped_bit_is_detected_and_its_file_named(saved: Path) -> None:
+    """The header is not needed to load states, so damage there is not detected."""
     folder = saved / "step_00000002"
     files = sorted(folder.glob("*.safetensors"))
     for file in files:
@@ -194,7 +201,7 @@ def test_a_flipped_bit_anywhere_is_found_and_named(saved: Path) -> None:
             content[place] ^= 1
             file.write_bytes(content)
             states = States()
-            if place == 0:  # the header: not read for the states
+            if place == 0:  # the header is not read
                 restore(saved, states.shards)
             else:
                 with pytest.raises(CheckpointError, match=f"{file} is damaged: bytes"):
@@ -214,7 +221,7 @@ def mount(folder: Path, options: str) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """240 KiB: there is room for two checkpoints, not for three."""
+    """Mount a disk of 240 KiB, with room for two checkpoints but not for three."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount(folder, "size=240k")
@@ -246,7 +253,7 @@ def test_a_full_disk(mode: str, small_disk: Path) -> None:
         assert "free space there, or keep fewer checkpoints" in text
     assert resumed(small_disk) == 2
     left = sorted(path.name for path in small_disk.iterdir())
-    assert left == ["step_00000001", "step_00000002"], "what failed takes no room"
+    assert left == ["step_00000001", "step_00000002"], "failed checkpoints must take no space"
 
 
 def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
@@ -270,12 +277,12 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
         assert len(outcome.result) == 4
 
 
-def own_disk(rank: int, size: int, store: Any, folder: Path) -> list[str]:
+def save_to_own_disk(rank: int, size: int, store: Any, folder: Path) -> list[str]:
     return fill_disk(rank, size, store, folder / f"node{rank}", "lazy")
 
 
 def test_ranks_that_do_not_share_a_disk(tmp_path: Path) -> None:
-    outcomes = run_crew(own_disk, 2, tmp_path)
+    outcomes = run_crew(save_to_own_disk, 2, tmp_path)
     for outcome in outcomes:
         assert len(outcome.result) == 4
         for text in outcome.result:
@@ -283,8 +290,8 @@ def test_ranks_that_do_not_share_a_disk(tmp_path: Path) -> None:
             assert "run.dir must be on a file system that all nodes share" in text
 
 
-def read_on_and_on(rank: int, size: int, store: Any, folder: Path) -> Any:
-    """Rank 0 saves 30 steps; rank 1 reads what is newest all the while."""
+def save_and_read(rank: int, size: int, store: Any, folder: Path) -> Any:
+    """Rank 0 saves 30 steps while rank 1 repeatedly loads the newest checkpoint."""
     if rank == 0:
         manager = CheckpointManager(folder, 0, 1, store, "lazy", 30, PATIENCE, SMALL)
         states = States(repeat=3)
@@ -306,8 +313,8 @@ def read_on_and_on(rank: int, size: int, store: Any, folder: Path) -> Any:
     return seen
 
 
-def test_a_reader_beside_the_writer(tmp_path: Path) -> None:
-    outcomes = run_crew(read_on_and_on, 2, tmp_path)
+def test_reading_while_another_process_writes(tmp_path: Path) -> None:
+    outcomes = run_crew(save_and_read, 2, tmp_path)
     assert not [outcome.error for outcome in outcomes if outcome.error]
     seen = outcomes[1].result
     assert len(set(seen)) > 3

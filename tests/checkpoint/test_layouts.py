@@ -1,4 +1,4 @@
-"""A model's states saved under one layout of the ranks come back under every other, bit by bit."""
+"""States that a model saves in one layout are restored bit by bit in every other layout."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +11,17 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.distributed_c10d import _get_default_store
 
+from frontier_llm.checkpoint.discovery import find
 from frontier_llm.checkpoint.manager import CheckpointManager, Options
 from frontier_llm.checkpoint.manifest import STATES
-from frontier_llm.checkpoint.scan import find
-from frontier_llm.geometry.layout import resolve_factors
-from frontier_llm.parallel.world import World
+from frontier_llm.launch.world import World
 from tests.checkpoint.crew import PATIENCE
 from tests.checkpoint.states import assemble, restore
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
 from tests.values import TINY_T5, tiny_values
+
+pytestmark = pytest.mark.slow
 
 MODEL = ("model.vocabulary=131", "model.activation=swiglu", "data.global_batch=4")
 UNTIED = ("model.tied=false", "model.norm=rmsnorm", "model.positions=rotary", "model.bias=false")
@@ -43,9 +44,9 @@ LAYOUTS: dict[str, tuple[int, int | None, tuple[str, ...]]] = {
 
 EVERY, SOME = tuple(LAYOUTS), ("one", "pipeline2_zero3", "tensor2_pipeline2_chunks2_amsp")
 MODELS = {"tied": ((), SOME), "untied": (UNTIED, EVERY), "t5": (TINY_T5, SOME)}
-"""Of one model every pair of layouts; of the others what is saved by some is read by the same."""
-TOGETHER = ("tensor2_pipeline2_chunks2_amsp", "mics")
-"""The ranks of a node write one file."""
+"""Overrides and layouts by model; every pair of its layouts is tested."""
+SHARED_FILES = ("tensor2_pipeline2_chunks2_amsp", "mics")
+"""Layouts in which the ranks of a node write one file together."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Saved:
     model: tuple[str, ...]
     states: dict[str, dict[tuple[str, str], torch.Tensor]]
     next_loss: dict[str, float]
-    """Of the step after the checkpoint, in the run that made it."""
+    """Loss of the step after the checkpoint in the run that saved it, by layout."""
 
 
 def values_of(layout: str, model: tuple[str, ...]) -> tuple[int, int | None, dict[str, Any]]:
@@ -63,7 +64,7 @@ def values_of(layout: str, model: tuple[str, ...]) -> tuple[int, int | None, dic
 
 
 def collect(rig: Rig) -> list[Any]:
-    """Return this rank's part of the states: (name, state, box, values; NaN where others hold)."""
+    """Return (name, state, box, values) of this rank's states; NaN where other ranks hold them."""
     found = []
     for shard in rig.states.shards():
         for state in STATES:
@@ -79,18 +80,18 @@ def collect(rig: Rig) -> list[Any]:
 
 
 def train_and_save(
-    world: World, folder: Path, values: dict[str, Any], together: bool
+    world: World, folder: Path, values: dict[str, Any], shared_file: bool
 ) -> tuple[list[Any], float]:
-    """Save after a step; return the states, and the loss of the step after it."""
+    """Save after a step; return the saved states and the loss of the next step."""
     first = world.rank // world.ranks_per_node * world.ranks_per_node
     node = range(first, first + world.ranks_per_node)
     rig = make_rig(world, values)
     rig.train(1)
     saved = collect(rig)
-    replica = resolve_factors(rig.config, rig.groups.grid).digits(rig.groups.at.data).d
+    replica = rig.model.layout.factors.digits(rig.groups.at.data).replica
     manager = CheckpointManager(
         folder, world.rank, world.size, _get_default_store(), "lazy", 1, PATIENCE,
-        Options(chunk_bytes=8192, together=node if together else None),
+        Options(chunk_bytes=8192, file_ranks=node if shared_file else None),
     )  # fmt: skip
     shards = list(rig.states.shards()) if replica == 0 else []
     manager.begin(1, shards, {"step": 1})
@@ -104,7 +105,7 @@ def train_and_save(
 def load_all(
     world: World, folder: Path, sources: Sequence[str], values: dict[str, Any]
 ) -> dict[str, tuple[list[Any], float]]:
-    """Load what layouts have saved, one after the other, and go on for a step."""
+    """Load the checkpoint of each source layout and train for a step."""
     rig = make_rig(world, {**values, "trainer": {**values["trainer"], "seed": 2}})
     found = {}
     for source in sources:
@@ -127,10 +128,10 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     for source in sources:
         size, per_node, values = values_of(source, model)
         results = run_ranks(
-            train_and_save, size, folder / source, values, source in TOGETHER,
+            train_and_save, size, folder / source, values, source in SHARED_FILES,
             ranks_per_node=per_node,
         )  # fmt: skip
-        states[source] = assemble([piece for rank, _ in results for piece in rank])
+        states[source] = assemble([part for rank, _ in results for part in rank])
         losses[source] = results[0][1]
     return Saved(folder, model, states, losses)
 
@@ -140,13 +141,13 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     [(model, target) for model, (_, targets) in MODELS.items() for target in targets],
     indirect=["saved"],
 )
-def test_it_reads_what_every_layout_saved(target: str, saved: Saved) -> None:
+def test_each_layout_loads_the_checkpoints_of_all_layouts(target: str, saved: Saved) -> None:
     size, per_node, values = values_of(target, saved.model)
     results = run_ranks(
         load_all, size, saved.folder, tuple(saved.states), values, ranks_per_node=per_node
     )
     for source, expected in saved.states.items():
-        found = assemble([piece for rank in results for piece in rank[source][0]])
+        found = assemble([part for rank in results for part in rank[source][0]])
         assert found.keys() == expected.keys()
         for key, tensor in expected.items():
             assert torch.equal(found[key], tensor), (source, key)
@@ -156,7 +157,7 @@ def test_it_reads_what_every_layout_saved(target: str, saved: Saved) -> None:
 
 @pytest.mark.parametrize("saved", ["untied"], indirect=True)
 def test_ranks_of_a_node_write_one_plain_safetensors_file(saved: Saved) -> None:
-    for source in TOGETHER:
+    for source in SHARED_FILES:
         folder = saved.folder / source / "step_00000001"
         names = sorted(path.name for path in folder.glob("*.safetensors"))
         assert names == sorted(find(folder).manifest.files)
@@ -166,7 +167,7 @@ def test_ranks_of_a_node_write_one_plain_safetensors_file(saved: Saved) -> None:
 
 
 @pytest.mark.parametrize("saved", MODELS, indirect=True)
-def test_states_were_trained(saved: Saved) -> None:
-    """Else the comparison above would compare zeros."""
+def test_saved_states_are_not_zero(saved: Saved) -> None:
+    """Zeros would make the comparison of layouts meaningless."""
     for states in saved.states.values():
         assert all(tensor.any() for (_, state), tensor in states.items() if state == "exp_avg_sq")

@@ -1,4 +1,4 @@
-"""Saving while training goes on: what is on disk is the state of the step's end, whatever after."""
+"""Saving while training continues: a checkpoint holds the states of its step."""
 
 import json
 import threading
@@ -14,10 +14,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from frontier_llm.checkpoint import rank_file, save
+from frontier_llm.checkpoint.discovery import newest
+from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.manager import CheckpointManager, Options
 from frontier_llm.checkpoint.manifest import Manifest
-from frontier_llm.checkpoint.names import MANIFEST
-from frontier_llm.checkpoint.scan import newest
 from frontier_llm.errors import CheckpointError
 from tests.checkpoint.crew import PATIENCE, run_crew
 from tests.checkpoint.states import MODEL, States, restore, value
@@ -25,7 +25,9 @@ from tests.checkpoint.states import MODEL, States, restore, value
 SMALL = Options(chunk_bytes=4096)
 
 
-def alone(folder: Path, mode: Any = "lazy", options: Options = SMALL) -> CheckpointManager:
+def single_rank_manager(
+    folder: Path, mode: Any = "lazy", options: Options = SMALL
+) -> CheckpointManager:
     return CheckpointManager(folder, 0, 1, dist.HashStore(), mode, 2, PATIENCE, options)
 
 
@@ -37,7 +39,7 @@ def saved_states(folder: Path, step: int) -> list[str]:
 
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
-    """Let a chunk be written only when the test releases one."""
+    """Block each write of a chunk until the test releases it."""
     permits = threading.Semaphore(0)
     write = rank_file.RankFile.write
 
@@ -52,8 +54,9 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
 
 @pytest.mark.parametrize("mode", ["blocking", "lazy"])
 @pytest.mark.parametrize("chunk_bytes", [4096, 3 * 4096, 1 << 24])
-def test_what_is_saved_comes_back(mode: str, chunk_bytes: int, tmp_path: Path) -> None:
-    manager, states = alone(tmp_path, mode, Options(chunk_bytes=chunk_bytes)), States()
+def test_saved_states_and_meta_are_restored(mode: str, chunk_bytes: int, tmp_path: Path) -> None:
+    manager = single_rank_manager(tmp_path, mode, Options(chunk_bytes=chunk_bytes))
+    states = States()
     meta = {"samples": 96, "scale": 65536.0, "rng": {"seed": 1, "list": [1, 2]}}
     for step in (3, 4):
         states.advance(step)
@@ -69,7 +72,7 @@ def test_what_is_saved_comes_back(mode: str, chunk_bytes: int, tmp_path: Path) -
 def test_states_may_change_right_after_the_fence(
     written: int, tmp_path: Path, slow_disk: threading.Semaphore
 ) -> None:
-    manager, states = alone(tmp_path), States()
+    manager, states = single_rank_manager(tmp_path), States()
     states.advance(1)
     manager.begin(1, states.shards, {})
     for _ in range(written):
@@ -82,7 +85,7 @@ def test_states_may_change_right_after_the_fence(
 
 
 def test_many_steps_without_a_pause(tmp_path: Path) -> None:
-    manager, states = alone(tmp_path), States(repeat=5)
+    manager, states = single_rank_manager(tmp_path), States(repeat=5)
     for step in range(1, 30):
         states.advance(step)
         manager.begin(step, states.shards, {"step": step})
@@ -97,8 +100,11 @@ def test_many_steps_without_a_pause(tmp_path: Path) -> None:
 
 
 def test_a_small_pool_makes_the_fence_wait(tmp_path: Path, slow_disk: threading.Semaphore) -> None:
-    """Two chunks of host memory: the update must not begin before the disk has the others."""
-    manager, states = alone(tmp_path, options=Options(pool_bytes=8192, chunk_bytes=4096)), States()
+    """With two chunks of host memory the fence must wait until the other chunks are written."""
+    manager, states = (
+        single_rank_manager(tmp_path, options=Options(pool_bytes=8192, chunk_bytes=4096)),
+        States(),
+    )
     states.advance(1)
     manager.begin(1, states.shards, {})
     released = threading.Timer(0.3, slow_disk.release, [1000])
@@ -113,17 +119,19 @@ def test_a_small_pool_makes_the_fence_wait(tmp_path: Path, slow_disk: threading.
 def test_the_fence_does_not_wait_for_the_disk(
     tmp_path: Path, slow_disk: threading.Semaphore
 ) -> None:
-    manager, states = alone(tmp_path), States()
+    manager, states = single_rank_manager(tmp_path), States()
     manager.begin(1, states.shards, {})
-    manager.fence()  # not a chunk can be written: this would hang
+    manager.fence()  # no chunk can be written: waiting for the disk would hang
     assert newest(tmp_path) is None
     slow_disk.release(1000)
     manager.close()
     assert newest(tmp_path).step == 1
 
 
-def test_the_next_one_waits_for_the_last(tmp_path: Path, slow_disk: threading.Semaphore) -> None:
-    manager, states = alone(tmp_path), States()
+def test_begin_waits_for_the_previous_checkpoint(
+    tmp_path: Path, slow_disk: threading.Semaphore
+) -> None:
+    manager, states = single_rank_manager(tmp_path), States()
     states.advance(1)
     manager.begin(1, states.shards, {})
     manager.fence()
@@ -132,13 +140,13 @@ def test_the_next_one_waits_for_the_last(tmp_path: Path, slow_disk: threading.Se
     states.advance(2)
     manager.begin(2, states.shards, {})
     assert manager.take_stall_seconds() > 0.25
-    assert manager.take_stall_seconds() < 0.2, "the time is counted once"
+    assert manager.take_stall_seconds() < 0.2, "stalls are counted once"
     manager.close()
     assert not saved_states(tmp_path, 2)
 
 
 def fail_alone(rank: int, size: int, store: Any, folder: Path) -> int | None:
-    """Two nodes with folders of their own; the second one's disk fails once, after the decision."""
+    """Save to one folder per node; the second node's disk fails once, after the commit decision."""
     rename = save._rename
 
     def full(task: save.Task) -> None:
@@ -147,7 +155,7 @@ def fail_alone(rank: int, size: int, store: Any, folder: Path) -> int | None:
         rename(task)
 
     save._rename = full
-    options = Options(chunk_bytes=4096, sharing=range(rank, rank + 1))
+    options = Options(chunk_bytes=4096, folder_ranks=range(rank, rank + 1))
     manager = CheckpointManager(folder / f"{rank}", rank, size, store, "lazy", 2, PATIENCE, options)
     states = States()
     for step in (1, 2):
@@ -162,13 +170,13 @@ def fail_alone(rank: int, size: int, store: Any, folder: Path) -> int | None:
     return found and found.step
 
 
-def test_what_failed_on_one_node_alone_does_not_part_the_next(tmp_path: Path) -> None:
+def test_a_failure_on_one_node_does_not_affect_the_next_checkpoint(tmp_path: Path) -> None:
     outcomes = run_crew(fail_alone, 2, tmp_path)
     assert [(o.result, o.error) for o in outcomes] == [(2, "")] * 2
 
 
 def test_the_file_is_plain_safetensors_without_padding(tmp_path: Path) -> None:
-    """tensor=2 pads 101 rows to 102 on rank 1."""
+    """With tensor=2 rank 1 pads 101 rows to 102."""
     folder, steps = tmp_path, 5
 
     def rank_main(rank: int, size: int, store: dist.Store) -> None:
@@ -183,15 +191,15 @@ def test_the_file_is_plain_safetensors_without_padding(tmp_path: Path) -> None:
     manifest = checkpoint.manifest
     assert {name: tensor.shape for name, tensor in manifest.tensors.items()} == MODEL
     found = np.empty(MODEL["embedding.tokens.weight"], dtype=np.float32)
-    for piece in manifest.tensors["embedding.tokens.weight"].pieces:
-        path = checkpoint.folder / piece.file
-        tensor = load_file(path)[piece.keys["exp_avg"]]
-        raw = np.fromfile(path, np.float32, piece.count, offset=piece.bytes_at["exp_avg"])
+    for stored in manifest.tensors["embedding.tokens.weight"].stored_ranges:
+        path = checkpoint.folder / stored.file
+        tensor = load_file(path)[stored.keys["exp_avg"]]
+        raw = np.fromfile(path, np.float32, stored.count, offset=stored.bytes_at["exp_avg"])
         np.testing.assert_array_equal(tensor.numpy(), raw)
-        assert piece.first == 0
-        found[piece.start[0] :][: piece.shape[0]] = raw.reshape(piece.shape)
+        assert stored.first == 0
+        found[stored.start[0] :][: stored.shape[0]] = raw.reshape(stored.shape)
     np.testing.assert_array_equal(found, value("embedding.tokens.weight", "exp_avg", steps))
-    assert sum(p.count for t in manifest.tensors.values() for p in t.pieces) == sum(
+    assert sum(p.count for t in manifest.tensors.values() for p in t.stored_ranges) == sum(
         value(name, "master", 0).size for name in MODEL
     )
     for path in checkpoint.folder.glob("*.safetensors"):
@@ -199,7 +207,7 @@ def test_the_file_is_plain_safetensors_without_padding(tmp_path: Path) -> None:
 
 
 def test_the_manifest_is_plain_json(tmp_path: Path) -> None:
-    manager, states = alone(tmp_path, "blocking"), States()
+    manager, states = single_rank_manager(tmp_path, "blocking"), States()
     manager.begin(12, states.shards, {"digest": "x"})
     text = json.loads((tmp_path / "step_00000012" / MANIFEST).read_text())
     assert (text["format"], text["step"], text["world"]) == (1, 12, 1)
@@ -207,8 +215,8 @@ def test_the_manifest_is_plain_json(tmp_path: Path) -> None:
     assert Manifest.load(tmp_path / "step_00000012").tensors.keys() == MODEL.keys()
 
 
-def test_the_same_step_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
-    manager, states = alone(tmp_path, "blocking"), States()
+def test_saving_a_step_again_replaces_its_checkpoint(tmp_path: Path) -> None:
+    manager, states = single_rank_manager(tmp_path, "blocking"), States()
     for _ in range(2):
         states.advance(7)
         manager.begin(7, states.shards, {})
@@ -219,17 +227,17 @@ def test_the_same_step_again_takes_the_place_of_the_first(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("mode", ["blocking", "lazy"])
-def test_meta_that_is_no_json_is_our_own_mistake(mode: str, tmp_path: Path) -> None:
-    manager = alone(tmp_path, mode)
+def test_meta_that_is_not_json_is_a_type_error(mode: str, tmp_path: Path) -> None:
+    manager = single_rank_manager(tmp_path, mode)
     with pytest.raises(TypeError):
         manager.begin(1, States().shards, {"when": timedelta()})
 
 
 def ranks_with_an_error(rank: int, size: int, store: Any, folder: Path, mode: Any) -> list[Any]:
-    """Rank 2 cannot write its file the second time: what every rank hears, and what comes after."""
+    """Save three steps, where rank 2 cannot write its file of step 2; return this rank's errors."""
     manager = CheckpointManager(folder, rank, size, store, mode, 3, PATIENCE, SMALL)
     states = States(tensor=2, data=2, rank=rank)
-    heard = []
+    errors = []
     for step in (1, 2, 3):
         states.advance(step)
         if rank == 2:
@@ -241,10 +249,10 @@ def ranks_with_an_error(rank: int, size: int, store: Any, folder: Path, mode: An
             manager.fence()
             manager.close()
         except CheckpointError as error:
-            heard.append((step, str(error)))
+            errors.append((step, str(error)))
         if rank == 2 and step == 2:
             broken.rmdir()
-    return heard
+    return errors
 
 
 @pytest.mark.parametrize("store", ["file", "tcp"])
@@ -264,7 +272,7 @@ def test_an_error_fails_all_ranks_with_the_first_cause(
     assert not saved_states(tmp_path, 3)
 
 
-def test_keys_do_not_pile_up(tmp_path: Path) -> None:
+def test_the_keys_of_old_checkpoints_are_deleted(tmp_path: Path) -> None:
     store = dist.HashStore()
     manager = CheckpointManager(tmp_path, 0, 1, store, "blocking", 1, PATIENCE, SMALL)
     states = States()
@@ -275,7 +283,7 @@ def test_keys_do_not_pile_up(tmp_path: Path) -> None:
     assert counts[1] == counts[-1]
 
 
-def test_memory_that_the_node_does_not_have_is_refused(tmp_path: Path) -> None:
-    manager = alone(tmp_path, options=Options(neighbours=10**9))
+def test_more_memory_than_the_host_has_is_refused(tmp_path: Path) -> None:
+    manager = single_rank_manager(tmp_path, options=Options(ranks_on_host=10**9))
     with pytest.raises(CheckpointError, match=r"on each of the 1000000000 ranks of a node.*free"):
         manager.prepare(States().shards)

@@ -1,4 +1,4 @@
-"""Any cut reads any other's checkpoint, only what it needs; what does not fit is named."""
+"""Any sharding loads checkpoints of any other and reads only needed bytes; mismatches fail."""
 
 import os
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from frontier_llm.checkpoint.discovery import Checkpoint, newest
+from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.manager import CheckpointManager, Options
 from frontier_llm.checkpoint.manifest import STATES, Manifest
-from frontier_llm.checkpoint.names import MANIFEST
 from frontier_llm.checkpoint.restore import check_model, load, read_tensor
-from frontier_llm.checkpoint.scan import Checkpoint, newest
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import Placement, StateShard
 from tests.checkpoint.crew import PATIENCE, run_crew
@@ -40,8 +40,8 @@ def checkpoint_of(folder: Path, tensor: int = 1, data: int = 1) -> Checkpoint:
 
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize(("tensor", "data"), CUTS)
-def test_any_cut_reads_any_other(tensor: int, data: int, verify: bool, tmp_path: Path) -> None:
-    """Sizes that nothing divides: 101 rows over 4 ranks, 48 columns, runs that end within rows."""
+def test_any_layout_loads_any_other(tensor: int, data: int, verify: bool, tmp_path: Path) -> None:
+    """Sizes do not divide evenly: 101 rows over 4 ranks, and ranges that end inside rows."""
     checkpoint = checkpoint_of(tmp_path, tensor, data)
     for other_tensor, other_data in CUTS:
         for rank in range(other_tensor * other_data):
@@ -51,14 +51,14 @@ def test_any_cut_reads_any_other(tensor: int, data: int, verify: bool, tmp_path:
 
 
 @pytest.mark.parametrize("name", MODEL)
-def test_a_whole_tensor(name: str, tmp_path: Path) -> None:
+def test_read_tensor_returns_the_whole_tensor(name: str, tmp_path: Path) -> None:
     tensors = read_tensor(checkpoint_of(tmp_path, 2, 2), name)
     assert tensors.keys() == set(STATES)
     for state, tensor in tensors.items():
         np.testing.assert_array_equal(tensor.numpy(), value(name, state, 4))
 
 
-def test_padding_is_left_alone(tmp_path: Path) -> None:
+def test_padding_is_not_changed(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(tmp_path)
     states = States(tensor=2, rank=1)
     load(checkpoint, states.shards)
@@ -69,7 +69,7 @@ def test_padding_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the bytes of every read from here on."""
+    """Return a list to which the size of every read is appended."""
     counted: list[int] = []
     preadv = os.preadv
 
@@ -81,14 +81,14 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counted
 
 
-def test_only_the_bytes_that_are_needed(tmp_path: Path, reads: list[int]) -> None:
-    """One of 40 ranks reads a fortieth; when verifying, at most two chunks more for each run."""
+def test_only_needed_bytes_are_read(tmp_path: Path, reads: list[int]) -> None:
+    """A rank of 40 reads a fortieth; with verification at most two chunks per range."""
     checkpoint = checkpoint_of(tmp_path, 1, 2)
     states = States(data=40, rank=7)
     states.shards = [s for s in states.shards if s.record.name == "embedding.tokens.weight"]
     wanted = 3 * 4 * states.shards[0].master.numel()
     load(checkpoint, states.shards, verify=False)
-    # whole pages: of the first and the last one perhaps only a part is wanted
+    # whole pages are read, of which the first and the last may be wanted only in part
     assert wanted <= sum(reads) <= wanted + 3 * 2 * 4096
     reads.clear()
     load(checkpoint, states.shards, verify=True)
@@ -96,13 +96,13 @@ def test_only_the_bytes_that_are_needed(tmp_path: Path, reads: list[int]) -> Non
     assert not states.wrong(4)
 
 
-def test_what_a_node_holds_several_times_is_read_once(tmp_path: Path, reads: list[int]) -> None:
+def test_elements_stored_several_times_are_read_once(tmp_path: Path, reads: list[int]) -> None:
     checkpoint = checkpoint_of(tmp_path, 1, 2)
     states = States()
     load(checkpoint, states.shards)
     once = sum(reads)
     tensors = {
-        name: tensor.model_copy(update={"pieces": (*tensor.pieces, *tensor.pieces)})
+        name: tensor.model_copy(update={"stored_ranges": tensor.stored_ranges * 2})
         for name, tensor in checkpoint.manifest.tensors.items()
     }
     twice = checkpoint.manifest.model_copy(update={"tensors": tensors})
@@ -116,7 +116,7 @@ def test_what_a_node_holds_several_times_is_read_once(tmp_path: Path, reads: lis
     assert sum(reads) == once
 
 
-def test_unverified_reads_stay_within_what_is_wanted(tmp_path: Path) -> None:
+def test_an_unverified_load_changes_only_the_damaged_state(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(tmp_path)
     path = checkpoint.folder / "rank_00000.safetensors"
     content = bytearray(path.read_bytes())
@@ -132,7 +132,7 @@ def renamed(shard: StateShard, **changes: Any) -> StateShard:
     return replace(shard, record=replace(shard.record, placements=(box,)))
 
 
-def test_another_model_is_named(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     checkpoint_of(tmp_path)
     states = States()
     with pytest.raises(CheckpointError, match=r"layers\.7\.x is absent; is it a checkpoint of an"):
@@ -148,29 +148,29 @@ def test_another_model_is_named(tmp_path: Path) -> None:
 
 
 def tampered(folder: Path, change: Any) -> None:
-    """Write another manifest, with a digest that fits."""
+    """Change the stored ranges in the manifest and give it a matching digest."""
     manifest = newest(folder).manifest
     name = "layers.0.ffn.up.weight"
     tensor = manifest.tensors[name]
-    changed = tensor.model_copy(update={"pieces": change(tensor.pieces)})
+    changed = tensor.model_copy(update={"stored_ranges": change(tensor.stored_ranges)})
     tensors = {**manifest.tensors, name: changed}
     path = folder / "step_00000004" / MANIFEST
     path.write_bytes(manifest.model_copy(update={"tensors": tensors}).to_bytes())
     assert Manifest.load(path.parent).tensors[name] == changed
 
 
-def test_every_element_exactly_once(tmp_path: Path) -> None:
+def test_elements_that_are_not_stored_exactly_once_are_refused(tmp_path: Path) -> None:
     checkpoint_of(tmp_path, 2, 1)
     states = States()
-    tampered(tmp_path, lambda pieces: pieces[1:])
+    tampered(tmp_path, lambda ranges: ranges[1:])
     with pytest.raises(CheckpointError, match=r"576 of 1152 elements of layers\.0\.ffn\.up\.wei"):
         restore(tmp_path, states.shards)
-    tampered(tmp_path, lambda pieces: (*pieces, pieces[0]))
+    tampered(tmp_path, lambda ranges: (*ranges, ranges[0]))
     with pytest.raises(CheckpointError, match=r"layers\.0\.ffn\.up\.weight are stored more than"):
         restore(tmp_path, states.shards)
 
 
-def test_a_scalar(tmp_path: Path) -> None:
+def test_a_scalar_tensor_is_restored(tmp_path: Path) -> None:
     record = replace(
         States().shards[0].record,
         parameter=torch.nn.Parameter(torch.empty((), device="meta")),

@@ -1,12 +1,12 @@
-"""Old checkpoints go when a newer one is there, and nothing else does."""
+"""Old checkpoints are deleted after a newer one is committed, and nothing else is."""
 
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.manager import CheckpointManager, Options
-from frontier_llm.checkpoint.names import MANIFEST
 from tests.checkpoint.crew import PATIENCE
 from tests.checkpoint.states import States
 
@@ -29,22 +29,24 @@ def save(folder: Path, steps: list[int], keep: int, every: int | None = None) ->
         (1, 20, [20, 40, 50]),
     ],
 )
-def test_the_newest_stay(keep: int, every: int | None, left: list[int], tmp_path: Path) -> None:
+def test_the_newest_checkpoints_are_kept(
+    keep: int, every: int | None, left: list[int], tmp_path: Path
+) -> None:
     assert save(tmp_path, [10, 20, 30, 40, 50], keep, every) == left
 
 
-def test_a_damaged_one_does_not_count(tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_kept_and_not_counted(tmp_path: Path) -> None:
     save(tmp_path, [1, 2, 3], keep=3)
     (tmp_path / "step_00000003" / MANIFEST).unlink()
     assert save(tmp_path, [4], keep=2) == [2, 3, 4]
 
 
-def test_after_a_step_back_the_new_one_stays(tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_earlier_step_is_kept_when_it_is_committed(tmp_path: Path) -> None:
     save(tmp_path, [10, 20, 30], keep=3)
     assert save(tmp_path, [15], keep=1) == [15, 30]
 
 
-def test_what_was_left_unfinished_goes_and_nothing_else(tmp_path: Path) -> None:
+def test_only_unfinished_checkpoints_are_removed(tmp_path: Path) -> None:
     for name in ("step_00000003.partial", "step_00000001.deleting", "step_00000009.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rank_00000.safetensors").write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""Block quantisation: error bounds, odd lengths, what is not finite, and C's bits like torch's."""
+"""Block quantisation: error bounds, odd lengths, non-finite values, equal bits of all kernels."""
 
 import functools
 import importlib.util
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from frontier_llm.collectives import native_blockwise
 from frontier_llm.collectives.blockwise import TorchKernels
-from frontier_llm.collectives.kernels import prove, resolve
+from frontier_llm.collectives.kernel_choice import choose_kernels, verify
 from frontier_llm.geometry.formats import Format
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 
 
 def drawn(length: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Numbers of very different sizes, from one block to the next and within one."""
+    """Return numbers of very different magnitudes, within a block and between blocks."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(length, generator=generator)
     return (values * torch.exp(2 * torch.randn(length, generator=generator))).to(dtype)
@@ -62,7 +62,7 @@ def round_trip(values, code, residual=None, seed=0, kernels=None):
 
 @settings(deadline=None)
 @given(lengths, codes, dtypes, st.integers(0, 2**32 - 1))
-def test_an_element_is_off_by_half_a_step_at_most(length, code, dtype, seed):
+def test_the_error_of_an_element_is_at_most_half_a_step(length, code, dtype, seed):
     values = drawn(length, seed % 1000, dtype)
     scales, _, out = round_trip(values, code, seed=seed)
     assert out.dtype == dtype
@@ -89,8 +89,8 @@ def test_zeros_stay_zero(length, code):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["int8", "int4"])
 @pytest.mark.parametrize("kernels", [TorchKernels, pytest.param(native, marks=needs_compiler)])
-def test_what_is_not_finite_stays_so_in_its_block_only(kernels, name, bad):
-    """A step with such a gradient is left out: it must not look finite on the other side."""
+def test_a_non_finite_value_makes_only_its_block_non_finite(kernels, name, bad):
+    """A step with such a gradient is skipped, so it must not look finite to the receiver."""
     code, values = Format(name, 32), drawn(100, 1)
     values[40] = bad
     residual = torch.zeros(100, dtype=torch.bfloat16)
@@ -118,8 +118,8 @@ def test_stochastic_rounding_is_right_on_average_and_the_same_for_a_seed():
     assert not torch.equal(trips[5][1], trips[6][1])
 
 
-def test_kept_errors_make_a_sum_right():
-    """Sent fifty times, a small number beside a large one arrives in the end: with errors kept."""
+def test_error_feedback_corrects_a_sum():
+    """A small number next to a large one, sent fifty times, arrives only with error feedback."""
     code, values = Format("int4", 32), torch.tensor([1.0, 0.04, -0.03] + [0.0] * 29)
     residual, kept, lost = torch.zeros(32, dtype=torch.bfloat16), torch.zeros(32), torch.zeros(32)
     for _ in range(50):
@@ -152,8 +152,8 @@ def test_native_kernels_make_the_same_bits(length, code, dtype, feedback, seed):
 @needs_compiler
 @settings(deadline=None)
 @given(lengths, codes, st.integers(0, 3), st.integers(0, 2**32 - 1))
-def test_sums_over_ranks_are_the_same_bits(length, code, left_out, seed):
-    """Of slots as they arrive: with other bytes between one rank's values and the next's."""
+def test_sums_over_ranks_are_the_same_bits(length, code, skip, seed):
+    """Rows have a stride, as in slots: other bytes lie between the values of two ranks."""
     slots = [round_trip(drawn(length, seed % 977 + rank), code) for rank in range(3)]
     tables = []
     for column in (0, 1):
@@ -164,39 +164,39 @@ def test_sums_over_ranks_are_the_same_bits(length, code, left_out, seed):
     totals = []
     for kernels in (native(), TorchKernels()):
         total = drawn(length, 5)
-        kernels.add_up(*tables, code, total, left_out)
+        kernels.add_up(*tables, code, total, skip)
         totals.append(total)
     by_hand = drawn(length, 5)
     for rank, slot in enumerate(slots):
-        if rank != left_out:
+        if rank != skip:
             by_hand += slot[2]
     assert totals[0].equal(totals[1])
     assert totals[1].equal(by_hand)
 
 
 @needs_compiler
-def test_the_fast_kernels_are_used_where_they_work_and_the_reason_is_said(monkeypatch, tmp_path):
-    assert resolve("auto", CPU).name == "native"
-    assert resolve("torch", CPU).name == "torch"
+def test_fast_kernels_are_used_if_they_work_and_the_reason_is_given(monkeypatch, tmp_path):
+    assert choose_kernels("auto", CPU).name == "native"
+    assert choose_kernels("torch", CPU).name == "torch"
     monkeypatch.setattr(native_blockwise, "COMPILERS", ("no-such-compiler",))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    refused = resolve("auto", CPU)
+    refused = choose_kernels("auto", CPU)
     assert refused.name == "torch"
     assert "no C compiler" in refused.reason
 
 
-def test_kernels_that_are_wrong_by_a_bit_are_not_believed(monkeypatch):
+def test_kernels_with_a_wrong_bit_are_rejected(monkeypatch):
     class Wrong(TorchKernels):
-        def dequantise(self, scales, packed, code, out):
-            super().dequantise(scales, packed, code, out)
+        def dequantise(self, scales, packed, fmt, out):
+            super().dequantise(scales, packed, fmt, out)
             out[-1] += 1e-6
 
     with pytest.raises(ValueError, match="differ from torch in int8"):
-        prove(Wrong(), CPU)
+        verify(Wrong(), CPU)
 
 
 def compare_triton(device: str) -> None:
-    """Hold Triton's kernels against torch's, to the bit."""
+    """Compare the bits of Triton's kernels with torch's."""
     from frontier_llm.collectives.triton_blockwise import TritonKernels
 
     for name, stochastic, dtype, (block, scale_bytes, length) in itertools.product(
@@ -216,7 +216,7 @@ def compare_triton(device: str) -> None:
             kernels.quantise(values, code, scales, packed, residual, 0xF2345678)
             narrow, total = torch.empty_like(residual), torch.ones(length, device=device)
             kernels.dequantise(scales, packed, code, narrow)
-            kernels.add_up(scales.repeat(3, 1), packed.repeat(3, 1), code, total, left_out=1)
+            kernels.add_up(scales.repeat(3, 1), packed.repeat(3, 1), code, total, skip=1)
             answers.append((scales, packed, residual, narrow, total))
         for mine, expected in zip(*answers, strict=True):
             torch.testing.assert_close(mine, expected, rtol=0, atol=0, equal_nan=True)
@@ -229,7 +229,7 @@ def test_triton_kernels_make_the_same_bits():
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_triton_kernels_make_the_same_bits_in_its_interpreter():
-    """Where Triton is installed; its interpreter needs no GPU, but must be chosen at import."""
+    """Triton's interpreter needs no GPU, but must be chosen before Triton is imported."""
     work = "from tests.collectives.test_blockwise import compare_triton; compare_triton('cpu')"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(

@@ -4,14 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from frontier_llm.collectives.chain import Chain, Steps
-from frontier_llm.collectives.gather import all_gather
-from frontier_llm.collectives.handle import DONE
-from frontier_llm.collectives.reduce import all_reduce
-from frontier_llm.collectives.reduce_scatter import ReduceScatter
+from frontier_llm.collectives.handles import DONE, Chain, Steps
+from frontier_llm.collectives.primitives import ReduceScatter, all_gather, all_reduce
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.grid import Grid
-from frontier_llm.parallel.world import World
+from frontier_llm.launch.world import World
 from tests.ranks import run_ranks
 
 
@@ -42,7 +39,7 @@ def test_gather_fills_every_part_in_order(size: int, dtype: torch.dtype) -> None
 
 
 def two_gathers_at_once(world: World) -> list[list[float]]:
-    """Messages of several gathers must not be mixed up."""
+    """Run several gathers at once, whose messages must not be mixed up."""
     traffic, wholes, handles = traffic_of(world), [], []
     for tag in range(4):
         whole = torch.zeros(world.size * 3)
@@ -70,7 +67,7 @@ def scatter(world: World, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tenso
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_reduce_scatter_adds_in_fp32_whatever_travels(size: int, dtype: torch.dtype) -> None:
+def test_reduce_scatter_sums_in_fp32_whatever_dtype_is_sent(size: int, dtype: torch.dtype) -> None:
     ranks = run_ranks(scatter, size, dtype)
     exact = sum(whole.float() for whole, _, _ in ranks)
     assert isinstance(exact, torch.Tensor)

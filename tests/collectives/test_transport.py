@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from frontier_llm.collectives.chain import Chain, Steps
-from frontier_llm.collectives.kernels import resolve
+from frontier_llm.collectives.handles import Chain, Steps
+from frontier_llm.collectives.kernel_choice import choose_kernels
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import BF16, FP32, Format, StateFormats
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.wire import Sent
-from frontier_llm.parallel.world import World
+from frontier_llm.launch.world import World
 from tests.ranks import run_ranks
 
 INT8, INT4 = Format("int8", 32, 2), Format("int4", 32, 2)
@@ -24,7 +24,9 @@ CPU = torch.device("cpu")
 def transport_of(world: World, code: Format, dtype: torch.dtype = torch.float32) -> Transport:
     formats = StateFormats(code, code, code, code, code)
     traffic = Traffic(Grid(1, world.size, 1, world.ranks_per_node), world.rank)
-    return Transport(lambda _: formats, traffic, resolve("auto", CPU), dtype, CPU, world.rank)
+    return Transport(
+        lambda _: formats, traffic, choose_kernels("auto", CPU), dtype, CPU, world.rank
+    )
 
 
 def mine(rank: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -95,20 +97,20 @@ def test_parts_of_no_or_one_element(elements: int) -> None:
 
 
 def two_hops(world: World, code: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gather over two digits on four ranks; c is the fast one."""
+    """Gather over two groups of four ranks; neighbouring parts belong to the first group."""
     transport = transport_of(world, code)
     groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
-    c, b = groups[world.rank // 2], groups[2 + world.rank % 2]
+    first, second = groups[world.rank // 2], groups[2 + world.rank % 2]
     whole = torch.zeros(4 * 50)
     whole.view(4, -1)[world.rank] = mine(world.rank, 50, torch.float32)
     once = whole.clone()
-    Chain(transport.gather(whole, (c, b), code, 200, "refresh")).wait()
+    Chain(transport.gather(whole, (first, second), code, 200, "refresh")).wait()
     Chain(transport.gather(once, (world_group(),), code, 200, "refresh")).wait()
     return whole, once
 
 
-def test_a_gather_over_two_digits_rounds_once() -> None:
-    """The second hop passes on what the first one brought: as exact as one hop over all ranks."""
+def test_a_gather_over_two_groups_rounds_once() -> None:
+    """The second hop passes on the slots of the first: as exact as one hop over all ranks."""
     for two, one in run_ranks(two_hops, 4, INT4):
         assert torch.equal(two, one)
 
@@ -116,10 +118,10 @@ def test_a_gather_over_two_digits_rounds_once() -> None:
 def reduce(
     world: World, codes: Sequence[Format], elements: int, feedback: bool, rounds: int
 ) -> tuple[torch.Tensor, torch.Tensor, Sent, list[int]]:
-    """Reduce in one hop of all ranks as two nodes, or in two hops, the second between nodes."""
+    """Reduce over all ranks at once, or inside nodes and then between two nodes."""
     formats = StateFormats(grads=codes[0], grads_across=codes[-1])
     traffic = Traffic(Grid(1, world.size, 1, world.ranks_per_node), world.rank)
-    kernels = resolve("auto", CPU)
+    kernels = choose_kernels("auto", CPU)
     transport = Transport(lambda _: formats, traffic, kernels, torch.float32, CPU, world.rank)
     hops: list[dist.ProcessGroup] = [world_group()]
     if len(codes) == 2:
@@ -145,7 +147,7 @@ def reduce(
 
 @pytest.mark.parametrize("code", [FP32, BF16, INT8, INT4], ids=lambda code: code.name)
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_reduction_is_off_by_the_roundings_of_the_others(size: int, code: Format) -> None:
+def test_a_reduction_has_the_rounding_errors_of_the_other_ranks(size: int, code: Format) -> None:
     elements = size * 51
     ranks = run_ranks(reduce, size, (code,), elements, False, 2)
     exact = sum(whole for whole, *_ in ranks)
@@ -165,7 +167,7 @@ def test_two_hops_take_the_format_of_their_links() -> None:
     exact = sum(whole for whole, *_ in ranks)
     assert isinstance(exact, torch.Tensor)
     for rank, (_, part, sent, _) in enumerate(ranks):
-        position = rank % 2 * 2 + rank // 2  # digit a is the slow one of the parts
+        position = rank % 2 * 2 + rank // 2  # the first group's parts are the large ones
         wanted = exact.view(4, -1)[position]
         assert (part - wanted).abs().max() < 0.15 * exact.abs().max()
         assert sent == Sent(
@@ -174,7 +176,7 @@ def test_two_hops_take_the_format_of_their_links() -> None:
         )
 
 
-def test_kept_errors_make_the_mean_of_many_reductions_exact() -> None:
+def test_error_feedback_makes_the_mean_of_many_reductions_exact() -> None:
     means = {}
     for feedback in (False, True):
         ranks = run_ranks(reduce, 2, (INT4,), 64, feedback, 60, ranks_per_node=1)

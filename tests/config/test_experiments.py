@@ -5,11 +5,15 @@ import shlex
 
 import pytest
 
+from docs.generate.models_and_clusters_page import models, resolved
+from frontier_llm.cli.compose import groups
+from frontier_llm.cli.experiments import Header, composed
+from frontier_llm.cli.package_files import CONF
 from frontier_llm.config.rules import check
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.units import GIB
-from tools.compose import CONF, groups
-from tools.tables import Header, composed, factors_of, models, state_bytes
+
+pytestmark = pytest.mark.slow
 
 EXPERIMENTS = groups()["experiment"]
 CLUSTERS = groups()["cluster"]
@@ -60,14 +64,15 @@ def test_tensor_parallelism_stays_inside_a_node(name):
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_states_of_an_experiment_fit_its_devices(name):
     config = composed(f"experiment={name}")
-    assert state_bytes(config, _header(name).ranks) < 0.9 * config.cluster.device.memory_gib * GIB
+    layout = resolved(config, _header(name).ranks)
+    assert layout.fullest_stage_bytes < 0.9 * config.cluster.device.memory_gib * GIB
 
 
 @pytest.mark.parametrize("name", [n for n in EXPERIMENTS if n.startswith("amsp_")])
 def test_amsps_experiments_use_the_papers_factors(name):
     text = (CONF / "experiment" / f"{name}.yaml").read_text()
     paper = re.search(r"# The paper's factors: \((\d+), (\d+), (\d+)\)", text).groups()
-    factors = factors_of(composed(f"experiment={name}"), _header(name).ranks)
+    factors = resolved(composed(f"experiment={name}"), _header(name).ranks).factors
     assert (factors.params, factors.grads, factors.optimizer) == tuple(map(int, paper))
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from frontier_llm.cli.compose import compose
 from frontier_llm.config import decode
 from frontier_llm.config.rules import check, data_size
 from tests.config.test_rules import _advised, _changed, _refusal
-from tools.compose import compose
 
 GPT = ()
 T5 = ("model=mt5_tiny", "data=stdlib_spans", "parallel.pipeline=1")

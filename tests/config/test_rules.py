@@ -6,12 +6,11 @@ import re
 import pytest
 import yaml
 
+from frontier_llm.cli.compose import compose
 from frontier_llm.config import decode
 from frontier_llm.config.rules import check, data_size
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.layout import make_grid
-from frontier_llm.geometry.stages import make_pieces
-from tools.compose import compose
+from frontier_llm.geometry.resolved import ResolvedLayout
 
 MICS = {"params": 2, "grads": 2, "optimizer": 2}
 
@@ -103,7 +102,7 @@ REFUSED = {
         "parallel.chunks",
         "set parallel.chunks=1",
     ),
-    "more pieces than layers": (
+    "more model chunks than layers": (
         4,
         {"parallel.pipeline": 4, "parallel.chunks": 2},
         "parallel.pipeline x parallel.chunks",
@@ -145,11 +144,11 @@ REFUSED = {
         "data.global_batch",
         "set data.global_batch=32",
     ),
-    "more pieces of text than rows of the embedding": (
+    "a larger vocabulary than the embedding has rows": (
         4,
-        {"data.pieces": 5000},
-        "data.pieces",
-        "set data.pieces=4096",
+        {"data.vocabulary": 5000},
+        "data.vocabulary",
+        "set data.vocabulary=4096",
     ),
     "an odd number of rotated dimensions": (
         4,
@@ -213,7 +212,7 @@ def test_what_it_got_is_said_with_what_it_depends_on(defaults):
     assert str(_refusal(values, 6)) == (
         "configuration error at parallel.tensor x parallel.pipeline\n"
         "  got:    1 x 4 = 4 on 6 ranks\n"
-        "  wants:  a divisor of the number of ranks; the rest is data parallelism\n"
+        "  wants:  a divisor of the number of ranks; the quotient is the number of replicas\n"
         "  do:     start 8 ranks (launch.ranks=8 on one machine), or choose factors of 6: "
         "1, 2, 3, 6"
     )
@@ -234,15 +233,13 @@ def test_a_head_width_that_is_given_need_not_fit_the_width(defaults):
 
 def test_a_node_may_be_larger_than_the_run(defaults):
     config = decode(_changed(defaults, {"launch.ranks_per_node": 64}))
-    check(config, 4)
-    assert make_grid(config, 4, 64).node(3) == 0
+    assert ResolvedLayout.resolve(config, 4, 64).grid.node(3) == 0
 
 
 def test_an_uneven_cut_is_accepted_as_given(defaults):
     config = decode(_changed(defaults, {"parallel.layers_per_stage": [3, 1]}))
-    check(config, 4)
-    pieces = make_pieces(4, 2, 1, config.parallel.layers_per_stage)
-    assert [len(piece.layers) for piece in pieces] == [3, 1]
+    chunks = ResolvedLayout.resolve(config, 4, 4).model_chunks
+    assert [len(chunk.layers) for chunk in chunks] == [3, 1]
 
 
 def test_what_remains_is_data_parallelism(defaults):

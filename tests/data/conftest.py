@@ -1,4 +1,4 @@
-"""A small corpus of made-up text, prepared once for all tests of this folder."""
+"""A small synthetic corpus, prepared once for all tests of this folder."""
 
 import json
 import random
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.config.data import DataConfig
-from frontier_llm.data.corpus import Document, Source, find_source
-from frontier_llm.data.datasets import Corpus, open_corpus
-from frontier_llm.data.part_writer import Reader
-from frontier_llm.data.parts import Leftovers, plan_parts
+from frontier_llm.data.corpus_parts import SkippedTexts, plan_parts
+from frontier_llm.data.part_writer import PartReader
 from frontier_llm.data.prepare import prepare
+from frontier_llm.data.prepared_corpus import Corpus, open_corpus
+from frontier_llm.data.source import Document, Source, find_source
 
 
 def config(directory: Path, path: Path | None, **changes: object) -> DataConfig:
@@ -24,7 +24,7 @@ def config(directory: Path, path: Path | None, **changes: object) -> DataConfig:
         "text_key": "text",
         "directory": str(directory),
         "tokenizer": None,
-        "pieces": 400,
+        "vocabulary": 400,
         "validation_percent": 10.0,
         "broken": "refuse",
         "unique": False,
@@ -47,14 +47,14 @@ def write_jsonl(path: Path, documents: int = 200) -> Path:
 
 
 def documents(settings: DataConfig) -> list[Document]:
-    """All documents of a source, in order."""
+    """Return all documents of a source in order."""
     source = source_of(settings)
     scans = [source.scan(index) for index in range(len(source.files))]
-    reader = Reader(source, settings.broken == "skip")
+    reader = PartReader(source, settings.broken == "skip")
     return [
         document
         for part in plan_parts(scans)
-        for _, _, document in reader.documents(part, Leftovers())
+        for _, _, document in reader.documents(part, SkippedTexts())
     ]
 
 

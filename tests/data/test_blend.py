@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontier_llm.data.blend import BLOCK, Schedule, weigh
+from frontier_llm.data.blend import BLOCK, Schedule, corpus_shares
 from frontier_llm.errors import ConfigError
 
 KEY = 77
@@ -22,7 +22,7 @@ def _shares(weights: tuple[float, ...]) -> dict[str, float]:
 
 
 def check_read_in_order(dealt: list[tuple[int, int]], corpora: int) -> None:
-    """Each corpus gives its samples 0, 1, 2, ... without a gap."""
+    """Check that each corpus gives its samples 0, 1, 2, ... without gaps."""
     for corpus in range(corpora):
         own = [index for found, index in dealt if found == corpus]
         assert own == list(range(len(own)))
@@ -38,7 +38,7 @@ def test_each_corpus_is_read_in_its_own_order_and_in_its_share():
             assert counts[corpus] == pytest.approx(1000 * share, abs=5)
 
 
-def test_any_sample_is_found_without_those_before_it():
+def test_any_sample_is_located_directly():
     far = 10**15 + 12345
     corpus, index = Schedule.starting(WEIGHTS, KEY).locate(far)
     assert index == pytest.approx(far * list(WEIGHTS.values())[corpus], rel=1e-3)
@@ -57,7 +57,7 @@ def test_any_sample_is_found_without_those_before_it():
         max_size=3,
     )
 )
-def test_changed_weights_lose_nothing_and_repeat_nothing(changes):
+def test_changed_weights_neither_skip_nor_repeat_samples(changes):
     schedule, at = Schedule.starting(WEIGHTS, KEY), 0
     for length, weights in changes:
         at += length
@@ -68,7 +68,7 @@ def test_changed_weights_lose_nothing_and_repeat_nothing(changes):
     check_read_in_order(deal(schedule, range(at + 2000)), 3)
 
 
-def test_the_same_weights_begin_no_segment_and_a_rewind_drops_later_ones():
+def test_equal_weights_add_no_segment_and_a_rewind_drops_later_segments():
     schedule = Schedule.starting(WEIGHTS, KEY)
     assert schedule.changed(500, WEIGHTS).segments == schedule.segments
     flat = dict.fromkeys(WEIGHTS, 1 / 3)
@@ -82,18 +82,18 @@ def test_the_same_weights_begin_no_segment_and_a_rewind_drops_later_ones():
 def test_weights_follow_sizes_by_temperature():
     tokens = {"en": 10**9, "sw": 10**6}
     none = dict.fromkeys(tokens)
-    assert weigh(tokens, none, 1.0)["sw"] == pytest.approx(1e6 / (1e9 + 1e6))
-    assert weigh(tokens, none, 0.0) == {"en": 0.5, "sw": 0.5}
-    lifted = weigh(tokens, none, 0.3)
+    assert corpus_shares(tokens, none, 1.0)["sw"] == pytest.approx(1e6 / (1e9 + 1e6))
+    assert corpus_shares(tokens, none, 0.0) == {"en": 0.5, "sw": 0.5}
+    lifted = corpus_shares(tokens, none, 0.3)
     assert lifted["sw"] == pytest.approx(1e6**0.3 / (1e6**0.3 + 1e9**0.3))
-    assert weigh(tokens, {"en": 3.0, "sw": 1.0}, 0.3) == {"en": 0.75, "sw": 0.25}
+    assert corpus_shares(tokens, {"en": 3.0, "sw": 1.0}, 0.3) == {"en": 0.75, "sw": 0.25}
 
 
-def test_weights_that_make_no_sense_are_refused():
+def test_invalid_weights_are_refused():
     with pytest.raises(ConfigError, match=r"no weight for sw"):
-        weigh({"en": 1, "sw": 1}, {"en": 1.0, "sw": None}, 0.3)
+        corpus_shares({"en": 1, "sw": 1}, {"en": 1.0, "sw": None}, 0.3)
     with pytest.raises(ConfigError, match=r"sw with 1e-07 of all samples"):
-        weigh({"en": 1, "sw": 1}, {"en": 1.0, "sw": 1e-7}, 0.3)
+        corpus_shares({"en": 1, "sw": 1}, {"en": 1.0, "sw": 1e-7}, 0.3)
 
 
 def test_a_small_share_is_still_read():

@@ -36,28 +36,30 @@ ANY_TEXT = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(ANY_TEXT, max_size=4))
 @example([CODE, PROSE, CODE + PROSE])
-def test_part_by_part_gives_the_tokens_of_the_whole(tokenizer: Tokenizer, texts: list[str]):
+def test_encoding_substrings_gives_the_tokens_of_the_whole_text(
+    tokenizer: Tokenizer, texts: list[str]
+):
     encoder = Encoder(tokenizer, np.uint16)
     for text in texts:
         assert tokens(encoder, text) == tokenizer.encode(text)
 
 
-def test_what_our_tokenizers_allow_is_used(tokenizer: Tokenizer):
+def test_trained_tokenizers_allow_runs(tokenizer: Tokenizer):
     assert tokenizer.borders == "runs"
 
 
-def test_a_long_text_is_cut_where_no_token_is(tokenizer: Tokenizer, monkeypatch):
+def test_a_long_text_is_split_between_tokens(tokenizer: Tokenizer, monkeypatch):
     monkeypatch.setattr(module, "BLOCK_CHARACTERS", 7)
     encoder = Encoder(tokenizer, np.uint16)
     for text in (CODE, PROSE, "x" * 1000, " " * 1000, f"a{SPACE_MARK}b" * 99, "leaf " * 99):
         assert tokens(encoder, text) == tokenizer.encode(text)
 
 
-def test_forgetting_changes_nothing(tokenizer: Tokenizer, monkeypatch):
-    monkeypatch.setattr(module, "PARTS_KEPT", 3)
+def test_a_small_cache_changes_no_token(tokenizer: Tokenizer, monkeypatch):
+    monkeypatch.setattr(module, "CACHE_ENTRIES", 3)
     encoder = Encoder(tokenizer, np.uint16)
     assert tokens(encoder, CODE + PROSE) == tokenizer.encode(CODE + PROSE)
-    assert len(encoder._known) <= 3
+    assert len(encoder._cache) <= 3
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_forgetting_changes_nothing(tokenizer: Tokenizer, monkeypatch):
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_a_tokenizer_of_another_make_encodes_whole_texts(tmp_path: Path, options: dict):
+def test_other_tokenizers_encode_whole_texts(tmp_path: Path, options: dict):
     draw = random.Random(0)
     words = ["leaf", "in", "tree", "ab", "ba", "of  the"]
     text = [" ".join(draw.choices(words, k=9)) for _ in range(300)]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from frontier_llm.data.batch import Batch
-from frontier_llm.data.datasets import Corpus, Samples
 from frontier_llm.data.loader import BatchLoader
+from frontier_llm.data.prepared_corpus import Corpus, Samples
 
 GLOBAL_BATCH = 24
 
@@ -22,7 +22,7 @@ def rows(batches: list[Batch]) -> set[bytes]:
 
 
 def load(samples: Samples, step: int, micro_batch: int, data_size: int) -> list[list[Batch]]:
-    """The micro-batches of each replica."""
+    """Return the micro-batches of each replica."""
     result = []
     for rank in range(data_size):
         with closing(BatchLoader(samples, GLOBAL_BATCH, micro_batch, rank, data_size)) as loader:
@@ -49,7 +49,7 @@ def test_replicas_share_no_sample(samples: Samples):
     assert sum(map(len, replicas)) == len(set.union(*replicas)) == GLOBAL_BATCH
 
 
-def test_labels_are_the_tokens_one_place_on(samples: Samples):
+def test_labels_are_the_next_tokens(samples: Samples):
     (batches,) = load(samples, 0, 4, 1)
     for number, batch in enumerate(batches):
         assert batch.samples == 4
@@ -69,7 +69,7 @@ def test_a_batch_is_copied_to_a_device(samples: Samples):
     assert copied.samples == 4
 
 
-def test_steps_go_on_over_the_end_of_an_epoch(samples: Samples):
+def test_a_step_may_cross_the_end_of_an_epoch(samples: Samples):
     step = len(samples) // GLOBAL_BATCH
     assert len(samples) % GLOBAL_BATCH
     (batches,) = load(samples, step, 4, 1)
@@ -86,8 +86,8 @@ def test_any_step_may_follow_any_other(samples: Samples):
                 assert torch.equal(batch.tokens, wanted.tokens)
 
 
-class Watched:
-    """Samples that tell which of them were read, and by which thread, and fail on demand."""
+class RecordingSamples:
+    """Samples that record which thread read them, and fail at one index."""
 
     def __init__(self, samples: Samples, broken: int | None = None) -> None:
         self.samples, self.broken = samples, broken
@@ -103,32 +103,32 @@ class Watched:
         return self.samples[index]
 
 
-def test_the_next_step_is_read_ahead_in_a_thread_that_ends(samples: Samples):
-    watched = Watched(samples)
-    loader = BatchLoader(watched, GLOBAL_BATCH, 4, 0, 1)
+def test_the_next_step_is_read_ahead_in_a_thread_that_close_ends(samples: Samples):
+    recorded = RecordingSamples(samples)
+    loader = BatchLoader(recorded, GLOBAL_BATCH, 4, 0, 1)
     loader.micro_batches(0)
-    assert watched.next_step_read.wait(10)
-    assert watched.read[0] == threading.current_thread().name
-    thread = watched.read[2 * GLOBAL_BATCH - 1]
+    assert recorded.next_step_read.wait(10)
+    assert recorded.read[0] == threading.current_thread().name
+    thread = recorded.read[2 * GLOBAL_BATCH - 1]
     assert thread.startswith("batches")
-    watched.read.clear()
+    recorded.read.clear()
     loader.micro_batches(GLOBAL_BATCH)
     loader.close()
-    assert not set(watched.read) & set(range(GLOBAL_BATCH, 2 * GLOBAL_BATCH))
+    assert not set(recorded.read) & set(range(GLOBAL_BATCH, 2 * GLOBAL_BATCH))
     assert thread not in {alive.name for alive in threading.enumerate()}
 
 
 @pytest.mark.parametrize("next_step", [1, 9])
 def test_a_failure_ahead_is_raised_by_the_next_call(samples: Samples, next_step: int):
-    watched = Watched(samples, broken=GLOBAL_BATCH + 5)
-    with closing(BatchLoader(watched, GLOBAL_BATCH, 4, 0, 1)) as loader:
+    recorded = RecordingSamples(samples, broken=GLOBAL_BATCH + 5)
+    with closing(BatchLoader(recorded, GLOBAL_BATCH, 4, 0, 1)) as loader:
         assert len(loader.micro_batches(0)) == 6
         with pytest.raises(OSError, match="the disk is gone"):
             loader.micro_batches(next_step * GLOBAL_BATCH)
-        watched.broken = None
+        recorded.broken = None
         assert len(loader.micro_batches(GLOBAL_BATCH)) == 6
 
 
-def test_a_global_batch_that_does_not_divide_is_our_own_mistake(samples: Samples):
+def test_a_global_batch_that_does_not_divide_is_an_assertion_error(samples: Samples):
     with pytest.raises(AssertionError):
         BatchLoader(samples, 10, 4, 0, 1)

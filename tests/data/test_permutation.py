@@ -10,7 +10,7 @@ KEYS = st.integers(0, 2**64 - 1)
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 300), KEYS)
-def test_every_place_is_taken_once(length: int, key: int):
+def test_permute_is_a_bijection(length: int, key: int):
     assert sorted(permute(i, length, key) for i in range(length)) == list(range(length))
 
 
@@ -24,13 +24,13 @@ def test_long_ranges_do_not_collide(length: int, key: int, data: st.DataObject):
     assert max(places) < length
 
 
-def test_it_shuffles():
+def test_permute_shuffles():
     length, key = 1000, make_key("digest", 1, 0)
     order = [permute(i, length, key) for i in range(length)]
     neighbours = sum(abs(a - b) == 1 for a, b in pairwise(order))
     fixed = sum(place == i for i, place in enumerate(order))
     low_half_first = sum(place < 500 for place in order[:500])
-    # of a random order: 2, 1 and 250 +- 8 are expected
+    # expected values for a random order: 2, 1 and 250 +- 8
     assert neighbours < 12
     assert fixed < 8
     assert 200 < low_half_first < 300
@@ -50,7 +50,7 @@ def test_a_key_depends_on_each_part():
 
 
 def test_the_order_is_the_same_in_every_version():
-    """A run that goes on after an update must read what it would have read."""
+    """A run that resumes with a newer version must read the same samples."""
     key = make_key("digest", 1234, 0)
     assert key == 12014919200463746809
     assert [permute(i, 10, key) for i in range(10)] == [0, 2, 7, 6, 3, 9, 1, 8, 5, 4]

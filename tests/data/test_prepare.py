@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from frontier_llm.data import build
+from frontier_llm.data import corpus_build
 from frontier_llm.data import prepare as module
-from frontier_llm.data.corpus import Source
-from frontier_llm.data.datasets import open_corpus
 from frontier_llm.data.prepare import prepare
+from frontier_llm.data.prepared_corpus import open_corpus
+from frontier_llm.data.source import Source
 from frontier_llm.errors import ConfigError, DataError
 from tests.data.conftest import config, documents, write_jsonl
 
@@ -43,13 +43,15 @@ def test_every_document_comes_back_from_its_split(tmp_path: Path, text: Path):
 
 
 def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(build.DType, "optimal_dtype", lambda cardinality: np.int32)
+    monkeypatch.setattr(corpus_build.DType, "optimal_dtype", lambda cardinality: np.int32)
     corpus = open_corpus(prepare(config(tmp_path, write_jsonl(tmp_path / "text.jsonl"))))
     assert corpus.manifest.dtype == "int32"
     assert corpus.train.read(0, 3).dtype == np.int32
 
 
-def test_of_a_long_corpus_a_part_trains_the_tokenizer(tmp_path: Path, text: Path, monkeypatch):
+def test_the_tokenizer_of_a_long_corpus_is_trained_on_a_sample(
+    tmp_path: Path, text: Path, monkeypatch
+):
     whole = open_corpus(prepare(config(tmp_path / "whole", text)))
     monkeypatch.setattr(module, "TOKENIZER_TEXT_BYTES", text.stat().st_size // 10)
     part = open_corpus(prepare(config(tmp_path / "part", text)))
@@ -76,14 +78,14 @@ def test_touched_sources_give_the_same_folder(tmp_path: Path, text: Path, monkey
 
 def test_changed_sources_or_settings_give_another_folder(tmp_path: Path, text: Path):
     folders = {prepare(config(tmp_path / "corpora", text))}
-    folders.add(prepare(config(tmp_path / "corpora", text, pieces=290)))
+    folders.add(prepare(config(tmp_path / "corpora", text, vocabulary=290)))
     folders.add(prepare(config(tmp_path / "corpora", text, validation_percent=30.0)))
     with text.open("a") as stream:
         stream.write('{"text": "one more document"}\n')
     folders.add(prepare(config(tmp_path / "corpora", text)))
     assert len(folders) == 4
     assert len({open_corpus(folder).manifest.digest for folder in folders}) == 4
-    # what is only of the training changes nothing
+    # settings of the training alone change nothing
     assert prepare(config(tmp_path / "corpora", text, sequence_length=99)) in folders
 
 
@@ -105,11 +107,11 @@ def test_a_deleted_folder_is_prepared_again(tmp_path: Path, text: Path):
     open_corpus(folder, verify=True)
 
 
-def _prepare_and_tell(settings, barrier, results):
-    said: list[str] = []
+def _prepare_and_report(settings, barrier, results):
+    stages: list[str] = []
     barrier.wait()
-    folder = prepare(settings, lambda what, share: said.append(what))
-    results.put((folder, said))
+    folder = prepare(settings, lambda stage, fraction: stages.append(stage))
+    results.put((folder, stages))
 
 
 @pytest.mark.parametrize("locks", [True, False])
@@ -122,7 +124,7 @@ def test_two_processes_at_once_prepare_one_corpus(
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(2), context.Queue()
     processes = [
-        context.Process(target=_prepare_and_tell, args=(settings, barrier, results))
+        context.Process(target=_prepare_and_report, args=(settings, barrier, results))
         for _ in range(2)
     ]
     for process in processes:
@@ -134,7 +136,7 @@ def test_two_processes_at_once_prepare_one_corpus(
     assert found[0][0] == found[1][0]
     open_corpus(found[0][0], verify=True)
     assert [path.name for path in (tmp_path / "corpora").glob("*partial*")] == []
-    trained = sum(any("training a tokenizer" in what for what in said) for _, said in found)
+    trained = sum(any("training a tokenizer" in stage for stage in stages) for _, stages in found)
     assert trained == 1 if locks else trained >= 1
 
 
@@ -157,16 +159,19 @@ def _no_locks(stream, operation):
 
 
 def test_progress_goes_from_zero_to_one_in_each_stage(tmp_path: Path, text: Path):
-    told: dict[str, list[float]] = {}
-    prepare(config(tmp_path, text), lambda what, share: told.setdefault(what, []).append(share))
-    assert [what.split()[0] for what in told] == [
+    fractions_by_stage: dict[str, list[float]] = {}
+    prepare(
+        config(tmp_path, text),
+        lambda stage, fraction: fractions_by_stage.setdefault(stage, []).append(fraction),
+    )
+    assert [what.split()[0] for what in fractions_by_stage] == [
         "reading",
         "choosing",
         "training",
         "tokenising",
-        "putting",
+        "merging",
     ]
-    for what, shares in told.items():
+    for what, shares in fractions_by_stage.items():
         assert shares == sorted(shares)
         assert all(0 <= share <= 1 for share in shares)
         if not what.startswith("training"):
@@ -182,7 +187,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, text: Path):
     assert [path.name for path in directory.iterdir()] == [".tiny.lock"]
 
 
-def test_what_a_killed_process_left_is_removed_when_it_is_old(tmp_path: Path, text: Path):
+def test_old_work_of_killed_processes_is_removed(tmp_path: Path, text: Path):
     old, young = tmp_path / ".tiny-old.partial", tmp_path / ".tiny-young.partial"
     for folder in (old, young):
         folder.mkdir()
@@ -231,7 +236,7 @@ def test_a_full_disk_is_named_and_left_clean(full_disk: Path, text: Path):
 
 
 def test_the_standard_library_is_ready_in_seconds_and_at_once_the_next_time(tmp_path: Path):
-    settings = config(tmp_path, None, kind="stdlib", name="stdlib", pieces=1000)
+    settings = config(tmp_path, None, kind="stdlib", name="stdlib", vocabulary=1000)
     folder = prepare(settings)
     start = time.perf_counter()
     assert prepare(settings) == folder

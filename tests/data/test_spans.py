@@ -33,14 +33,14 @@ def test_filling_the_sentinels_restores_the_text(tokens: int, index: int, key: i
     assert restore(inputs.tolist(), targets.tolist(), SENTINEL, EOS) == text.tolist()
 
 
-def test_lengths_are_t5s():
+def test_lengths_are_those_of_t5():
     assert span_lengths(512).text == 568
     assert span_lengths(512).targets == 114
     found = span_lengths(1024)
     assert (found.text, found.inputs, found.targets) == (1137, 1024, 229)
 
 
-def test_it_is_a_function_of_key_and_index():
+def test_spans_depend_only_on_key_and_index():
     text = draw_text(568)
     first = corruption(568).corrupt(text, 3)
     assert all(map(np.array_equal, first, corruption(568).corrupt(text, 3)))
@@ -48,7 +48,7 @@ def test_it_is_a_function_of_key_and_index():
         assert not np.array_equal(first[0], other[0])
 
 
-def test_every_token_is_taken_about_as_often_and_spans_are_short():
+def test_all_tokens_are_equally_likely_removed_and_spans_are_short():
     tokens, runs = 568, 400
     text = np.arange(10_000, 10_000 + tokens)
     taken, spans = np.zeros(tokens), []

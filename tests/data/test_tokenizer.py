@@ -51,12 +51,12 @@ def test_end_of_document_has_no_text(tokenizer: Tokenizer):
     assert tokenizer.decode([*tokenizer.encode("a"), tokenizer.eod]) == "a"
 
 
-def test_bytes_that_are_no_text_are_shown_as_such(tokenizer: Tokenizer):
+def test_invalid_utf8_is_decoded_to_replacement_characters(tokenizer: Tokenizer):
     first_byte_of_two = tokenizer.encode("é")[0]
     assert tokenizer.decode([first_byte_of_two]) == "\ufffd"
 
 
-def test_vocabulary_is_as_asked(tokenizer: Tokenizer):
+def test_vocabulary_is_as_configured(tokenizer: Tokenizer):
     assert tokenizer.vocabulary == 300
 
 
@@ -67,7 +67,7 @@ def test_small_corpus_gives_the_largest_vocabulary_it_can(tmp_path: Path):
 
 
 @pytest.mark.parametrize("pieces", [FIXED_PIECES + 1, 300, 1000])
-def test_more_characters_than_pieces_are_spelt_in_bytes(tmp_path: Path, pieces: int):
+def test_characters_that_do_not_fit_are_encoded_as_bytes(tmp_path: Path, pieces: int):
     draw = random.Random(0)
     letters = [chr(code) for code in range(0x4E00, 0x4E00 + 2000)]
     text = "\n".join("".join(draw.choices(letters, k=50)) for _ in range(200))
@@ -81,8 +81,8 @@ def test_a_long_line_is_learnt_from(tmp_path: Path):
     assert len(tokenizer.encode("lantern lantern")) < 10
 
 
-def test_too_few_pieces_are_refused(tmp_path: Path):
-    with pytest.raises(DataError, match=r"set data.pieces to 260 or more"):
+def test_a_too_small_vocabulary_is_refused(tmp_path: Path):
+    with pytest.raises(DataError, match=r"set data.vocabulary to 260 or more"):
         train_tokenizer([TEXT], FIXED_PIECES, tmp_path / "t.model")
 
 
@@ -98,7 +98,7 @@ def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer):
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no model"])
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: bytes | None):
+def test_a_file_that_is_not_a_tokenizer_is_refused(tmp_path: Path, content: bytes | None):
     path = tmp_path / "tokenizer.model"
     if content is not None:
         path.write_bytes(content)

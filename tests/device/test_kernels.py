@@ -1,4 +1,4 @@
-"""A fused kernel is believed after a call that agrees with torch's, and not before."""
+"""Fused kernels are used only after a call that agrees with torch's."""
 
 import pytest
 import torch
@@ -18,15 +18,15 @@ def test_without_extensions_torch_is_used_and_the_reason_is_kept() -> None:
     assert resolve("torch", CPU).reason == "kernels=torch"
 
 
-def test_asking_for_fused_kernels_says_why_there_are_none() -> None:
+def test_missing_fused_kernels_are_an_error_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="apex: No module named 'apex'"):
         resolve("fused", CPU)
 
 
-def test_a_kernel_that_computes_something_else_is_refused(
+def test_a_kernel_with_other_results_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Importing proves nothing; neither does a right forward pass with a wrong gradient."""
+    """A correct forward pass with a wrong gradient is not enough."""
 
     def wrong_gradient(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, e: float) -> torch.Tensor:
         return torch_layer_norm(x, w.detach() + 0 * w, b, e)

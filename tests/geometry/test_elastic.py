@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.config import decode
-from frontier_llm.config.rules import check
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.elastic import refit
-from frontier_llm.geometry.layout import make_grid, resolve_factors
+from frontier_llm.geometry.resolved import ResolvedLayout
 from tests.values import tiny_values
 
 BASE = tiny_values(
@@ -24,8 +23,13 @@ def _with(**changes):
     return values
 
 
+def _refit(values, ranks):
+    config = decode(values)
+    return refit(config.parallel, config.data, config.sharding, ranks)
+
+
 def test_what_fits_is_left_alone():
-    assert refit(decode(BASE), 4) == {}
+    assert _refit(BASE, 4) == {}
 
 
 @given(
@@ -38,17 +42,17 @@ def test_the_fitted_configuration_runs_with_the_same_global_batch(replicas, micr
     values = _with(
         data__micro_batch=micro_batch, **{f"sharding__{n}": v for n, v in sharding.items()}
     )
-    for key, value in refit(decode(values), 2 * replicas).items():
+    for key, value in _refit(values, 2 * replicas).items():
         section, name = key.split(".")
         values[section][name] = value
     config = decode(values)
-    check(config, 2 * replicas)
-    resolve_factors(config, make_grid(config, 2 * replicas, 2 * replicas))
+    layout = ResolvedLayout.resolve(config, 2 * replicas, 2 * replicas)
+    assert layout.micro_batches * layout.micro_batch * replicas == 24
     assert config.data.global_batch == 24
     assert config.data.micro_batch <= micro_batch
 
 
 def test_replicas_that_cannot_share_the_batch_are_refused_with_those_that_can():
     with pytest.raises(ConfigError, match="2, 4, 6, 8, 12, 16, 24, 48 ranks") as caught:
-        refit(decode(BASE), 10)
+        _refit(BASE, 10)
     assert caught.value.key == "launch.elastic"

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.geometry.flops import forward_flops, step_hardware_flops, step_model_flops
-from frontier_llm.geometry.inventory import piece_parameters
+from frontier_llm.geometry.inventory import chunk_parameters
 from frontier_llm.geometry.lengths import sample_lengths
-from frontier_llm.geometry.stages import Piece
+from frontier_llm.geometry.model_chunks import ModelChunk
 from tests.geometry.models import any_models, any_t5_models, make_model
 
 widths = st.integers(1, 400).map(lambda width: 64 * width)
@@ -31,12 +31,12 @@ def test_a_gpts_step_is_megatrons_formula(layers, hidden, vocabulary, length, sa
 
 def _matrices(model):
     """Return what is multiplied with, not looked up."""
-    piece = Piece(0, 0, range(model.layers), has_embedding=True, has_head=True)
+    chunk = ModelChunk(0, 0, range(model.layers), has_embedding=True, has_head=True)
     looked_up = {"embedding.positions.weight"}
     looked_up |= {"encoder_positions.weight", "decoder_positions.weight"}
     if not model.tied:
         looked_up.add("embedding.tokens.weight")
-    parameters = piece_parameters(model, piece, 16)
+    parameters = chunk_parameters(model, chunk, 16)
     return [p for p in parameters if len(p.shape) == 2 and p.name not in looked_up]
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_llm.cli.compose import compose
 from frontier_llm.config.collectives import CollectivesConfig
 from frontier_llm.geometry.formats import BF16, FP32, Format, StateFormats
-from tools.compose import compose
 
 INT8, INT4 = Format("int8", 512, 2), Format("int4", 512, 2)
 

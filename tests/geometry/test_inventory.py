@@ -5,18 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.geometry.inventory import (
+    chunk_parameters,
     count_parameters,
     layer_parameters,
     padded_vocabulary,
-    piece_parameters,
 )
-from frontier_llm.geometry.stages import Piece, make_pieces
+from frontier_llm.geometry.model_chunks import ModelChunk, make_model_chunks
 from tests.geometry.models import any_models, make_model
 
 
 def _whole(model, sequence_length):
-    piece = Piece(0, 0, range(model.layers), has_embedding=True, has_head=True)
-    return list(piece_parameters(model, piece, sequence_length))
+    chunk = ModelChunk(0, 0, range(model.layers), has_embedding=True, has_head=True)
+    return list(chunk_parameters(model, chunk, sequence_length))
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(2, 300), st.integers(1, 32))
@@ -29,13 +29,13 @@ def test_a_gpts_count_is_the_closed_formula(layers, width, vocabulary, positions
 
 
 @given(any_models(), st.integers(1, 5), st.integers(1, 3))
-def test_a_pipelines_pieces_hold_the_whole_model(model, stages, chunks):
-    if stages * chunks > model.layers:
-        stages, chunks = 1, 1
-    pieces = make_pieces(model.layers, stages, chunks)
-    held = [p for piece in pieces for p in piece_parameters(model, piece, 16)]
+def test_a_pipelines_chunks_hold_the_whole_model(model, stages, virtual_stages):
+    if stages * virtual_stages > model.layers:
+        stages, virtual_stages = 1, 1
+    chunks = make_model_chunks(model.layers, stages, virtual_stages)
+    held = [p for chunk in chunks for p in chunk_parameters(model, chunk, 16)]
     assert set(held) == set(_whole(model, 16))
-    copies = 1 if model.tied and len(pieces) > 1 else 0
+    copies = 1 if model.tied and len(chunks) > 1 else 0
     assert len(held) == len(set(held)) + copies
 
 

@@ -10,15 +10,21 @@ from hypothesis import strategies as st
 from frontier_llm.config.sharding import ShardingConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.grid import Coordinates, Grid
-from frontier_llm.geometry.partition import Digits, Factors, Interval, data_ranks_per_node
+from frontier_llm.geometry.partition import (
+    DIGITS,
+    Digits,
+    Factors,
+    Interval,
+    data_ranks_per_node,
+)
 from tests.geometry.factors import any_factors
 
 INTERVALS = (Factors.params_interval, Factors.grads_interval, Factors.optimizer_interval)
 HOLDERS = (Factors.params_holders, Factors.grads_holders, Factors.optimizer_holders)
-GATHERS = (  # along a digit, in its order: what each rank brings, what all then have
-    ("c", Factors.optimizer_interval, Factors.grads_interval),
-    ("b", Factors.grads_interval, Factors.params_interval),
-    ("a", Factors.params_interval, lambda factors, elements, rank: Interval(0, elements)),
+GATHERS = (  # along a digit: the interval of each rank before, the interval of all ranks after
+    ("optimizer", Factors.optimizer_interval, Factors.grads_interval),
+    ("grads", Factors.grads_interval, Factors.params_interval),
+    ("params", Factors.params_interval, lambda factors, elements, rank: Interval(0, elements)),
 )
 blocks = st.integers(1, 4)
 units = st.integers(1, 500)
@@ -35,7 +41,7 @@ def test_digits_and_data_ranks_are_one_to_one(factors):
     digits = [factors.digits(rank) for rank in range(factors.data)]
     assert len(set(digits)) == factors.data
     assert [factors.data_rank(at) for at in digits] == list(range(factors.data))
-    widths = Digits(*(factors.width(name) for name in "abcd"))
+    widths = Digits(*(factors.width(name) for name in DIGITS))
     assert all(0 <= digit < width for at in digits for digit, width in zip(at, widths, strict=True))
 
 
@@ -62,7 +68,7 @@ def test_optimizer_lies_in_gradients_lie_in_parameters(factors, elements):
 
 @given(any_factors(), units)
 def test_a_gather_along_a_digit_is_contiguous_in_its_order(factors, elements):
-    """A reduce-scatter is its mirror: part i of the whole is what the i-th rank keeps."""
+    """A reduce-scatter is the mirror image: the i-th rank keeps part i."""
     size = factors.padded(elements)
     for digit, part, whole in GATHERS:
         for rank in range(factors.data):
@@ -79,14 +85,14 @@ def test_a_gather_along_a_digit_is_contiguous_in_its_order(factors, elements):
 def test_ranks_along_the_last_digit_hold_the_same(factors, elements):
     size = factors.padded(elements)
     for rank in range(factors.data):
-        replicas = factors.group("d", rank)
+        replicas = factors.group("replica", rank)
         for interval in INTERVALS:
             assert len({interval(factors, size, member) for member in replicas}) == 1
 
 
 @given(any_factors())
 def test_the_groups_of_a_digit_partition_the_ranks(factors):
-    for digit in "abcd":
+    for digit in DIGITS:
         groups = {factors.group(digit, rank) for rank in range(factors.data)}
         assert sorted(rank for group in groups for rank in group) == list(range(factors.data))
         for group in groups:
@@ -110,7 +116,7 @@ def test_the_holders_of_an_element_are_those_whose_interval_has_it(factors, elem
 def test_one_rank_of_each_replica_updates_an_element(factors, elements, data):
     size = factors.padded(elements)
     holders = factors.optimizer_holders(size, data.draw(st.integers(0, size - 1)))
-    assert [factors.digits(rank).d for rank in holders] == list(
+    assert [factors.digits(rank).replica for rank in holders] == list(
         range(factors.data // factors.optimizer)
     )
 
@@ -134,17 +140,22 @@ def test_parameters_are_gathered_inside_a_node_if_a_copy_fits_there(
     assert data_ranks_per_node(grid) == per_node
     ranks = grid.data_group(grid.rank(Coordinates(tensor - 1, 0, pipeline - 1)))
     for rank in range(factors.data):
-        assert len({grid.node(ranks[member]) for member in factors.group("a", rank)}) == 1
+        assert len({grid.node(ranks[member]) for member in factors.group("params", rank)}) == 1
 
 
 def test_the_layout_of_two_four_eight_on_sixteen_ranks():
     factors = Factors(params=2, grads=4, optimizer=8, data=16)
-    assert factors.digits(13) == Digits(a=1, b=0, c=1, d=1)
+    assert factors.digits(13) == Digits(params=1, grads=0, optimizer=1, replica=1)
     assert factors.params_interval(32, 13) == Interval(16, 16)
     assert factors.grads_interval(32, 13) == Interval(16, 8)
     assert factors.optimizer_interval(32, 13) == Interval(20, 4)
-    groups = {digit: factors.group(digit, 13) for digit in "abcd"}
-    assert groups == {"a": (12, 13), "b": (13, 15), "c": (9, 13), "d": (5, 13)}
+    groups = {digit: factors.group(digit, 13) for digit in DIGITS}
+    assert groups == {
+        "params": (12, 13),
+        "grads": (13, 15),
+        "optimizer": (9, 13),
+        "replica": (5, 13),
+    }
     assert factors.params_holders(32, 20) == (1, 3, 5, 7, 9, 11, 13, 15)
     assert factors.grads_holders(32, 20) == (1, 5, 9, 13)
     assert factors.optimizer_holders(32, 20) == (5, 13)
@@ -162,7 +173,7 @@ def test_the_layout_of_two_four_eight_on_sixteen_ranks():
         (Grid(2, 3, 1, ranks_per_node=3), None),  # tensor ranks differ in it
     ],
 )
-def test_a_node_holds_equally_many_data_ranks_or_the_word_has_no_meaning(grid, wanted):
+def test_data_ranks_per_node_is_none_if_nodes_differ(grid, wanted):
     assert data_ranks_per_node(grid) == wanted
 
 
@@ -189,8 +200,8 @@ def test_uneven_nodes_matter_only_to_the_word_node():
     assert "set sharding.params to one of 1, 2, 4, 8" in caught.value.todo
 
 
-# a row: what is written, the key that is named, what `do:` says; on 8 ranks, 4 a node
-REFUSED = [
+# (configured factors, key in the error, correction in the error); 8 ranks, 4 per node
+REJECTED = [
     ((2, 1, 1), "sharding.grads", "set sharding.grads=2 sharding.optimizer=2"),
     ((3, "all", "all"), "sharding.params", "set sharding.params=4"),
     ((0, 1, 1), "sharding.params", "set sharding.params=1"),
@@ -201,8 +212,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("written", "key", "todo"), REFUSED)
-def test_factors_that_do_not_divide_are_refused_with_those_that_do(written, key, todo):
+@pytest.mark.parametrize(("written", "key", "todo"), REJECTED)
+def test_factors_that_do_not_divide_are_rejected_with_a_correction(written, key, todo):
     config = make_sharding(*written)
     with pytest.raises(ConfigError) as caught:
         Factors.resolve(config, 8, 4)
@@ -211,8 +222,8 @@ def test_factors_that_do_not_divide_are_refused_with_those_that_do(written, key,
     Factors.resolve(config.model_copy(update=changes), 8, 4)
 
 
-def test_a_refusal_says_what_a_word_stood_for():
+def test_an_error_gives_the_number_that_a_word_means():
     with pytest.raises(ConfigError) as caught:
         Factors.resolve(make_sharding(2, "all", "node"), 8, 4)
-    assert caught.value.got == "node (4), beside params=2, grads=all on 8 data-parallel ranks"
+    assert caught.value.got == "node (4), with params=2, grads=all on 8 data-parallel ranks"
     assert caught.value.wants.startswith("one of 8: params divides grads")

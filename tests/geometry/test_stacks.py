@@ -1,32 +1,36 @@
-"""One list of encoder and decoder layers, cut anywhere; lengths of what is read and said."""
+"""One list of encoder and decoder layers, cut anywhere; lengths of inputs and targets."""
 
 import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.geometry.inventory import copies, count_parameters, model_shapes, piece_parameters
+from frontier_llm.geometry.inventory import (
+    chunk_parameters,
+    count_parameters,
+    model_shapes,
+    shared_parameters,
+)
 from frontier_llm.geometry.lengths import corrupted, sample_lengths, span_lengths
-from frontier_llm.geometry.stacks import piece_stacks
-from frontier_llm.geometry.stages import make_pieces
+from frontier_llm.geometry.model_chunks import chunk_stacks, make_model_chunks
 from tests.geometry.models import any_t5_models, make_model, make_t5
 
 
 @st.composite
 def cut_models(draw):
-    """Draw an encoder-decoder and its pieces, cut at random."""
+    """Draw an encoder-decoder and its chunks, cut at random."""
     model = draw(any_t5_models())
     borders = draw(st.sets(st.integers(1, model.layers - 1), max_size=5))
     ends = [0, *sorted(borders), model.layers]
     sizes = tuple(b - a for a, b in itertools.pairwise(ends))
-    chunks = draw(st.sampled_from([c for c in (1, 2, 3) if len(sizes) % c == 0]))
-    return model, make_pieces(model.layers, len(sizes) // chunks, chunks, sizes)
+    virtual = draw(st.sampled_from([c for c in (1, 2, 3) if len(sizes) % c == 0]))
+    return model, make_model_chunks(model.layers, len(sizes) // virtual, virtual, sizes)
 
 
 @given(cut_models())
-def test_stacks_tile_the_pieces_and_end_once(case):
-    model, pieces = case
-    stacks = [stack for piece in pieces for stack in piece_stacks(model, piece)]
+def test_stacks_tile_the_chunks_and_end_once(case):
+    model, chunks = case
+    stacks = [stack for chunk in chunks for stack in chunk_stacks(model, chunk)]
     assert [layer for stack in stacks for layer in stack.layers] == list(range(model.layers))
     assert all(
         (stack.name == "encoder") == (layer < model.encoder_layers)
@@ -39,26 +43,26 @@ def test_stacks_tile_the_pieces_and_end_once(case):
 
 
 @given(cut_models())
-def test_pieces_hold_the_whole_model_and_copies_of_the_tables_they_need(case):
-    model, pieces = case
-    held = [shape.name for piece in pieces for shape in piece_parameters(model, piece, 16)]
+def test_chunks_hold_the_whole_model_and_copies_of_the_tables_they_need(case):
+    model, chunks = case
+    held = [shape.name for chunk in chunks for shape in chunk_parameters(model, chunk, 16)]
     assert set(held) == set(model_shapes(model, 16))
-    found = copies(model, pieces)
+    found = shared_parameters(model, chunks)
     for name in set(held):
         assert held.count(name) == len(found.get(name, (None,)))
     for side in ("encoder", "decoder"):
-        needed = [p for p in pieces if side in {s.name for s in piece_stacks(model, p)}]
+        needed = [p for p in chunks if side in {s.name for s in chunk_stacks(model, p)}]
         assert found.get(f"{side}_positions.weight", tuple(needed)) == tuple(needed)
 
 
 @given(cut_models())
 def test_copies_lie_in_units_of_one_layout(case):
     """What is added up over stages are equal intervals of equal buffers."""
-    model, pieces = case
-    for name, held in copies(model, pieces).items():
+    model, chunks = case
+    for name, held in shared_parameters(model, chunks).items():
         layouts = set()
-        for piece in held:
-            shapes = list(piece_parameters(model, piece, 16))
+        for chunk in held:
+            shapes = list(chunk_parameters(model, chunk, 16))
             unit = next(shape.unit for shape in shapes if shape.name == name)
             layouts.add(
                 tuple((s.shape, s.decayed, s.name == name) for s in shapes if s.unit == unit)
@@ -66,12 +70,12 @@ def test_copies_lie_in_units_of_one_layout(case):
         assert len(layouts) == 1
 
 
-def test_a_tied_head_is_a_copy_on_the_last_piece_of_a_gpt():
+def test_a_tied_head_is_a_copy_in_the_last_chunk_of_a_gpt():
     model = make_model(tied=True)
-    assert copies(model, make_pieces(4, 1)) == {}
-    pieces = make_pieces(4, 2, 2)
-    assert copies(model, pieces) == {"embedding.tokens.weight": (pieces[0], pieces[-1])}
-    assert copies(make_model(tied=False), pieces) == {}
+    assert shared_parameters(model, make_model_chunks(4, 1)) == {}
+    chunks = make_model_chunks(4, 2, 2)
+    assert shared_parameters(model, chunks) == {"embedding.tokens.weight": (chunks[0], chunks[-1])}
+    assert shared_parameters(make_model(tied=False), chunks) == {}
 
 
 def test_a_decoder_layer_has_a_second_attention_and_its_norm():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.geometry.partition import Factors
-from frontier_llm.geometry.state_memory import in_flight, needs_master, state_bytes
+from frontier_llm.geometry.state_memory import needs_master, prefetch_window, state_bytes
 from tests.geometry.factors import any_factors
 
 SCHEMES = {  # 18 bytes a parameter: 2 to compute with, 4 accumulated, 4 of master, 8 of moments
@@ -47,6 +47,6 @@ def test_fp32_parameters_are_the_master_weights():
 
 def test_units_in_flight_are_the_first_large_ones_and_the_small_between_them():
     uses = [("a", False), ("norm", False), ("b", False), ("b", True), ("norm", True), ("c", True)]
-    assert list(in_flight(uses, {"norm"}, 1)) == uses[:2]
-    assert list(in_flight(uses, {"norm"}, 2)) == uses[:3], "no unit counts twice"
-    assert list(in_flight(uses, {"norm"}, 3)) == [*uses[:3], uses[5]]
+    assert list(prefetch_window(uses, {"norm"}, 1)) == uses[:2]
+    assert list(prefetch_window(uses, {"norm"}, 2)) == uses[:3], "no unit counts twice"
+    assert list(prefetch_window(uses, {"norm"}, 3)) == [*uses[:3], uses[5]]

@@ -11,9 +11,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from frontier_llm.launch.world import World
 from frontier_llm.model.attention import QUERY_BLOCK, SdpaAttention
 from frontier_llm.parallel.megatron_cpu import install
-from frontier_llm.parallel.world import World
 from tests.ranks import run_ranks
 
 TOKENS = 1024

@@ -9,11 +9,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.flops import forward_flops, step_hardware_flops, step_model_flops
-from frontier_llm.geometry.lengths import run_lengths
-from frontier_llm.parallel.world import World
+from frontier_llm.geometry.lengths import sample_lengths
+from frontier_llm.launch.world import World
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.values import TINY_T5, tiny_values
+
+pytestmark = pytest.mark.slow
 
 MODELS = {
     "gelu": [],
@@ -57,11 +59,12 @@ def test_step_is_counted_exactly_over_all_ranks(layout: list[str], model: str) -
 
 
 @pytest.mark.parametrize("layout", [["parallel.tensor=2"], ["parallel.pipeline=2"]])
-def test_a_t5s_step_is_counted_but_for_what_its_attention_does_again(layout: list[str]) -> None:
+def test_a_t5s_step_is_counted_without_the_recomputation_of_attention(layout: list[str]) -> None:
     """The scores of self attention, in the backward pass: no kernel's own are counted either."""
     values = tiny_values(*T5, "model.vocabulary=256", *layout)
     config = make_config(values)
-    data, lengths = config.data, run_lengths(config)
+    data = config.data
+    lengths = sample_lengths(config.model, data.sequence_length)
     counted = sum(run_ranks(lambda w: count(w, values, train=True), 2))
     needed = step_model_flops(config.model, data.sequence_length, data.global_batch)
     heads = config.model.heads * config.model.head_dim

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontier_llm.parallel.world import World
+from frontier_llm.launch.world import World
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_parity import assemble

@@ -8,13 +8,13 @@ import torch
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import Seq2SeqBatch
-from frontier_llm.parallel.world import World
+from frontier_llm.launch.world import World
 from tests.batches import random_batch
+from tests.model import plain_t5
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_parity import assemble, first_gradients
 from tests.values import TINY_T5, tiny_values
-from tools import plain_t5
 
 VALUES = tiny_values(
     *TINY_T5, "model.layers=5", "model.encoder_layers=2", "data.sequence_length=33"
@@ -134,7 +134,7 @@ def test_equals_mt5_written_out(packed: bool) -> None:
         assert error <= 1e-5, f"{name}: relative gradient error {error:.1e}"
 
 
-@pytest.mark.own_process
+@pytest.mark.forked
 @pytest.mark.parametrize("packed", [True, False])
 def test_equals_transformers(packed: bool) -> None:
     """Random weights; transformers builds mT5 tied, and gets its head of its own afterwards."""

@@ -1,4 +1,4 @@
-"""Random numbers of a step depend on the seed, the step and the place, and on no history."""
+"""Random numbers depend on seed, step and coordinates alone; groups follow the partition."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.partition import Factors
+from frontier_llm.launch.world import World
 from frontier_llm.parallel.groups import make_digit_groups, make_groups
 from frontier_llm.parallel.megatron_cpu import install, shared_groups
-from frontier_llm.parallel.world import World
 from tests.ranks import run_ranks
 from tests.values import tiny_values
 
@@ -32,7 +32,7 @@ def draw(world: World, values: dict[str, Any]) -> dict[str, Any]:
     return {"at": groups.at, "shared": first[0], "own": first[1]}
 
 
-def test_masks_differ_where_the_data_or_the_matrix_differs() -> None:
+def test_masks_differ_between_samples_and_between_parts_of_a_matrix() -> None:
     ranks = run_ranks(draw, 8, tiny_values("parallel.tensor=2", "parallel.pipeline=2"))
     assert len({rank["own"] for rank in ranks}) == 8
     by_place: dict[tuple[int, int], set[float]] = {}
@@ -58,9 +58,9 @@ def digit_ranks(world: World, values: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_digit_groups_are_the_partition_s() -> None:
+def test_digit_groups_are_those_of_the_partition() -> None:
     found = run_ranks(digit_ranks, 8, tiny_values("parallel.tensor=2"))
-    assert found[0] == {"a": [0, 2], "b": [0], "c": [0, 4], "d": [0]}
+    assert found[0] == {"params": [0, 2], "grads": [0], "optimizer": [0, 4], "replica": [0]}
 
 
 def ask_twice(world: World) -> list[bool]:
@@ -74,5 +74,5 @@ def ask_twice(world: World) -> list[bool]:
     return [given_back, first is again, first is all_three, total.item() == 3]
 
 
-def test_the_same_ranks_are_one_group() -> None:
+def test_one_group_is_created_for_the_same_ranks() -> None:
     assert run_ranks(ask_twice, 3) == [[True, True, False, True]] * 3

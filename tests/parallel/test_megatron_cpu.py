@@ -1,4 +1,4 @@
-"""The names that are replaced on a CPU are still there, and there are no others."""
+"""megatron-core still has the names that are replaced on a CPU, and no others."""
 
 import importlib
 import inspect
@@ -8,11 +8,14 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 import torch
 from megatron.core.pipeline_parallel import p2p_communication, schedules
 from megatron.core.tensor_parallel import layers, mappings
 
 from frontier_llm.parallel.megatron_cpu import REPLACEMENTS, install
+
+pytestmark = pytest.mark.slow
 
 
 def check_replacements() -> None:
@@ -28,8 +31,8 @@ def check_replacements() -> None:
         assert getattr(importlib.import_module(module), name) is not old, (module, name)
 
 
-def test_every_listed_name_exists_and_is_replaced_when_asked_for() -> None:
-    """In a process of its own: other tests of this one may have asked for it."""
+def test_every_listed_name_exists_and_is_replaced() -> None:
+    """Run in a new process: other tests may have replaced the names in this one."""
     work = f"from {__name__} import check_replacements; check_replacements()"
     root = Path(__file__).parents[2]
     done = subprocess.run(
@@ -39,8 +42,8 @@ def test_every_listed_name_exists_and_is_replaced_when_asked_for() -> None:
     assert all(r.reason for r in REPLACEMENTS)
 
 
-def test_this_release_names_cuda_where_we_think_it_does() -> None:
-    """A new release that writes `cuda` in another place must be read before it is used."""
+def test_this_release_uses_cuda_only_in_the_known_places() -> None:
+    """A release that writes `cuda` in other places needs other replacements."""
     found = {
         module.__name__.rpartition(".")[2]: sorted(
             re.findall(r'device="cuda"|torch\.cuda\.\w+', inspect.getsource(module))

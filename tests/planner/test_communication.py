@@ -2,9 +2,9 @@
 
 import pytest
 
+from frontier_llm.cli.experiments import composed
 from frontier_llm.geometry.grid import Grid
-from frontier_llm.planner.communication import Lines, Network
-from tools.tables import composed
+from frontier_llm.planner.communication import GridGroups, Network
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +56,15 @@ def test_one_rank_talks_to_nobody(frontier):
 
 def test_stages_talk_over_the_link_between_them(frontier):
     network = Network(frontier, 8)
-    assert Lines(network, Grid(4, 1, 16, 8)).to_next_stage(1e6).link == "node"
-    assert Lines(network, Grid(4, 2, 16, 8)).to_next_stage(1e6).link == "network"
+    assert GridGroups(network, Grid(4, 1, 16, 8)).to_next_stage(1e6).link == "node"
+    assert GridGroups(network, Grid(4, 2, 16, 8)).to_next_stage(1e6).link == "network"
 
 
 def test_the_ends_of_a_pipeline_may_lie_further_apart_than_its_stages(frontier):
-    lines = Lines(Network(frontier, 8), Grid(1, 2, 8, 8))
-    assert lines.to_next_stage(1e6).link == "node"
-    assert lines.between_ends(1e6).link == "network"
-    two = Lines(Network(frontier, 8), Grid(1, 2, 2, 8))
+    groups = GridGroups(Network(frontier, 8), Grid(1, 2, 8, 8))
+    assert groups.to_next_stage(1e6).link == "node"
+    assert groups.between_ends(1e6).link == "network"
+    two = GridGroups(Network(frontier, 8), Grid(1, 2, 2, 8))
     assert two.between_ends(1e6) == two.to_next_stage(1e6)
 
 

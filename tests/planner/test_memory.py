@@ -3,13 +3,14 @@
 import pytest
 from torch.autograd.graph import saved_tensors_hooks
 
-from frontier_llm.geometry.layout import predict_bytes
-from frontier_llm.planner.block import piece_blocks
+from frontier_llm.planner.block import chunk_blocks
 from frontier_llm.planner.memory import STATES, fullest, stage_memory, stages_memory
 from tests.planner.layouts import make
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.values import tiny_values
+
+pytestmark = pytest.mark.slow
 
 FACTORS = [(1, 1, 1), (1, 1, 4), (1, 4, 4), (2, 2, 4), (4, 4, 4)]
 
@@ -24,7 +25,7 @@ def test_states_are_those_of_the_geometry_for_every_stage(factors, formats):
         *(f"sharding.{name}={factor}" for name, factor in zip(names, factors, strict=True)),
     )
     for stage in range(2):
-        geometry = predict_bytes(candidate.config, stage, candidate.factors, 2, candidate.grid)
+        geometry = candidate.layout.state_bytes(stage)
         planned = stage_memory(candidate, stage).by_category
         assert {name: planned[name] for name in geometry} == geometry
 
@@ -112,7 +113,7 @@ def test_a_layer_keeps_what_was_counted(overrides):
         for n in (2, 4)
     ]
     candidate = make(*sizes, *overrides, "precision=fp32", ranks=1, ranks_per_node=1)
-    ((block, _),) = piece_blocks(candidate.config, candidate.model.kinds[0].pieces[0])
+    ((block, _),) = chunk_blocks(candidate.layout, candidate.stages.kinds[0].chunks[0])
     assert (measured[1] - measured[0]) / 2 == pytest.approx(4 * block.kept_elements, rel=0.1)
 
 

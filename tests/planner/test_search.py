@@ -2,6 +2,7 @@
 
 import pytest
 
+from frontier_llm.cli.experiments import composed
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
@@ -9,10 +10,9 @@ from frontier_llm.planner.estimate import budget_bytes
 from frontier_llm.planner.memory import fullest
 from frontier_llm.planner.scaling import fewest_nodes, scaling_curves
 from frontier_llm.planner.search import Goal, search
-from frontier_llm.planner.space import chains, cuts
+from frontier_llm.planner.space import cuts, legal_factors
 from frontier_llm.planner.step_time import step_time
 from tests.values import tiny_values
-from tools.tables import composed
 
 TINY = ["cluster=a100_80g", "precision=bf16", "data.global_batch=16", "planner.chunks=[1,2]"]
 
@@ -23,27 +23,27 @@ def _tiny(*overrides):
 
 def _everything(config, ranks):
     """Judge every legal layout without any pruning."""
-    judged = []
+    estimated = []
     for cut in cuts(config, ranks, 8):
         try:
             base = Candidate.of(cut.apply(config), ranks, 8)
         except ConfigError:
             continue
-        for factors in chains(config, base.grid.data):
-            candidate = Candidate(base.model, base.grid, factors)
+        for factors in legal_factors(config, base.grid.data):
+            candidate = base.with_factors(factors)
             memory = fullest(candidate).total
             if memory <= budget_bytes(candidate):
-                judged.append((step_time(candidate).seconds, memory, candidate.description))
-    return sorted(judged)
+                estimated.append((step_time(candidate).seconds, memory, candidate.description))
+    return sorted(estimated)
 
 
 def test_the_best_are_those_that_trying_everything_finds():
     config = _tiny("planner.rows=5", "planner.micro_batch=[1,2]")
     found = search(config, Goal(8, 8))
     everything = _everything(config, 8)
-    times = [judged.time.seconds for judged in found.best]
+    times = [estimated.time.seconds for estimated in found.best]
     assert times == pytest.approx([seconds for seconds, *_ in everything[:5]])
-    assert found.judged < len(everything)
+    assert found.timed < len(everything)
 
 
 @pytest.mark.parametrize("objective", ["throughput", "memory"])
@@ -78,20 +78,20 @@ def test_constraints_are_kept():
         "planner.tensor=[2]", "planner.pipeline=[2]", "planner.recompute=[full]",
         "planner.optimizer=[2]",
     )  # fmt: skip
-    for judged in search(config, Goal(8, 8)).best:
-        parallel = judged.candidate.config.parallel
+    for estimated in search(config, Goal(8, 8)).best:
+        parallel = estimated.candidate.config.parallel
         assert (parallel.tensor, parallel.pipeline) == (2, 2)
-        assert judged.candidate.config.recompute == "full"
-        assert judged.candidate.factors.optimizer == 2
+        assert estimated.candidate.config.recompute == "full"
+        assert estimated.candidate.factors.optimizer == 2
 
 
 def test_what_is_found_fits_and_may_run():
     narrow = ["planner.tensor=[1,2]", "planner.pipeline=[4,8]", "planner.micro_batch=[1,2]"]
     config = composed("experiment=frontier_22b", "planner.rows=5", *narrow)
-    for judged in search(config, Goal(64, 8)).best:
-        assert judged.refused is None
-        Candidate.of(judged.candidate.config, 64, 8)
-        assert judged.candidate.grid.tensor <= 8
+    for estimated in search(config, Goal(64, 8)).best:
+        assert estimated.refused is None
+        Candidate.of(estimated.candidate.config, 64, 8)
+        assert estimated.candidate.grid.tensor <= 8
 
 
 def test_refusals_are_counted_by_reason_with_an_example():

@@ -4,18 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from frontier_llm.cli.experiments import composed
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.flops import step_hardware_flops
 from frontier_llm.planner.block import Product
 from frontier_llm.planner.candidate import Candidate
-from frontier_llm.planner.compute import Speed
-from frontier_llm.planner.engine import OURS, Engine
+from frontier_llm.planner.compute import OURS, Engine, Speed
 from frontier_llm.planner.estimate import estimate
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.step_time import step_time
 from frontier_llm.planner.timeline import simulate
 from tests.planner.layouts import make
-from tools.tables import composed
 
 
 def _large(*overrides, ranks=1024):
@@ -70,9 +69,9 @@ def test_uneven_stages_take_hardly_less_than_what_is_composed(slow):
 def test_every_pass_is_made_once_and_none_before_what_it_waits_for():
     events = simulate([(1.0, 2.0)] * 3, 2, 6)
     assert len(events) == len({event[:4] for event in events}) == 3 * 2 * 6 * 2
-    ends = {(e.chunk * 3 + e.stage, e.micro_batch, e.forward): e for e in events}
-    for (piece, micro_batch, forward), event in ends.items():
-        before = (piece - 1, micro_batch, True) if forward else (piece + 1, micro_batch, False)
+    ends = {(e.virtual_stage * 3 + e.stage, e.micro_batch, e.forward): e for e in events}
+    for (chunk, micro_batch, forward), event in ends.items():
+        before = (chunk - 1, micro_batch, True) if forward else (chunk + 1, micro_batch, False)
         if before in ends:
             assert event.start >= ends[before].end
 
@@ -93,7 +92,7 @@ def test_no_device_is_faster_than_its_calibration():
 def test_nothing_hidden_is_slower_and_parameters_in_the_node_faster_than_everywhere():
     everywhere, in_node = _amsp("7b", 1024), _amsp("7b", 8)
     assert _seconds(in_node) < _seconds(everywhere)
-    assert _seconds(everywhere) < _seconds(everywhere, Engine(hides=False))
+    assert _seconds(everywhere) < _seconds(everywhere, Engine(overlaps=False))
 
 
 def test_quantised_gradients_save_time_between_nodes():
@@ -106,7 +105,7 @@ def test_quantised_gradients_save_time_between_nodes():
 
 def test_a_second_copy_spares_the_backward_gather():
     candidate = _amsp("13b", 1024)
-    engine = Engine(hides=False)
+    engine = Engine(overlaps=False)
     assert _seconds(candidate, replace(engine, second_copy_ranks=8)) < _seconds(candidate, engine)
 
 
@@ -168,14 +167,12 @@ def test_the_sum_of_a_tied_table_goes_over_the_link_between_the_pipelines_ends()
 
 
 def test_mfu_is_that_of_the_geometry():
-    judged = estimate(_large())
-    assert judged.hfu == pytest.approx(judged.hardware_tflops / 191.5)
-    assert judged.mfu < judged.hfu < 0.6
+    estimated = estimate(_large())
+    assert estimated.hfu == pytest.approx(estimated.hardware_tflops / 191.5)
+    assert estimated.mfu < estimated.hfu < 0.6
 
 
 def test_an_unknown_speed_is_an_error_that_names_the_format():
-    candidate = Candidate.of(
-        composed("experiment=zeropp_18b", "precision=bf16", "collectives=plain"), 384, 16
-    )
+    device = composed("cluster=dgx2_v100", "precision=fp16").cluster.device
     with pytest.raises(ConfigError, match="precision"):
-        step_time(candidate)
+        Speed(device, "bf16")

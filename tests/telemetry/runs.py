@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.stages import make_pieces, pieces_of_stage
+from frontier_llm.geometry.model_chunks import chunks_of_stage, make_model_chunks
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.telemetry.jsonl import JsonlSink
 from frontier_llm.telemetry.metrics import StepMetrics
@@ -44,11 +44,11 @@ def step_metrics(step: int, **changes: object) -> StepMetrics:
 def ranks_of(layout: Layout, layers: int) -> list[RankSummary]:
     """Return what each rank of a layout would say of itself."""
     grid = Grid(layout.tensor, layout.data, layout.pipeline, layout.ranks_per_node)
-    pieces = make_pieces(layers, layout.pipeline, layout.chunks)
+    chunks = make_model_chunks(layers, layout.pipeline, layout.chunks)
     ranks = []
     for rank in range(grid.size):
         at = grid.coordinates(rank)
-        held = pieces_of_stage(pieces, at.pipeline)
+        held = chunks_of_stage(chunks, at.pipeline)
         weights = int(sum(len(p.layers) + p.has_embedding + p.has_head for p in held) * 0.8 * MIB)
         ranks.append(
             RankSummary(

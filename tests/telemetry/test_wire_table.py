@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from frontier_llm.telemetry.report import make_report
+from frontier_llm.telemetry.report_page import make_report
 
 
 def write_steps(folder: Path, unquantised: dict) -> None:

@@ -9,13 +9,14 @@ from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch
 from frontier_llm.device.kernels import TORCH
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.launch.world import World
 from frontier_llm.model.build import Model, build_model
 from frontier_llm.parallel.groups import Groups, make_groups
 from frontier_llm.parallel.megatron_cpu import install
-from frontier_llm.parallel.world import World
 from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.loss_scale import LossScale
-from frontier_llm.trainer.schedule import LearningRate
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import StepResult, TrainStep
 from tests.batches import random_batch
@@ -57,7 +58,10 @@ def make_rig(
     install()
     config = RunConfig.model_validate(values)
     groups = make_groups(config.parallel, world.ranks_per_node, config.trainer.seed)
-    model = build_model(config, groups, precision, CPU, TORCH)
+    layout = ResolvedLayout.resolve(
+        config, world.size, world.ranks_per_node, precision=precision, check_rules=False
+    )
+    model = build_model(layout, groups, CPU, TORCH, config.trainer.seed)
     for record in model.records:
         record.parameter.requires_grad_(record.name not in frozen)
     traffic = Traffic(groups.grid, world.rank)

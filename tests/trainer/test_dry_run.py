@@ -2,23 +2,23 @@
 
 import pytest
 
-import train
+from frontier_llm.cli import train
+from frontier_llm.cli.compose import compose
+from frontier_llm.cli.dry_run import build, candidate_of
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner import memory
 from frontier_llm.trainer import dry_run
 from frontier_llm.trainer.dry_run import DryRunError, check_count
 from tests.ranks import run_ranks
 from tests.values import tiny_values
-from tools.compose import compose
-from tools.dry_run import build, candidate_of
 
 
-def in_a_process(world, name, every):
+def in_a_process(world, experiment, every):
     """Build an experiment in a process of its own: megatron's names are replaced there."""
     import torch.distributed as dist
 
     dist.destroy_process_group()
-    candidate = candidate_of(name)
+    candidate = candidate_of(*experiment)
     built = build(candidate, every=every)
     if every:
         expected = count_parameters(candidate.config.model, candidate.config.data.sequence_length)
@@ -27,11 +27,15 @@ def in_a_process(world, name, every):
 
 
 @pytest.mark.parametrize(
-    ("name", "every", "stages"),
-    [("laptop_3d", True, 2), ("frontier_22b", True, 8), ("mt5_base_zero3", True, 1)],
+    ("experiment", "every", "stages"),
+    [
+        (["laptop_3d"], True, 2),
+        (["frontier_22b"], True, 8),
+        (["mt5_base", "sharding=zero3"], True, 1),
+    ],
 )
-def test_an_experiment_is_built_as_planned(name, every, stages):
-    assert run_ranks(in_a_process, 1, name, every) == [stages]
+def test_an_experiment_is_built_as_planned(experiment, every, stages):
+    assert run_ranks(in_a_process, 1, experiment, every) == [stages]
 
 
 def fails(world, what):
@@ -42,7 +46,7 @@ def fails(world, what):
     if what == "bytes":
         dry_run.state_bytes = lambda *_: dict.fromkeys(memory.STATES, 1)
     elif what == "names":
-        dry_run.piece_parameters = lambda *_: iter(())
+        dry_run.chunk_parameters = lambda *_: iter(())
     try:
         built = build(candidate, every=False)
         if what == "count":

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from frontier_llm.parallel.world import World
+from frontier_llm.launch.world import World
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
 from tests.values import tiny_values
+
+pytestmark = pytest.mark.slow
 
 STEPS = 10
 BATCH = ["data.global_batch=4"]

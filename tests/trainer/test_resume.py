@@ -11,19 +11,21 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from frontier_llm.checkpoint import save
+from frontier_llm.checkpoint.discovery import Checkpoint, find
 from frontier_llm.checkpoint.restore import read_tensor
-from frontier_llm.checkpoint.scan import Checkpoint, find
+from frontier_llm.cli.inspect_data import View
+from frontier_llm.data.batch import digest
 from frontier_llm.data.corpora import BlendedSamples, open_data
-from frontier_llm.data.digest import digest
 from frontier_llm.data.loader import causal_batch
-from frontier_llm.data.reading import make_windows
+from frontier_llm.data.run_loader import make_windows
 from frontier_llm.errors import CheckpointError
-from frontier_llm.parallel.watchdog import Watchdog
+from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.trainer import run_directory
-from frontier_llm.trainer.ledger import Ledger, blend_of
+from frontier_llm.trainer.ledger_file import LedgerFile, blend_of
+from frontier_llm.trainer.single_process_model import read_config
 from tests.forked_train import TINY, Training, train
-from tools.inspect_data import View
-from tools.one_rank import read_config
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 STEPS = 8
@@ -174,7 +176,7 @@ def test_a_change_of_what_is_learned_must_be_allowed(tiny: tuple[str, ...], copi
 def test_another_corpus_must_be_allowed(
     tiny: tuple[str, ...], copied: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "other.txt").write_text((ROOT / "train.py").read_text() * 20)
+    (tmp_path / "other.txt").write_text((ROOT / "frontier_llm/cli/train.py").read_text() * 20)
     other = (*tiny, f"run.dir={copied}", "trainer.steps=5", f"data.path={tmp_path}/other.txt")
     ended = train(*other)
     assert ended.code == 2
@@ -192,7 +194,7 @@ def test_a_blends_weights_may_change_and_nothing_is_read_twice(tmp_path: Path) -
             f"{{name: {name}, path: {tmp_path}/{name}.txt, weight: {share}}}"
             for name, share in zip("ab", shares, strict=True)
         )
-        blend = ("data=blend", "data.pieces=300", f"data.directory={tmp_path}/prepared")
+        blend = ("data=blend", "data.vocabulary=300", f"data.directory={tmp_path}/prepared")
         run = (f"run.dir={tmp_path}/run", f"trainer.steps={steps}", f"data.corpora=[{corpora}]")
         return (*(o for o in TINY if o != "data=text"), *SCHEDULE, *blend, *run)
 
@@ -217,7 +219,7 @@ def test_a_blends_weights_may_change_and_nothing_is_read_twice(tmp_path: Path) -
     assert len(own["a"]) == pytest.approx(4 + 0.1 * 32, abs=1.5)
     windows = make_windows(config, open_data(config.data), train=True)
     assert isinstance(windows, BlendedSamples)
-    windows.go_on(blend_of(run), 40)
+    windows.resume(blend_of(run), 40)
     for step, first, found in read(run):
         rows = [causal_batch([windows[index]], [index]) for index in range(first, first + 4)]
         assert f"{digest(rows):x}" == found, step
@@ -225,9 +227,9 @@ def test_a_blends_weights_may_change_and_nothing_is_read_twice(tmp_path: Path) -
 
 def test_nothing_to_go_on_from(tiny: tuple[str, ...], copied: Path, tmp_path: Path) -> None:
     ended = train(*tiny, f"run.dir={tmp_path}/new", "run.resume=required")
-    assert (ended.code, "a checkpoint to go on from" in ended.text) == (2, True)
+    assert (ended.code, "a checkpoint to resume from" in ended.text) == (2, True)
     ended = train(*tiny, f"run.dir={copied}", "run.resume=never")
-    assert (ended.code, "holds a run already" in ended.text) == (2, True)
+    assert (ended.code, "already holds a run" in ended.text) == (2, True)
     shutil.rmtree(copied / "checkpoints")
     ended = train(*tiny, f"run.dir={copied}")
     assert (ended.code, "has trained and saved nothing" in ended.text) == (2, True)
@@ -236,11 +238,11 @@ def test_nothing_to_go_on_from(tiny: tuple[str, ...], copied: Path, tmp_path: Pa
 def test_a_requeued_job_that_saved_nothing_begins_again(copied: Path, caplog) -> None:
     shutil.rmtree(copied / "checkpoints")
     wrote = {name: (copied / name).read_bytes() for name in ("metrics.jsonl", "ledger.jsonl")}
-    assert not run_directory.claim(copied, "auto", has_checkpoint=False, started_again=True)
+    assert not run_directory.lock_run_dir(copied, "auto", has_checkpoint=False, started_again=True)
     for name, content in wrote.items():
         assert not (copied / name).exists()
         assert (copied / f"{name}.0.void").read_bytes() == content
-    assert "begins again" in caplog.text
+    assert "starts again" in caplog.text
 
 
 def test_two_runs_in_one_directory(tiny: tuple[str, ...], tmp_path: Path) -> None:
@@ -250,7 +252,7 @@ def test_two_runs_in_one_directory(tiny: tuple[str, ...], tmp_path: Path) -> Non
         wait_for(tmp_path / "run" / "metrics.jsonl")
         ended = train(*overrides)
         assert ended.code == 2
-        assert "one is at work there" in ended.text
+        assert "another run is writing to this one" in ended.text
     finally:
         first.kill()
         first.wait()
@@ -294,7 +296,7 @@ def test_damage_of_all_does_not_begin_anew(tiny: tuple[str, ...], copied: Path) 
         flip_a_byte(checkpoint)
     ended = train(*tiny, f"run.dir={copied}", "trainer.steps=5", "checkpoint.fallback=true")
     assert ended.code == 1
-    assert "no checkpoint can be gone on from; the newest: " in ended.text
+    assert "no checkpoint can be resumed from; the newest: " in ended.text
     assert "step_00000004" in ended.text
     assert "Traceback" not in ended.text
     assert learned(copied)[-1][0] == 4
@@ -332,7 +334,7 @@ def test_a_checkpoint_that_cannot_be_written(
     assert "Traceback" not in ended.text
     steps = len(lines(tmp_path / "run"))
     assert steps == 4 if on_error == "continue" else steps <= 2, "known at the next step"
-    assert ("The run goes on (checkpoint.on_error=continue)" in ended.text) == (code == 0)
+    assert ("The run continues (checkpoint.on_error=continue)" in ended.text) == (code == 0)
 
 
 def test_a_late_failure_does_not_cost_the_next_checkpoint(
@@ -382,7 +384,7 @@ def test_the_watchdog_is_told_what_is_no_step(
 def test_a_line_torn_by_a_kill_spoils_no_other(tmp_path: Path) -> None:
     (tmp_path / "ledger.jsonl").write_text('{"event": "blend", "segments": [{"first_sample": 0}')
     segments = [{"first_sample": 0, "weights": {"a": 1.0}}]
-    Ledger(tmp_path).event("blend", 3, segments=segments)
+    LedgerFile(tmp_path).event("blend", 3, segments=segments)
     assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 2
     assert blend_of(tmp_path) == segments
 
@@ -397,7 +399,7 @@ def test_a_spike_sends_the_run_back_and_on_behind_its_samples(
         "trainer.spike_window=1", "trainer.rewinds_allowed=1",
     )  # fmt: skip
     assert ended.code == 1, ended.text
-    assert "the run has been sent back 1 times" in ended.text
+    assert "after 1 rewinds" in ended.text
     (rewind,) = events(copied, "rewind")
     back, spike = rewind["step"], rewind["spike"]
     assert 0 < spike - back <= 2

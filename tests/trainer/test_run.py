@@ -16,13 +16,15 @@ import numpy.typing as npt
 import pytest
 import torch.distributed as dist
 
-from frontier_llm.data.datasets import TokenStream
+from frontier_llm.data.prepared_corpus import TokenStream
 from tests import forked_train
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
     "data=text",
-    "data.pieces=300",
+    "data.vocabulary=300",
     "data.sequence_length=32",
     "data.global_batch=8",
     "data.micro_batch=1",
@@ -128,7 +130,8 @@ def test_one_rank_of_each_stage_writes_a_trace(run: Path) -> None:
 
 
 def test_generate_reads_the_checkpoint_of_eight_ranks_on_one(run: Path) -> None:
-    command = [sys.executable, "tools/generate.py", str(run), "import", "--tokens", "5"]
+    program = [sys.executable, "-m", "frontier_llm"]
+    command = [*program, "generate", str(run), "import", "--tokens", "5"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("import")
@@ -204,7 +207,7 @@ def test_request_to_stop_ends_in_order(folder: Path, corpus: list[str], victim: 
         os.killpg(training.pid, signal.SIGINT)  # what Ctrl-C does
     ended = training.wait(60)
     assert ended.code == 3, ended.text
-    assert f"it goes on from there with run.dir={run_dir}" in ended.text
+    assert f"to continue, start it with run.dir={run_dir}" in ended.text
     steps = len((run_dir / "metrics.jsonl").read_text().splitlines())
     assert [max(path.name for path in (run_dir / "checkpoints").iterdir())] == [f"step_{steps:08d}"]
     with pytest.raises(ProcessLookupError):

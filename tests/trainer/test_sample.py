@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from frontier_llm.parallel.world import World
+from frontier_llm.launch.world import World
 from frontier_llm.trainer.sample import Sampler
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig

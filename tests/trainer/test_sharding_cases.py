@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from frontier_llm.collectives.reduce_scatter import ReduceScatter
-from frontier_llm.parallel.world import World
+from frontier_llm.collectives.primitives import ReduceScatter
+from frontier_llm.launch.world import World
 from frontier_llm.sharding.gradients import Gradients
 from frontier_llm.sharding.parameters import Parameters
 from frontier_llm.sharding.sharded_states import ShardedStates
@@ -18,6 +18,8 @@ from tests.trainer.rig import Rig, make_rig
 from tests.trainer.test_parity import MODELS, compare, reference, train_and_collect
 from tests.trainer.test_sharding_parity import STEPS, factors
 from tests.values import tiny_values
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("cut", [(1, 2, 4), (2, 4, 4), (4, 4, 4)], ids=str)
@@ -142,7 +144,7 @@ def broken(name: str) -> Callable[[World, dict[str, Any]], Any]:
 
     def own_part(reduction: ReduceScatter) -> torch.Tensor:
         reduction._work.wait()
-        return reduction._parts[reduction._mine].float()
+        return reduction._parts[reduction._position].float()
 
     damage: dict[str, Callable[[], None]] = {
         "reduction": lambda: setattr(ReduceScatter, "wait", own_part),

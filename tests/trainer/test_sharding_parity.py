@@ -4,6 +4,8 @@ import pytest
 
 from tests.trainer.test_parity import MODELS, compare
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 """The first without an order to follow, the others with one; two updates to be wrong in."""
 

@@ -4,17 +4,16 @@ from typing import Any
 
 import pytest
 
-from frontier_llm.geometry.formats import StateFormats
-from frontier_llm.geometry.layout import predict_bytes, resolve_factors
 from frontier_llm.geometry.state_traffic import StateTraffic
-from frontier_llm.geometry.units import gathers_by_pass, unit_layouts
 from frontier_llm.geometry.wire import Sent
-from frontier_llm.parallel.world import World
+from frontier_llm.launch.world import World
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_sharding_parity import chains, factors
 from tests.trainer.test_traffic import SeenCalls
 from tests.values import TINY_T5, tiny_values
+
+pytestmark = pytest.mark.slow
 
 FLOWS = ("gather_params", "reduce_grads", "reduce_states", "refresh_params")
 TELLING = [(1, 1, 4), (1, 2, 4), (2, 4, 4), (4, 4, 4)]
@@ -48,9 +47,7 @@ FORMATS = {
 
 def account(world: World, values: dict[str, Any], precision: str) -> dict[str, Any]:
     rig = make_rig(world, values, precision)
-    config, grid, at = rig.config, rig.groups.grid, rig.groups.at
-    cut = resolve_factors(config, grid)
-    layouts = unit_layouts(config, at.pipeline, cut)
+    layout, stage = rig.model.layout, rig.groups.at.pipeline
     rig.train(1)
     rig.traffic.take()
     taken: dict[str, Any] = {}
@@ -61,17 +58,22 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
     counted = taken["sent"]
     for name, sent in take().items():  # the refresh comes after the totals
         counted[name] = counted.get(name, Sent()) + sent
-    element_bytes = rig.model.transformer.params_dtype.itemsize
-    micro_batches = len(rig.batches(0))
-    formats = StateFormats.at(config.collectives)
-    traffic = StateTraffic(grid, cut, micro_batches, element_bytes, pairs=True, formats=formats)
-    how_often = gathers_by_pass(config, at.pipeline, cut, micro_batches)
+    assert layout.compute_bytes == rig.model.transformer.params_dtype.itemsize
+    traffic = StateTraffic(
+        layout.grid,
+        layout.factors,
+        layout.micro_batches,
+        layout.compute_bytes,
+        pairs=True,
+        formats=layout.formats,
+    )
+    gathers = layout.gathers(stage)
     predicted: dict[str, Sent] = {}
-    for unit, layout in layouts.items():
-        sent = traffic.unit(world.rank, layout.size, how_often[unit], layout.decayed)
+    for unit, buffer in layout.unit_layouts(stage).items():
+        sent = traffic.unit(world.rank, buffer.size, gathers[unit], buffer.decayed)
         for name, one in sent.items():
             predicted[name] = predicted.get(name, Sent()) + one
-    memory = predict_bytes(config, at.pipeline, cut, element_bytes, grid)
+    memory = layout.state_bytes(stage)
     return {
         "predicted": {name: predicted.get(name, Sent()) for name in FLOWS},
         "counted": {name: counted.get(name, Sent()) for name in FLOWS},

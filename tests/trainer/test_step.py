@@ -1,11 +1,11 @@
-"""What a step refuses."""
+"""What ends a step, and what its flags tell all ranks."""
 
 from typing import Any
 
 import pytest
 
-from frontier_llm.parallel.world import World
-from frontier_llm.trainer.step import Notes
+from frontier_llm.launch.world import World
+from frontier_llm.trainer.step import StepFlags
 from tests.ranks import RanksFailedError, run_ranks
 from tests.trainer.rig import make_rig
 from tests.values import tiny_values
@@ -23,9 +23,25 @@ def test_samples_that_are_lost_end_the_run() -> None:
 
 def stop_one(world: World, values: dict[str, Any]) -> bool:
     rig = make_rig(world, values)
-    return rig.step.run(1, rig.batches(0), 1e-3, Notes(stop=world.rank == 3)).stop
+    return rig.step.run(1, rig.batches(0), 1e-3, StepFlags(stop=world.rank == 3)).stop
 
 
 def test_one_rank_that_was_asked_to_stop_stops_all() -> None:
     values = tiny_values("parallel.tensor=2")
     assert run_ranks(stop_one, 4, values) == [True] * 4
+
+
+def flag_checkpoints(world: World, values: dict[str, Any]) -> list[tuple[bool, bool]]:
+    rig = make_rig(world, values)
+    flags = (
+        StepFlags(checkpoint_committed=world.rank != 1),
+        StepFlags(checkpoint_committed=True),
+        StepFlags(checkpoint_failed=world.rank == 1, checkpoint_committed=world.rank != 1),
+    )
+    results = [rig.step.run(n + 1, rig.batches(n), 1e-3, flag) for n, flag in enumerate(flags)]
+    return [(result.checkpoint_committed, result.checkpoint_failed) for result in results]
+
+
+def test_a_commit_counts_when_all_ranks_know_it_and_a_failure_when_one_does() -> None:
+    news = [(False, False), (True, False), (False, True)]
+    assert run_ranks(flag_checkpoints, 2, tiny_values()) == [news] * 2

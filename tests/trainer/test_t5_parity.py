@@ -5,12 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontier_llm.parallel.world import World
+from frontier_llm.launch.world import World
 from frontier_llm.sharding.sharded_states import ShardedStates
 from tests.ranks import run_ranks
 from tests.trainer.test_parity import assemble, compare, reference, train_and_collect
 from tests.trainer.test_sharding_parity import factors
 from tests.values import TINY_T5, tiny_values
+
+pytestmark = pytest.mark.slow
 
 STEPS = 3
 MODEL = [*TINY_T5, "data.micro_batch=2", "data.global_batch=4"]

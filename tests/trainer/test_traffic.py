@@ -10,10 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.wire import all_reduce_bytes, gather_bytes
-from frontier_llm.parallel.world import World
+from frontier_llm.launch.world import World
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.values import TINY_T5, tiny_values
+
+pytestmark = pytest.mark.slow
 
 
 class SeenCalls(TorchDispatchMode):

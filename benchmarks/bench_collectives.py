@@ -1,0 +1,308 @@
+"""Measure quantised collectives: the codec alone, then gathers and reductions between two nodes.
+
+    python -m benchmarks.bench_collectives                   # codec, then two ranks on loopback
+    sudo .venv/bin/python -m benchmarks.bench_collectives \
+        --links loopback 1gbit 200mbit --ranks-per-node 1 2  # two nodes with links of these rates
+    python -m benchmarks.bench_collectives --quick           # smoke test
+    python -m benchmarks.bench_collectives --json benchmarks/results/collectives_<cpu>_<date>.json
+
+The first table has the speed of the codec in GB/s of the unquantised side (fp32 or bf16), with one
+thread. `copy` is a copy of the same buffer, the upper bound set by memory. On a CPU the time is
+that of the thread, so that other processes hardly affect it.
+
+The second table has the collectives of a buffer of --elements elements on two nodes. Formats take
+turns. Times are those of the slowest rank, medians over rounds; `of bf16` is the time of bf16
+divided by the time of this format in the same round. `gather` and `reduce` go over all ranks in one
+hop; `two hops` reduces inside the nodes and then between them, with the same format in both hops.
+`MB between nodes` are the bytes that a rank sends, as counted.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+import torch.distributed as dist
+from rich.box import HORIZONTALS
+from rich.table import Table
+
+from benchmarks.testbed import machine
+from benchmarks.testbed.forked import on_ranks
+from benchmarks.testbed.namespaces import namespaces
+from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.options import at_least, bench_parser, parse_bench, positive, run_command
+from frontier_llm.collectives.blockwise import BlockKernels, TorchKernels
+from frontier_llm.collectives.handles import Chain
+from frontier_llm.collectives.kernel_choice import choose_kernels
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.collectives.transport import Transport
+from frontier_llm.geometry.formats import BF16, FP32, Format, StateFormats
+from frontier_llm.geometry.grid import Grid
+
+FORMATS = (FP32, BF16, Format("int8", 256, 2), Format("int4", 256, 2))
+"""The quantised formats have the block and scale sizes of conf/collectives/."""
+NODES = 2
+QUICK = {"elements": 1 << 14, "codec_elements": 1 << 16, "codec_seconds": 0.01, "rounds": 1}
+Flow = str
+"""`gather`, `reduce` or `two hops`."""
+
+
+@dataclass(frozen=True)
+class CodecFigure:
+    """One row of the codec's table, in GB/s of the unquantised side."""
+
+    kernels: str
+    format: str
+    dtype: str
+    quantise: float
+    dequantise: float
+    add: float
+
+
+@dataclass
+class FlowFigure:
+    """Measurements of one flow in one format under one set of conditions."""
+
+    link: str
+    ranks_per_node: int
+    flow: Flow
+    format: str
+    seconds: list[float]
+    """Time of the slowest rank, one value per round."""
+    inter_bytes: float
+    """Bytes per rank between nodes, as counted."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the measurements of the command line; return the exit code."""
+    options = parse(arguments)
+    console = wide_console()
+    codec = list(codec_figures(options.codec_elements, options.codec_seconds))
+    console.print(codec_table(codec))
+    flows: list[FlowFigure] = []
+    for per_node in options.ranks_per_node:
+        for link in options.links:
+            measured = flow_figures(link, per_node, options)
+            console.print(flow_table(measured))
+            flows += measured
+    if options.json:
+        facts = {
+            **machine.about(),
+            "elements": options.elements,
+            "codec_elements": options.codec_elements,
+            "codec": [asdict(figure) for figure in codec],
+            "flows": [asdict(figure) for figure in flows],
+        }
+        options.json.write_text(json.dumps(facts, indent=1))
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = bench_parser(__doc__, rounds=7, quick="small buffers, one round")
+    add = parser.add_argument
+    add("--links", nargs="+", default=["loopback"], metavar="RATE",
+        help="loopback (default), or rates such as 1gbit (need root)")  # fmt: skip
+    add("--ranks-per-node", type=at_least(1), nargs="+", default=[1], metavar="N",
+        help="default 1")  # fmt: skip
+    add("--elements", type=at_least(1), default=3 << 20,
+        help="elements of the buffer (default 3 Mi, about one layer)")  # fmt: skip
+    add("--codec-elements", type=at_least(1), default=16 << 20,
+        help="elements for the codec (default 16 Mi)")  # fmt: skip
+    add(
+        "--codec-seconds",
+        type=positive,
+        default=0.3,
+        help="time per row of the codec (default 0.3)",
+    )
+    return parse_bench(parser, arguments, QUICK)
+
+
+def codec_figures(elements: int, limit: float) -> Iterator[CodecFigure]:
+    """Time the functions of the codec with all kernels that work here, `limit` seconds each."""
+    torch.set_num_threads(1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    fast = choose_kernels("auto", device)
+    rows: list[BlockKernels] = [TorchKernels()] if fast.name == "torch" else [TorchKernels(), fast]
+    for dtype in (torch.float32, torch.bfloat16):
+        values = torch.randn(elements, device=device).to(dtype)
+        copy = (
+            values.nbytes / _seconds(partial(torch.empty_like(values).copy_, values), limit) / 1e9
+        )
+        yield CodecFigure("copy", "-", str(dtype)[6:], copy, copy, copy)
+        for implementation in rows:
+            for code in FORMATS[2:]:
+                yield _codec_figure(implementation, code, values, limit)
+
+
+def _codec_figure(
+    one: BlockKernels, code: Format, values: torch.Tensor, limit: float
+) -> CodecFigure:
+    slot = code.slot(values.numel(), values.numel())
+    blocks = -(-values.numel() // code.block_elements)
+    scales = torch.empty(blocks, dtype=torch.bfloat16, device=values.device)
+    packed = torch.empty(slot.stop - slot.values, dtype=torch.uint8, device=values.device)
+    out, total = torch.empty_like(values), torch.zeros_like(values, dtype=torch.float32)
+    seconds = (
+        _seconds(partial(one.quantise, values, code, scales, packed), limit),
+        _seconds(partial(one.dequantise, scales, packed, code, out), limit),
+        _seconds(partial(one.add_up, scales[None], packed[None], code, total, skip=-1), limit),
+    )
+    width = (values.element_size(), values.element_size(), 4)
+    speeds = (w * values.numel() / s / 1e9 for w, s in zip(width, seconds, strict=True))
+    return CodecFigure(one.name, code.name, str(values.dtype)[6:], *speeds)
+
+
+def _seconds(work: Callable[[], object], limit: float) -> float:
+    """Return the median time of a call: wall time on a GPU, time of this thread on a CPU."""
+    on_gpu = torch.cuda.is_available()
+    clock = time.perf_counter if on_gpu else time.thread_time
+    work()
+    times: list[float] = []
+    while sum(times) < limit:
+        start = clock()
+        work()
+        if on_gpu:
+            torch.cuda.synchronize()
+        times.append(clock() - start)
+    return statistics.median(times)
+
+
+def flow_figures(link: str, per_node: int, options: argparse.Namespace) -> list[FlowFigure]:
+    """Measure all flows in all formats on two nodes."""
+    with _places(link, per_node) as places:
+        ranks = on_ranks(
+            measure_rank,
+            NODES * per_node,
+            per_node,
+            options.elements,
+            options.rounds,
+            namespaces=places,
+        )
+    figures = []
+    for key in ranks[0]:
+        seconds = [max(times) for times in zip(*(rank[key][0] for rank in ranks), strict=True)]
+        sent = statistics.mean(rank[key][1] for rank in ranks)
+        figures.append(FlowFigure(link, per_node, key[0], key[1], seconds, sent))
+    return figures
+
+
+@contextmanager
+def _places(link: str, per_node: int) -> Iterator[list[str]]:
+    if link == "loopback":
+        yield []
+        return
+    with namespaces(NODES, link) as nodes:
+        yield [node for node in nodes for _ in range(per_node)]
+
+
+def measure_rank(
+    rank: int, per_node: int, elements: int, rounds: int
+) -> dict[tuple[Flow, str], tuple[list[float], float]]:
+    """Run as one rank; return the seconds of each round and the bytes sent by flow and format."""
+    torch.set_num_threads(1)
+    size = NODES * per_node
+    inside = [dist.new_group([n * per_node + i for i in range(per_node)]) for n in range(NODES)]
+    across = [dist.new_group([n * per_node + i for n in range(NODES)]) for i in range(per_node)]
+    world = dist.group.WORLD
+    hops: dict[Flow, list[Any]] = {"gather": [world], "reduce": [world]}
+    if per_node > 1:
+        hops["two hops"] = [inside[rank // per_node], across[rank % per_node]]
+    elements = -(-elements // size) * size
+    found: dict[tuple[Flow, str], tuple[list[float], float]] = {}
+    transports = {code.name: _transport(rank, size, per_node, code) for code in FORMATS}
+    for number in range(rounds + 1):
+        for flow, groups in hops.items():
+            for code in FORMATS:
+                one = transports[code.name]
+                one.traffic.take()
+                seconds = _time_flow(one, flow, groups, code, elements)
+                times, _ = found.setdefault((flow, code.name), ([], 0.0))
+                if number:  # the first round only makes connections and buffers
+                    times.append(seconds)
+                sent = sum(s.inter for s in one.traffic.take().values())
+                found[flow, code.name] = (times, sent)
+    return found
+
+
+def _transport(rank: int, size: int, per_node: int, code: Format) -> Transport:
+    formats = StateFormats(code, code, code, code, code)
+    device = torch.device("cpu")
+    return Transport(
+        lambda _: formats,
+        Traffic(Grid(1, size, 1, per_node), rank),
+        choose_kernels("auto", device),
+        torch.float32,
+        device,
+    )
+
+
+def _time_flow(
+    transport: Transport, flow: Flow, groups: Sequence[Any], code: Format, elements: int
+) -> float:
+    buffer = torch.randn(elements)
+    total = torch.empty(elements // math.prod(group.size() for group in groups))
+    dist.barrier()
+    start = time.perf_counter()
+    if flow == "gather":
+        Chain(transport.gather(buffer, groups, code, elements, flow)).wait()
+    else:
+        kept = [None] * len(groups)
+        Chain(transport.reduce(buffer, groups, elements, flow, kept, total)).wait()
+    return time.perf_counter() - start
+
+
+def codec_table(figures: Sequence[CodecFigure]) -> Table:
+    """Return the table of the codec."""
+    table = _table("Codec, one thread, GB/s", "kernels", "format", "dtype")
+    for heading in ("quantise", "dequantise", "add to fp32"):
+        table.add_column(heading, justify="right")
+    for one in figures:
+        speeds = (f"{speed:.2f}" for speed in (one.quantise, one.dequantise, one.add))
+        table.add_row(one.kernels, one.format, one.dtype, *speeds)
+    return table
+
+
+def flow_table(figures: Sequence[FlowFigure]) -> Table:
+    """Return the table of the flows under one set of conditions."""
+    first = figures[0]
+    table = _table(f"{NODES} nodes x {first.ranks_per_node}, {first.link}", "flow", "format")
+    for heading in ("ms", "min..max", "of bf16", "of fp32", "MB between nodes"):
+        table.add_column(heading, justify="right")
+    for one in figures:
+        base = {f.format: f.seconds for f in figures if f.flow == one.flow}
+        ratios = (
+            statistics.median(b / m for b, m in zip(base[name], one.seconds, strict=True))
+            for name in ("bf16", "fp32")
+        )
+        table.add_row(
+            one.flow,
+            one.format,
+            f"{statistics.median(one.seconds) * 1e3:.1f}",
+            f"{min(one.seconds) * 1e3:.1f}..{max(one.seconds) * 1e3:.1f}",
+            *(f"{ratio:.2f}" for ratio in ratios),
+            f"{one.inter_bytes / 1e6:.2f}",
+        )
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=HORIZONTALS, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

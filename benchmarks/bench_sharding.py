@@ -1,0 +1,275 @@
+"""Compare sharded data parallelism with other libraries: the same GPT on the same ranks.
+
+    python -m benchmarks.bench_sharding                         # 2 and 4 ranks, fp32 and bf16
+    python -m benchmarks.bench_sharding --quick                 # smoke test, half a minute
+    python -m benchmarks.bench_sharding --deepspeed --ranks 2   # installs and compares DeepSpeed
+    sudo .venv/bin/python -m benchmarks.bench_sharding --link 1gbit    # one node per rank
+    python -m benchmarks.bench_sharding --json benchmarks/results/sharding_<cpu>_<date>.json
+
+Each contender is a set of forked CPU ranks with gloo. Contenders take turns: A B C, A B C, ... In a
+turn the ranks start, warm up and time some steps. All contenders use AdamW with clipping at 1.0 and
+the same random tokens. In bf16 ours, FSDP2 and DeepSpeed send parameters and scattered gradients in
+bf16; ddp uses autocast over fp32 parameters and sends fp32 gradients.
+
+The table has one row per contender:
+    tokens/s     speed of all ranks together; median over rounds
+    of BASELINE  tokens/s divided by the baseline's in the same round; median over rounds
+    idle %       idle share of all cores during the timed steps; median over rounds
+    own MiB      growth of a rank's resident memory from before the model was built to its peak
+                 (model, states, buffers, activations), of the rank that uses most
+    peak MiB     that peak (ru_maxrss), including libraries, whose memory the ranks share
+    sent MB      sent per rank and step between nodes, by the counters of the network interfaces
+    counted MB   the same as counted by frontier_llm (`sent_bytes` in metrics.jsonl)
+MB are millions of bytes. Values that differ by rank are means over ranks.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.peers import deepspeed_venv
+from benchmarks.peers.contenders import BY_DEFAULT, DEEPSPEED, Contender, Worker, find
+from benchmarks.peers.results import Outcome, make_table
+from benchmarks.peers.turn import Precision, Shape, Turn
+from benchmarks.peers.workers import TurnFailedError, Workers
+from benchmarks.testbed import machine
+from benchmarks.testbed.namespaces import namespaces
+from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.options import at_least, bench_parser, parse_bench, positive, run_command
+from frontier_llm.errors import ConfigError
+
+QUICK = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 512, "sequence": 64,
+         "ranks": [2], "rounds": 1, "warmup": 1, "steps": 2}  # fmt: skip
+NUMBERS = (
+    ("steps", 1, 5, "timed steps per turn"),
+    ("warmup", 0, 2, "steps before them"),
+    ("micro-batches", 1, 1, "micro-batches per rank and step"),
+    ("samples", 1, 2, "samples per micro-batch"),
+    ("layers", 1, 8, "layers of the model"),
+    ("hidden", 1, 512, "hidden size"),
+    ("heads", 1, 8, "attention heads; must divide --hidden"),
+    ("vocabulary", 1, 8192, "rows of the embedding"),
+    ("sequence", 1, 256, "tokens per sample"),
+)
+"""Integer options: name, minimum, default, help."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Conditions that are the same for all contenders."""
+
+    ranks: int
+    precision: Precision
+    contenders: tuple[Contender, ...]
+
+    def title(self, link: str | None) -> str:
+        """Return a title for the table."""
+        return f"{self.ranks} ranks, {self.precision}, {link or 'loopback'}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare the contenders of the command line; return the exit code."""
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the namespaces are removed
+    return run(options, wide_console(), wide_console(stderr=True))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = bench_parser(__doc__, rounds=5, quick="a tiny model, 2 ranks, 1 round")
+    add = parser.add_argument
+    add("--ranks", type=at_least(1), nargs="+", default=[2, 4], metavar="N", help="default 2 4")
+    add("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"],
+        help="precision of the computation (default both)")  # fmt: skip
+    others = ", ".join(peer.name for peer in DEEPSPEED)
+    add("--contenders", nargs="+", metavar="NAME", help=f"default: {' '.join(BY_DEFAULT)}; also: "
+        f"{others}, ours-P-G-O for any sharding factors")  # fmt: skip
+    add("--deepspeed", action="store_true",
+        help=f"also compare DeepSpeed; makes {deepspeed_venv.FOLDER.name} (1 GB) once")  # fmt: skip
+    add("--baseline", default="ddp", metavar="NAME", help="baseline of the ratios (default ddp)")
+    add("--link", metavar="RATE",
+        help="simulate nodes with links of this rate (1gbit); needs root")  # fmt: skip
+    add("--ranks-per-node", type=at_least(1), default=1, metavar="N",
+        help="ranks that share a node (default 1)")  # fmt: skip
+    for name, least, default, words in NUMBERS:
+        add(f"--{name}", type=at_least(least), default=default, metavar="N",
+            help=f"{words} (default {default})")  # fmt: skip
+    add("--threads", type=at_least(1), metavar="N",
+        help="CPU threads per rank (default: cores / ranks)")  # fmt: skip
+    add("--limit", type=positive, default=600, metavar="SECONDS",
+        help="time limit per turn (default 600)")  # fmt: skip
+    return parse_bench(parser, arguments, QUICK)
+
+
+def run(options: argparse.Namespace, console: Console, status: Console) -> int:
+    """Compare under all conditions; print one table per condition, write the JSON.
+
+    Raises:
+        ConfigError: an option is invalid, or not possible on this machine.
+    """
+    cases = make_cases(options)
+    pythons: dict[Worker, Path] = {}
+    if any(one.worker == "deepspeed_peer" for case in cases for one in case.contenders):
+        pythons["deepspeed_peer"] = deepspeed_venv.ensure(status)
+    compared, failed = [], False
+    with (
+        tempfile.TemporaryDirectory(prefix="bench_sharding_") as folder,
+        Workers(Path(folder, "log"), pythons) as workers,
+    ):
+        for case in cases:
+            outcomes = compare(case, options, workers, status)
+            baseline = _baseline(outcomes, options.baseline)
+            console.print(make_table(case.title(options.link), outcomes, baseline))
+            for outcome in outcomes:
+                if outcome.error:
+                    failed = True
+                    status.print(f"{outcome.contender}: {outcome.error}", markup=False)
+            compared.append((case, [outcome.to_dict(baseline) for outcome in outcomes]))
+    if options.json:
+        options.json.write_text(json.dumps(_facts(options, compared), indent=1))
+    return 1 if failed else 0
+
+
+def make_cases(options: argparse.Namespace) -> list[Case]:
+    """Return all conditions, each with the contenders that can run under it.
+
+    Raises:
+        ConfigError: a contender is unknown, none can run on this number of ranks, or the ranks do
+            not fill the nodes.
+    """
+    names = list(dict.fromkeys(options.contenders or BY_DEFAULT))
+    if options.deepspeed:
+        names += [peer.name for peer in DEEPSPEED if peer.name not in names]
+    contenders = [find(name) for name in names]
+    for ranks in options.ranks:
+        if ranks % options.ranks_per_node:
+            raise ConfigError(
+                "--ranks", ranks, f"a multiple of --ranks-per-node={options.ranks_per_node}",
+                "change one of them",
+            )  # fmt: skip
+        if not any(one.fits(ranks) for one in contenders):
+            fits = ", ".join(f"{one.name}: multiples of {one.ranks_multiple}" for one in contenders)
+            raise ConfigError(
+                "--contenders", f"{' '.join(names)} on {ranks} ranks",
+                f"one that can run on them ({fits})", "change --contenders or --ranks",
+            )  # fmt: skip
+    return [
+        Case(ranks, precision, tuple(one for one in contenders if one.fits(ranks)))
+        for ranks in options.ranks
+        for precision in options.precision
+    ]
+
+
+def compare(
+    case: Case, options: argparse.Namespace, workers: Workers, status: Console
+) -> list[Outcome]:
+    """Run the turns of all contenders of a case."""
+    outcomes = {one.name: Outcome(one.name) for one in case.contenders}
+    turns = [(number, one) for number in range(options.rounds) for one in case.contenders]
+    with ExitStack() as stack:
+        places = stack.enter_context(_places(case.ranks, options))
+        bar = stack.enter_context(_progress(status))
+        task = bar.add_task(case.title(options.link), total=len(turns), now="")
+        for number, one in turns:
+            bar.update(task, now=f"round {number + 1}: {one.name}")
+            if outcomes[one.name].error is None:
+                take_turn(outcomes[one.name], one, _turn(one, case, options, places), workers)
+            bar.advance(task)
+    return list(outcomes.values())
+
+
+def take_turn(outcome: Outcome, contender: Contender, turn: Turn, workers: Workers) -> None:
+    """Run one turn; a failure is recorded, and the other contenders continue."""
+    try:
+        outcome.add(turn, workers.run(contender.worker, turn))
+    except (TurnFailedError, ValueError) as error:
+        outcome.error = str(error)
+
+
+def _turn(
+    contender: Contender, case: Case, options: argparse.Namespace, places: tuple[str, ...]
+) -> Turn:
+    return Turn(
+        contender=contender.name,
+        ranks=case.ranks,
+        precision=case.precision,
+        shape=Shape(
+            options.layers, options.hidden, options.heads, options.vocabulary, options.sequence
+        ),
+        samples=options.samples,
+        micro_batches=options.micro_batches,
+        warmup=options.warmup,
+        steps=options.steps,
+        threads=_threads(options, case.ranks),
+        ranks_per_node=options.ranks_per_node,
+        namespaces=places,
+        limit_seconds=options.limit,
+    )
+
+
+def _threads(options: argparse.Namespace, ranks: int) -> int:
+    return options.threads or max(1, (os.cpu_count() or 1) // ranks)
+
+
+@contextmanager
+def _places(ranks: int, options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
+    """Yield the namespace of each rank's node; nothing without --link."""
+    if options.link is None:
+        yield ()
+        return
+    per_node = options.ranks_per_node
+    with namespaces(ranks // per_node, options.link) as nodes:
+        yield tuple(nodes[rank // per_node] for rank in range(ranks))
+
+
+def _progress(status: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[now]}"),
+    )
+    return Progress(*columns, console=status, transient=True, disable=not status.is_terminal)
+
+
+def _baseline(outcomes: Sequence[Outcome], name: str) -> Outcome:
+    """Return the outcome of that name, or the first one that ran."""
+    ran = [outcome for outcome in outcomes if outcome.tokens_per_second] or outcomes
+    return next((outcome for outcome in ran if outcome.contender == name), ran[0])
+
+
+def _facts(
+    options: argparse.Namespace, compared: Sequence[tuple[Case, list[dict[str, Any]]]]
+) -> dict[str, Any]:
+    """Return all measurements, the options, and the properties of the machine."""
+    return {
+        "options": {key: str(value) for key, value in vars(options).items()},
+        **machine.about(),
+        "load_at_end": os.getloadavg(),
+        "cases": [
+            {
+                "ranks": case.ranks,
+                "precision": case.precision,
+                "link": options.link,
+                "threads": _threads(options, case.ranks),
+                "shape": asdict(_turn(case.contenders[0], case, options, ()).shape),
+                "rows": rows,
+            }
+            for case, rows in compared
+        ],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,186 @@
+"""Compare a training step with the same model in plain torch, in one process.
+
+    python -m benchmarks.bench_step                      # on the device of this machine
+    python -m benchmarks.bench_step --quick              # smoke test
+    python -m benchmarks.bench_step --json benchmarks/results/step_<cpu>_<date>.json
+
+Both models run in one process and take turns. The plain model uses nn.Module,
+scaled_dot_product_attention and fused AdamW. In bf16 it uses autocast over fp32 parameters, which
+like this project keeps fp32 master weights. The table has the median time of a step for both, and
+their ratio (ours / plain; below 1 means that ours is faster).
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
+
+import torch
+import torch.distributed as dist
+from rich.table import Table
+from torch import nn
+
+from benchmarks.peers.plain_gpt import PlainGpt
+from benchmarks.testbed import machine
+from frontier_llm.cli.compose import compose
+from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.options import at_least, bench_parser, parse_bench, run_command
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.data.batch import Batch
+from frontier_llm.device.accelerator import Accelerator, keep_freed_memory
+from frontier_llm.device.kernels import resolve
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.model.build import build_model
+from frontier_llm.parallel import megatron_cpu
+from frontier_llm.parallel.groups import Groups, destroy_groups, make_groups
+from frontier_llm.trainer.loss_scale import LossScale
+from frontier_llm.trainer.states import shard
+from frontier_llm.trainer.step import TrainStep
+
+LEARNING_RATE = 1e-4
+QUICK = {"layers": 1, "sequence": 64, "steps": 1}
+
+
+def plain_step(config: RunConfig, precision: str, device: torch.device) -> Callable[..., None]:
+    """Return a function that runs one step of the plain model."""
+    shape = config.model
+    model = PlainGpt(
+        layers=shape.layers,
+        hidden=shape.hidden,
+        heads=shape.heads,
+        vocabulary=shape.vocabulary,
+        sequence=config.data.sequence_length,
+    ).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
+
+    def step(batches: list[Batch]) -> None:
+        for batch in batches:
+            compute = (
+                nullcontext()
+                if precision == "fp32"
+                else torch.autocast(device.type, dtype=torch.bfloat16)
+            )
+            with compute:
+                loss = model(batch.tokens, batch.labels)
+            (loss / len(batches)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def our_step(
+    config: RunConfig, precision: str, accelerator: Accelerator, groups: Groups
+) -> Callable[..., None]:
+    """Return a function that runs one step of this project."""
+    kernels = resolve(config.kernels, accelerator.device)
+    layout = ResolvedLayout.resolve(config, 1, 1, precision=precision)
+    model = build_model(layout, groups, accelerator.device, kernels, config.trainer.seed)
+    traffic = Traffic(groups.grid, 0)
+    states = shard(config, model, groups, traffic)
+    scale = LossScale(config.precision, precision)
+    step = TrainStep(model, states, groups, config, scale, traffic)
+
+    def run(batches: list[Batch]) -> None:
+        step.run(1, batches, LEARNING_RATE)
+
+    return run
+
+
+def measure(
+    config: RunConfig, precision: str, accelerator: Accelerator, groups: Groups, steps: int
+) -> dict[str, Any]:
+    """Time both in turns; the first turn of each is a warm-up and is not counted."""
+    contenders = {
+        "ours": our_step(config, precision, accelerator, groups),
+        "plain": plain_step(config, precision, accelerator.device),
+    }
+    batches = random_batches(config, accelerator.device)
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(steps + 1):
+        for name, step in contenders.items():
+            accelerator.synchronize()
+            start = time.perf_counter()
+            step(batches)
+            accelerator.synchronize()
+            seconds[name].append(time.perf_counter() - start)
+    medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}
+    return {
+        "precision": precision,
+        "ours_seconds": medians["ours"],
+        "plain_seconds": medians["plain"],
+        "ratio": medians["ours"] / medians["plain"],
+        "all_seconds": {name: times[1:] for name, times in seconds.items()},
+    }
+
+
+def random_batches(config: RunConfig, device: torch.device) -> list[Batch]:
+    """Return the micro-batches of one step, with random tokens."""
+    data = config.data
+    shape = (data.micro_batch, data.sequence_length + 1)
+    positions = torch.arange(data.sequence_length).expand(data.micro_batch, -1)
+    made = []
+    for _ in range(data.global_batch // data.micro_batch):
+        rows = torch.randint(config.model.vocabulary, shape)
+        made.append(Batch(rows[:, :-1], rows[:, 1:], positions).to(device))
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure each precision, print the table, write the JSON; return the exit code."""
+    parser = bench_parser(__doc__, quick="one short layer, one step")
+    add = parser.add_argument
+    add("--layers", type=at_least(1), default=4, help="layers of the shape of gpt_125m (default 4)")
+    add("--sequence", type=at_least(1), default=512, help="tokens per sample (default 512)")
+    add("--steps", type=at_least(1), default=7, help="timed steps per model (default 7)")
+    add("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"],
+        help="precision of the computation (default both)")  # fmt: skip
+    options = parse_bench(parser, arguments, QUICK)
+    accelerator = Accelerator.of_rank(0)
+    if accelerator.is_cpu:
+        megatron_cpu.install()
+        keep_freed_memory()  # affects both models
+    overrides = ["model=gpt_125m", f"model.layers={options.layers}", "model.vocabulary=8192",
+                 "parallel.pipeline=1", f"data.sequence_length={options.sequence}",
+                 "data.micro_batch=2", "data.global_batch=4"]  # fmt: skip
+    config = decode(compose(overrides))
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group(
+            "gloo" if accelerator.is_cpu else "nccl", f"file://{folder}/store", rank=0, world_size=1
+        )
+        groups = make_groups(config.parallel, 1, config.trainer.seed)
+        rows = [
+            measure(config, precision, accelerator, groups, options.steps)
+            for precision in options.precision
+        ]
+        destroy_groups()
+    table = Table(title=f"one step, {options.layers} layers of gpt_125m's shape, "
+                        f"{accelerator.name}, torch {torch.__version__}")  # fmt: skip
+    for heading in ("precision", "ours", "plain torch", "ratio"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row["precision"],
+            f"{row['ours_seconds'] * 1e3:.0f} ms",
+            f"{row['plain_seconds'] * 1e3:.0f} ms",
+            f"{row['ratio']:.3f}",
+        )
+    wide_console().print(table)
+    if options.json:
+        facts = {**machine.about(), "device": accelerator.name,
+                 "threads": torch.get_num_threads(), "rows": rows}  # fmt: skip
+        options.json.write_text(json.dumps(facts, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

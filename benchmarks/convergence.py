@@ -1,0 +1,296 @@
+"""Compare the convergence of training with and without quantised collectives.
+
+    python -m benchmarks.convergence                  # train what is missing, draw, print
+    python -m benchmarks.convergence --draw-only      # draw and print the runs that exist
+    python -m benchmarks.convergence --minutes 20     # stop after 20 minutes, with exit code 3
+
+Trains gpt_tiny on the default corpus with each preset of `collectives=` and each seed, on four
+ranks as two nodes with sharding=zeropp in fp32. Runs with the same seed have the same initial
+weights and samples; they take turns of --slice steps. Each run has a folder under --folder and
+resumes from its newest checkpoint, also when this program is called again.
+
+Any change of the arithmetic makes two runs diverge. The run `perturbed` shows by how much: it is
+`plain` with initial weights that are 1% larger. Only a larger difference from `plain` is an effect
+of a preset. Every validation loss is written to --json, the curves are drawn to --picture.
+"""
+
+import argparse
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import fmean, stdev
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from frontier_llm.cli.options import at_least, positive, run_command
+from frontier_llm.errors import StopRequested
+from frontier_llm.telemetry.history import History
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURE = ROOT / "docs" / "images" / "convergence.svg"
+RESULTS = ROOT / "benchmarks" / "results" / "convergence.json"
+PICTURE_FORMATS = (".svg", ".png", ".pdf")
+RUNS = {
+    "plain": ("collectives=plain",),
+    "perturbed": ("collectives=plain", "model.init_std=0.0202"),
+    "zeropp": ("collectives=zeropp",),
+    "zeropp_feedback": ("collectives=zeropp_feedback",),
+}
+"""Overrides of each kind of run."""
+COLOURS = {
+    "plain": "#475569",
+    "perturbed": "#94a3b8",
+    "zeropp": "#d97706",
+    "zeropp_feedback": "#2563eb",
+}
+SETTING = (
+    "parallel.pipeline=1",
+    "data.global_batch=8",
+    "data.micro_batch=2",
+    # with a larger rate small changes of the arithmetic make runs diverge much more
+    "optimizer.learning_rate=3e-4",
+    "optimizer.minimum_learning_rate=3e-5",
+    "sharding=zeropp",
+    "precision=fp32",
+    "launch.ranks=4",
+    "launch.ranks_per_node=2",
+    "telemetry.wandb=off",
+    "telemetry.progress=false",
+    "trainer.sample_tokens=0",
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Validation losses of one run so far."""
+
+    kind: str
+    """A key of RUNS."""
+    seed: int
+    steps: int
+    """Number of completed steps."""
+    validation: list[tuple[int, float]]
+    """Pairs of step and loss in nats per token."""
+
+    @classmethod
+    def read(cls, kind: str, seed: int, folder: Path) -> "Curve":
+        """Read the metrics of a run; the folder may be absent."""
+        history = History.read(folder)
+        done = max(history.steps, default=0)
+        return cls(kind, seed, done, history.points("validation_loss"))
+
+    @property
+    def final(self) -> float:
+        """The last validation loss; NaN if there is none."""
+        return self.validation[-1][1] if self.validation else math.nan
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train what is missing, draw, write and print; return the exit code."""
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the run is stopped too
+    code = 0 if options.draw_only else train_all(options)
+    if code not in (0, StopRequested.exit_code):
+        return code
+    runs = product(RUNS, seeds_of(options))
+    curves = [Curve.read(*run, run_folder(*run, options)) for run in runs]
+    started = [curve for curve in curves if curve.steps]
+    if started:
+        draw(started, options.picture)
+        write_json(started, options)
+        for line in table(started):
+            print(line)
+    return code
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    count = at_least(1)
+    add("--steps", type=count, default=1000, help="steps per run (default 1000)")
+    add("--slice", type=count, default=250, help="steps per turn (default 250)")
+    add("--every", type=count, default=50, help="steps between two validations (default 50)")
+    add("--seeds", type=count, default=2, help="runs per kind, with seeds from 1 on (default 2)")
+    add("--folder", type=Path, default=ROOT / "runs" / "convergence", help="folder of the runs")
+    add("--picture", type=picture, default=PICTURE, help="file for the curves (%(default)s)")
+    add("--json", type=Path, default=RESULTS, help="file for the losses (%(default)s)")
+    add("--minutes", type=positive, default=math.inf, help="time limit; a later call resumes")
+    add("--draw-only", action="store_true", help="train nothing")
+    add("overrides", nargs="*", metavar="key=value", help="overrides for all runs")
+    return parser.parse_intermixed_args(arguments)
+
+
+def picture(text: str) -> Path:
+    """Type of an option: a picture file of a supported format."""
+    path = Path(text)
+    if path.suffix not in PICTURE_FORMATS:
+        raise argparse.ArgumentTypeError(f"{path} does not end in {', '.join(PICTURE_FORMATS)}")
+    return path
+
+
+def seeds_of(options: argparse.Namespace) -> range:
+    """Return the seeds of every kind of run."""
+    return range(1, options.seeds + 1)
+
+
+def run_folder(kind: str, seed: int, options: argparse.Namespace) -> Path:
+    """Return the folder of a run."""
+    folder: Path = options.folder
+    return folder / kind / f"seed_{seed}"
+
+
+def command(kind: str, seed: int, goal: int, options: argparse.Namespace) -> list[str]:
+    """Return the command that trains a run up to step `goal`."""
+    return [
+        sys.executable,
+        str(ROOT / "train.py"),
+        *SETTING,
+        *RUNS[kind],
+        f"trainer.seed={seed}",
+        f"trainer.steps={goal}",
+        f"optimizer.decay_steps={options.steps}",
+        f"trainer.evaluate_every_steps={options.every}",
+        f"run.dir={run_folder(kind, seed, options)}",
+        *options.overrides,
+    ]
+
+
+def train_all(options: argparse.Namespace) -> int:
+    """Train in turns; return 0, or the exit code of `StopRequested` after the time limit."""
+    deadline = time.monotonic() + 60 * options.minutes
+    goals = [*range(options.slice, options.steps, options.slice), options.steps]
+    try:
+        for seed, goal, kind in product(seeds_of(options), goals, RUNS):
+            if code := train(kind, seed, goal, options, deadline):
+                return code
+    except KeyboardInterrupt:
+        return StopRequested.exit_code
+    return 0
+
+
+def train(kind: str, seed: int, goal: int, options: argparse.Namespace, deadline: float) -> int:
+    """Train one run up to step `goal`; at the deadline ask it to save and stop."""
+    folder = run_folder(kind, seed, options)
+    done = Curve.read(kind, seed, folder).steps
+    left = deadline - time.monotonic()
+    if done >= goal:
+        return 0
+    if left <= 0:
+        return StopRequested.exit_code
+    _clear_unsaved(folder)
+    print(f"{kind}, seed {seed}: steps {done + 1} to {goal} of {options.steps}", flush=True)
+    process = subprocess.Popen(command(kind, seed, goal, options), cwd=ROOT)
+    try:
+        return process.wait(None if math.isinf(left) else left)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as reason:
+        process.send_signal(signal.SIGTERM)
+        code = process.wait()
+        if isinstance(reason, KeyboardInterrupt):
+            raise
+        return code
+
+
+def _clear_unsaved(folder: Path) -> None:
+    """Remove a run that was killed before its first checkpoint: it cannot be resumed."""
+    if (folder / "config.yaml").exists() and not any((folder / "checkpoints").glob("step_*[0-9]")):
+        shutil.rmtree(folder)
+
+
+def table(curves: Sequence[Curve]) -> list[str]:
+    """Return the lines of a Markdown table with the last validation losses."""
+    lines = [
+        "| run | steps | validation loss | of plain | standard error | seed by seed |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kind in dict.fromkeys(curve.kind for curve in curves):
+        mine = [curve for curve in curves if curve.kind == kind]
+        last = [found[-1][1] for curve in mine if (found := differences(curve, curves))]
+        steps, loss = min(curve.steps for curve in mine), fmean(curve.final for curve in mine)
+        mean = f"{fmean(last):+.2f}%" if last else ""
+        error = f"{stdev(last) / math.sqrt(len(last)):.2f}%" if len(last) > 1 else ""
+        each = ", ".join(f"{value:+.2f}%" for value in last)
+        lines.append(f"| `{kind}` | {steps} | {loss:.4f} | {mean} | {error} | {each} |")
+    return lines
+
+
+def differences(curve: Curve, curves: Sequence[Curve]) -> list[tuple[int, float]]:
+    """Return (step, percent) relative to the plain run of the same seed, at common steps."""
+    pairs = (c.validation for c in curves if c.kind == "plain" and c.seed == curve.seed)
+    plain = dict(next(pairs, []))
+    return [(s, 100 * (loss / plain[s] - 1)) for s, loss in curve.validation if s in plain]
+
+
+def means(series: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
+    """Return the mean of several curves at their common steps."""
+    shared = set.intersection(*(set(dict(points)) for points in series)) if series else set()
+    return [(step, fmean(dict(points)[step] for points in series)) for step in sorted(shared)]
+
+
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def write_json(curves: Sequence[Curve], options: argparse.Namespace) -> None:
+    """Write all validation losses and the command of the runs."""
+    individual = ("run.dir=", "trainer.seed=", *RUNS["plain"])
+    words = command("plain", 0, options.steps, options)[2:]
+    facts = {
+        "command": " ".join(
+            ["train.py", *(word for word in words if not word.startswith(individual))]
+        ),
+        "of each run": {kind: " ".join(overrides) for kind, overrides in RUNS.items()},
+        "curves": [
+            {"run": c.kind, "seed": c.seed, "steps": c.steps, "validation": c.validation}
+            for c in curves
+        ],
+    }
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def draw(curves: Sequence[Curve], path: Path) -> None:
+    """Draw the validation losses, and their difference from plain."""
+    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
+             "axes.grid": True, "grid.color": "#e2e8f0", "svg.hashsalt": "convergence",
+             "legend.frameon": False}  # fmt: skip
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for kind in dict.fromkeys(curve.kind for curve in curves):
+            mine = [curve for curve in curves if curve.kind == kind]
+            _draw_runs(left, kind, [curve.validation for curve in mine])
+            if kind != "plain":
+                _draw_runs(right, kind, [differences(curve, curves) for curve in mine])
+        for bound in (1.0, 0.3):
+            right.axhline(bound, color="#94a3b8", linewidth=0.8, linestyle="--")
+            right.axhline(-bound, color="#94a3b8", linewidth=0.8, linestyle="--")
+        left.set(title="Validation loss", xlabel="step", ylabel="nats per token")
+        right.set(title="Difference from plain of the same seed", xlabel="step", ylabel="percent")
+        left.legend()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format=path.suffix[1:], metadata={"Date": None})
+
+
+def _draw_runs(axes: Axes, kind: str, series: Sequence[Sequence[tuple[int, float]]]) -> None:
+    """Draw the mean of the runs of one kind, and each run with a thin line."""
+    colour = COLOURS[kind]
+    for points in series:
+        axes.plot(*_columns(points), color=colour, alpha=0.35, linewidth=0.8)
+    axes.plot(*_columns(means(series)), "o-", color=colour, label=kind, ms=3, lw=1.2)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

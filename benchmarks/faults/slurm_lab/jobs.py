@@ -1,0 +1,166 @@
+"""Jobs that run the scripts of this repository on a lab cluster: submission, state, output."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.faults.slurm_lab.cluster import SlurmCluster
+from benchmarks.faults.slurm_lab.nodes import DEVICE
+from frontier_llm.errors import LaunchError
+from frontier_llm.telemetry.history import History
+
+ROOT = Path(__file__).resolve().parents[3]
+_JOB_ID = re.compile(r"Submitted batch job (\d+)")
+_ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of Slurm."""
+
+    cluster: SlurmCluster
+    number: int
+    """Job id."""
+    log: Path
+    """File with its output."""
+    run_dir: Path
+    """Run directory of the training."""
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields of `scontrol show job`: JobState, Restarts, ExitCode and others."""
+        words = self.cluster.ask("scontrol", "--oneliner", "show", "job", str(self.number)).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended and will not be requeued."""
+        return self.fields["JobState"] in _ENDED
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the script."""
+        return int(self.fields["ExitCode"].split(":")[0])
+
+    @property
+    def output(self) -> str:
+        """The output of the job so far."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """The loss of each step so far."""
+        return losses_of(self.run_dir)
+
+    @property
+    def steps(self) -> int:
+        """The last step so far."""
+        return max(self.losses, default=0)
+
+    def ranks(self) -> dict[int, int]:
+        """Return the process id of each running rank."""
+        found = {
+            int(environ.get("SLURM_PROCID", -1)): pid
+            for pid, words, environ in self._processes()
+            if "frontier_llm" in words and "srun" not in words[0]
+        }
+        return {rank: pid for rank, pid in sorted(found.items()) if rank >= 0}
+
+    def _processes(self) -> Iterator[tuple[int, list[str], dict[str, str]]]:
+        """Yield (process id, command line, environment) of every process of the job."""
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                text = (process / "environ").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            environ = dict(item.split("=", 1) for item in text.split("\0") if "=" in item)
+            in_lab = environ.get("SLURM_CONF") == self.cluster.environ["SLURM_CONF"]
+            if in_lab and environ.get("SLURM_JOB_ID") == str(self.number):
+                yield int(process.name), words, environ
+
+    def wait(self, condition: Callable[[], bool], seconds: float, goal: str) -> float:
+        """Wait until a condition holds; return how long that took, in seconds.
+
+        Args:
+            condition: called until it returns True.
+            seconds: time limit.
+            goal: the condition in words, for the error message.
+
+        Raises:
+            LaunchError: the condition does not hold in time; has the last output of the job.
+        """
+        start = time.monotonic()
+        while time.monotonic() - start < seconds:
+            if condition():
+                return time.monotonic() - start
+            time.sleep(0.2)
+        raise LaunchError(
+            f"job {self.number}: not {goal} within {seconds:.0f} s "
+            f"({self.fields['JobState']}); its last output:\n{self.output[-3000:]}"
+        )
+
+
+def losses_of(run_dir: Path) -> dict[int, float]:
+    """Return the loss of each step so far in a run directory."""
+    return dict(History.read(run_dir).points("loss"))
+
+
+def submit(
+    cluster: SlurmCluster,
+    script: str,
+    options: Sequence[str],
+    overrides: Sequence[str],
+    run_dir: Path,
+) -> Job:
+    """Submit a script to Slurm as a user does.
+
+    Args:
+        cluster: the cluster.
+        script: path of a script in the repository; it is not modified.
+        options: options of sbatch.
+        overrides: overrides of train.py.
+        run_dir: run directory; the output file is in its parent.
+
+    Raises:
+        LaunchError: sbatch rejected the job.
+    """
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    output = f"{run_dir.parent}/{run_dir.name}-%j.out"
+    command = ["sbatch", f"--output={output}", *options, script, *overrides, f"run.dir={run_dir}"]
+    environ = {
+        **os.environ,
+        **cluster.environ,
+        "USER": os.environ.get("USER", "root"),
+        "GLOO_SOCKET_IFNAME": DEVICE,
+        "NCCL_SOCKET_IFNAME": DEVICE,
+        "FRONTIER_LLM_ARCHIVE": str(cluster.folder / "venv.tar"),
+        "FRONTIER_LLM_NODE_LOCAL": str(cluster.local),
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+    )
+    match = _JOB_ID.search(done.stdout)
+    if match is None:
+        raise LaunchError(f"sbatch rejected {script}: {done.stderr.strip()}")
+    number = int(match[1])
+    return Job(cluster, number, Path(output.replace("%j", str(number))), run_dir)
+
+
+def pack_environment(folder: Path) -> None:
+    """Make a small archive of a virtual environment that refers to this one's packages.
+
+    `make archive` includes the packages; the nodes of the lab share this disk and need no copies.
+    """
+    venv = folder / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    packages = next(venv.glob("lib/python3*/site-packages"))
+    here = next(path for path in sys.path if path.endswith("site-packages"))
+    (packages / "here.pth").write_text(here + "\n")
+    tar = ["tar", "--create", f"--file={folder}/venv.tar", f"--directory={folder}", ".venv"]
+    subprocess.run(tar, check=True)

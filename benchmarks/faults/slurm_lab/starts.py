@@ -1,0 +1,158 @@
+"""The cost of start-up: seconds on this machine, and store operations for any number of ranks."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faults.slurm_lab.jobs import ROOT
+
+RANKS = (2, 8, 16)
+"""Numbers of ranks of the runs whose start-up is timed."""
+SIMULATED_RANKS = (48, 768, 3072)
+"""Numbers of ranks for which store operations are counted in a simulated start-up."""
+EXPERIMENT = "experiment=frontier_1t"
+TINY = (
+    "model.layers=2", "model.hidden=32", "model.heads=2", "data.sequence_length=16",
+    "data.global_batch=16", "data.micro_batch=1", "parallel.pipeline=1", "trainer.steps=1",
+    "trainer.evaluate_every_steps=null", "trainer.evaluate_batches=1", "trainer.sample_tokens=0",
+    "precision=fp32", "checkpoint=off", "telemetry.wandb=off", "telemetry.progress=false",
+)  # fmt: skip
+
+
+def starts(folder: Path) -> str:
+    """Measure seconds and operations; return two Markdown tables."""
+    folder.mkdir(parents=True, exist_ok=True)
+    seconds = {ranks: _seconds(folder, ranks) for ranks in RANKS}
+    counts = {size: operations(size) for size in SIMULATED_RANKS}
+    figures = {"seconds": seconds, "operations": {k: dict(v) for k, v in counts.items()}}
+    (folder / "starts.json").write_text(json.dumps(figures, indent=1))
+    lines = ["| ranks | seconds to the end of the first step |", "|---|---|"]
+    lines += [f"| {ranks} | {value:.1f} |" for ranks, value in seconds.items()]
+    lines += [
+        "",
+        "| ranks | store operations of the last rank | store operations of rank 0 | "
+        "collectives per rank |",
+        "|---|---|---|---|",
+    ]
+    for size, count in counts.items():
+        lines.append(f"| {size} | {count['last']} | {count['first']} | {count['collectives']} |")
+    return "\n".join([*lines, ""])
+
+
+def _seconds(folder: Path, ranks: int) -> float:
+    run_dir = folder / f"start_{ranks}_{time.time_ns()}"
+    command = [sys.executable, "train.py", *TINY, f"launch.ranks={ranks}", f"run.dir={run_dir}"]
+    start = time.monotonic()
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)
+    return time.monotonic() - start
+
+
+def operations(size: int) -> Counter[str]:
+    """Count the store operations of the first and the last of `size` ranks during start-up.
+
+    A process simulates each of these two ranks with torch's fake process group: it makes the groups
+    of that rank, but collectives do nothing.
+
+    Returns:
+        Operations of the ranks `first` and `last`, and `collectives` per rank.
+    """
+    count: Counter[str] = Counter()
+    for name, rank in (("first", 0), ("last", size - 1)):
+        code = (
+            "from benchmarks.faults.slurm_lab.starts import count_here; import json; "
+            f"print(json.dumps(count_here({size}, {rank})))"
+        )
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=environ, check=True, capture_output=True,
+            text=True, timeout=300,
+        )  # fmt: skip
+        found = json.loads(done.stdout.splitlines()[-1])
+        count[name], count["collectives"] = found["operations"], found["collectives"]
+    return count
+
+
+def count_here(size: int, rank: int) -> dict[str, int]:
+    """Simulate the start-up of one of `size` ranks in this process; return the counts."""
+    from frontier_llm.cli.compose import compose
+    from frontier_llm.config import decode
+    from frontier_llm.device.accelerator import Accelerator
+    from frontier_llm.geometry.resolved import ResolvedLayout
+    from frontier_llm.launch.world import World
+    from frontier_llm.parallel import megatron_cpu
+    from frontier_llm.trainer import connect
+
+    pipeline = max(1, size // 24)
+    keys = [EXPERIMENT, "checkpoint=off", "parallel.tensor=8", f"parallel.pipeline={pipeline}"]
+    config = decode(compose(keys))
+    world = World(rank, size, rank % 8, 8, "host", "local", "host", 1)
+    layout = ResolvedLayout.resolve(config, size, world.ranks_per_node, check_rules=False)
+    store = _answering_store(size)
+    megatron_cpu.install()
+    with _fake_group(connect, store):
+        groups, _ = connect.connect(config, layout, world, store, Accelerator.of_rank(0))
+    assert groups.grid.size == size
+    return {"operations": store.operations, "collectives": store.collectives}
+
+
+def _answering_store(size: int) -> Any:
+    """Return a store that counts operations and answers as if all other ranks were present."""
+    import torch.distributed as dist
+
+    class AnsweringStore(dist.HashStore):
+        operations = 0
+        collectives = 0
+
+        def set(self, key: str, value: str) -> None:
+            self.operations += 1
+            super().set(key, value)
+
+        def get(self, key: str) -> bytes:
+            self.operations += 1
+            return bytes(super().get(key)) if self.check([key]) else b'{"text": "passed"}'
+
+        def add(self, key: str, amount: int) -> int:
+            self.operations += 1
+            return size if amount else 0
+
+        def wait(self, keys: list[str], timeout: timedelta = timedelta(0)) -> None:
+            self.operations += 1
+
+        def multi_get(self, keys: list[str]) -> list[bytes]:
+            self.operations += 1
+            own = [key for key in keys if self.check([key])]
+            return [bytes(super(AnsweringStore, self).get(own[0])) for _ in keys]
+
+    return AnsweringStore()
+
+
+@contextmanager
+def _fake_group(connect: Any, store: Any) -> Iterator[None]:
+    """Let `connect` start torch's fake process group instead of gloo.
+
+    Its collectives never complete, so the check of a group is only counted.
+    """
+    import torch.distributed as dist
+
+    def start(world: Any, *_: Any) -> None:
+        dist.init_process_group("fake", store=store, rank=world.rank, world_size=world.size)
+
+    def check(groups: Any, world: Any, store: Any, *_: Any) -> None:
+        for name in (name for name, group in groups.items() if group is not None):
+            store.set(f"preflight/at/{world.rank}", name)
+            store.collectives += 1
+
+    originals = connect.init_process_group, connect.check_groups
+    connect.init_process_group, connect.check_groups = start, check
+    try:
+        yield
+    finally:
+        connect.init_process_group, connect.check_groups = originals

@@ -1,0 +1,102 @@
+"""This project as a contender."""
+
+import torch
+
+from benchmarks.peers.contenders import factors_of, formats_of
+from benchmarks.peers.peer import BETAS, CLIP_NORM, EPSILON, LEARNING_RATE, WEIGHT_DECAY, MicroBatch
+from benchmarks.peers.turn import Turn
+from frontier_llm.cli.compose import compose
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.data.batch import Batch
+from frontier_llm.device.accelerator import keep_freed_memory
+from frontier_llm.device.kernels import resolve
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.model.build import build_model
+from frontier_llm.parallel import megatron_cpu
+from frontier_llm.parallel.groups import make_groups
+from frontier_llm.trainer.loss_scale import LossScale
+from frontier_llm.trainer.states import shard
+from frontier_llm.trainer.step import TrainStep
+
+
+def make(turn: Turn, rank: int) -> "Ours":
+    """Build one rank. Collective over all ranks."""
+    return Ours(turn, rank)
+
+
+def overrides(turn: Turn) -> list[str]:
+    """Return the configuration of a turn as overrides of train.py."""
+    shape = turn.shape
+    params, grads, optimizer = factors_of(turn.contender)
+    return [
+        "model=gpt_tiny",
+        f"model.layers={shape.layers}",
+        f"model.hidden={shape.hidden}",
+        f"model.heads={shape.heads}",
+        f"model.vocabulary={shape.vocabulary}",
+        f"data.vocabulary={shape.vocabulary}",
+        f"data.sequence_length={shape.sequence}",
+        f"data.micro_batch={turn.samples}",
+        f"data.global_batch={turn.samples * turn.micro_batches * turn.ranks}",
+        "parallel.pipeline=1",
+        f"precision={turn.precision}",
+        f"sharding.params={params}",
+        f"sharding.grads={grads}",
+        f"sharding.optimizer={optimizer}",
+        *_formats(turn),
+        f"optimizer.beta1={BETAS[0]}",
+        f"optimizer.beta2={BETAS[1]}",
+        f"optimizer.epsilon={EPSILON}",
+        f"optimizer.weight_decay={WEIGHT_DECAY}",
+        f"optimizer.clip_norm={CLIP_NORM}",
+    ]
+
+
+def _formats(turn: Turn) -> list[str]:
+    """Return the overrides that choose the formats of what is sent.
+
+    Without a preset of `collectives`, gradients are sent in the compute format, as the other
+    contenders send them.
+    """
+    preset = formats_of(turn.contender)
+    if preset == "plain":
+        return [f"collectives.grads_format={turn.precision}"]
+    return [f"collectives={preset}"]
+
+
+class Ours:
+    """One rank of this project."""
+
+    def __init__(self, turn: Turn, rank: int) -> None:
+        megatron_cpu.install()
+        keep_freed_memory()
+        config: RunConfig = decode(compose(overrides(turn)))
+        device = torch.device("cpu")
+        groups = make_groups(config.parallel, turn.ranks_per_node, config.trainer.seed)
+        kernels = resolve(config.kernels, device)
+        layout = ResolvedLayout.resolve(
+            config, turn.ranks, turn.ranks_per_node, precision=turn.precision
+        )
+        model = build_model(layout, groups, device, kernels, config.trainer.seed)
+        self.parameters = sum(record.parameter.numel() for record in model.records)
+        traffic = Traffic(groups.grid, rank)
+        states = shard(config, model, groups, traffic)
+        scale = LossScale(config.precision, turn.precision)
+        self._step = TrainStep(model, states, groups, config, scale, traffic)
+        self._ranks = turn.ranks
+        self._counted = 0.0
+
+    def step(self, batches: list[MicroBatch]) -> float:
+        """Run one step; return the mean loss over all ranks."""
+        made = [
+            Batch(tokens, labels, torch.arange(tokens.shape[1]).expand_as(tokens))
+            for tokens, labels in batches
+        ]
+        result = self._step.run(1, made, LEARNING_RATE)
+        self._counted = sum(sent.inter for sent in result.sent.values()) / self._ranks
+        return result.loss
+
+    def counted_bytes(self) -> float | None:
+        """Return the bytes per rank sent between nodes in the last step, averaged over ranks."""
+        return self._counted

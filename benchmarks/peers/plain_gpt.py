@@ -1,0 +1,60 @@
+"""GPT-2 in plain torch, as a baseline; imports only torch."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+INIT_STD = 0.02
+
+
+class PlainLayer(nn.Module):
+    """A pre-norm transformer layer."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.ffn_norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv, self.output = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [b, s, hidden] to the same shape."""
+        b, s, hidden = x.shape
+        parts = self.qkv(self.attention_norm(x)).chunk(3, dim=-1)
+        q, k, v = (part.view(b, s, self.heads, -1).transpose(1, 2) for part in parts)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.output(mixed.transpose(1, 2).reshape(b, s, hidden))
+        return x + self.down(F.gelu(self.up(self.ffn_norm(x)), approximate="tanh"))
+
+
+class PlainGpt(nn.Module):
+    """The model with a tied head; weights are drawn from torch's default generator."""
+
+    def __init__(
+        self, *, layers: int, hidden: int, heads: int, vocabulary: int, sequence: int
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, hidden)
+        self.positions = nn.Embedding(sequence, hidden)
+        self.layers = nn.ModuleList(PlainLayer(hidden, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(hidden)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=INIT_STD)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss of a micro-batch.
+
+        Args:
+            tokens: [b, s] int64.
+            labels: [b, s] int64.
+
+        Returns:
+            [] fp32.
+        """
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.tokens(tokens) + self.positions(places)
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.norm(x) @ self.tokens.weight.T
+        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())

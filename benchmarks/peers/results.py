@@ -1,0 +1,130 @@
+"""Results of a contender over all rounds, and the table of all contenders."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.box import HORIZONTALS
+from rich.table import Table
+
+from benchmarks.peers.turn import RankFigures, Turn
+from frontier_llm.units import MIB
+
+MEGA = 1e6
+
+
+@dataclass
+class Outcome:
+    """Results of one contender under one set of conditions."""
+
+    contender: str
+    tokens_per_second: list[float] = field(default_factory=list)
+    """Speed of all ranks together, one value per round."""
+    step_seconds: list[list[float]] = field(default_factory=list)
+    """Times of rank 0's steps, one list per round."""
+    first_loss: float = math.nan
+    """Loss before the first update, on rank 0 (ours: over all ranks). The peers agree; ours differs
+    a little, because it draws other weights."""
+    last_loss: float = math.nan
+    """Loss of the last step."""
+    parameters: int = 0
+    peak_bytes: int = 0
+    """Peak memory of the rank that uses most, over all rounds."""
+    own_bytes: int = 0
+    """Growth of a rank's memory since before the model was built, the maximum likewise."""
+    sent_bytes: list[float] = field(default_factory=list)
+    """Bytes per rank and step by the counter of the interface, mean over ranks, one per round."""
+    counted_bytes: float | None = None
+    """Bytes per rank and step as counted by frontier_llm."""
+    idle_share: list[float] = field(default_factory=list)
+    """Idle share of all cores' time during the timed steps, mean over ranks, one per round."""
+    error: str | None = None
+    """Why the contender failed; the rounds before that are kept."""
+
+    def add(self, turn: Turn, ranks: Sequence[RankFigures]) -> None:
+        """Add a round.
+
+        Raises:
+            ValueError: a loss is not finite.
+        """
+        if not all(math.isfinite(loss) for rank in ranks for loss in rank.losses):
+            raise ValueError(f"a loss is not finite: {[rank.losses for rank in ranks]}")
+        seconds = statistics.mean(statistics.mean(rank.step_seconds) for rank in ranks)
+        self.tokens_per_second.append(turn.tokens / seconds)
+        self.step_seconds.append(list(ranks[0].step_seconds))
+        self.first_loss, self.last_loss = ranks[0].losses[0], ranks[0].losses[-1]
+        self.parameters = ranks[0].parameters
+        self.peak_bytes = max(self.peak_bytes, *(rank.peak_bytes for rank in ranks))
+        own = (rank.peak_bytes - rank.start_bytes for rank in ranks)
+        self.own_bytes = max(self.own_bytes, *own)
+        sent = [rank.sent_bytes for rank in ranks if rank.sent_bytes is not None]
+        counted = [rank.counted_bytes for rank in ranks if rank.counted_bytes is not None]
+        idle = [rank.idle_share for rank in ranks if rank.idle_share is not None]
+        self.idle_share += [statistics.mean(idle)] if idle else []
+        self.sent_bytes += [statistics.mean(sent)] if sent else []
+        self.counted_bytes = statistics.mean(counted) if counted else None
+
+    def ratios(self, baseline: "Outcome") -> list[float]:
+        """Return the ratio to the baseline's tokens/s, one per round."""
+        pairs = zip(self.tokens_per_second, baseline.tokens_per_second, strict=False)
+        return [mine / other for mine, other in pairs]
+
+    def to_dict(self, baseline: "Outcome") -> dict[str, Any]:
+        """Return all values, for JSON."""
+        ratios = self.ratios(baseline)
+        return {
+            "contender": self.contender,
+            "median_tokens_per_second": _median(self.tokens_per_second),
+            "baseline": baseline.contender,
+            "median_ratio": _median(ratios),
+            "ratios": ratios,
+            "tokens_per_second": self.tokens_per_second,
+            "step_seconds": self.step_seconds,
+            "first_loss": self.first_loss,
+            "last_loss": self.last_loss,
+            "parameters": self.parameters,
+            "peak_bytes": self.peak_bytes,
+            "own_bytes": self.own_bytes,
+            "sent_bytes": self.sent_bytes,
+            "counted_bytes": self.counted_bytes,
+            "idle_share": self.idle_share,
+            "error": self.error,
+        }
+
+
+def make_table(title: str, outcomes: Sequence[Outcome], baseline: Outcome) -> Table:
+    """Return a table with one row per contender, in the order of their turns."""
+    table = Table(title=title, title_justify="left", box=HORIZONTALS, pad_edge=False)
+    table.add_column("contender", no_wrap=True)
+    on_wire = any(outcome.sent_bytes for outcome in outcomes)
+    wire = ("sent\nMB", "counted\nMB") if on_wire else ("counted\nMB",)
+    of = f"of\n{baseline.contender}"
+    for heading in ("tokens/s", "min..max", of, "idle\n%", "own\nMiB", "peak\nMiB", *wire):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for outcome in outcomes:
+        table.add_row(*_cells(outcome, baseline, on_wire))
+    return table
+
+
+def _cells(outcome: Outcome, baseline: Outcome, on_wire: bool) -> list[str]:
+    if not outcome.tokens_per_second:
+        return [outcome.contender, "failed"]
+    speeds, ratios = outcome.tokens_per_second, outcome.ratios(baseline)
+    counted = outcome.counted_bytes
+    return [
+        outcome.contender + (" (failed later)" if outcome.error else ""),
+        f"{statistics.median(speeds):.0f}",
+        f"{min(speeds):.0f}..{max(speeds):.0f}",
+        f"{statistics.median(ratios):.2f}" if ratios else "-",
+        f"{100 * statistics.median(outcome.idle_share):.0f}" if outcome.idle_share else "-",
+        f"{outcome.own_bytes / MIB:.0f}",
+        f"{outcome.peak_bytes / MIB:.0f}",
+        *([f"{statistics.median(outcome.sent_bytes) / MEGA:.2f}"] if on_wire else []),
+        "-" if counted is None else f"{counted / MEGA:.2f}",
+    ]
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None

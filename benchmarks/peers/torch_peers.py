@@ -1,0 +1,117 @@
+"""torch's own data parallelism: DistributedDataParallel and FSDP2."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.peers.peer import (
+    BETAS,
+    CLIP_NORM,
+    EPSILON,
+    LEARNING_RATE,
+    SEED,
+    WEIGHT_DECAY,
+    MicroBatch,
+    Peer,
+)
+from benchmarks.peers.plain_gpt import PlainGpt
+from benchmarks.peers.turn import Turn
+
+
+def make(turn: Turn, rank: int) -> Peer:
+    """Build one rank. Collective over all ranks."""
+    torch.manual_seed(SEED)  # FSDP2 does not broadcast weights, so all ranks must draw the same
+    model = PlainGpt(**asdict(turn.shape))
+    if turn.contender == "ddp":
+        return Ddp(model, turn)
+    return Fsdp(model, turn, keep=turn.contender == "fsdp-keep")
+
+
+class _TorchPeer:
+    """Base of both peers: torch's AdamW and gradient clipping."""
+
+    def __init__(self, model: nn.Module, parameters: int) -> None:
+        self.parameters = parameters
+        self._model = model
+        self._optimizer = torch.optim.AdamW(
+            model.parameters(),
+            LEARNING_RATE,
+            betas=BETAS,
+            eps=EPSILON,
+            weight_decay=WEIGHT_DECAY,
+            fused=True,
+        )
+
+    def _update(self) -> None:
+        nn.utils.clip_grad_norm_(self._model.parameters(), CLIP_NORM)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def counted_bytes(self) -> float | None:
+        """Return None: torch does not count bytes."""
+        return None
+
+
+class Ddp(_TorchPeer):
+    """DistributedDataParallel: gradients are reduced once per step, during the last backward pass.
+
+    Gradients are sent in fp32, because torch's hook that sends bf16 does not support CPU ranks.
+    """
+
+    def __init__(self, model: PlainGpt, turn: Turn) -> None:
+        self._ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        self._autocast = turn.precision == "bf16"
+        super().__init__(self._ddp, _count(model))
+
+    def step(self, batches: list[MicroBatch]) -> float:
+        """Run one step; return the loss of this rank."""
+        total = 0.0
+        for index, (tokens, labels) in enumerate(batches):
+            with nullcontext() if index + 1 == len(batches) else self._ddp.no_sync():
+                with self._compute():
+                    loss = self._ddp(tokens, labels)
+                (loss / len(batches)).backward()
+            total += loss.item()
+        self._update()
+        return total / len(batches)
+
+    def _compute(self) -> AbstractContextManager[object]:
+        return torch.autocast("cpu", dtype=torch.bfloat16) if self._autocast else nullcontext()
+
+
+class Fsdp(_TorchPeer):
+    """FSDP2: all states sharded over all ranks, one unit per layer and one for the rest.
+
+    Gradients are reduced after every micro-batch, which is FSDP2's default. With `keep`, parameters
+    stay gathered between the forward and the backward pass of a unit.
+    """
+
+    def __init__(self, model: PlainGpt, turn: Turn, keep: bool) -> None:
+        parameters = _count(model)
+        mesh = init_device_mesh("cpu", (turn.ranks,))
+        low = torch.bfloat16 if turn.precision == "bf16" else None
+        policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low)
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep)
+        # FSDP2 keeps the root gathered after the forward pass, since backward starts with it
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        super().__init__(model, parameters)
+
+    def step(self, batches: list[MicroBatch]) -> float:
+        """Run one step; return the loss of this rank."""
+        total = 0.0
+        for tokens, labels in batches:
+            loss = self._model(tokens, labels)
+            (loss / len(batches)).backward()
+            total += loss.item()
+        self._update()
+        return total / len(batches)
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

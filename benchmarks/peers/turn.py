@@ -1,0 +1,88 @@
+"""The request to a worker and the answer of each rank, which are sent as JSON."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Precision = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Dimensions of the GPT that every contender trains."""
+
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of a contender: its ranks from their fork to their end."""
+
+    contender: str
+    ranks: int
+    precision: Precision
+    shape: Shape
+    samples: int
+    """Samples per micro-batch."""
+    micro_batches: int
+    """Micro-batches per rank and step."""
+    warmup: int
+    """Steps before the timed ones."""
+    steps: int
+    """Timed steps."""
+    threads: int
+    """CPU threads per rank."""
+    ranks_per_node: int
+    """Consecutive ranks that share a node."""
+    namespaces: tuple[str, ...]
+    """Network namespace of each rank; empty = loopback."""
+    limit_seconds: float
+    """Time limit after which the ranks are killed."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per step over all ranks."""
+        return self.ranks * self.micro_batches * self.samples * self.shape.sequence
+
+    def to_json(self) -> str:
+        """Return the turn as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Turn":
+        """Read the output of `to_json`."""
+        values: dict[str, Any] = json.loads(text)
+        shape, namespaces = Shape(**values.pop("shape")), tuple(values.pop("namespaces"))
+        return cls(shape=shape, namespaces=namespaces, **values)
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """Measurements of one rank in a turn."""
+
+    step_seconds: tuple[float, ...]
+    """Times of the timed steps."""
+    losses: tuple[float, ...]
+    """Losses of all steps, warm-up first."""
+    parameters: int
+    """Number of parameters of the complete model."""
+    start_bytes: int
+    """Peak resident memory before the model was built: the libraries."""
+    peak_bytes: int
+    """Peak resident memory (ru_maxrss): libraries, model, states, buffers, activations."""
+    sent_bytes: float | None
+    """Bytes per step by the counter of the network interface; None on loopback."""
+    counted_bytes: float | None
+    """Bytes per step between nodes as counted by frontier_llm; None for other libraries."""
+    idle_share: float | None
+    """Idle share of all cores' time during the timed steps; None if unknown."""
+
+
+def figures_from(values: dict[str, Any]) -> RankFigures:
+    """Read the measurements of a rank from JSON."""
+    step_seconds, losses = tuple(values.pop("step_seconds")), tuple(values.pop("losses"))
+    return RankFigures(step_seconds=step_seconds, losses=losses, **values)

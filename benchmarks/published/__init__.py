@@ -1,0 +1,1 @@
+"""Published figures of training systems, and the planner's predictions for them."""

@@ -1,0 +1,1 @@
+"""Simulated nodes and links, forked ranks, and properties of this machine."""

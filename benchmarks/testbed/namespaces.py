@@ -1,0 +1,148 @@
+"""Simulated nodes: network namespaces on this machine, joined by links of a given rate.
+
+Needs Linux, root, and `ip` and `tc` of iproute2. Each namespace has one interface, eth0, with a
+token bucket filter in each direction. Names contain the process id, so that simultaneous runs do
+not interfere; namespaces of a run that was killed are removed by the next run.
+"""
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from frontier_llm.errors import ConfigError
+
+CLONE_NEWNET = 0x40000000
+BURST, LATENCY = "512kb", "200ms"
+"""Token bucket: size of a burst, and how long a packet may wait before it is dropped."""
+_NAME = re.compile(r"flm(\d+)n\d+")
+
+
+@contextmanager
+def namespaces(count: int, rate: str) -> Iterator[tuple[str, ...]]:
+    """Make namespaces; remove them at the end of the context, also after an exception.
+
+    Args:
+        count: number of nodes, at most 254.
+        rate: rate per link and direction in the syntax of tc: `1gbit`, `200mbit`.
+
+    Yields:
+        The names, in the order of the nodes.
+
+    Raises:
+        ConfigError: this machine or user cannot make them, or the rate is invalid.
+    """
+    check(rate)
+    _remove_stale()
+    names = tuple(f"flm{os.getpid()}n{node}" for node in range(count))
+    bridge = f"flm{os.getpid()}b"
+    try:
+        _do(rate, "ip", "link", "add", bridge, "type", "bridge")
+        _do(rate, "ip", "link", "set", bridge, "up")
+        for node, name in enumerate(names):
+            _make(name, node, bridge, rate)
+        yield names
+    finally:
+        _remove(names, bridge)
+
+
+def enter(name: str | None) -> str:
+    """Move this process permanently into a namespace; None leaves it where it is.
+
+    Returns:
+        The network interface that the ranks in it must use.
+    """
+    if name is None:
+        return "lo"
+    with Path("/run/netns", name).open() as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns", name)
+    return "eth0"
+
+
+def check(rate: str) -> None:
+    """Check that namespaces can be made here.
+
+    Raises:
+        ConfigError: no Linux, not root, or a program is missing.
+    """
+    missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
+    if sys.platform != "linux":
+        raise ConfigError("--link", rate, "Linux: nodes are network namespaces", "omit --link")
+    if missing:
+        raise ConfigError(
+            "--link",
+            f"{rate}, without the program {' and '.join(missing)}",
+            "iproute2",
+            "install it (Debian: apt-get install iproute2), or omit --link",
+        )
+    if os.geteuid():
+        raise ConfigError(
+            "--link",
+            f"{rate}, as user {os.geteuid()}",
+            "root, to make network namespaces",
+            "run it as root, or omit --link",
+        )
+
+
+def _make(name: str, node: int, bridge: str, rate: str) -> None:
+    outer = _outer(name)
+    shape = ["root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY]
+    for command in (
+        ["ip", "netns", "add", name],
+        ["ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", name],
+        ["ip", "link", "set", outer, "master", bridge, "up"],
+        ["ip", "-n", name, "link", "set", "lo", "up"],
+        ["ip", "-n", name, "addr", "add", f"10.77.0.{node + 1}/24", "dev", "eth0"],
+        ["ip", "-n", name, "link", "set", "eth0", "up"],
+        ["tc", "-n", name, "qdisc", "add", "dev", "eth0", *shape],
+        ["tc", "qdisc", "add", "dev", outer, *shape],
+    ):
+        _do(rate, *command)
+
+
+def _do(rate: str, *command: str) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        output = " ".join((done.stderr or done.stdout).split())
+        raise ConfigError(
+            "--link",
+            f"{rate}; {' '.join(command)!r} failed: {output}",
+            "a rate such as 1gbit, and a kernel that lets root make namespaces, veth pairs and tbf",
+            "fix the cause, or omit --link",
+        )
+
+
+def _remove(names: tuple[str, ...], bridge: str) -> None:
+    # the kernel would remove a link with its namespace, but only later
+    links = [["ip", "link", "del", name] for name in (*map(_outer, names), bridge)]
+    for command in (*links, *(["ip", "netns", "del", name] for name in names)):
+        subprocess.run(command, check=False, capture_output=True)
+
+
+def _outer(name: str) -> str:
+    """Return the name of the outer end of a namespace's link."""
+    return name.replace("n", "v")
+
+
+def _remove_stale() -> None:
+    listed = subprocess.run(["ip", "netns", "list"], check=False, capture_output=True, text=True)
+    names = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match and not _is_alive(int(match[1])):
+            _remove((name,), f"flm{match[1]}b")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

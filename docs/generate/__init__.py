@@ -1,0 +1,1 @@
+"""Programs that write the tables and pictures of docs/."""

@@ -1,0 +1,222 @@
+"""Draw the charts of measured figures: docs/images/*.svg from benchmarks/results/*.json.
+
+`python -m docs.generate.benchmark_charts` says whether they are current; with `--write` it writes
+them. Text and lines are mid-grey on a transparent background, which is readable on light and dark
+pages. A chart begins with a digest of its data and of this module, so that it can be checked
+without drawing it: another version of matplotlib draws other bytes.
+"""
+
+import hashlib
+import io
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from docs.generate.results import RESULTS, ROOT, Row, load, select, sharding_case
+from frontier_llm.cli.options import run_command, tool_parser
+
+IMAGES = ROOT / "docs" / "images"
+TEXT, GRID = "#768390", "#76839055"
+OURS, THEIRS, NEUTRAL = "#2f81f7", "#d97706", "#8b949e"
+PEERS = ("ddp", "fsdp", "deepspeed-zero1", "deepspeed-zero3")
+FORMAT_COLOURS = {"fp32": NEUTRAL, "bf16": THEIRS, "int8": OURS, "int4": "#1a7f64"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the charts with `--write`, or say which are not current; return the exit code."""
+    parser = tool_parser(__doc__)
+    parser.add_argument("--write", action="store_true", help="draw and write them")
+    if parser.parse_args(arguments).write:
+        for name in CHARTS:
+            chart_file(name).write_text(draw(name))
+        return 0
+    stale = [name for name in CHARTS if not is_current(name)]
+    for name in stale:
+        message = f"{name}.svg is not current: python -m docs.generate.benchmark_charts --write"
+        print(message, file=sys.stderr)
+    return 1 if stale else 0
+
+
+def chart_file(name: str) -> Path:
+    """Return the file of a chart."""
+    return IMAGES / f"{name}.svg"
+
+
+def is_current(name: str) -> bool:
+    """Return whether a chart's file was drawn from the present data by the present module."""
+    file = chart_file(name)
+    return file.exists() and _mark(name) in file.read_text()
+
+
+def draw(name: str) -> str:
+    """Draw one chart; return the content of its SVG file."""
+    style = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "frontier_llm",
+        "font.family": "sans-serif",
+        "font.size": 10,
+        "text.color": TEXT,
+        "axes.labelcolor": TEXT,
+        "axes.edgecolor": GRID,
+        "xtick.color": TEXT,
+        "ytick.color": TEXT,
+    }
+    with matplotlib.rc_context(style):
+        figure = CHARTS[name][1]()
+        buffer = io.StringIO()
+        figure.savefig(
+            buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None}
+        )
+    text = re.sub(r"[ \t]+$", "", buffer.getvalue(), flags=re.MULTILINE)
+    return text.replace("<svg ", f"{_mark(name)}\n<svg ", 1)
+
+
+def sharding() -> Figure:
+    """Draw tokens per second of the contenders on loopback and on a 1 Gbit/s link."""
+    panels = {
+        "loopback": ("ours-replicated", "ours-zero1", "ours-zero3", *PEERS),
+        "1 Gbit/s": ("ours-zero1", "ours-zero3", "ours-zeropp+zeropp", *PEERS),
+    }
+    figure = Figure(figsize=(9, 3.2))
+    for axes, (link, names) in zip(_panels(figure, 2), panels.items(), strict=True):
+        rows = sharding_case(0, ranks=2, precision="bf16", link=link)
+        _speeds(axes, names, [rows[name] for name in names])
+        axes.set_title(f"{link}: tokens/s", loc="left", color=TEXT)
+    return figure
+
+
+def quantised_step() -> Figure:
+    """Draw tokens per second with and without quantised communication over two links."""
+    names = ("ours-zero3", "ours-zero3+zeropp", "ours-zeropp+zeropp", "fsdp", "deepspeed-zero3")
+    figure = Figure(figsize=(9, 2.6))
+    for axes, link in zip(_panels(figure, 2), ("1 Gbit/s", "200 Mbit/s"), strict=True):
+        rows = sharding_case(0, ranks=2, precision="fp32", link=link)
+        _speeds(axes, names, [rows[name] for name in names])
+        axes.set_title(f"{link}, fp32: tokens/s", loc="left", color=TEXT)
+    return figure
+
+
+def checkpoint() -> Figure:
+    """Draw how long a save blocks training, and when it is durable."""
+    rows = [row for row in load("checkpoint")["rows"] if row["saver"] != "bare-writes"]
+    names = [row["saver"] for row in rows]
+    figure = Figure(figsize=(9, 2.8))
+    blocked, durable = _panels(figure, 2)
+    _bars(blocked, names, [row["blocked_ms"] for row in rows], "{:g} ms")
+    blocked.set_xscale("log")
+    blocked.set_xlim(0.5, 5000)
+    blocked.set_title("training is blocked (logarithmic)", loc="left", color=TEXT)
+    _bars(durable, names, [row["durable_s"] or 0 for row in rows], "{:g} s", zero="never")
+    durable.set_title("until the checkpoint is durable", loc="left", color=TEXT)
+    return figure
+
+
+def collectives() -> Figure:
+    """Draw how many times as fast as bf16 gathers and reductions are, by format and link."""
+    rows = select(load("collectives")["rows"], nodes_x_ranks="2 x 1")
+    figure = Figure(figsize=(9, 2.8))
+    links = ("loopback", "1 Gbit/s", "200 Mbit/s")
+    for axes, flow in zip(_panels(figure, 2, 0.2), ("gather", "reduce"), strict=True):
+        for offset, (name, colour) in enumerate(FORMAT_COLOURS.items()):
+            found = [select(rows, flow=flow, format=name, link=link)[0] for link in links]
+            values = [row["times_as_fast_as_bf16"] for row in found]
+            places = [place + 0.2 * (offset - 1.5) for place in range(len(links))]
+            axes.bar(places, values, 0.18, color=colour, label=name)
+        axes.set_xticks(range(len(links)), links)
+        axes.grid(axis="y", color=GRID)
+        axes.set_title(f"{flow}: speed over bf16", loc="left", color=TEXT)
+    figure.axes[0].legend(frameon=False, labelcolor=TEXT)
+    return figure
+
+
+def faults() -> Figure:
+    """Draw per fault the seconds until Slurm has the nodes back."""
+    rows = load("faults")["rows"]
+    names = [row["fault"].replace("`", "") for row in rows]
+    figure = Figure(figsize=(7, 3.6))
+    (axes,) = _panels(figure, 1)
+    _bars(axes, names, [_seconds(row["nodes_free_after"]) for row in rows], "{:.3g} s")
+    axes.set_title("seconds from the fault until the nodes are free", loc="left", color=TEXT)
+    return figure
+
+
+def _panels(figure: Figure, number: int, gap: float = 0.75) -> list[Axes]:
+    figure.subplots(1, number)
+    figure.subplots_adjust(wspace=gap)
+    for axes in figure.axes:
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        axes.set_axisbelow(True)
+    return list(figure.axes)
+
+
+def _speeds(axes: Axes, names: Sequence[str], rows: Sequence[Row]) -> None:
+    """Draw median tokens per second as bars, with a line from the least to the most."""
+    speeds = [row["tokens_per_second"] for row in rows]
+    _bars(axes, names, speeds, ends=[row["most"] for row in rows])
+    below = [speed - row["least"] for speed, row in zip(speeds, rows, strict=True)]
+    above = [row["most"] - speed for speed, row in zip(speeds, rows, strict=True)]
+    axes.errorbar(speeds, range(len(rows)), xerr=[below, above], fmt="none", ecolor=TEXT, lw=1)
+
+
+def _bars(
+    axes: Axes,
+    names: Sequence[str],
+    values: Sequence[float],
+    form: str = "{:g}",
+    zero: str = "0",
+    ends: Sequence[float] = (),
+) -> None:
+    """Draw horizontal bars, the first at the top, with their values; ours in blue.
+
+    Args:
+        axes: where to draw.
+        names: one per bar.
+        values: one per bar.
+        form: how a value is written.
+        zero: how a value of 0 is written.
+        ends: where the text of each bar begins; absent: at the end of the bar.
+    """
+    colours = [THEIRS if name.startswith(_OTHERS) else OURS for name in names]
+    axes.barh(range(len(names)), values, color=colours, height=0.68)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(axis="x", color=GRID)
+    axes.margins(x=0.22)
+    for place, (value, end) in enumerate(zip(values, ends or values, strict=True)):
+        text = form.format(value) if value else zero
+        axes.annotate(
+            text, (end, place), (5, 0), textcoords="offset points", va="center", color=TEXT
+        )
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of a figure such as `28 ms` or `13.1 s`."""
+    number, unit = text.split()
+    return float(number) / (1000 if unit == "ms" else 1)
+
+
+def _mark(name: str) -> str:
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for source in CHARTS[name][0]:
+        digest.update((RESULTS / f"{source}.json").read_bytes())
+    return f"<!-- sha256 of data and drawing: {digest.hexdigest()} -->"
+
+
+_OTHERS = ("ddp", "fsdp", "deepspeed", "torch", "dcp")
+CHARTS: Mapping[str, tuple[tuple[str, ...], Callable[[], Figure]]] = {
+    "sharding_speed": (("sharding",), sharding),
+    "quantised_step": (("sharding",), quantised_step),
+    "checkpoint_time": (("checkpoint",), checkpoint),
+    "collectives_speed": (("collectives",), collectives),
+    "faults": (("faults",), faults),
+}
+"""By the name of the file: the results that it is drawn from, and the function that draws it."""
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

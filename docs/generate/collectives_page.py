@@ -1,0 +1,146 @@
+"""Write the tables of docs/collectives.md: bytes between nodes, and what can be combined.
+
+`python -m docs.generate.collectives_page` says whether they are current; with `--write` it writes
+them.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from docs.generate.marked_page import filled, keep_current
+from frontier_llm.cli.compose import compose
+from frontier_llm.cli.options import run_command
+from frontier_llm.cli.package_files import CONF
+from frontier_llm.config.collectives import CollectivesConfig
+from frontier_llm.config.support import AXES, REFUSALS, Cell, verdict
+from frontier_llm.geometry.formats import StateFormats
+from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.partition import Factors
+from frontier_llm.geometry.state_traffic import StateTraffic
+
+PAGE = CONF.parent / "docs" / "collectives.md"
+NODES, PER_NODE = 4, 8
+DATA = NODES * PER_NODE
+ELEMENTS, SMALL = 12 * 6144**2, 13 * 6144
+"""Elements of a layer of the 18B model: of matrices, and of norms and biases."""
+MICRO_BATCHES = (1, 4, 16)
+SIGNS = {"tested": "yes", "untested": "not run", "refused": "refused"}
+
+IN_BF16 = "collectives.grads_format=bf16"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One row of the table of bytes."""
+
+    name: str
+    factors: tuple[int, int, int]
+    collectives: str
+    """Overrides of `conf/collectives`."""
+
+
+SCHEMES = (
+    Scheme("`sharding=zero3`, all in bf16", (DATA, DATA, DATA), IN_BF16),
+    Scheme("`sharding=zero3 collectives=zeropp`", (DATA, DATA, DATA), "collectives=zeropp"),
+    Scheme("`sharding=zeropp`, all in bf16", (PER_NODE, DATA, DATA), IN_BF16),
+    Scheme("`sharding=zeropp collectives=zeropp`", (PER_NODE, DATA, DATA), "collectives=zeropp"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page's tables, or check whether they are current."""
+    return keep_current(__doc__, "docs.generate.collectives_page", arguments, files)
+
+
+def files() -> dict[Path, str]:
+    """Return the page with its tables."""
+    return {PAGE: filled(PAGE.read_text(), {"bytes": volumes(), "support": support()})}
+
+
+def volumes() -> Iterator[str]:
+    """Yield the table of bytes that leave a node in a step, in multiples of the 16-bit model."""
+    yield (
+        "| scheme | "
+        + " | ".join(f"M = {m}" for m in MICRO_BATCHES)
+        + " | "
+        + " | ".join(f"of ZeRO-3, M = {m}" for m in MICRO_BATCHES)
+        + " |"
+    )
+    yield "|---|" + "---|" * (2 * len(MICRO_BATCHES))
+    base = [leaves_a_node(SCHEMES[0], m) for m in MICRO_BATCHES]
+    yield _row("ZeRO++ as published, without scales", [published(m) for m in MICRO_BATCHES], base)
+    for scheme in SCHEMES:
+        yield _row(scheme.name, [leaves_a_node(scheme, m) for m in MICRO_BATCHES], base)
+
+
+def published(micro_batches: int) -> float:
+    """Return the volume of ZeRO++ (arXiv:2306.10209) in multiples of the 16-bit model.
+
+    It sends int8 parameters forward, none backward, and int4 gradients.
+    """
+    return micro_batches * (0.5 + 0.25) * (1 - 1 / NODES)
+
+
+def leaves_a_node(scheme: Scheme, micro_batches: int) -> float:
+    """Count what the ranks of a node send to other nodes in a step, in multiples of the model.
+
+    Plain formats use rings; quantised gradients use messages between pairs.
+    """
+    factors = Factors(*scheme.factors, DATA)
+    size = factors.padded(ELEMENTS + SMALL)
+    traffic = StateTraffic(
+        Grid(1, DATA, 1, PER_NODE),
+        factors,
+        micro_batches,
+        params_bytes=2,
+        formats=_formats(scheme.collectives),
+    )
+    sent = [traffic.unit(rank, size, decayed=ELEMENTS) for rank in range(PER_NODE)]
+    return sum(one.inter for rank in sent for one in rank.values()) / (2 * size)
+
+
+@cache
+def _formats(override: str) -> StateFormats:
+    return StateFormats.at(CollectivesConfig.model_validate(compose([override])["collectives"]))
+
+
+def support() -> Iterator[str]:
+    """Yield the table of combinations, one row per precision and preset."""
+    yield "| precision | `collectives=` | " + " | ".join(AXES["device"]) + " |"
+    yield "|---|---|" + "---|" * len(AXES["device"])
+    for precision in AXES["precision"]:
+        for preset in AXES["collectives"]:
+            cells = [
+                {"precision": precision, "collectives": preset, "device": device}
+                for device in AXES["device"]
+            ]
+            yield f"| {precision} | `{preset}` | " + " | ".join(map(_sign, cells)) + " |"
+    yield ""
+    yield "Refused, in the words of the error:"
+    yield ""
+    for refusal in REFUSALS:
+        where = " and ".join(f"{name} = {' or '.join(v)}" for name, v in refusal.where.items())
+        yield f"- If {where}: `{refusal.key}` wants {refusal.why}"
+
+
+def _sign(part: Cell) -> str:
+    """Return the sign of a combination; factors and pipelines do not change it."""
+    found = {
+        verdict({**part, "sharding": sharding, "pipeline": pipeline})[0]
+        for sharding in AXES["sharding"]
+        for pipeline in AXES["pipeline"]
+    }
+    return " or ".join(sorted(SIGNS[one] for one in found))
+
+
+def _row(name: str, volumes: Sequence[float], base: Sequence[float]) -> str:
+    cells = [f"{volume:.2f}" for volume in volumes]
+    cells += [f"1/{b / volume:.1f}" for volume, b in zip(volumes, base, strict=True)]
+    return f"| {name} | " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

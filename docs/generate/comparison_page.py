@@ -1,0 +1,92 @@
+"""Write the table of the README that compares frontier_llm with other projects.
+
+`python -m docs.generate.comparison_page` says whether the table is current; with `--write` it
+writes it. Features come from features.yaml, where each cell names its source; speeds are quotients
+of the measured tokens per second in benchmarks/results/sharding.json.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from docs.generate.marked_page import filled, keep_current
+from frontier_llm.cli.options import run_command
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "README.md"
+FEATURES = Path(__file__).with_name("features.yaml")
+RESULTS = ROOT / "benchmarks" / "results" / "sharding.json"
+SIGNS = {True: "✓", False: "✗", "?": ""}
+"""How the cells that are no text are printed; an empty cell means that no source says."""
+LINKS = ("loopback", "1 Gbit/s")
+RANKS, PRECISION = 2, "bf16"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the table, or say whether it is current."""
+    return keep_current(__doc__, "docs.generate.comparison_page", arguments, files)
+
+
+def files() -> dict[Path, str]:
+    """Make the page."""
+    return {PAGE: filled(PAGE.read_text(), {"comparison": table()})}
+
+
+def table() -> Iterator[str]:
+    """Yield the table: a row per feature, then a row per measured speed."""
+    features = read_features()
+    peers: list[str] = features["peers"]
+    yield "| | frontier_llm | " + " | ".join(peers) + " |"
+    yield "|---|" + ":-:|" * (len(peers) + 1)
+    for row in features["rows"]:
+        yield _row(row["feature"], [_cell(row["ours"]), *(_cell(row[peer]) for peer in peers)])
+    for speed in features["speeds"]:
+        for link in LINKS:
+            ratios = {
+                peer: _ratio(speed["ours"], name, link) for peer, name in speed["peers"].items()
+            }
+            name = f"tokens/s of frontier_llm over theirs: {speed['what']}, {link}"
+            yield _row(name, ["1", *(ratios.get(peer, "") for peer in peers)])
+
+
+def read_features() -> Mapping[str, Any]:
+    """Read features.yaml.
+
+    Raises:
+        ValueError: a cell that claims something names no source.
+    """
+    features: Mapping[str, Any] = yaml.safe_load(FEATURES.read_text())
+    for row in features["rows"]:
+        for column in ("ours", *features["peers"]):
+            cell = row[column]
+            if cell["is"] != "?" and not cell.get("source"):
+                raise ValueError(f"{FEATURES.name}: {row['feature']}, {column}: no source")
+    return features
+
+
+def _row(name: str, cells: Sequence[str]) -> str:
+    return f"| {name} | " + " | ".join(cells) + " |"
+
+
+def _cell(cell: Mapping[str, Any]) -> str:
+    content = cell["is"]
+    return SIGNS[content] if content in SIGNS else str(content)
+
+
+def _ratio(ours: str, theirs: str, link: str) -> str:
+    """Return the quotient of two medians, from the first case in which both took turns."""
+    for case in json.loads(RESULTS.read_text())["machines"][0]["cases"]:
+        if (case["ranks"], case["precision"], case["link"]) != (RANKS, PRECISION, link):
+            continue
+        speeds = {row["contender"]: row["tokens_per_second"] for row in case["rows"]}
+        if ours in speeds and theirs in speeds:
+            return f"{speeds[ours] / speeds[theirs]:.2f}"
+    raise ValueError(f"{RESULTS.name}: no case in which {ours} and {theirs} took turns on {link}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

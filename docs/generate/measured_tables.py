@@ -1,0 +1,268 @@
+"""Write the tables of measured figures into the pages, from benchmarks/results/*.json.
+
+`python -m docs.generate.measured_tables` says whether they are current; with `--write` it writes
+them. A page shows the rows that matter; the files have all of them.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from docs.generate.marked_page import filled, keep_current
+from docs.generate.results import ROOT, Row, load, select
+from frontier_llm.cli.options import run_command
+
+DOCS = ROOT / "docs"
+AMD, INTEL = "AMD", "Intel"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the tables, or say which pages are not current."""
+    return keep_current(__doc__, "docs.generate.measured_tables", arguments, files)
+
+
+def files() -> dict[Path, str]:
+    """Make the pages."""
+    return {
+        DOCS / page: filled(
+            (DOCS / page).read_text(), {name: make() for name, make in tables.items()}
+        )
+        for page, tables in TABLES.items()
+    }
+
+
+def step() -> Iterator[str]:
+    """Yield one training step against plain torch."""
+    rows = [
+        (row["date"], row["hardware"], row["precision"], f"{row['ours_ms']:.0f} ms",
+         f"{row['plain_torch_ms']:.0f} ms", f"{row['ratio']:.3f}")
+        for row in load("step")["rows"]
+    ]  # fmt: skip
+    yield from _table(("date", "machine", "precision", "ours", "plain torch", "ratio"), rows)
+
+
+def sharding() -> Iterator[str]:
+    """Yield the ratios to the peers with their targets."""
+    columns = ((AMD, "fp32"), (AMD, "bf16"), (INTEL, "fp32"), (INTEL, "bf16"))
+    found = load("sharding")["ratios"]
+    rows = []
+    for link, contender, peers in dict.fromkeys(
+        (row["link"], row["contender"], tuple(row["over"])) for row in found
+    ):
+        same = select(found, link=link, contender=contender, over=list(peers))
+        better = "the better of " if len(peers) > 1 else ""
+        name = f"{link}: `{contender}` to {better}" + " and ".join(f"`{peer}`" for peer in peers)
+        cells = [
+            _ratio(row)
+            for processor, precision in columns
+            for row in select(same, precision=precision)
+            if processor in row["hardware"]
+        ]
+        rows.append((name, same[0]["target"], *cells))
+    head = ("", "target", "AMD, fp32", "AMD, bf16", "Intel, fp32", "Intel, bf16 (emulated)")
+    yield from _table(head, rows)
+
+
+def overlap() -> Iterator[str]:
+    """Yield how much of a transfer can be hidden behind computation."""
+    rows = [
+        (f"{row['link']} ({row['mb_per_second']} MB/s)", row["transfer_s"], row["compute_s"],
+         row["together_s"], f"{row['hidden_percent']}%" if row["hidden_percent"] else "none")
+        for row in load("overlap")["rows"]
+    ]  # fmt: skip
+    head = ("link (the Intel processor)", "transfer, s", "compute, s", "together, s", "hidden")
+    yield from _table(head, rows)
+
+
+def checkpoint() -> Iterator[str]:
+    """Yield the savers that matter."""
+    shown = ("ours-lazy", "ours-blocking", "torch.save-fsync", "dcp-async-stager", "bare-writes")
+    keys = ("blocked_ms", "durable_s", "compute_meanwhile", "long_step", "short_steps", "restore_s")
+    found = {row["saver"]: row for row in load("checkpoint")["rows"]}
+    rows = [
+        (f"`{name}`", *(_cell(found[name][key]) for key in keys),
+         _cell(found[name]["of_disk_percent"], "%"))
+        for name in shown
+    ]  # fmt: skip
+    head = ("saver", "blocked ms", "durable s", "compute meanwhile", "long step", "short steps",
+            "restore s", "of disk's rate")  # fmt: skip
+    yield from _table(head, rows)
+
+
+def kernels() -> Iterator[str]:
+    """Yield the speeds of the quantisation kernels."""
+    keys = ("quantise", "dequantise", "add_to_fp32")
+    found = load("quantisation_kernels")["rows"]
+    names = dict.fromkeys((row["kernels"], row["format"]) for row in found)
+    rows = []
+    for name, form in names:
+        cells = [
+            _cell(row[key])
+            for wide in ("fp32", "bf16")
+            for row in select(found, kernels=name, format=form, wide=wide)
+            for key in keys
+        ]
+        rows.append((name, form or "-", *cells))
+    head = ("kernels", "format", "fp32: quantise", "dequantise", "add to fp32", "bf16: quantise",
+            "dequantise", "add to fp32")  # fmt: skip
+    yield from _table(head, rows)
+
+
+def wire_bytes() -> Iterator[str]:
+    """Yield the bytes that interfaces saw, beside those that were counted."""
+    found = select(load("wire_bytes")["rows"], precision="fp32", micro_batches=1)
+    rows = [
+        (row["nodes_x_ranks"], f"{row['sharding']}, {row['collectives']}",
+         f"{row['interface_mb']:.2f}", f"{row['counted_mb']:.2f}")
+        for row in found
+    ]  # fmt: skip
+    head = ("nodes x ranks", "sharding, collectives", "interface, MB", "counted, MB")
+    yield from _table(head, rows)
+
+
+def quantised_step() -> Iterator[str]:
+    """Yield the ratios of whole steps with quantised communication."""
+    columns = (
+        ("2 x 1", "1 Gbit/s", AMD), ("2 x 1", "1 Gbit/s", INTEL), ("2 x 2", "1 Gbit/s", AMD),
+        ("2 x 2", "1 Gbit/s", INTEL), ("2 x 1", "200 Mbit/s", AMD), ("2 x 1", "200 Mbit/s", INTEL),
+    )  # fmt: skip
+    found = load("quantised_step")["rows"]
+    rows = []
+    for what in dict.fromkeys(row["what"] for row in found):
+        target = next((row["target"] for row in select(found, what=what) if row["target"]), None)
+        cells = [
+            ", ".join(
+                f"{row['ratio']:.{row['decimals']}f}"
+                for row in select(found, what=what, nodes_x_ranks=grid, link=link, processor=cpu)
+            )
+            for grid, link, cpu in columns
+        ]
+        rows.append((what, _cell(target), *cells))
+    head = (
+        "", "target", "2 x 1, AMD: fp32, bf16", "2 x 1, Intel: fp32", "2 x 2, AMD: fp32, bf16",
+        "2 x 2, Intel: fp32", "2 x 1, 200 Mbit/s, AMD: fp32, bf16",
+        "2 x 1, 200 Mbit/s, Intel: fp32",
+    )  # fmt: skip
+    yield from _table(head, rows)
+
+
+def collectives() -> Iterator[str]:
+    """Yield single gathers and reductions over a link of 1 Gbit/s."""
+    shown = (
+        ("2 x 1", "gather", "int8"), ("2 x 1", "gather", "int4"), ("2 x 1", "reduce", "int4"),
+        ("2 x 2", "two hops", "int8"), ("2 x 2", "two hops", "int4"),
+    )  # fmt: skip
+    found = load("collectives")["rows"]
+    rows = []
+    for grid, flow, form in shown:
+        one = select(found, nodes_x_ranks=grid, flow=flow, format=form)
+        cells = [f"{row['ms']} ms, {row['times_as_fast_as_bf16']}" for row in one]
+        rows.append((grid, flow, form, *cells))
+    head = ("nodes x ranks", "flow", "format", "loopback", "1 Gbit/s", "200 Mbit/s")
+    yield from _table(head, rows)
+
+
+def preprocess() -> Iterator[str]:
+    """Yield the comparison of tokenizing a corpus."""
+    rows = [
+        (row["contender"], row["seconds"], f"{row['of_ours']:.2f}", row["cpu_seconds"],
+         f"{row['tokens_per_second'] / 1e6:.2f}M", row["peak_mib"])
+        for row in load("preprocess")["rows"]
+    ]  # fmt: skip
+    yield from _table(("", "seconds", "of ours", "CPU seconds", "tokens/s", "peak MiB"), rows)
+
+
+def kills() -> Iterator[str]:
+    """Yield the kills by moment, and what they led to."""
+    found = load("kills")
+    rows: list[tuple[object, ...]] = [(row["moment"], row["kills"]) for row in found["rows"]]
+    yield from _table(("moment of the kill", "kills"), rows)
+    yield ""
+    yield (
+        f"After them: {found['resumes']} resumes from a checkpoint, {found['lost_commits']} lost "
+        f"commits, {found['losses_that_differ']} losses that differ in a bit from those of an "
+        f"undisturbed run ({found['steps_compared']:,} steps compared), and at most "
+        f"{found['most_seconds_to_end']} s from a kill to the end of all processes "
+        f"({found['date']}, {found['hardware']}; `{found['command']}`)."
+    )
+
+
+def faults() -> Iterator[str]:
+    """Yield what every fault led to."""
+    rows = [
+        (row["fault"], row["nodes_free_after"], row["job"], row["first_new_step_after"],
+         row["steps_done_twice"],
+         f"`{row['culprit']}`" if row["culprit"] else "none expected",
+         f"{row['largest_loss_difference']:.2g}")
+        for row in load("faults")["rows"]
+    ]  # fmt: skip
+    head = ("what happened", "nodes free after", "the job", "first step after restart",
+            "steps done twice", "log names the cause as",
+            "largest difference of the loss")  # fmt: skip
+    yield from _table(head, rows)
+
+
+def elastic() -> Iterator[str]:
+    """Yield the run that continued on other numbers of ranks."""
+    rows = [
+        (row["ranks"], row["micro_batch"], row["steps"],
+         "all" if row["samples_as_undisturbed"] else "no", f"{row['largest_loss_difference']:.2g}")
+        for row in load("elastic")["rows"]
+    ]  # fmt: skip
+    head = ("ranks", "micro-batch", "steps", "same samples as without stops",
+            "largest difference of the loss")  # fmt: skip
+    yield from _table(head, rows)
+
+
+def starts() -> Iterator[str]:
+    """Yield the seconds of a start, and the store operations of a rank."""
+    found = load("starts")
+    seconds = [(row["ranks"], row["seconds"]) for row in found["seconds"]]
+    yield from _table(("ranks", "seconds to the end of the first step"), seconds)
+    yield ""
+    operations = [
+        (row["ranks"], row["last_rank"], row["rank_0"], row["collectives"])
+        for row in found["operations"]
+    ]
+    head = (
+        "ranks",
+        "store operations of the last rank",
+        "store operations of rank 0",
+        "collectives per rank",
+    )
+    yield from _table(head, operations)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(map(str, row)) + " |"
+
+
+def _ratio(row: Row) -> str:
+    spread = f" ({row['least']:.2f}, {row['most']:.2f})" if row["least"] else ""
+    return f"{row['ratio']:.2f}{spread}"
+
+
+def _cell(value: Any, unit: str = "") -> str:
+    return "" if value is None else f"{value}{unit}"
+
+
+TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
+    "benchmarks.md": {
+        "step": step, "sharding": sharding, "overlap": overlap, "checkpoint": checkpoint,
+    },
+    "collectives.md": {
+        "kernels": kernels, "wire bytes": wire_bytes, "quantised step": quantised_step,
+        "collectives": collectives,
+    },
+    "data.md": {"preprocess": preprocess},
+    "checkpoint.md": {"kills": kills},
+    "reliability.md": {"faults": faults, "elastic": elastic, "starts": starts},
+}  # fmt: skip
+"""By page: the names of its markers, and the functions that make their tables."""
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

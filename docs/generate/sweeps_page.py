@@ -1,0 +1,107 @@
+"""Run the examples of docs/sweeps.md, and put their results into the page.
+
+    python -m docs.generate.sweeps_page optuna [--page docs/sweeps.md]   12 trials, on this machine
+    python -m docs.generate.sweeps_page slurm [--page docs/sweeps.md]    6 Slurm jobs; as root
+
+The second starts a Slurm cluster on this machine (benchmarks/faults/slurm_lab/cluster.py names the
+packages). Each prints its block of the page; the first also draws pictures in docs/images.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.faults.slurm_lab.cluster import SlurmCluster
+from docs.generate.marked_page import filled
+from frontier_llm.cli.options import run_command
+from frontier_llm.cli.package_files import CONF
+from frontier_llm.cli.sweep_report import (
+    draw_pareto,
+    draw_sensitivity,
+    read,
+    sensitivity_table,
+    table,
+)
+from frontier_llm.cli.trial import Trial
+from frontier_llm.errors import LaunchError
+
+SMALL = (
+    "parallel.pipeline=1", "model.hidden=64", "model.heads=4", "data.sequence_length=64",
+    "data.global_batch=8", "precision=fp32", "trainer.steps=8", "trainer.evaluate_batches=1",
+)  # fmt: skip
+EXAMPLES = {
+    "optuna": (
+        "hydra/sweeper=optuna", "hydra.sweeper.n_trials=12", "hydra.sweeper.sampler.seed=1",
+        "data.micro_batch=choice(1,2,3,4)", "parallel.tensor=choice(1,2)",
+        "optimizer.learning_rate=choice(1e-3,1e30)", "launch.ranks=2", "model.layers=2",
+        "trainer.bad_steps_allowed=1", "optimizer.warmup_steps=0", *SMALL,
+    ),
+    "slurm": (
+        "hydra/launcher=submitit_slurm", "hydra.launcher.nodes=1",
+        "hydra.launcher.tasks_per_node=1", "model.layers=2,4", "data.micro_batch=1,2,3", *SMALL,
+    ),
+}  # fmt: skip
+"""Overrides of train.py: a rate of 1e30 makes points fail, 3 samples do not divide the batch."""
+PICTURES = {"pareto": "speed against memory", "sensitivity": "share of the variance of the speed"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one example; return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("example", choices=tuple(EXAMPLES))
+    parser.add_argument("--page", type=Path, help="a page whose block of that name is replaced")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/sweep_examples"), help="of runs (%(default)s)"
+    )
+    chosen = parser.parse_args(arguments)
+    folder: Path = chosen.folder.absolute() / chosen.example
+    if chosen.example == "optuna":
+        run(chosen.example, folder, os.environ)
+    else:
+        with SlurmCluster(folder.parent / "lab", 2, 4, 2, folder.parent / "local") as cluster:
+            run(chosen.example, folder, {"USER": "root", **os.environ, **cluster.environ})
+    points = read(folder)
+    lines = block(chosen.example, points)
+    if chosen.page is not None:
+        page: Path = chosen.page
+        page.write_text(filled(page.read_text(), {chosen.example: lines}))
+        if chosen.example == "optuna":
+            draw_pareto(points, page.parent / "images" / "sweep_pareto.svg")
+            draw_sensitivity(points, page.parent / "images" / "sweep_sensitivity.svg")
+    print("\n".join(lines))
+    return 0
+
+
+def run(example: str, folder: Path, environ: Mapping[str, str]) -> None:
+    """Run an example's sweep in a folder.
+
+    Raises:
+        LaunchError: it failed as a whole.
+    """
+    command = [sys.executable, "train.py", "-m", *EXAMPLES[example], f"hydra.sweep.dir={folder}"]
+    if code := subprocess.run(command, cwd=CONF.parent, env=environ, check=False).returncode:
+        raise LaunchError(f"the sweep ended with exit code {code}; see above")
+
+
+def block(example: str, points: Sequence[Trial]) -> list[str]:
+    """Return what the page shows: the command, its points, and which axes matter."""
+    words = [f"'{word}'" if "(" in word else word for word in EXAMPLES[example]]
+    command = textwrap.wrap(
+        " ".join(["python train.py -m", *words]), 96, subsequent_indent="  ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    lines = ["", "```bash", *" \\\n".join(command).split("\n"), "```", "", *table(points), ""]
+    if example == "optuna":
+        pictures = [f"![{words}](images/sweep_{name}.svg)" for name, words in PICTURES.items()]
+        lines += [*sensitivity_table(points), "", *pictures, ""]
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

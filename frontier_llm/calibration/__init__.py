@@ -1,0 +1,1 @@
+"""Measure this machine for frontier-llm calibrate."""

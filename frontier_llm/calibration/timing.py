@@ -1,0 +1,46 @@
+"""Measure durations on the device of this machine."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+SECONDS = 0.05
+"""Minimum duration of one measurement."""
+REPETITIONS = 3
+"""Number of measurements. The fastest counts, because other processes disturb the others."""
+
+
+def device() -> torch.device:
+    """Return the GPU, or the CPU of a machine without a GPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def device_name() -> str:
+    """Return the name of the device."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"a CPU with {torch.get_num_threads()} threads"
+
+
+def seconds_of(action: Callable[[], object]) -> float:
+    """Return the seconds of one call, after a call that is not measured."""
+    action()
+    _finish()
+    return min(_measure(action) for _ in range(REPETITIONS))
+
+
+def _measure(action: Callable[[], object]) -> float:
+    calls, start = 0, time.perf_counter()
+    while (passed := time.perf_counter() - start) < SECONDS or not calls:
+        action()
+        calls += 1
+        if calls % 16 == 0 or passed == 0:
+            _finish()
+    _finish()
+    return (time.perf_counter() - start) / calls
+
+
+def _finish() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,136 @@
+"""Host memory for copies of a file's chunks: buffers of one chunk each, and a check for room.
+
+The memory is allocated once, private, on huge pages where the system has them, and aligned for
+O_DIRECT. For states on a GPU it is registered with the driver (pinned), so that copies overlap
+with computation.
+"""
+
+import contextlib
+import mmap
+import weakref
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+
+from frontier_llm.errors import CheckpointError
+from frontier_llm.units import format_bytes
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+
+class ChunkPool:
+    """A fixed number of buffers of one chunk each.
+
+    Not thread-safe: `Snapshot` calls it under its lock.
+    """
+
+    def __init__(self, slots: int, chunk_bytes: int, device: torch.device) -> None:
+        """Allocate the memory and touch every page of it.
+
+        Args:
+            slots: number of buffers; 0 allocates nothing.
+            chunk_bytes: bytes per buffer, a multiple of a page.
+            device: device of the states that are copied into the buffers.
+
+        Raises:
+            CheckpointError: the host has not enough memory.
+        """
+        self.size = size = slots * chunk_bytes
+        self._free: list[torch.Tensor] = []
+        if not slots:
+            return
+        try:
+            self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise CheckpointError(
+                f"no host memory for checkpoints ({format_bytes(size)} per rank): {error.strerror}"
+            ) from None
+        with contextlib.suppress(AttributeError, OSError):  # not every kernel has huge pages
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        memory = torch.frombuffer(self._map, dtype=torch.uint8)
+        memory.zero_()  # page faults happen now and not during the first checkpoint
+        if device.type != "cpu":
+            _pin(memory)
+            weakref.finalize(self, _unpin, memory)
+        self._free += list(memory.split(chunk_bytes))
+
+    @property
+    def has_free(self) -> bool:
+        """Whether `take` would return a buffer."""
+        return bool(self._free)
+
+    def take(self) -> torch.Tensor | None:
+        """Return a free buffer, [chunk_bytes] uint8, or None if all are in use."""
+        return self._free.pop() if self._free else None
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Mark a buffer as free again."""
+        self._free.append(buffer)
+
+
+def check_host_memory(needed: int, ranks_on_host: int) -> None:
+    """Check that the pools of all ranks of this host fit into its free memory.
+
+    Args:
+        needed: bytes that this rank will allocate; the other ranks allocate as much.
+        ranks_on_host: number of ranks on this host.
+
+    Raises:
+        CheckpointError: the host has less free memory.
+    """
+    free = psutil.virtual_memory().available
+    if needed * ranks_on_host > free:
+        raise CheckpointError(
+            f"checkpoints need {format_bytes(needed)} of host memory on each of the "
+            f"{ranks_on_host} ranks of a node, {format_bytes(needed * ranks_on_host)} in all; "
+            f"{format_bytes(free)} is free. Set checkpoint.pool_bytes to less (the update then "
+            "waits for the disk), or cut the optimizer states over more ranks"
+        )
+
+
+def wait_for_host_ranks(
+    store: "Store", key: str, rank: int, ranks: range, timeout: timedelta
+) -> None:
+    """Wait until all ranks of this host have checked the free memory.
+
+    A rank that allocated earlier would reduce the free memory that another rank sees, and its pool
+    would be counted twice.
+
+    Args:
+        store: key-value store of all ranks.
+        key: prefix of the keys, different for each call and host.
+        rank: rank of this process.
+        ranks: ranks on this host.
+        timeout: how long to wait for the other ranks.
+
+    Raises:
+        CheckpointError: a rank did not call this in time.
+    """
+    if len(ranks) <= 1:
+        return
+    if store.add(key, 1) == len(ranks):
+        store.set(f"{key}/all", "")
+    try:
+        store.wait([f"{key}/all"], timeout)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"rank {rank} timed out waiting for the other ranks of its node to check the host "
+            f"memory: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def _unpin(memory: torch.Tensor) -> None:
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
+def _pin(memory: torch.Tensor) -> None:
+    """Register memory with the GPU driver. Not covered by tests, which run without a GPU."""
+    status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    if int(status):
+        raise CheckpointError(
+            f"the driver does not pin {format_bytes(memory.numel())} of host memory for "
+            f"checkpoints (error {int(status)}); is the limit of locked memory (ulimit -l) low?"
+        )

@@ -1,0 +1,211 @@
+"""Two-phase commit of one checkpoint through the ranks' key-value store, without collectives.
+
+States of a checkpoint:
+
+- writing: ranks write their files; each calls `arrive` when its file is on disk.
+- sealed: all ranks have arrived and rank 0 has decided to commit (`seal`).
+- committed: rank 0 has renamed the folder and published success (`conclude`).
+- failed: a rank has called `abort`, or did not arrive in time; the first cause is published.
+
+    writing -> sealed -> committed
+    writing -> failed
+
+The key `decision` is written once, by compare-and-set: by rank 0 to seal, or by any rank to abort.
+No rank can therefore treat a checkpoint as failed that rank 0 commits. Each wait blocks on one key
+in the store's server, so ranks do not poll. The caller passes a clone of the store, because a
+blocking wait occupies its connection.
+"""
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from frontier_llm.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_COMMIT = "commit"
+_COMMITTED = ""
+_MAX_NAMED_RANKS = 8
+
+
+class UnknownOutcomeError(CheckpointError):
+    """Rank 0 or its store is lost; the checkpoint may or may not have been committed."""
+
+
+class CommitBarrier:
+    """Lets all ranks agree on whether one checkpoint is committed.
+
+    Every rank calls `arrive` or `abort`. Rank 0 then calls `wait_for_ranks`, `seal` and `conclude`
+    in this order, and calls `conclude` also after a failure; other ranks call `wait_for_outcome`.
+    """
+
+    def __init__(
+        self, store: "Store", prefix: str, rank: int, world_size: int, timeout: timedelta
+    ) -> None:
+        """Initialise this rank's side of the barrier.
+
+        Args:
+            store: key-value store of all ranks; no other thread may use this connection.
+            prefix: prefix of the keys, different for each checkpoint.
+            rank: rank of this process.
+            world_size: number of ranks.
+            timeout: how long this rank waits for the other ranks after it has arrived.
+        """
+        self._store, self._prefix = store, prefix
+        self._rank, self._size, self._timeout = rank, world_size, timeout
+
+    def arrive(self, record: str) -> None:
+        """Report that this rank's file is on disk.
+
+        Args:
+            record: description of the file, for the manifest that rank 0 writes.
+
+        Raises:
+            UnknownOutcomeError: rank 0 is lost.
+        """
+        try:
+            self._store.set(self._key(f"rank/{self._rank}"), record)
+            if self._store.add(self._key("arrived"), 1) == self._size:
+                self._store.set(self._key("ready"), "")
+        except RuntimeError as error:
+            raise UnknownOutcomeError(_no_answer(error)) from None
+
+    def abort(self, cause: str) -> str:
+        """Make the checkpoint fail, unless the decision has already been made.
+
+        Returns:
+            The cause of the first abort, or "" if rank 0 has sealed the checkpoint, which may then
+            still succeed.
+        """
+        decision = self._decide(cause)
+        self._store.set(self._key("ready"), "")
+        return "" if decision == _COMMIT else decision
+
+    def wait_for_ranks(self) -> list[str]:
+        """Wait until all ranks have arrived, and return their records. Rank 0 only.
+
+        Raises:
+            CheckpointError: a rank aborted, or some ranks did not arrive in time.
+        """
+        try:
+            self._store.wait([self._key("ready")], self._timeout)
+        except RuntimeError:
+            raise CheckpointError(self._late()) from None
+        if self._store.check([self._key("decision")]):
+            raise CheckpointError(self._read("decision"))
+        return self.records(range(self._size))
+
+    def records(self, ranks: range) -> list[str]:
+        """Return the records of some ranks. Call this only after all ranks have arrived.
+
+        Raises:
+            UnknownOutcomeError: rank 0's store is lost.
+        """
+        keys = [self._key(f"rank/{rank}") for rank in ranks]
+        try:
+            return [record.decode() for record in self._store.multi_get(keys)]
+        except RuntimeError as error:
+            raise UnknownOutcomeError(_no_answer(error)) from None
+
+    def seal(self) -> None:
+        """Decide to commit the checkpoint. Rank 0 only.
+
+        Raises:
+            CheckpointError: another rank has aborted first.
+        """
+        decision = self._decide(_COMMIT)
+        if decision != _COMMIT:
+            raise CheckpointError(decision)
+
+    def conclude(self, cause: str = _COMMITTED) -> None:
+        """Publish the outcome to all ranks: "" for success, else the cause. Rank 0 only."""
+        self._store.set(self._key("end"), json.dumps(cause))
+
+    def wait_for_outcome(self) -> None:
+        """Wait until rank 0 has published the outcome. All ranks but rank 0.
+
+        Raises:
+            CheckpointError: the checkpoint failed; the message is the first cause.
+            UnknownOutcomeError: rank 0 is lost.
+        """
+        try:
+            cause = self._outcome()
+            if cause is None:
+                cause = self._abort_late() or self._outcome()
+        except RuntimeError as error:
+            raise UnknownOutcomeError(_no_answer(error)) from None
+        if cause is None:
+            raise UnknownOutcomeError(
+                "rank 0 started to commit the checkpoint and did not report the outcome"
+            )
+        if cause != _COMMITTED:
+            raise CheckpointError(cause)
+
+    def delete_keys(self) -> None:
+        """Delete the keys from the store, once every rank has begun a later checkpoint. Rank 0."""
+        names = ["arrived", "ready", "late", "decision", "end"]
+        for name in [*names, *(f"rank/{rank}" for rank in range(self._size))]:
+            self._store.delete_key(self._key(name))
+
+    def _outcome(self) -> str | None:
+        """Wait for the outcome that rank 0 publishes; return None after the timeout."""
+        try:
+            self._store.wait([self._key("end")], self._timeout)
+        except RuntimeError:
+            return None
+        cause: str = json.loads(self._store.get(self._key("end")))
+        return cause
+
+    def _abort_late(self) -> str:
+        """Abort after a timeout; return the same as `abort`.
+
+        Only the first waiting rank asks the store which ranks are missing: thousands of ranks that
+        asked would block the store's only thread.
+        """
+        if self._store.add(self._key("late"), 1) == 1:
+            return self.abort(self._late())
+        self._store.wait([self._key("decision")], self._timeout)
+        decision = self._read("decision")
+        return "" if decision == _COMMIT else decision
+
+    def _decide(self, decision: str) -> str:
+        """Write the decision if there is none yet; return the one that is in force."""
+        return str(self._store.compare_set(self._key("decision"), "", decision).decode())
+
+    def _late(self) -> str:
+        """Describe which ranks have not arrived."""
+        try:
+            missing = [
+                rank
+                for rank in range(self._size)
+                if not self._store.check([self._key(f"rank/{rank}")])
+            ]
+        except RuntimeError as error:
+            return _no_answer(error)
+        seconds = f"within {self._timeout.total_seconds():g} s"
+        if not missing:
+            return f"rank {self._rank}: all ranks wrote, and rank 0 did not commit {seconds}"
+        return (
+            f"{_ranks(missing)} did not write {seconds} of rank {self._rank} "
+            "(checkpoint.timeout_seconds)"
+        )
+
+    def _read(self, name: str) -> str:
+        return str(self._store.get(self._key(name)).decode())
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
+
+
+def _no_answer(error: RuntimeError) -> str:
+    return f"the ranks' store does not answer (is rank 0 gone?): {str(error).splitlines()[0]}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f" and {len(ranks) - _MAX_NAMED_RANKS} more" if len(ranks) > _MAX_NAMED_RANKS else ""
+    return "ranks " + ", ".join(map(str, ranks[:_MAX_NAMED_RANKS])) + more

@@ -1,0 +1,83 @@
+"""Export the weights of a checkpoint to one plain safetensors file.
+
+The file begins with the length of the header, 8 bytes little-endian. The header is JSON and gives
+the dtype, shape and byte range of each tensor. The tensors follow without gaps.
+Source: the description of the format, https://github.com/huggingface/safetensors.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from math import prod
+from os import fsync
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from frontier_llm.checkpoint.discovery import Checkpoint
+from frontier_llm.checkpoint.folders import sync_folder
+from frontier_llm.checkpoint.restore import read_tensor
+from frontier_llm.errors import CheckpointError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_NAMES = {"fp32": "F32", "bf16": "BF16"}
+_ALIGNMENT = 8
+"""Alignment of the first tensor in bytes, so that a reader can map the file into memory."""
+
+
+def export(checkpoint: Checkpoint, path: Path, dtype: str, advance: Callable[[int], None]) -> None:
+    """Write all weights under their global names, one tensor after another.
+
+    The file gets its final name when it is complete and on disk. Memory: the largest tensor in
+    fp32, and the two chunks of a reader.
+
+    Args:
+        checkpoint: a checkpoint of any layout; all chunks that are read are verified.
+        path: path of the file, overwritten.
+        dtype: `fp32`, as stored, or `bf16`, rounded to nearest.
+        advance: called with the number of elements that were written.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or the file cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(_header(checkpoint, dtype))
+            for name in checkpoint.manifest.tensors:
+                weights = read_tensor(checkpoint, name, states=("master",))["master"]
+                _write(file, weights, DTYPES[dtype], advance)
+            file.flush()
+            fsync(file.fileno())
+        partial.replace(path)
+        sync_folder(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise CheckpointError(f"{path} cannot be written: {error.strerror}") from None
+        raise
+
+
+def _header(checkpoint: Checkpoint, dtype: str) -> bytes:
+    manifest = checkpoint.manifest
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", "step": str(manifest.step)}}
+    position = 0
+    for name, tensor in manifest.tensors.items():
+        end = position + prod(tensor.shape) * DTYPES[dtype].itemsize
+        entries[name] = {
+            "dtype": _NAMES[dtype], "shape": list(tensor.shape), "data_offsets": [position, end],
+        }  # fmt: skip
+        position = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write(
+    file: BinaryIO, weights: torch.Tensor, dtype: torch.dtype, advance: Callable[[int], None]
+) -> None:
+    for part in weights.flatten().split(1 << 22):
+        file.write(part.to(dtype).view(torch.uint8).numpy().data)
+        advance(part.numel())

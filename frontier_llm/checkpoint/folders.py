@@ -1,0 +1,67 @@
+"""Names of checkpoint folders and files, and durable changes of folders.
+
+This module imports no torch: the launcher uses it before torch is loaded.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+FOLDER = "checkpoints"
+"""Folder below `run.dir` that holds the checkpoints of a run."""
+MANIFEST = "manifest.json"
+COMMITTED = ("", ".replaced")
+"""Suffixes returned by `parse_folder` that mark a committed checkpoint."""
+_FOLDER = re.compile(r"step_(\d{8,})((?:\.[a-z]+)*)")
+
+
+def rank_file_name(rank: int) -> str:
+    """Return the name of the file that one rank writes alone."""
+    return f"rank_{rank:05d}.safetensors"
+
+
+def node_file_name(first_rank: int) -> str:
+    """Return the name of the file that the ranks of a node share, given the first of them."""
+    return f"ranks_from_{first_rank:05d}.safetensors"
+
+
+def step_folder(step: int) -> str:
+    """Return the name of a committed checkpoint's folder."""
+    return f"step_{step:08d}"
+
+
+def partial_folder(step: int) -> str:
+    """Return the name that a checkpoint's folder has until the checkpoint is committed."""
+    return f"{step_folder(step)}.partial"
+
+
+def parse_folder(name: str) -> tuple[int, str] | None:
+    """Split a folder's name into its step and its suffix.
+
+    Returns:
+        (step, suffix), or None if this is not the name of a checkpoint folder. Suffixes:
+
+        - "": a committed checkpoint.
+        - ".partial": a checkpoint that is being written or was never completed.
+        - ".replaced": a committed checkpoint that a newer one of the same step is replacing.
+        - ".deleting": a checkpoint that is being deleted.
+        - ".void": a checkpoint that no longer counts, because the run resumed from an earlier step.
+    """
+    match = _FOLDER.fullmatch(name)
+    return (int(match[1]), match[2] or "") if match else None
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the entries of a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder and its content, and wait until the deletion is on disk."""
+    shutil.rmtree(folder)
+    sync_folder(folder.parent)

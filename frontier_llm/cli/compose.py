@@ -1,0 +1,243 @@
+"""Compose `conf/` and the command line into plain values. Only frontier_llm/cli imports hydra.
+
+One process of a run composes, once. Interpolations such as `${now:}` are resolved here, so that
+all ranks read the same values. Every mistake in an override is a `ConfigError`.
+"""
+
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import MissingMandatoryValue, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from frontier_llm.cli import search_path  # noqa: F401  (hydra searches --conf-dir, too)
+from frontier_llm.cli.group_files import file_values, leaves
+from frontier_llm.cli.package_files import CONF, conf_folders
+from frontier_llm.config.decode import decode, keys, nearest, unknown_key
+from frontier_llm.config.renamed import (
+    RENAMED_KEYS,
+    current_override,
+    old_names,
+    with_current_names,
+)
+from frontier_llm.config.run import RunConfig
+from frontier_llm.config.section import Section
+from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.elastic import refit
+
+_NOT_KEYS = ("hydra", "experiment")
+"""Roots of the composed tree that are no sections of the configuration."""
+
+
+def compose(overrides: Sequence[str]) -> dict[str, Any]:
+    """Compose `conf/train.yaml` with overrides such as `model=gpt_22b` or `trainer.steps=9`.
+
+    Keys that were renamed may be given by their old names; a line on stderr says the new one.
+
+    Returns:
+        Nested plain dictionaries with all interpolations resolved. Types are not checked here but
+        by frontier_llm.config.decode.
+
+    Raises:
+        ConfigError: an override is malformed, names a key or a choice that does not exist, or
+            chooses a file whose values an experiment would override silently.
+    """
+    overrides = [current_names(text) for text in overrides]
+    parsed = [_parse(text) for text in overrides]
+    for override in parsed:
+        _check_choice(override)
+    _check_experiment(parsed)
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            composed = hydra_compose("train", overrides=overrides)
+            values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise _missing(str(error.full_key)) from None
+    except OmegaConfBaseException as error:
+        raise _unresolved(error) from None
+    except (HydraException, ValueError) as error:
+        raise _refused(parsed, error) from None
+    assert isinstance(values, dict)
+    sections = {str(key): value for key, value in values.items() if key not in _NOT_KEYS}
+    for old in old_names(sections):
+        _announce(old)
+    given = {override.key_or_group for override in parsed}
+    return _in_order(with_current_names(sections, given))
+
+
+def current_names(override: str) -> str:
+    """Return an override with the present name of its key; say so when it has the old one."""
+    current = current_override(override)
+    if current != override:
+        _announce(override.partition("=")[0].lstrip("+~"))
+    return current
+
+
+@cache
+def _announce(old: str) -> None:
+    """Print the new name of a key, once per process."""
+    print(f"{old} is now {RENAMED_KEYS[old]}", file=sys.stderr)
+
+
+def _in_order(values: Mapping[str, Any], section: type[Section] = RunConfig) -> dict[str, Any]:
+    """Return nested values in the order in which the types of the configuration declare them."""
+    fields = section.model_fields
+    ordered: dict[str, Any] = {}
+    for name in sorted(values, key=lambda name: [*fields, name].index(name)):
+        value = values[name]
+        kind = fields[name].annotation if name in fields else None
+        if isinstance(kind, type) and issubclass(kind, Section) and isinstance(value, Mapping):
+            value = _in_order(value, kind)
+        ordered[name] = value
+    return ordered
+
+
+def fitted(values: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """Fit the micro-batch and the sharding factors of an elastic run to a number of ranks.
+
+    Each change is printed. A configuration with launch.elastic=false is returned unchanged.
+
+    Raises:
+        ConfigError: a value is illegal, or the ranks cannot share the global batch.
+    """
+    config = decode(values)
+    elastic = config.launch.elastic
+    changed = refit(config.parallel, config.data, config.sharding, ranks) if elastic else {}
+    for key, value in changed.items():
+        section, name = key.split(".")
+        print(f"{'elastic':<11}{key}: {values[section][name]} -> {value}", file=sys.stderr)
+        values[section][name] = value
+    return values
+
+
+def groups() -> dict[str, list[str]]:
+    """Return the choices of each group of `conf/` and of `--conf-dir`: the names of its files."""
+    found: dict[str, set[str]] = {}
+    for folder in conf_folders():
+        for file in folder.glob("*/*.yaml"):
+            found.setdefault(file.parent.name, set()).add(file.stem)
+    return {group: sorted(names) for group, names in sorted(found.items())}
+
+
+def _parse(text: str) -> Override:
+    key, equals, value = text.partition("=")
+    if not equals and not text.startswith("~"):
+        similar = nearest(key.lstrip("-+"))
+        raise ConfigError(
+            key,
+            f"{text!r}, without a value",
+            "key=value",
+            f"write {similar or 'key'}=VALUE; options are --help and --cfg job",
+        )
+    if not key or key.lstrip("+~").startswith("hydra"):
+        raise ConfigError(
+            key or text,
+            value,
+            "a key of the configuration: settings of hydra itself have no effect here",
+            "see `frontier-llm train --help` for all keys; the run directory is run.dir",
+        )
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(
+            key,
+            value or text,
+            f"a value that can be read ({str(error).splitlines()[0]})",
+            f"quote the value, and the whole for the shell: '{key}=\"...\"'; lists are [a,b]",
+        ) from None
+    if override.is_sweep_override():
+        raise ConfigError(
+            key,
+            value,
+            "one value: a run is one configuration",
+            "quote the value if it contains a comma; start two runs, or a sweep with -m",
+        )
+    return override
+
+
+def _check_choice(override: Override) -> None:
+    """Refuse a choice that names no file of its group."""
+    group = override.key_or_group
+    choices = groups().get(group)
+    if choices is None or override.is_delete():
+        return
+    got = override.value()
+    if got in choices or (group == "experiment" and got is None):
+        return
+    similar = difflib.get_close_matches(str(got), choices, n=1, cutoff=0.4)
+    raise ConfigError(
+        group,
+        got,
+        "one of " + (", ".join(choices) or f"the files of conf/{group}, which has none"),
+        f"did you mean {group}={similar[0]}?"
+        if similar
+        else f"choose one, or add conf/{group}/{got}.yaml",
+    )
+
+
+def _check_experiment(overrides: Sequence[Override]) -> None:
+    """Refuse a choice whose values the chosen experiment would override silently.
+
+    The experiments of `conf/` set no key that a file of a group sets. A user's own may.
+    """
+    chosen = {o.key_or_group: o.value() for o in overrides if o.key_or_group in groups()}
+    experiment = chosen.pop("experiment", None)
+    if experiment is None:
+        return
+    given = [o.key_or_group for o in overrides]
+    values = leaves(file_values("experiment", str(experiment)))
+    own = {RENAMED_KEYS.get(key, key): value for key, value in values}
+    for group, name in chosen.items():
+        for old, value in leaves(file_values(group, str(name)), f"{group}."):
+            key = RENAMED_KEYS.get(old, old)
+            is_given = any(key == one or key.startswith(f"{one}.") for one in given if "." in one)
+            if own.get(key, value) != value and not is_given:
+                raise ConfigError(
+                    group,
+                    f"{name}, whose {key}={value} experiment={experiment} overrides",
+                    "a key that is set by the experiment or by the chosen file, not by both",
+                    f"add {key}={value} for the value of {group}={name}, or {key}={own[key]} for "
+                    f"that of the experiment; or take the key out of experiment {experiment}",
+                )
+
+
+def _missing(key: str) -> ConfigError:
+    words, doc = next(((w, d) for name, w, d in keys() if name == key), ("a value", ""))
+    return ConfigError(key, "nothing", words, f"set {key}=...: {doc}" if doc else f"set {key}=...")
+
+
+def _unresolved(error: OmegaConfBaseException) -> ConfigError:
+    message = str(error).splitlines()[0]
+    renamed = [f"{old} is now {new}" for old, new in RENAMED_KEYS.items() if f"'{old}'" in message]
+    return ConfigError(
+        str(error.full_key or "?"),
+        message,
+        "a reference ${...} to a key that exists, or ${now:%Y%m%d}",
+        "; ".join(["correct the reference, or write the value itself", *renamed]),
+    )
+
+
+def _refused(overrides: Sequence[Override], error: Exception) -> ConfigError:
+    """Build the error for the override that hydra refused."""
+    known = {name for name, _, _ in keys()}
+    message = str(error).splitlines()[0]
+    named = [o for o in overrides if f"'{o.key_or_group}'" in message] or [
+        o for o in overrides if o.key_or_group in message
+    ]
+    if not named:
+        return ConfigError(
+            "conf/", message, "files that compose", "correct the file that the message names"
+        )
+    override = named[0]
+    key, got = override.key_or_group, override.value()
+    if key not in known and key not in groups():
+        return unknown_key(key, "(removed)" if override.is_delete() else got)
+    return ConfigError(key, override.input_line, f"key=value ({message})", f"write {key}={got}")

@@ -1,0 +1,232 @@
+"""Convert weights: `frontier-llm convert --to hf RUN OUT`, or `--from hf DIR OUT`.
+
+`--to hf` reads the newest checkpoint of a run directory and writes a folder for from_pretrained of
+transformers. `--from hf` writes a run directory with a checkpoint of step 0 and a config.yaml, and
+prints the command that starts a run with these weights. Families: gpt2, gpt_neox (with Pythia),
+llama, t5 (1.1) and mt5.
+
+The conversion runs on the CPU, a few tensors at a time. Then both models are run on the same
+tokens, which needs transformers and memory for both. If their logits differ by more than the
+tolerance, the output is removed and the exit code is 1. `--no-check` skips the comparison.
+"""
+
+import argparse
+import shlex
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from frontier_llm.cli.compose import compose
+from frontier_llm.cli.options import tool_parser
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.config.rules import check
+from frontier_llm.convert.families import family_for, family_of, model_overrides
+from frontier_llm.convert.ours import OurWeights, plan_shards, write_weights
+from frontier_llm.convert.table import Row, check_names, select
+from frontier_llm.convert.theirs import TheirWeights, read_config, write_model
+from frontier_llm.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
+from frontier_llm.errors import DataError
+from frontier_llm.geometry.inventory import model_shapes
+from frontier_llm.trainer import run_directory
+from frontier_llm.trainer.single_process_model import single_process_config
+from frontier_llm.units import GIB, format_count
+
+SHARD_BYTES = 2 * GIB
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Convert weights; return the exit code."""
+    options = _options(arguments)
+    out: Path = options.out
+    partial = out.with_name(f".{out.name}-{uuid.uuid4().hex[:12]}.partial")
+    try:
+        if out.exists():
+            raise DataError(f"{out} exists already\n  do: choose another folder, or remove it")
+        partial.mkdir(parents=True)
+        if options.to:
+            converted = to_theirs(options.source, partial, options)
+        else:
+            converted = from_theirs(options.source, partial, out)
+        if options.check:
+            _check(converted)
+            if options.to:
+                check_theirs(converted.theirs)
+        partial.rename(out)
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    print(f"{out}: {format_count(_elements(converted.config))} parameters")
+    if converted.overrides:
+        words = [f"run.init_from={out.absolute()}", *converted.overrides]
+        print(f"start a run with these weights:\n  frontier-llm train {shlex.join(words)}")
+    return 0
+
+
+@dataclass(frozen=True)
+class Converted:
+    """The same model in both formats.
+
+    Attributes:
+        config: the configuration of our model.
+        ours: the run directory or checkpoint of this project.
+        theirs: the Hugging Face folder.
+        overrides: overrides of a run with imported weights; empty for an export.
+    """
+
+    config: RunConfig
+    ours: Path
+    theirs: Path
+    overrides: list[str]
+
+
+def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
+    """Write a Hugging Face folder.
+
+    Args:
+        run: the run directory.
+        out: an existing empty folder.
+        options: the command line.
+
+    Raises:
+        DataError: our model belongs to no family.
+        CheckpointError: the weights are absent, damaged or of another model.
+    """
+    config = single_process_config(run)
+    family = family_for(config.model, options.family)
+    shapes = model_shapes(config.model, config.data.sequence_length)
+    rows = select(family.rows(config.model), shapes)
+    weights = OurWeights(options.checkpoint or run)
+    weights.check_names(shapes)
+    dtype = DTYPES[options.dtype]
+
+    def shard(numbers: range) -> Iterator[tuple[str, Tensor]]:
+        for row in (rows[number] for number in numbers):
+            parts = row.transform.to_theirs(weights.read(row.ours))
+            yield from ((n, p.to(dtype)) for n, p in zip(row.theirs, parts, strict=True))
+
+    plan = plan_shards([4 * prod(shapes[row.ours]) for row in rows], SHARD_BYTES)
+    settings = {
+        "model_type": family.name,
+        "architectures": [family.architecture],
+        "dtype": str(dtype).removeprefix("torch."),
+        **write_theirs(config, out),
+        **family.to_theirs(config),
+    }
+    write_model(out, settings, (list(shard(numbers)) for numbers in plan), len(plan))
+    return Converted(config, weights.checkpoint.folder, out, [])
+
+
+def from_theirs(folder: Path, out: Path, home: Path) -> Converted:
+    """Write a run directory.
+
+    Args:
+        folder: a Hugging Face folder.
+        out: an existing empty folder.
+        home: the final path of `out`, which is renamed when the conversion is complete.
+
+    Raises:
+        DataError: the folder contains no model that this project supports.
+    """
+    settings = read_config(folder)
+    family = family_of(settings)
+    family.refuse_variants(settings)
+    tokenizer = copy_to_ours(folder, out)
+    kept = None if tokenizer is None else home.absolute() / tokenizer.name
+    overrides = model_overrides(family, settings, home, kept)
+    config = _write_config(overrides, out)
+    shapes = model_shapes(config.model, config.data.sequence_length)
+    rows = select(family.rows(config.model), shapes)
+    weights = TheirWeights(folder, family.prefix)
+    check_names(rows, weights.names, family.unused)
+
+    def shard(numbers: range) -> Iterator[tuple[str, Tensor]]:
+        for row in (rows[number] for number in numbers):
+            yield row.ours, _take(row, weights, shapes[row.ours])
+
+    plan = plan_shards([4 * prod(shapes[row.ours]) for row in rows], SHARD_BYTES)
+    meta = {"converted_from": str(folder), "family": family.name}
+    write_weights(out, (list(shard(numbers)) for numbers in plan), meta)
+    return Converted(config, out, folder, overrides)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = tool_parser(__doc__)
+    direction = parser.add_mutually_exclusive_group(required=True)
+    direction.add_argument("--to", choices=["hf"], help="export a run to Hugging Face's format")
+    direction.add_argument(
+        "--from", dest="origin", choices=["hf"], help="import a Hugging Face folder"
+    )
+    parser.add_argument("source", type=Path, help="a run directory or a Hugging Face folder")
+    parser.add_argument("out", type=Path, help="the folder to write")
+    parser.add_argument("--family", help="--to: t5 or mt5, which are the same model")
+    parser.add_argument("--checkpoint", type=Path, help="--to: a checkpoint (default: the newest)")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="--to: format of weights")
+    parser.add_argument(
+        "--check", action=argparse.BooleanOptionalAction, default=True,
+        help="compare the logits of both models (default)",
+    )  # fmt: skip
+    return parser.parse_args(arguments)
+
+
+def _check(converted: Converted) -> None:
+    """Refuse a conversion that does not compute the same.
+
+    Raises:
+        DataError: the logits differ.
+    """
+    from frontier_llm.convert.compare_logits import compare
+
+    comparison = compare(converted.config, converted.ours, converted.theirs)
+    if not comparison.passes:
+        raise DataError(f"the converted model is another one: {comparison}; nothing was written")
+    print(comparison)
+
+
+def _take(row: Row, weights: TheirWeights, shape: tuple[int, ...]) -> Tensor:
+    """Return our tensor of a row, made of theirs.
+
+    Raises:
+        DataError: the shapes of their tensors contradict config.json.
+    """
+    theirs = [weights.read(name) for name in row.theirs]
+    try:
+        ours = row.transform.to_ours(theirs)
+    except RuntimeError:
+        ours = None
+    if ours is None or tuple(ours.shape) != shape:
+        found = ", ".join(str(list(tensor.shape)) for tensor in theirs)
+        raise DataError(
+            f"{row.theirs[0]} has shape {found}, which by config.json should give {row.ours} of "
+            f"shape {list(shape)}"
+        )
+    return ours
+
+
+def _elements(config: RunConfig) -> int:
+    shapes = model_shapes(config.model, config.data.sequence_length)
+    return sum(prod(shape) for shape in shapes.values())
+
+
+def _write_config(overrides: Sequence[str], out: Path) -> RunConfig:
+    """Write the config.yaml of a run directory that holds imported weights.
+
+    Args:
+        overrides: overrides of the configuration.
+        out: the existing run directory.
+
+    Raises:
+        ConfigError: this project does not support the model's settings.
+    """
+    composed = compose(["parallel.pipeline=1", "launch.ranks=1", *overrides])
+    run_directory.write_config(out, run_directory.to_yaml(composed))
+    config = decode(composed)
+    check(config, world_size=1)
+    return config

@@ -1,0 +1,155 @@
+"""Examine this machine, and test whether ranks on it can communicate.
+
+usage: frontier-llm doctor [key=value ...]
+
+    frontier-llm doctor                      the four ranks of the default configuration
+    frontier-llm doctor launch.ranks=8       eight ranks
+    srun -N 2 ... frontier-llm doctor experiment=... run.dir=runs/doctor    every rank of a job
+
+Prints what a bug report needs: versions, device and architecture, the kernels that are used and the
+reason, the plugin and the variables of the network, cores, interfaces and free space. Then creates
+every process group of the configuration and runs one collective on each. Overrides as for train.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from frontier_llm.cli.compose import compose
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.config.rules import check
+from frontier_llm.launch.coordination import run_and_wait_for_all
+from frontier_llm.launch.cores import prepare_environment, share
+from frontier_llm.launch.launcher import LaunchOptions, launch
+from frontier_llm.launch.rank import report_failure, run_rank
+from frontier_llm.launch.rendezvous import make_store
+from frontier_llm.launch.world import World
+from frontier_llm.units import format_bytes
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+MEETING_TIMEOUT = timedelta(minutes=5)
+PLUGINS = ("librccl-net.so", "libnccl-net.so", "librccl-net-ofi.so", "libnccl-net-ofi.so")
+"""Plugins of RCCL and NCCL for networks other than InfiniBand; without one they use TCP there."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Examine this machine; return 0 if a run could start on it."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if {"--help", "-h"} & set(arguments):
+        print(__doc__)
+        return 0
+    config = decode(compose(arguments))
+    world = World.from_environment(os.environ)
+    return _here(config) if world is None else _as_rank(config, world)
+
+
+def examine(config: RunConfig, world: World, store: "Store") -> None:
+    """Describe the machine on rank 0, then test the connections between the ranks.
+
+    Collective over all ranks.
+
+    Raises:
+        FrontierError: a run could not start.
+    """
+    from frontier_llm.device.accelerator import Accelerator
+    from frontier_llm.geometry.resolved import ResolvedLayout
+    from frontier_llm.parallel import megatron_cpu
+    from frontier_llm.parallel.groups import destroy_groups
+    from frontier_llm.telemetry.log import setup_logging
+    from frontier_llm.trainer.connect import connect
+
+    setup_logging(world.rank)
+    accelerator = Accelerator.of_rank(world.local_rank)
+    if accelerator.is_cpu:
+        megatron_cpu.install()
+    if world.rank == 0:
+        for name, words in describe(config, world):
+            print(f"{name:<14}{words}")
+    layout = ResolvedLayout.resolve(config, world.size, world.ranks_per_node, check_rules=False)
+    connect(config, layout, world, store, accelerator)
+    destroy_groups()
+    if world.rank == 0:
+        print(f"{'groups':<14}all process groups work")
+
+
+def describe(config: RunConfig, world: World) -> Iterator[tuple[str, str]]:
+    """Yield the lines of the output, as names and descriptions."""
+    from frontier_llm.device import identity
+    from frontier_llm.device.accelerator import Accelerator
+    from frontier_llm.device.kernels import resolve
+    from frontier_llm.health.rank_report import free_bytes, tiers
+
+    accelerator = Accelerator.of_rank(world.local_rank)
+    found = identity.versions()
+    yield "versions", ", ".join(f"{name} {version}" for name, version in found.items())
+    unique = identity.device_id(accelerator)
+    yield "device", f"{accelerator.name} ({identity.architecture(accelerator)}) {unique}".rstrip()
+    kernels = resolve(config.kernels, accelerator.device)
+    yield "kernels", f"{kernels.source} ({kernels.reason})"
+    yield "network", network(accelerator.kind)
+    variables = identity.variables(os.environ, config.cluster.environment)
+    yield "variables", ", ".join(f"{n}={v}" for n, v in variables.items()) or "none set"
+    yield "interfaces", ", ".join(identity.interfaces()) or "only the loopback"
+    yield "cores", identity.cores()
+    for tier, folder in tiers(config).items():
+        yield f"{tier} tier", f"{folder}: {format_bytes(free_bytes(folder))} free"
+    yield "ranks", f"{world.size}, {world.ranks_per_node} per node, started by {world.launcher}"
+
+
+def network(kind: str) -> str:
+    """Return the library for collectives on a kind of device, and its plugin if one is found."""
+    if kind == "cpu":
+        return "gloo over TCP"
+    library = "RCCL" if kind == "hip" else "NCCL"
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    plugins = [
+        name for folder in folders for name in PLUGINS if folder and Path(folder, name).exists()
+    ]
+    if plugins:
+        return f"{library} with {plugins[0]}"
+    return f"{library}; no plugin in LD_LIBRARY_PATH, hence InfiniBand or TCP"
+
+
+def _here(config: RunConfig) -> int:
+    """Start `launch.ranks` processes on this machine."""
+    check(config, config.launch.ranks)
+    prepare_environment(share(config.launch.ranks, os.environ), os.environ)
+    warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
+    import torch
+
+    import frontier_llm.trainer.connect  # noqa: F401  (imported once, before the fork)
+
+    torch.set_num_threads(1)
+    what = LaunchOptions(
+        ranks=config.launch.ranks,
+        failure_dir=_failures(),
+        ranks_per_node=config.launch.ranks_per_node,
+        port=config.launch.port,
+    )
+    return launch(partial(examine, config), what)
+
+
+def _as_rank(config: RunConfig, world: World) -> int:
+    """Be one rank of srun or torchrun."""
+    check(config, world.size)
+    prepare_environment(share(world.ranks_per_node, os.environ), os.environ)
+    warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
+    world = world.with_ranks_per_node(config.launch.ranks_per_node)
+
+    def work() -> None:
+        run_and_wait_for_all(partial(examine, config), world, make_store(world, MEETING_TIMEOUT))
+
+    code = run_rank(work, world.rank, _failures())
+    return report_failure(world.rank, world.size, _failures(), code) if code else 0
+
+
+def _failures() -> Path:
+    """Return the folder for errors of ranks, which all ranks of a Slurm job must agree on."""
+    return Path("runs") / f"doctor-{os.environ.get('SLURM_JOB_ID', os.getpid())}" / "failures"

@@ -1,0 +1,91 @@
+"""Build the stages of experiments without memory: `frontier-llm dry-run [NAME ...]`.
+
+Builds the named experiments, or all of them, on the number of ranks that the header of the file
+gives, and compares every stage with the plan. Of equal stages only the first is built, unless
+`--every` is given; `frontier-llm train experiment=NAME plan=dry_run` builds all of them, too.
+"""
+
+import time
+from collections.abc import Sequence
+
+from rich.box import HORIZONTALS
+from rich.table import Table
+
+from frontier_llm.cli.compose import groups
+from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.delayed_progress import DelayedProgress
+from frontier_llm.cli.experiments import Header, composed
+from frontier_llm.cli.options import tool_parser
+from frontier_llm.cli.package_files import conf_file
+from frontier_llm.geometry.inventory import count_parameters
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.trainer.dry_run import BuiltStage, check_count, dry_run
+from frontier_llm.units import format_bytes, format_count
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build the experiments, compare them with the plan and print a line each; return 0."""
+    parser = tool_parser(__doc__)
+    parser.add_argument(
+        "--every", action="store_true", help="also build stages that equal another one"
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="experiments (default: all)")
+    options = parser.parse_intermixed_args(arguments)
+    console = wide_console()
+    for name in options.names or groups()["experiment"]:
+        start = time.perf_counter()
+        candidate = candidate_of(name)
+        built = build(candidate, every=options.every)
+        seconds = time.perf_counter() - start
+        console.print(
+            f"{name}: {len(built)} of {candidate.grid.pipeline} stages at "
+            f"{candidate.grid.size} ranks, as planned ({seconds:.1f} s)"
+        )
+    return 0
+
+
+def candidate_of(name: str, *overrides: str) -> Candidate:
+    """Return the layout of an experiment on the number of ranks that it is made for."""
+    config = composed(f"experiment={name}", *overrides)
+    ranks = Header.read(conf_file("experiment", name)).ranks
+    per_node = config.launch.ranks_per_node or config.cluster.ranks_per_node
+    return Candidate.of(config, ranks, min(per_node, ranks))
+
+
+def build(candidate: Candidate, *, every: bool) -> list[BuiltStage]:
+    """Build one stage of each kind, or every stage.
+
+    Raises:
+        DryRunError: a stage differs from the plan.
+    """
+    kinds = [kind.first for kind in candidate.stages.kinds]
+    stages = list(range(candidate.grid.pipeline)) if every else kinds
+    with DelayedProgress(wide_console(stderr=True)) as progress:
+        built = dry_run(candidate, stages, lambda share: progress("stages", share))
+    if every:
+        check_count(candidate, built)
+    return built
+
+
+def print_stages(candidate: Candidate) -> None:
+    """Build every stage of a run, and print its parameters and memory."""
+    built = build(candidate, every=True)
+    config = candidate.config
+    count = count_parameters(config.model, config.data.sequence_length)
+    table = Table(
+        title=f"{config.model.name}, {format_count(count)} parameters: {candidate.description}, "
+        "every stage as planned",
+        title_justify="left",
+        box=HORIZONTALS,
+        pad_edge=False,
+    )
+    for column in ("stage", "parameters per rank", "model states", "planned peak"):
+        table.add_column(column)
+    for stage in built:
+        table.add_row(
+            str(stage.stage),
+            format_count(stage.parameters),
+            format_bytes(sum(stage.state_bytes.values())),
+            format_bytes(stage.peak_bytes),
+        )
+    wide_console().print(table)

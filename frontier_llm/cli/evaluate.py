@@ -1,0 +1,135 @@
+"""Evaluate weights on the validation split: `frontier-llm evaluate RUN_DIR [--checkpoint PATH]`.
+
+Prints the loss of each corpus in nats per token and, for a GPT, in bits per byte (loss * tokens /
+bytes / ln 2), which allows comparisons between tokenizers. For a blend it also prints the mean,
+weighted as in training. Reads every window of the validation split once, or `--samples` of them,
+evenly spread. Runs in one process in fp32, on a GPU if there is one. The layout of the run does not
+matter.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
+
+import torch
+from rich.box import HORIZONTALS
+from rich.progress import track
+from rich.table import Table
+
+from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.options import at_least, folder, new_file, tool_parser
+from frontier_llm.config import RunConfig
+from frontier_llm.data.batch import AnyBatch
+from frontier_llm.data.corpora import Corpora, open_data
+from frontier_llm.data.run_loader import make_batch_maker, window_corpus
+from frontier_llm.device.accelerator import Accelerator
+from frontier_llm.model.build import Model
+from frontier_llm.trainer.pipeline import Pipeline
+from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
+
+
+@dataclass(frozen=True)
+class Score:
+    """The loss on one corpus."""
+
+    corpus: str
+    weight: float
+    """The corpus's share of the samples of the run."""
+    samples: int
+    loss: float
+    """Mean over the samples, in nats per token."""
+    bits_per_byte: float | None
+    """None for span corruption, which does not predict every token."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Evaluate and print the scores; return the exit code."""
+    parser = tool_parser(__doc__)
+    parser.add_argument("run", type=folder, metavar="RUN_DIR", help="the run directory")
+    parser.add_argument("--checkpoint", type=Path, help="a checkpoint (default: the newest)")
+    parser.add_argument("--samples", type=at_least(1), help="samples per corpus (default: all)")
+    parser.add_argument("--json", type=new_file, help="also write the figures to this file")
+    options = parser.parse_args(arguments)
+    config = single_process_config(options.run)
+    corpora = open_data(config.data)
+    device = Accelerator.of_rank(0).device
+    with single_process_model(config, options.checkpoint or options.run, device) as (model, _):
+        scores = evaluate(config, corpora, model, options.samples)
+    show(scores)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(score) for score in scores], indent=1))
+    return 0
+
+
+def evaluate(config: RunConfig, corpora: Corpora, model: Model, samples: int | None) -> list[Score]:
+    """Evaluate on every corpus.
+
+    Args:
+        config: the configuration of the run, for a single rank.
+        corpora: the corpora of the run.
+        model: the complete model.
+        samples: number of samples per corpus; None means all.
+
+    Raises:
+        DataError: a validation split is shorter than one sample.
+    """
+    for chunk in model.chunks:
+        chunk.eval()
+    make_batch = make_batch_maker(config, corpora)
+    scores = []
+    for name, corpus in zip(corpora.names, corpora.corpora, strict=True):
+        windows = window_corpus(config, corpus, train=False)
+        chosen = spread(len(windows), samples or len(windows))
+        micro = config.data.micro_batch
+        parts = [chosen[first : first + micro] for first in range(0, len(chosen), micro)]
+        batches = (make_batch([windows[i] for i in part], part) for part in parts)
+        loss = mean_loss(model, batches, len(parts), name)
+        split = corpus.manifest.validation
+        bits = loss * split.tokens / split.text_bytes / math.log(2)
+        predicts_all = config.data.objective == "causal"
+        weight = corpora.weights[name]
+        scores.append(Score(name, weight, len(chosen), loss, bits if predicts_all else None))
+    return scores
+
+
+def spread(count: int, wanted: int) -> list[int]:
+    """Return `wanted` evenly spread numbers of range(count), or all if there are fewer."""
+    wanted = min(wanted, count)
+    return [number * count // wanted for number in range(wanted)]
+
+
+def mean_loss(model: Model, batches: Iterator[AnyBatch], count: int, name: str) -> float:
+    """Return the mean over all samples, in nats per token."""
+    device = next(model.chunks[0].parameters()).device
+    pipeline = Pipeline(model)
+    total, samples = 0.0, 0
+    with torch.no_grad():
+        for batch in track(batches, name, total=count, transient=True):
+            (loss,) = pipeline.losses([batch.to(device)], train=False)
+            total += loss.double().item() * batch.samples
+            samples += batch.samples
+    return total / samples
+
+
+def show(scores: Sequence[Score]) -> None:
+    """Print the table of scores."""
+    table = Table(box=HORIZONTALS, pad_edge=False)
+    table.add_column("corpus")
+    for heading in ("weight", "samples", "nats per token", "bits per byte"):
+        table.add_column(heading, justify="right")
+    for score in scores:
+        bits = "-" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"
+        table.add_row(
+            score.corpus, f"{score.weight:.3f}", str(score.samples), f"{score.loss:.4f}", bits
+        )
+    if len(scores) > 1:
+        mean = sum(score.weight * score.loss for score in scores)
+        table.add_row(
+            "weighted mean", "1.000", str(sum(s.samples for s in scores)), f"{mean:.4f}", ""
+        )
+    wide_console().print(table)

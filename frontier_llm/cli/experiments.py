@@ -1,0 +1,62 @@
+"""Experiments of `conf/`: their configurations, and the headers of their files."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from frontier_llm.cli.compose import compose
+from frontier_llm.config import RunConfig, decode
+
+
+@dataclass(frozen=True)
+class Header:
+    """The comments at the top of an experiment's file."""
+
+    title: str
+    """The first sentence or two."""
+    ranks: int
+    """Number of ranks that the experiment is meant for (`# ranks: N`)."""
+    run: str
+    """The command that starts it (`# run: ...`)."""
+
+    @classmethod
+    def read(cls, path: Path) -> "Header":
+        """Read the comments above the first key of conf/experiment/*.yaml.
+
+        Raises:
+            ValueError: the comments lack `ranks` or `run`.
+        """
+        lines = comments(path)
+        matches = [re.fullmatch(r"(\w+): (.+)", line) for line in lines]
+        keyed = {match[1]: match[2] for match in matches if match}
+        if not {"ranks", "run"} <= keyed.keys():
+            raise ValueError(
+                f"{path.name}: '# ranks: N' and '# run: COMMAND' must be above the first key"
+            )
+        first = next(i for i, line in enumerate(lines) if line.startswith("ranks: "))
+        return cls(
+            title=" ".join(lines[:first]),
+            ranks=int(keyed["ranks"]),
+            run=keyed["run"],
+        )
+
+
+@cache
+def composed(*overrides: str) -> RunConfig:
+    """Compose and decode overrides. Results are cached, since configurations are immutable."""
+    return decode(compose(overrides))
+
+
+def comments(path: Path) -> list[str]:
+    """Return the comments above the first key. A backslash joins a line to the next one."""
+    lines: list[str] = []
+    for line in path.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        text = line.removeprefix("#").strip()
+        if lines and lines[-1].endswith("\\"):
+            lines[-1] = lines[-1].removesuffix("\\") + text
+        elif not text.startswith("@package"):
+            lines.append(text)
+    return lines

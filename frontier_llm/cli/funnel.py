@@ -1,0 +1,202 @@
+r"""Choose hyper-parameters on small models for large ones: many short trials, then fewer, longer.
+
+    frontier-llm funnel --stage "model=mt5_tiny trainer.steps=50" 24 \
+                        --stage "model=mt5_small trainer.steps=200" 6 \
+                        --stage "model=mt5_base trainer.steps=500" 2 \
+        data=stdlib_spans 'optimizer.learning_rate=tag(log, interval(1e-4, 3e-2))' \
+        'optimizer.warmup_steps=choice(10,40)'
+
+Each stage has its own overrides and a number of trials. Optuna searches in the first stage, which
+needs the extra `sweep` of this package. Each later stage repeats the best settings of the preceding
+stage without changes. Trials are compared by the validation loss at their end, so the last stage
+shows which settings suit a model of its size. A trial that fails or takes longer than
+launch.trial_minutes counts as the worst. The same command continues an interrupted funnel: trials
+in --folder that are done are kept. Writes funnel.md there and prints it.
+"""
+
+import argparse
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from frontier_llm.cli.compose import current_names
+from frontier_llm.cli.options import tool_parser
+from frontier_llm.cli.sweep import first_configuration, is_axis, run_trial
+from frontier_llm.cli.sweep_report import read
+from frontier_llm.cli.trial import TRIAL_FILE, Trial
+from frontier_llm.errors import ConfigError, TrainingError
+
+REPORT = "funnel.md"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Trials that are compared with each other."""
+
+    overrides: tuple[str, ...]
+    """Overrides of all trials of the stage, such as the model and the number of steps."""
+    trials: int
+    """Number of trials."""
+    folder: Path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the stages and print the report; return the exit code."""
+    options = _parse(arguments)
+    stages = [
+        Stage(
+            tuple(map(current_names, overrides.split())), int(trials), options.folder / str(number)
+        )
+        for number, (overrides, trials) in enumerate(options.stage, start=1)
+    ]
+    text = report(stages, run(stages, list(map(current_names, options.overrides))))
+    (options.folder / REPORT).write_text(text)
+    print(text)
+    return 0
+
+
+def run(stages: Sequence[Stage], overrides: Sequence[str]) -> list[list[Trial]]:
+    """Run all stages; return the trials of each stage, the best first.
+
+    Raises:
+        ConfigError: the overrides contain no axis to search, or one of them is wrong.
+        TrainingError: no trial of a stage has finished.
+    """
+    axes = [override for override in overrides if is_axis(override)]
+    common = [override for override in overrides if not is_axis(override)]
+    if not axes:
+        raise ConfigError(
+            "--stage",
+            " ".join(overrides),
+            "an axis to search, in addition to the stages",
+            "add one: 'optimizer.learning_rate=tag(log, interval(1e-4, 1e-2))'",
+        )
+    for stage in stages:
+        first_configuration([*common, *stage.overrides, *axes])
+    _search(stages[0], [*common, *axes])
+    results = [_ranked(stages[0])]
+    for stage in stages[1:]:
+        for number, settings in enumerate(best_settings(results[-1], axes, stage.trials)):
+            _run_unless_done(stage, [*common, *settings], stage.folder / str(number))
+        results.append(_ranked(stage))
+    return results
+
+
+def best_settings(ranked: Sequence[Trial], axes: Sequence[str], count: int) -> list[list[str]]:
+    """Return the different settings of the best trials.
+
+    Args:
+        ranked: trials, the best first.
+        axes: the overrides that were searched.
+        count: maximum number of settings.
+    """
+    settings = (settings_of(trial, axes) for trial in ranked if trial.status == "done")
+    return [list(one) for one in dict.fromkeys(settings)][:count]
+
+
+def settings_of(trial: Trial, axes: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides of a trial that belong to the axes."""
+    keys = {_key(axis) for axis in axes}
+    return tuple(sorted(override for override in trial.overrides if _key(override) in keys))
+
+
+def report(stages: Sequence[Stage], results: Sequence[Sequence[Trial]]) -> str:
+    """Return the stages as Markdown. The last stage comes first, because it decides."""
+    lines = ["# Funnel", ""]
+    varied = _varied(results[0])
+    for stage, ranked in reversed(list(zip(stages, results, strict=True))):
+        lines += [f"## {' '.join(stage.overrides)}: {len(ranked)} trials", ""]
+        lines += ["| validation loss | " + " | ".join(varied) + " | result |"]
+        lines += ["|" + "---|" * (len(varied) + 2)]
+        for trial in ranked:
+            values = {_key(o): o.partition("=")[2] for o in trial.overrides}
+            loss = "-" if trial.validation_loss is None else f"{trial.validation_loss:.4f}"
+            cells = [loss, *(values[key] for key in varied), trial.status]
+            lines.append("| " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = tool_parser(__doc__)
+    parser.add_argument(
+        "--stage", nargs=2, action="append", required=True, metavar=("OVERRIDES", "TRIALS"),
+        help="overrides of all trials of a stage, and their number; once per stage",
+    )  # fmt: skip
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/funnel"),
+        help="folder of the trials and the report (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="overrides of all stages, and the axes"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    for _, trials in options.stage:
+        if not trials.isdigit() or int(trials) < 1:
+            parser.error(f"--stage OVERRIDES TRIALS: {trials!r} is not a number of trials")
+    return options
+
+
+def _search(stage: Stage, overrides: Sequence[str]) -> None:
+    """Let optuna choose the trials that are not done yet, in a new folder."""
+    done = len(list(stage.folder.rglob(TRIAL_FILE)))
+    if done >= stage.trials:
+        return
+    folder = stage.folder.absolute() / f"from_{done}"
+    command = [
+        sys.executable, "-m", "frontier_llm", "sweep", "hydra/sweeper=optuna",
+        f"hydra.sweeper.n_trials={stage.trials - done}", "launch.trial_value=loss",
+        f"hydra.sweep.dir={folder}", *stage.overrides, *overrides,
+    ]  # fmt: skip
+    ended = subprocess.run(command, check=False)
+    if ended.returncode:
+        raise TrainingError(
+            f"the search ended with exit code {ended.returncode}: see its message above"
+        )
+
+
+def _run_unless_done(stage: Stage, settings: Sequence[str], folder: Path) -> None:
+    if (folder / TRIAL_FILE).exists():
+        return
+    overrides = [*stage.overrides, *settings]
+    minutes = first_configuration(overrides).launch.trial_minutes
+    folder.mkdir(parents=True, exist_ok=True)
+    trial = run_trial(overrides, folder.absolute(), 60 * minutes)
+    trial.write(folder)
+    print(f"{trial.status:<14}loss {trial.validation_loss}  {' '.join(overrides)}", flush=True)
+
+
+def _ranked(stage: Stage) -> list[Trial]:
+    """Return the trials of a stage, the best first.
+
+    Raises:
+        TrainingError: no trial is done.
+    """
+    trials = sorted(read(stage.folder), key=_loss)
+    if not trials or trials[0].validation_loss is None:
+        reason = trials[0].reason if trials else "there is no trial"
+        raise TrainingError(
+            f"no trial of {' '.join(stage.overrides)} has finished: {reason}\n"
+            f"  do: see {stage.folder}, and delete it to try again"
+        )
+    return trials
+
+
+def _loss(trial: Trial) -> float:
+    return math.inf if trial.validation_loss is None else trial.validation_loss
+
+
+def _varied(trials: Sequence[Trial]) -> list[str]:
+    """Return the keys in which trials differ."""
+    values: dict[str, set[str]] = {}
+    for trial in trials:
+        for override in trial.overrides:
+            values.setdefault(_key(override), set()).add(override)
+    return [key for key, found in values.items() if len(found) > 1]
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+")

@@ -1,0 +1,59 @@
+"""Sample text from the newest checkpoint of a run.
+
+    frontier-llm generate runs/gpt_tiny-20260131-120000 "def main("
+    frontier-llm generate RUN_DIR --tokens 200 --temperature 0.6 "import os" "class Node:"
+
+Runs in one process, on a GPU if there is one. The layout of the run does not matter.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.options import at_least, folder, tool_parser
+from frontier_llm.config import RunConfig
+from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Sample and print the texts; return the exit code."""
+    parser = tool_parser(__doc__)
+    parser.add_argument("run", type=folder, metavar="RUN_DIR", help="the run directory")
+    parser.add_argument(
+        "prompts", nargs="*", default=["import "], help="texts to continue (default 'import ')"
+    )
+    parser.add_argument(
+        "--tokens", type=at_least(1), default=100, help="tokens per prompt (default 100)"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="0 always takes the most probable token (default 0.8)",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random choice (default 1)")
+    options = parser.parse_intermixed_args(arguments)
+    texts = generate(single_process_config(options.run), options)
+    console = wide_console(highlight=False)
+    for prompt, text in zip(options.prompts, texts, strict=True):
+        console.print(Text.assemble((prompt, "bold"), text))
+        console.rule(style="dim")
+    return 0
+
+
+def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
+    """Build the model on one rank, load the run's weights and return one text per prompt."""
+    from frontier_llm.data.corpora import open_data
+    from frontier_llm.device.accelerator import Accelerator
+    from frontier_llm.trainer.sample import Sampler
+
+    tokenizer = open_data(config.data).tokenizer
+    device = Accelerator.of_rank(0).device
+    with single_process_model(config, Path(config.run.dir), device) as (model, groups):
+        sampler = Sampler(model, groups, config, tokenizer)
+        return sampler.continue_texts(
+            options.prompts, options.tokens, options.temperature, options.seed
+        )

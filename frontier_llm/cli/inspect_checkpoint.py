@@ -1,0 +1,228 @@
+"""Inspect a checkpoint.
+
+    frontier-llm inspect PATH                  list the tensors
+    frontier-llm inspect PATH --verify         compare all bytes with their digests
+    frontier-llm inspect PATH --statistics     print mean, deviation, extremes, NaN
+    frontier-llm inspect PATH --diff OTHER     compare the values with another checkpoint
+    frontier-llm inspect PATH --export FILE    write the weights as one safetensors file
+
+PATH is a checkpoint, or a run.dir or a folder of checkpoints, of which the newest is taken. The
+layouts of the two checkpoints of --diff may differ. All options read the complete checkpoint and
+verify its digests. The exit code is 1 if damage, a difference or a value that is not finite was
+found.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+import torch
+from rich.box import HORIZONTALS
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from frontier_llm.checkpoint.discovery import Checkpoint, find
+from frontier_llm.checkpoint.export_weights import DTYPES, export
+from frontier_llm.checkpoint.manifest import ELEMENT_BYTES, STATES, Tensor
+from frontier_llm.checkpoint.read_ahead import ReadAhead, chunk_ranges
+from frontier_llm.checkpoint.restore import read_tensor
+from frontier_llm.checkpoint.state_statistics import spreads
+from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.options import tool_parser
+from frontier_llm.errors import CheckpointError, FrontierError
+from frontier_llm.units import format_bytes, format_count
+
+_LAYER = re.compile(r"\blayers\.\d+\.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Inspect a checkpoint as the options say; return the exit code."""
+    options = parse(arguments)
+    console = wide_console()
+    try:
+        checkpoint = find(options.path)
+        console.print(_headline(checkpoint), highlight=False)
+        if options.verify:
+            return verify(checkpoint, console)
+        if options.statistics:
+            return show_statistics(checkpoint, console, each=options.each)
+        if options.export:
+            return write_weights(checkpoint, console, options.export, options.dtype)
+        if options.diff:
+            other = find(options.diff)
+            console.print(_headline(other), highlight=False)
+            return diff(checkpoint, other, console)
+        show(checkpoint, console)
+    except FrontierError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = tool_parser(__doc__)
+    parser.add_argument("path", type=Path, help="a checkpoint, a folder of them, or a run.dir")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--verify", action="store_true", help="compare the digests of all files")
+    action.add_argument(
+        "--statistics", action="store_true", help="print statistics of weights and both moments"
+    )
+    action.add_argument(
+        "--diff", type=Path, metavar="OTHER", help="compare the values with another checkpoint"
+    )
+    action.add_argument("--export", type=Path, metavar="FILE", help="write the weights to one file")
+    parser.add_argument(
+        "--each",
+        action="store_true",
+        help="--statistics: one row per tensor, not per kind of layer",
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="fp32", help="--export: format (default %(default)s)"
+    )
+    return parser.parse_args(arguments)
+
+
+def show(checkpoint: Checkpoint, console: Console) -> None:
+    """Print the tensors, one row for all layers that are cut equally, and the metadata."""
+    table = Table(box=HORIZONTALS, caption_justify="left")
+    table.caption = (
+        "boxes: parts of the tensor, one per tensor-parallel rank; ranges: most "
+        "stored ranges of a box, at most one per data-parallel rank; size: weights and both moments"
+    )
+    for title in ("tensor", "count", "shape", "boxes", "ranges", "size"):
+        table.add_column(title, justify="left" if title in ("tensor", "shape") else "right")
+    for (name, *columns), count in _rows(checkpoint).items():
+        table.add_row(name, str(count), *columns)
+    console.print(table)
+    for key, value in checkpoint.manifest.meta.items():
+        console.print(f"{key}: {value}", highlight=False, markup=False)
+
+
+def verify(checkpoint: Checkpoint, console: Console) -> int:
+    """Compare all digests; return the exit code."""
+    damages, manifest = 0, checkpoint.manifest
+    ranges = [chunk for name in manifest.files for chunk in chunk_ranges(checkpoint, name)]
+    with (
+        Progress(console=console, transient=True) as progress,
+        ReadAhead(checkpoint, ranges, verify=True) as reader,
+    ):
+        bar = progress.add_task("verifying", total=manifest.size)
+        for range_, content in reader:
+            progress.advance(bar, range_.stop - range_.start)
+            if isinstance(content, CheckpointError):
+                damages += 1
+                progress.console.print(str(content), style="bold red", soft_wrap=True)
+    console.print("all bytes match their digests" if not damages else f"{damages} chunks damaged")
+    return 1 if damages else 0
+
+
+def show_statistics(checkpoint: Checkpoint, console: Console, *, each: bool) -> int:
+    """Print statistics of the values of each state; return the exit code.
+
+    Args:
+        checkpoint: a checkpoint of any layout.
+        console: where to print.
+        each: whether to print one row per tensor instead of one per kind of layer.
+    """
+    group = str if each else _group
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("reading", total=checkpoint.manifest.size)
+        found = spreads(checkpoint, group, lambda size: progress.advance(bar, size))
+    table = Table(box=HORIZONTALS)
+    table.add_column("tensor", overflow="fold")
+    table.add_column("state")
+    for title in ("mean", "deviation", "smallest", "largest", "not finite"):
+        table.add_column(title, justify="right")
+    for (name, state), spread in found.items():
+        numbers = (spread.mean, spread.deviation, spread.smallest, spread.largest)
+        bad = f"{spread.not_finite} of {spread.elements}" if spread.not_finite else "0"
+        name_once = name if state == STATES[0] else ""
+        table.add_row(name_once, state, *(f"{number:.4g}" for number in numbers), bad)
+    console.print(table)
+    return 1 if any(spread.not_finite for spread in found.values()) else 0
+
+
+def write_weights(checkpoint: Checkpoint, console: Console, path: Path, dtype: str) -> int:
+    """Write all weights to one file; return the exit code."""
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("writing", total=_elements(checkpoint))
+        export(checkpoint, path, dtype, lambda count: progress.advance(bar, count))
+    size = format_bytes(path.stat().st_size)
+    count = len(checkpoint.manifest.tensors)
+    console.print(f"{path}: {count} tensors, {dtype}, {size}", highlight=False)
+    return 0
+
+
+def diff(one: Checkpoint, other: Checkpoint, console: Console) -> int:
+    """Compare all values of two checkpoints; return the exit code."""
+    first, second = one.manifest.tensors, other.manifest.tensors
+    table = Table(box=HORIZONTALS)
+    for title in ("tensor", "state", "elements that differ", "largest difference"):
+        table.add_column(title, justify="left" if title in ("tensor", "state") else "right")
+    for name in sorted(first.keys() ^ second.keys()):
+        table.add_row(name, "", "only in the " + ("first" if name in first else "second"), "")
+    common = sorted(first.keys() & second.keys())
+    with Progress(console=console, transient=True) as progress:
+        for name in progress.track(common, description="comparing"):
+            for row in _differences(one, other, name):
+                table.add_row(name, *row)
+    if not table.row_count:
+        console.print(f"equal: all {len(common)} tensors, weights and moments, bit by bit")
+        return 0
+    console.print(table)
+    return 1
+
+
+def _differences(one: Checkpoint, other: Checkpoint, name: str) -> list[tuple[str, str, str]]:
+    """Return (state, number of elements, largest difference) of the states that differ."""
+    shapes = [c.manifest.tensors[name].shape for c in (one, other)]
+    if shapes[0] != shapes[1]:
+        return [("", f"shape {list(shapes[0])} and {list(shapes[1])}", "")]
+    first, second = read_tensor(one, name), read_tensor(other, name)
+    rows = []
+    for state in STATES:
+        differ = first[state].view(torch.int32) != second[state].view(torch.int32)
+        if count := int(differ.sum()):
+            largest = float((first[state] - second[state]).abs().max())
+            rows.append((state, f"{count} of {differ.numel()}", f"{largest:.3g}"))
+    return rows
+
+
+def _rows(checkpoint: Checkpoint) -> dict[tuple[str, ...], int]:
+    rows: dict[tuple[str, ...], int] = {}
+    for name, tensor in checkpoint.manifest.tensors.items():
+        row = (_group(name), *_columns(tensor))
+        rows[row] = rows.get(row, 0) + 1
+    return rows
+
+
+def _group(name: str) -> str:
+    """Return the name that the same tensor of all layers has in common."""
+    return _LAYER.sub("layers.*.", name)
+
+
+def _elements(checkpoint: Checkpoint) -> int:
+    return sum(prod(tensor.shape) for tensor in checkpoint.manifest.tensors.values())
+
+
+def _columns(tensor: Tensor) -> tuple[str, ...]:
+    boxes: dict[tuple[int, ...], int] = {}
+    for stored in tensor.stored_ranges:
+        boxes[stored.start] = boxes.get(stored.start, 0) + 1
+    size = prod(tensor.shape) * ELEMENT_BYTES * len(STATES)
+    shape = " x ".join(map(str, tensor.shape))
+    return shape, str(len(boxes)), str(max(boxes.values())), format_bytes(size)
+
+
+def _headline(checkpoint: Checkpoint) -> str:
+    manifest = checkpoint.manifest
+    parameters = _elements(checkpoint)
+    return (
+        f"{checkpoint.folder}: step {manifest.step}, {format_count(parameters)} parameters, "
+        f"{format_bytes(manifest.size)} in {len(manifest.files)} files of {manifest.world} ranks"
+    )

@@ -1,0 +1,105 @@
+"""Show the samples that a run reads: `frontier-llm inspect-data RUN_DIR INDEX [INDEX ...]`.
+
+INDEX is the number of a sample. Step t of a run, counted from 1, reads data.global_batch samples,
+beginning with sample (t - 1) * data.global_batch; RUN_DIR/ledger.jsonl contains each step's
+`first_sample`. Prints the text of each sample, its position in the corpus, and the files and
+documents that it comes from. For an encoder-decoder model prints the input of the encoder and the
+text that the decoder must predict. `--validation` shows samples of the validation split.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.options import folder, tool_parser
+from frontier_llm.config import RunConfig
+from frontier_llm.config.reading import SENTINELS
+from frontier_llm.data.batch import Seq2SeqBatch
+from frontier_llm.data.blend import Schedule
+from frontier_llm.data.corpora import Corpora, initial_schedule, open_data
+from frontier_llm.data.prepared_corpus import find_origins
+from frontier_llm.data.run_loader import make_batch_maker, window_corpus
+from frontier_llm.errors import DataError
+from frontier_llm.trainer.ledger_file import blend_of
+from frontier_llm.trainer.single_process_model import read_config
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the samples; return the exit code."""
+    parser = tool_parser(__doc__)
+    parser.add_argument("run", type=folder, metavar="RUN_DIR", help="the run directory")
+    parser.add_argument("indices", type=int, nargs="+", metavar="INDEX", help="number of a sample")
+    parser.add_argument("--validation", action="store_true", help="show the validation split")
+    options = parser.parse_intermixed_args(arguments)
+    console = wide_console()
+    config = read_config(options.run)
+    view = View(config, open_data(config.data), options.run, train=not options.validation)
+    for index in options.indices:
+        console.rule(f"sample {index}", align="left")
+        for line in view.lines(index):
+            console.print(line, soft_wrap=True)
+    return 0
+
+
+class View:
+    """The samples of a run as readable text."""
+
+    def __init__(self, config: RunConfig, corpora: Corpora, run: Path, *, train: bool) -> None:
+        self._corpora, self._train = corpora, train
+        self._samples = [window_corpus(config, one, train=train) for one in corpora.corpora]
+        self._make_batch = make_batch_maker(config, corpora)
+        self._schedule: Schedule | None = None
+        if len(corpora.corpora) > 1:
+            self._schedule = initial_schedule(corpora, config.trainer.seed)
+            if train and (history := blend_of(run)):
+                self._schedule = self._schedule.with_history(history)
+
+    def lines(self, index: int) -> Iterator[Text]:
+        """Yield the description and the text of a sample.
+
+        Raises:
+            DataError: there is no such sample, or the files of the corpus are unknown.
+        """
+        if index < 0:
+            raise DataError(f"there is no sample {index}: samples count from 0")
+        number, own = self._schedule.locate(index) if self._schedule else (0, index)
+        corpus, samples = self._corpora.corpora[number], self._samples[number]
+        stream = corpus.train if self._train else corpus.validation
+        start, count = samples.place(own)
+        epoch = own // len(samples)
+        yield Text(
+            f"{self._corpora.names[number]}: tokens {start:,} to {start + count - 1:,} of "
+            f"{stream.prefix}.bin (window {samples.window(own)} of {len(samples)}, epoch {epoch})"
+        )
+        for origin in find_origins(stream, start, count):
+            yield Text(
+                f"  document {origin.document} from token {origin.first_token:,} on: "
+                f"{corpus.manifest.source}: {origin.file}, record {origin.place}"
+            )
+        row = samples[own]
+        batch = self._make_batch([row], [index])
+        if isinstance(batch, Seq2SeqBatch):
+            yield Text("encoder input", style="bold")
+            yield self._show(batch.encoder_tokens[0].tolist())
+            yield Text("decoder target", style="bold")
+            yield self._show(batch.labels[0][batch.loss_mask[0] > 0].tolist())
+        else:
+            yield self._show(row.tolist())
+
+    def _show(self, tokens: Sequence[int]) -> Text:
+        """Return the decoded text, with marks for ends of documents and sentinels."""
+        tokenizer = self._corpora.tokenizer
+        marks = {tokenizer.eod: "<end>"}
+        marks |= {tokenizer.first_sentinel - k: f"<{k}>" for k in range(SENTINELS)}
+        shown, plain = Text(), list[int]()
+        for token in (*tokens, None):
+            if token is not None and token not in marks:
+                plain.append(token)
+                continue
+            shown.append(tokenizer.decode(plain))
+            plain = []
+            if token is not None:
+                shown.append(marks[token], style="reverse")
+        return shown

@@ -1,0 +1,213 @@
+"""Print or submit the Slurm job of a configuration.
+
+usage: frontier-llm launch [--submit] [--chain=N] [OPTION OF SBATCH ...] [key=value ...]
+
+    frontier-llm launch experiment=frontier_1t           print the command
+    frontier-llm launch --submit -A PROJECT --time=06:00:00 experiment=frontier_1t
+    frontier-llm launch --submit --chain=8 ...           eight jobs, one after the other
+
+The experiment (`launch.nodes`) and the cluster file determine the nodes, tasks, cores and devices.
+An argument `key=value` without a leading dash is an override, as for frontier-llm train. All other
+options go to sbatch after those of the experiment, so that they win. Words that are neither an
+override, an option nor the value of the preceding option are refused.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from frontier_llm.cli.compose import compose, fitted
+from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.errors import ConfigError, LaunchError
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.fit_check import check_fits
+
+SCRIPT_NAMES = {"hip": "frontier.sbatch", "cuda": "a100.sbatch"}
+"""The script for each kind of device. Nodes without devices use that of `cuda`."""
+SCRIPTS_VARIABLE = "FRONTIER_LLM_SCRIPTS"
+"""Environment variable that tells a job script where the files are that it sources."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The resources of one configuration, and how to submit it."""
+
+    script: str
+    nodes: int
+    ranks_per_node: int
+    cores_per_rank: int
+    devices_per_node: int
+    chain: int
+    """Number of jobs that run one after the other; each resumes where its predecessor stopped."""
+    options: tuple[str, ...]
+    """Options of sbatch from the command line."""
+    overrides: tuple[str, ...]
+    """Overrides of the configuration from the command line."""
+
+    @classmethod
+    def of(
+        cls, config: RunConfig, chain: int, options: Sequence[str], overrides: Sequence[str]
+    ) -> "Job":
+        """Derive the resources from a configuration; see the fields for the other arguments."""
+        cluster = config.cluster
+        per_node = cluster.ranks_per_node
+        on_cpu = cluster.device.kind == "cpu"
+        return cls(
+            script=_script(cluster.device.kind),
+            nodes=config.launch.nodes or -(-config.launch.ranks // per_node),
+            ranks_per_node=per_node,
+            cores_per_rank=cluster.cores_per_rank,
+            devices_per_node=0 if on_cpu else per_node,
+            chain=chain,
+            options=tuple(options),
+            overrides=tuple(overrides),
+        )
+
+    @property
+    def ranks(self) -> int:
+        """Total number of ranks."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def command(self) -> list[str]:
+        """The command that submits the job, to be run in the folder where the job is to work."""
+        resources = [
+            f"--nodes={self.nodes}",
+            f"--ntasks-per-node={self.ranks_per_node}",
+            f"--cpus-per-task={self.cores_per_rank}",
+            f"--gpus-per-node={self.devices_per_node}",
+        ]
+        array = [f"--array=1-{self.chain}%1"] if self.chain > 1 else []
+        options = [*resources, *array, *_exported_variables(), *self.options]
+        return ["sbatch", *options, self.script, *self.overrides]
+
+    def resources(self) -> str:
+        """Return the resources in words."""
+        devices = f"{self.nodes * self.devices_per_node} devices" if self.devices_per_node else ""
+        parts = [
+            f"{self.nodes} nodes",
+            f"{self.ranks} ranks ({self.ranks_per_node} per node)",
+            devices or "no devices",
+            f"{self.ranks * self.cores_per_rank} cores ({self.cores_per_rank} per rank)",
+        ]
+        chain = f"\nchain      {self.chain} jobs, one after the other" if self.chain > 1 else ""
+        return "resources  " + ", ".join(parts) + chain
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the job and submit it if `--submit` is given; return the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if {"--help", "-h"} & set(arguments):
+        print(__doc__)
+        return 0
+    job, submit = _parse(arguments)
+    print(f"{job.resources()}\ncommand    {shlex.join(job.command)}", flush=True)
+    if submit:
+        _submit(job)
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> tuple[Job, bool]:
+    """Return the checked job of a command line, and whether to submit it.
+
+    Raises:
+        ConfigError: the run would be refused on its ranks, the length of the chain is no number, or
+            a word is neither an override nor an option.
+    """
+    _check_words(arguments)
+    chains = [argument for argument in arguments if argument.startswith("--chain=")]
+    rest = [argument for argument in arguments if argument not in ("--submit", *chains)]
+    overrides = [argument for argument in rest if _is_override(argument)]
+    options = [argument for argument in rest if not _is_override(argument)]
+    values = compose(overrides)
+    job = Job.of(decode(values), _length_of_chain(chains), options, overrides)
+    config = decode(fitted(values, job.ranks))
+    candidate = Candidate.of(config, job.ranks, job.ranks_per_node)
+    if config.plan == "check":
+        check_fits(candidate)
+    return job, "--submit" in arguments
+
+
+def _check_words(arguments: Sequence[str]) -> None:
+    """Refuse words that sbatch would take for its script.
+
+    Raises:
+        ConfigError: a word is no override, no option and not the value of the preceding option.
+    """
+    for before, word in pairwise(["", *arguments]):
+        if word == "--chain":
+            raise ConfigError(word, "no number", "--chain=N", "write --chain=8 for eight jobs")
+        if not (word.startswith("-") or _is_override(word) or _takes_value(before)):
+            raise ConfigError(
+                "the command line", word, "key=value, or an option of sbatch",
+                "write experiment=NAME, or join a value to its option: --option=VALUE",
+            )  # fmt: skip
+
+
+def _takes_value(option: str) -> bool:
+    """Return whether the option takes the next word: `-A`, `--account`; not `-N2`, `--nodes=2`."""
+    is_short = len(option) == len("-A") and option.startswith("-")
+    is_long = option.startswith("--") and "=" not in option and option != "--submit"
+    return is_short or is_long
+
+
+def _is_override(argument: str) -> bool:
+    return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
+
+
+def _script(kind: str) -> str:
+    """Return the script for a kind of device, relative to the working folder if it is below."""
+    path = SCRIPTS / SCRIPT_NAMES.get(kind, SCRIPT_NAMES["cuda"])
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _exported_variables() -> list[str]:
+    """Return sbatch's option that hands variables to the job, if the job needs any.
+
+    The job script finds the files that it sources in `scripts` of the working folder, unless
+    SCRIPTS_VARIABLE names another folder.
+    """
+    variables = {}
+    if Path("scripts").resolve() != SCRIPTS:
+        variables[SCRIPTS_VARIABLE] = str(SCRIPTS)
+    if own := os.environ.get(CONF_DIR_VARIABLE):
+        variables[CONF_DIR_VARIABLE] = own
+    words = [f"{name}={value}" for name, value in variables.items()]
+    return [f"--export=ALL,{','.join(words)}"] if words else []
+
+
+def _length_of_chain(chains: Sequence[str]) -> int:
+    if not chains:
+        return 1
+    text = chains[-1].removeprefix("--chain=")
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(
+            "--chain", text, "a number of jobs, 1 or more", "write --chain=8 for eight jobs"
+        )
+    return int(text)
+
+
+def _submit(job: Job) -> None:
+    """Submit the job.
+
+    Raises:
+        LaunchError: there is no sbatch on this machine, or sbatch refused the job.
+    """
+    try:
+        ended = subprocess.run(job.command, check=False)
+    except FileNotFoundError:
+        raise LaunchError(
+            "sbatch is not on this machine: submit from a login node of the cluster, or copy the "
+            "command above"
+        ) from None
+    if ended.returncode:
+        raise LaunchError(
+            f"sbatch refused the job with exit code {ended.returncode}: see its message above"
+        )

@@ -1,0 +1,137 @@
+"""Run the program `frontier-llm`: find the command that the first argument names, and call it."""
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from frontier_llm import __version__
+from frontier_llm.cli.options import run_command
+from frontier_llm.cli.package_files import CONF_DIR_OPTION, CONF_DIR_VARIABLE
+from frontier_llm.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of the program."""
+
+    module: str
+    """Name of the module of frontier_llm/cli whose `main(arguments)` returns the exit code."""
+    summary: str
+    """The line of `frontier-llm --help`."""
+
+
+COMMANDS = {
+    "train": Command("train", "train a model on this machine, or be one rank of a job"),
+    "plan": Command("plan", "predict which layouts fit a cluster and how fast they are"),
+    "launch": Command("launch", "print or submit the Slurm job of an experiment"),
+    "doctor": Command("doctor", "examine this machine and test every process group"),
+    "preprocess": Command("preprocess", "tokenize text into a corpus"),
+    "sweep": Command("sweep", "run short trials over a grid or a search"),
+    "sweep-report": Command("sweep_report", "compare the trials of a sweep"),
+    "funnel": Command("funnel", "choose hyper-parameters on small models for large ones"),
+    "report": Command("report", "write a run's report.html again"),
+    "generate": Command("generate", "sample text from a run"),
+    "evaluate": Command("evaluate", "compute the validation loss of a checkpoint"),
+    "convert": Command("convert", "convert weights to and from Hugging Face"),
+    "inspect": Command("inspect_checkpoint", "list, verify, compare or export a checkpoint"),
+    "inspect-data": Command("inspect_data", "show the samples that a run reads"),
+    "explain-layout": Command("explain_layout", "draw which rank holds which model states"),
+    "dry-run": Command("dry_run", "build every stage of an experiment without memory"),
+    "calibrate": Command("calibrate", "measure this machine for the planner"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code of the process.
+
+    Args:
+        arguments: the command's name and its arguments; None stands for those of this process.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(lambda: _dispatch(given))
+
+
+def _dispatch(given: Sequence[str]) -> int:
+    arguments = take_conf_dir(given)
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
+        print(_help())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"frontier-llm {__version__}")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        raise _unknown(name)
+    sys.argv = [f"frontier-llm {name}", *rest]  # argparse shows this name in its help
+    module = import_module(f"frontier_llm.cli.{COMMANDS[name].module}")
+    code: int = module.main(rest)
+    return code
+
+
+def take_conf_dir(given: Sequence[str]) -> list[str]:
+    """Return the arguments without `--conf-dir DIR`, which may be anywhere among them.
+
+    DIR is kept in an environment variable, which child processes inherit.
+
+    Raises:
+        ConfigError: DIR is not a directory.
+    """
+    rest: list[str] = []
+    words = iter(given)
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option != CONF_DIR_OPTION:
+            rest.append(word)
+            continue
+        folder = value if equals else next(words, "")
+        _check_conf_dir(CONF_DIR_OPTION, folder)
+        os.environ[CONF_DIR_VARIABLE] = str(Path(folder).resolve())
+    if inherited := os.environ.get(CONF_DIR_VARIABLE):
+        _check_conf_dir(CONF_DIR_VARIABLE, inherited)
+    return rest
+
+
+def _check_conf_dir(source: str, folder: str) -> None:
+    if not folder or not Path(folder).is_dir():
+        raise ConfigError(
+            source,
+            folder or "nothing",
+            "a directory with groups as in conf/, such as DIR/experiment/mine.yaml",
+            f"give {CONF_DIR_OPTION} a directory that exists",
+        )
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:<{width}}{command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Pretrain GPT and encoder-decoder models on Slurm clusters, or on this machine.",
+            "",
+            "usage: frontier-llm [--conf-dir DIR] COMMAND [arguments]",
+            "       frontier-llm COMMAND --help",
+            "",
+            "commands",
+            *lines,
+            "",
+            "options",
+            "  --conf-dir DIR  a directory with your own configuration files, such as",
+            "                  DIR/experiment/mine.yaml or DIR/model/mine.yaml. A shipped file of",
+            "                  the same name is not used",
+            "  --version       print the version",
+        ]
+    )
+
+
+def _unknown(name: str) -> ConfigError:
+    similar = difflib.get_close_matches(name, COMMANDS, n=1)
+    return ConfigError(
+        "the command line",
+        name,
+        "a command: " + ", ".join(COMMANDS),
+        f"did you mean frontier-llm {similar[0]}?" if similar else "see frontier-llm --help",
+    )

@@ -1,0 +1,110 @@
+"""Parse the options of commands and benchmarks; wrong values are refused before any work."""
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from frontier_llm.errors import FrontierError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, the same as a shell's."""
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return the type of an option whose value is an integer of at least `least`."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        return value
+
+    return number
+
+
+def positive(text: str) -> float:
+    """Parse the value of an option: a finite number above zero."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
+
+
+def new_file(text: str) -> Path:
+    """Parse the value of an option: a file that can be written."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path} cannot be written")
+    return path
+
+
+def folder(text: str) -> Path:
+    """Parse the value of an option: a folder that exists."""
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is not a folder")
+    return path
+
+
+def tool_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help begins with the docstring of a module."""
+    return argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def bench_parser(
+    doc: str | None, *, rounds: int | None = None, folder_for: str = "", quick: str = ""
+) -> argparse.ArgumentParser:
+    """Return a parser with `--json` and the common options for which an argument is given.
+
+    Args:
+        doc: docstring of the module.
+        rounds: default of `--rounds`; None leaves the option out.
+        folder_for: purpose of `--folder`; the empty string leaves the option out.
+        quick: effect of `--quick`; the empty string leaves the option out.
+    """
+    parser = tool_parser(doc)
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=f"{quick}: a smoke test")
+    if rounds:
+        parser.add_argument(
+            "--rounds", type=at_least(1), default=rounds, metavar="N",
+            help="repetitions of each measurement; the median counts (default %(default)s)",
+        )  # fmt: skip
+    if folder_for:
+        parser.add_argument(
+            "--folder",
+            type=folder,
+            metavar="DIR",
+            help=f"{folder_for} (default: the system's temporary folder)",
+        )
+    parser.add_argument(
+        "--json", type=new_file, metavar="FILE", help="also write all figures to this file"
+    )
+    return parser
+
+
+def parse_bench(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, quick: Mapping[str, Any]
+) -> argparse.Namespace:
+    """Parse a command line. `--quick` replaces defaults, but not values that are given."""
+    if parser.parse_known_args(arguments)[0].quick:
+        parser.set_defaults(**quick)
+    return parser.parse_args(arguments)
+
+
+def run_command(main: Callable[[], int]) -> int:
+    """Run a command and return its exit code. A user's mistake or Ctrl-C gives no traceback."""
+    try:
+        return main()
+    except FrontierError as error:
+        print(error, file=sys.stderr, end="\n" if str(error) else "")
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED

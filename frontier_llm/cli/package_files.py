@@ -1,0 +1,62 @@
+"""Locate files that are not Python: `conf/` and `scripts/`, in a checkout and in an installation.
+
+A checkout has both folders next to the package; a wheel has them inside it.
+"""
+
+import os
+from pathlib import Path
+
+import frontier_llm
+from frontier_llm.errors import ConfigError
+
+CONF_DIR_OPTION = "--conf-dir"
+CONF_DIR_VARIABLE = "FRONTIER_LLM_CONF_DIR"
+"""Environment variable that holds the user's configuration directory, so that child processes and
+Slurm jobs inherit `--conf-dir`."""
+_PACKAGE = Path(frontier_llm.__file__).resolve().parent
+
+
+def package_folder(name: str) -> Path:
+    """Return the folder `conf` or `scripts` that belongs to this package."""
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+CONF = package_folder("conf")
+SCRIPTS = package_folder("scripts")
+
+
+def conf_folders() -> list[Path]:
+    """Return the folders that configurations are composed from, the user's folder first."""
+    own = os.environ.get(CONF_DIR_VARIABLE)
+    return [*([Path(own)] if own else []), CONF]
+
+
+def conf_file(group: str, name: str) -> Path:
+    """Return the file of one choice of a group, from the first folder that has it."""
+    files = [folder / group / f"{name}.yaml" for folder in conf_folders()]
+    return next((file for file in files if file.exists()), files[-1])
+
+
+def new_conf_file(group: str, name: str, option: str) -> Path:
+    """Return the path under which a command writes a new choice of a group.
+
+    Args:
+        group: folder of the file, such as `experiment`; it is created if absent.
+        name: name of the file without `.yaml`.
+        option: the option that asked for the file, for the error message.
+
+    Raises:
+        ConfigError: the program is installed and no `--conf-dir` is given. An upgrade would remove
+            a file that was written into the installation.
+    """
+    folder = conf_folders()[0]
+    if folder.is_relative_to(_PACKAGE):
+        raise ConfigError(
+            option,
+            f"{name}, without {CONF_DIR_OPTION}",
+            "a configuration directory of yours: this program is installed, not a checkout",
+            f"write frontier-llm {CONF_DIR_OPTION} DIR ..., where DIR is an existing directory",
+        )
+    (folder / group).mkdir(exist_ok=True)
+    return folder / group / f"{name}.yaml"

@@ -1,0 +1,21 @@
+"""Define the style of the tables that commands print."""
+
+from collections.abc import Sequence
+
+from rich.box import HORIZONTALS
+from rich.table import Table
+
+
+def plain_table(title: str, columns: Sequence[str]) -> Table:
+    """Return an empty table with title and caption at the left, and lines only above and below."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption_justify="left",
+        box=HORIZONTALS,
+        pad_edge=False,
+    )
+    for column in columns:
+        table.add_column(column)
+    return table

@@ -1,0 +1,188 @@
+"""Plan a run without a GPU: `frontier-llm plan [key=value ...]`, overrides as for train.
+
+Prints the best layouts for `planner.nodes` nodes of `cluster`, and why others were refused. A list
+of nodes gives scaling curves. `--this` estimates only the layout of the configuration.
+docs/planner.md describes the method.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from frontier_llm.cli.compose import compose
+from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.delayed_progress import DelayedProgress
+from frontier_llm.cli.options import new_file, tool_parser
+from frontier_llm.cli.plan_tables import details, layouts_table, refusals_table, scaling_table
+from frontier_llm.cli.planned_experiment import experiment_file, experiment_text
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.errors import ConfigError
+from frontier_llm.planner.candidate import Candidate, ranks_to_plan
+from frontier_llm.planner.estimate import Estimate, estimate
+from frontier_llm.planner.plan_page import make_page
+from frontier_llm.planner.scaling import Point, fewest_nodes, scaling_curves
+from frontier_llm.planner.search import Found, Goal, search_all
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Plan, print the result and write the files that are asked for; return the exit code."""
+    options = _parse(arguments)
+    console = wide_console(stderr=options.json == "-")
+    config = decode(compose(options.overrides))
+    saved = None if options.save is None else experiment_file(options.save)
+    nodes = config.planner.nodes or ()
+    if len(nodes) > 1 and config.planner.objective != "nodes" and not options.this:
+        _check_one_layout(options)
+        points = _scaling(_configs(config, options.overrides), console)
+        _write_json(options.json, {"scaling": [point.to_json() for point in points]})
+        return 0
+    found = (
+        _estimate_this(config)
+        if options.this
+        else _search(_configs(config, options.overrides), console)
+    )
+    _print(found, console)
+    _write_json(options.json, _found_json(found))
+    if not found.best:
+        raise _nothing_fits(config, found)
+    if options.html:
+        _write(options.html, _page(config, found))
+    if saved:
+        _check_can_run(options.save, found.best[0])
+        _write(saved, experiment_text(options.save, options.overrides, found.best[0]))
+        console.print(f"saved: {saved}")
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = tool_parser(__doc__)
+    parser.add_argument(
+        "--this", action="store_true", help="estimate the configured layout, do not search"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the figures; - means standard output")
+    parser.add_argument("--html", type=new_file, metavar="FILE", help="write a page with pictures")
+    parser.add_argument(
+        "--save", metavar="NAME",
+        help="write the best layout to experiment/NAME.yaml in --conf-dir, else in conf/",
+    )  # fmt: skip
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for train")
+    return parser.parse_intermixed_args(arguments)
+
+
+def _check_one_layout(options: argparse.Namespace) -> None:
+    """Refuse options that need a single layout if several numbers of nodes are planned for."""
+    for option, got in (("--save", options.save), ("--html", options.html)):
+        if got is not None:
+            raise ConfigError(
+                option,
+                got,
+                "one number of nodes: a list gives scaling curves",
+                "set planner.nodes to one of them",
+            )
+
+
+def _check_can_run(name: str, best: Estimate) -> None:
+    if best.refused:
+        raise ConfigError(
+            "--save",
+            name,
+            f"a layout that can run; this one was refused for {best.refused}",
+            "change the layout, or leave out --this to search for one",
+        )
+
+
+def _estimate_this(config: RunConfig) -> Found:
+    ranks, per_node = ranks_to_plan(config)
+    this = estimate(Candidate.of(config, ranks, per_node))
+    found = Found(best=[this], examined=1, timed=1)
+    if this.refused:
+        found.refused[this.refused] += 1
+    return found
+
+
+def _configs(config: RunConfig, overrides: Sequence[str]) -> list[RunConfig]:
+    """Return one configuration per preset of `planner.collectives`; the search compares them."""
+    presets = config.planner.collectives
+    if presets is None:
+        return [config]
+    others = [override for override in overrides if not override.startswith("collectives=")]
+    return [decode(compose([*others, f"collectives={preset}"])) for preset in presets]
+
+
+def _search(configs: Sequence[RunConfig], console: Console) -> Found:
+    with DelayedProgress(console) as progress:
+        if configs[0].planner.objective == "nodes":
+            return fewest_nodes(configs, progress)
+        ranks, per_node = ranks_to_plan(configs[0])
+        return search_all(configs, Goal(ranks, per_node), progress)
+
+
+def _scaling(configs: Sequence[RunConfig], console: Console) -> list[Point]:
+    with DelayedProgress(console) as progress:
+        points = scaling_curves(configs, progress)
+    console.print(scaling_table(configs[0], points))
+    return points
+
+
+def _print(found: Found, console: Console) -> None:
+    if found.best:
+        console.print(layouts_table(found))
+        for part in details(found.best[0]):
+            console.print(part)
+    if found.refused:
+        console.print(refusals_table(found))
+
+
+def _found_json(found: Found) -> dict[str, Any]:
+    return {
+        "candidates": [layout.to_json() for layout in found.best],
+        "refused": dict(sorted(found.refused.items())),
+        "refused_examples": dict(sorted(found.examples.items())),
+        "examined": found.examined,
+        "timed": found.timed,
+    }
+
+
+def _page(config: RunConfig, found: Found) -> str:
+    best: Estimate = found.best[0]
+    words = (
+        f"{best.candidate.grid.size} ranks of {config.cluster.device.name}; "
+        f"{found.examined} legal combinations, {found.timed} layouts timed"
+    )
+    title = f"{config.model.name} on {config.cluster.name}"
+    return make_page(title, found, words)
+
+
+def _nothing_fits(config: RunConfig, found: Found) -> ConfigError:
+    reason, count = max(found.refused.items(), key=lambda item: item[1], default=("nothing", 0))
+    return ConfigError(
+        "planner",
+        f"{sum(found.refused.values())} layouts of {config.model.name}, none of which can run",
+        "a layout that is legal and fits",
+        f"most ({count}) were refused for {reason}: more nodes (planner.nodes), another "
+        "data.global_batch, or fewer planner.* constraints",
+    )
+
+
+def _write_json(target: str | None, values: dict[str, Any]) -> None:
+    if target is None:
+        return
+    text = json.dumps(values, indent=1) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        _write(Path(target), text)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            "FILE", path, f"a file that can be written ({error.strerror})", "name another file"
+        ) from None

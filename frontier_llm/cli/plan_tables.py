@@ -1,0 +1,121 @@
+"""Build the tables that frontier-llm plan prints."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+
+from frontier_llm.cli.plain_table import plain_table
+from frontier_llm.config.run import RunConfig
+from frontier_llm.planner.estimate import Estimate
+from frontier_llm.planner.scaling import Point
+from frontier_llm.planner.search import Found
+from frontier_llm.units import GIB, format_bytes, format_count
+
+MOST_STAGES = 8
+"""Maximum number of stages whose memory is printed; --json contains all."""
+
+
+def layouts_table(found: Found) -> Table:
+    """Return the table of layouts, the best first."""
+    links = list(dict.fromkeys(link for e in found.best for link in e.time.exposed if link))
+    columns = ["", "TP", "PPxC", "DP", "micro", "P/G/OS", "recompute", "wire", "step s"]
+    columns += ["tokens/s", "MFU", "HFU", "peak GiB", "bubble"]
+    columns += [f"{link} s" for link in links] + ["ckpt s"]
+    best = found.best[0]
+    title = (
+        f"{best.candidate.config.model.name} on {best.candidate.grid.size} ranks of "
+        f"{best.candidate.config.cluster.name}, {best.candidate.config.data.global_batch} samples "
+        f"per step: {found.examined} legal combinations, {found.timed} layouts timed"
+    )
+    table = plain_table(title, columns)
+    for number, layout in enumerate(found.best, start=1):
+        table.add_row(str(number), *_row(layout, links))
+    table.caption = "seconds of a link: communication that does not overlap with computation"
+    return table
+
+
+def details(layout: Estimate) -> Iterator[Table]:
+    """Yield the tables of the parts of the step time and of the peak memory of a layout."""
+    table = plain_table("Layout 1: the step, seconds of the slowest stage", ["part", "s", "share"])
+    for name, seconds in layout.time.parts.items():
+        share = f"{seconds / layout.time.seconds:.1%}"
+        table.add_row(name.replace("_", " "), f"{seconds:.4g}", share)
+    yield table
+    names = [
+        n for n in layout.memory[0].by_category if any(m.by_category[n] for m in layout.memory)
+    ]
+    stages = layout.memory[:: max(1, -(-len(layout.memory) // MOST_STAGES))]
+    columns = ["stage", *names, "all"]
+    table = plain_table("Layout 1: peak memory per rank, GiB", columns)
+    for memory in stages:
+        sizes = [memory.by_category[name] / GIB for name in names]
+        table.add_row(str(memory.stage), *map(_short, sizes), _short(memory.total / GIB))
+    if layout.peak.host_bytes:
+        table.caption = f"and {format_bytes(layout.peak.host_bytes)} of main memory per rank"
+    yield table
+
+
+def refusals_table(found: Found) -> Table:
+    """Return the table of refused combinations by reason."""
+    table = plain_table("Refused", ["reason", "count", "for example"])
+    for reason, count in sorted(found.refused.items(), key=lambda item: (-item[1], item[0])):
+        table.add_row(reason, str(count), found.examples.get(reason, ""))
+    return table
+
+
+def scaling_table(config: RunConfig, points: Sequence[Point]) -> Table:
+    """Return the table of the scaling curves."""
+    title = (
+        f"{config.model.name} on {config.cluster.name}: strong scaling with "
+        f"{config.data.global_batch} samples per step; weak scaling starts with the same number"
+    )
+    columns = ["nodes", "ranks", "strong: tokens/s", "efficiency", "MFU", "layout"]
+    table = plain_table(title, [*columns, "weak: tokens/s", "efficiency", "MFU", "layout"])
+    for point in points:
+        size = point.strong or point.weak
+        ranks = str(size.candidate.grid.size) if size else ""
+        strong = _point(point.strong, point.strong_efficiency)
+        table.add_row(str(point.nodes), ranks, *strong, *_point(point.weak, point.weak_efficiency))
+    return table
+
+
+def _point(layout: Estimate | None, efficiency: float | None) -> list[str]:
+    if layout is None or efficiency is None:
+        return ["none fits", "", "", ""]
+    return [
+        format_count(layout.tokens_per_second),
+        f"{efficiency:.0%}",
+        _percent(layout.mfu),
+        layout.candidate.description,
+    ]
+
+
+def _row(layout: Estimate, links: Sequence[str]) -> list[str]:
+    candidate, time = layout.candidate, layout.time
+    config, factors = candidate.config, candidate.factors
+    collectives = config.collectives
+    return [
+        str(candidate.grid.tensor),
+        f"{candidate.grid.pipeline}x{config.parallel.chunks}",
+        str(candidate.grid.data),
+        str(config.data.micro_batch),
+        f"{factors.params}/{factors.grads}/{factors.optimizer}",
+        config.recompute,
+        collectives.name if collectives.name != "plain" else collectives.grads_format,
+        f"{time.seconds:.3f}",
+        format_count(layout.tokens_per_second),
+        _percent(layout.mfu),
+        _percent(layout.hfu),
+        f"{layout.peak.total / GIB:.1f}",
+        f"{time.bubble_fraction:.1%}",
+        *(f"{time.exposed.get(link, 0.0):.3f}" for link in links),
+        f"{time.parts['checkpoint']:.3f}",
+    ]
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{share:.1%}"
+
+
+def _short(gib: float) -> str:
+    return f"{gib:.2f}" if gib >= 0.005 else f"{gib:.0e}" if gib else "0"

@@ -1,0 +1,143 @@
+"""Write a planned layout as an experiment, which frontier-llm train can run."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from frontier_llm.cli.compose import groups
+from frontier_llm.cli.package_files import (
+    CONF_DIR_OPTION,
+    conf_file,
+    conf_folders,
+    new_conf_file,
+)
+from frontier_llm.config.renamed import current_override, with_current_names
+from frontier_llm.errors import ConfigError
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.estimate import Estimate
+
+_NOT_SAVED = ("planner", "launch", "run", "plan")
+"""Sections that are not part of an experiment: they describe the plan, or one run of it."""
+
+
+def experiment_file(name: str) -> Path:
+    """Return the path of a new experiment, or of an earlier plan, which may be replaced.
+
+    Raises:
+        ConfigError: the name is not a valid file name, belongs to an experiment that is not a plan,
+            or there is no configuration directory to write to.
+    """
+    if not re.fullmatch(r"\w+", name):
+        raise ConfigError("--save", name, "letters, digits and _", "choose such a name")
+    path = new_conf_file("experiment", name, "--save")
+    if path.exists() and "# A plan:" not in path.read_text():
+        raise ConfigError(
+            "--save", name, "a new name, or that of a saved plan", "choose another name"
+        )
+    return path
+
+
+def experiment_text(name: str, overrides: Sequence[str], best: Estimate) -> str:
+    """Return the content of the experiment's file.
+
+    Args:
+        name: name of the experiment.
+        overrides: the command line of the plan; an experiment among them is merged in.
+        best: the layout that the planner found.
+    """
+    candidate = best.candidate
+    nodes = -(-candidate.grid.size // candidate.grid.ranks_per_node)
+    composed = candidate.config.model_dump(mode="json")
+    choices, values = _read(overrides, composed)
+    choices["collectives"] = candidate.config.collectives.name
+    for section, planned in _layout(best, composed).items():
+        values.setdefault(section, {}).update(planned)
+    body = {"defaults": [{f"override /{group}": chosen} for group, chosen in choices.items()]}
+    recompute = {"recompute": candidate.config.recompute}
+    return "\n".join(
+        [
+            "# @package _global_",
+            f"# A plan: {candidate.description}, predicted {best.time.seconds:.3f} s per step",
+            f"# ranks: {candidate.grid.size}",
+            f"# run: srun -N {nodes} {_resources(candidate)} "
+            f"frontier-llm train {_conf_dir_option()}experiment={name}",
+            yaml.safe_dump({**body, **values, **recompute}, sort_keys=False),
+        ]
+    )
+
+
+def _conf_dir_option() -> str:
+    """Return the option that finds the experiment, if it is not one of the shipped files."""
+    own = conf_folders()[:-1]
+    return shlex.quote(f"{CONF_DIR_OPTION}={own[0]}") + " " if own else ""
+
+
+def _resources(candidate: Candidate) -> str:
+    """Return srun's options for the resources of a node, the same as in scripts/*.sbatch."""
+    cluster, ranks = candidate.config.cluster, candidate.grid.ranks_per_node
+    tasks = f"--ntasks-per-node={ranks} -c {cluster.cores_per_rank}"
+    if cluster.device.kind == "hip":
+        return f"{tasks} --gpus-per-task=1 --gpu-bind=closest"
+    return f"{tasks} --gpus-per-node={ranks}" if cluster.device.kind == "cuda" else tasks
+
+
+def _layout(best: Estimate, composed: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the sections that the planner has determined."""
+    factors, data = best.candidate.factors, best.candidate.config.data
+    return {
+        "parallel": composed["parallel"],
+        "sharding": {
+            "name": "planned",
+            "params": factors.params,
+            "grads": factors.grads,
+            "optimizer": factors.optimizer,
+        },
+        "data": {"global_batch": data.global_batch, "micro_batch": data.micro_batch},
+    }
+
+
+def _read(
+    overrides: Sequence[str], composed: Mapping[str, Any]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Split overrides into choices of groups and values of keys, with those of an experiment.
+
+    The command line wins over an experiment, wherever the experiment is among the overrides: the
+    values are taken from the composed configuration.
+    """
+    current = map(current_override, overrides)
+    chosen = dict(override.lstrip("+").partition("=")[::2] for override in current)
+    choices, values = _of_experiment(yaml.safe_load(chosen.pop("experiment", "null")))
+    for key, text in chosen.items():
+        if key.startswith("~"):
+            raise ConfigError(
+                "--save", key, "keys with values: a file cannot remove a key", f"drop {key}"
+            )
+        if key in groups():
+            choices[key] = yaml.safe_load(text)
+        elif key.partition(".")[0] not in _NOT_SAVED:
+            _copy(key, composed, values)
+    choices.pop("sharding", None)  # replaced by the factors of the plan
+    return choices, {k: v for k, v in values.items() if k not in _NOT_SAVED}
+
+
+def _of_experiment(name: str | None) -> tuple[dict[str, str], dict[str, Any]]:
+    if name is None:
+        return {}, {}
+    values = yaml.safe_load(conf_file("experiment", name).read_text())
+    defaults = [next(iter(default.items())) for default in values.pop("defaults", [])]
+    return {group.removeprefix("override /"): chosen for group, chosen in defaults}, (
+        with_current_names(values)
+    )
+
+
+def _copy(key: str, source: Mapping[str, Any], target: dict[str, Any]) -> None:
+    """Copy the value at a dotted key. A list is copied whole: files cannot change one entry."""
+    head, _, rest = key.partition(".")
+    if rest and isinstance(source[head], dict):
+        _copy(rest, source[head], target.setdefault(head, {}))
+    else:
+        target[head] = source[head]

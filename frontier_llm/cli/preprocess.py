@@ -1,0 +1,130 @@
+"""Tokenize text into a corpus: `frontier-llm preprocess [--workers N] data=text data.path=PATH`.
+
+PATH is a file or a folder of text, .jsonl, .jsonl.gz, .jsonl.zst or .parquet. The `data.` keys are
+those of frontier-llm train, which finds the corpus if it is given the same ones (docs/data.md).
+If the command is killed, the next call continues with the parts that are missing. The corpus does
+not depend on the number of workers.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.box import HORIZONTALS
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from frontier_llm.cli.compose import compose
+from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.options import INTERRUPTED, at_least, tool_parser
+from frontier_llm.config import decode
+from frontier_llm.config.data import DataConfig
+from frontier_llm.config.reading import check_sources
+from frontier_llm.data.corpora import prepare_all
+from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
+from frontier_llm.units import MIB, format_bytes, format_count, format_seconds
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prepare the corpora of the command line and print their sizes; return the exit code."""
+    parser = tool_parser(__doc__)
+    parser.add_argument("--workers", type=at_least(1), help="processes (default: one per core)")
+    parser.add_argument("overrides", nargs="*", metavar="data.KEY=VALUE", help="as for train")
+    options = parser.parse_intermixed_args(arguments)
+    console = wide_console()
+    config = decode(compose(options.overrides))
+    check_sources(config.data)  # whether a model can read them is checked when it trains
+    start = time.perf_counter()
+    try:
+        folders = preprocess(config.data, options.workers, console)
+    except KeyboardInterrupt:
+        print("stopped; the same command continues with the missing parts", file=sys.stderr)
+        return INTERRUPTED
+    seconds = time.perf_counter() - start
+    show(folders, console)
+    manifests = [Manifest.load(folder / MANIFEST_FILE) for folder in folders]
+    print(throughput(manifests, seconds))
+    return 0
+
+
+class Stages:
+    """Progress bars, one below the other for each stage of the preparation."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._task: TaskID | None = None
+        self._what, self._share = "", 0.0
+
+    def show(self, what: str, share: float) -> None:
+        """Update the bar of a stage. If the share decreases, the next corpus has begun."""
+        if self._task is None or what != self._what or share < self._share:
+            self._task = self._bars.add_task(what, total=1.0)
+        self._what, self._share = what, share
+        self._bars.update(self._task, completed=share, refresh=True)
+
+
+def preprocess(config: DataConfig, workers: int | None, console: Console) -> tuple[Path, ...]:
+    """Prepare all corpora and show the progress; return their folders.
+
+    Raises:
+        FrontierError: a source cannot be used.
+    """
+    columns = (TextColumn("{task.description:<32}"), BarColumn(), TaskProgressColumn())
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    # no refresher thread: this process forks its workers
+    with Progress(*columns, *times, console=console, auto_refresh=False) as bars:
+        return prepare_all(config, Stages(bars).show, workers)
+
+
+def show(folders: Sequence[Path], console: Console) -> None:
+    """Print the sizes of the corpora, and the number of documents that were left out."""
+    for folder in folders:
+        manifest = Manifest.load(folder / MANIFEST_FILE)
+        table = Table(title=str(folder), title_justify="left", box=HORIZONTALS)
+        for heading in ("split", "documents", "tokens", "text", "bytes per token"):
+            table.add_column(heading, justify="left" if heading == "split" else "right")
+        for name, split in (("train", manifest.train), ("validation", manifest.validation)):
+            table.add_row(
+                name,
+                f"{split.documents:,}",
+                f"{split.tokens:,}",
+                format_bytes(split.text_bytes),
+                f"{split.text_bytes / split.tokens:.2f}",
+            )
+        console.print(table)
+        console.print(_left_out(manifest), highlight=False, markup=False)
+
+
+def throughput(manifests: Sequence[Manifest], seconds: float) -> str:
+    """Return the duration and the throughput over all stages."""
+    splits = [split for manifest in manifests for split in (manifest.train, manifest.validation)]
+    tokens = sum(split.tokens for split in splits)
+    text_bytes = sum(split.text_bytes for split in splits)
+    return (
+        f"{format_seconds(seconds)}: {format_count(tokens / seconds)} tokens/s, "
+        f"{text_bytes / seconds / MIB:.1f} MiB/s of text"
+    )
+
+
+def _left_out(manifest: Manifest) -> str:
+    """Return the numbers of files and documents that were left out, with examples."""
+    counts = (
+        (manifest.skipped_files, f"of {manifest.files} files without any document"),
+        (manifest.empty_documents, "empty documents"),
+        (manifest.repeated_documents, "repeated documents"),
+        (manifest.broken_documents, "documents that are not text"),
+    )
+    reasons = [f"{count:,} {reason}" for count, reason in counts if count]
+    if not reasons:
+        return f"nothing left out of {manifest.files} files"
+    return "\n".join(["left out: " + ", ".join(reasons), *(f"  {e}" for e in manifest.examples)])

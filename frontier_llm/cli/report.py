@@ -1,0 +1,19 @@
+"""Write the report of a run again: `frontier-llm report RUN_DIR`.
+
+Reads metrics.jsonl, summary.json and config.yaml of that folder and writes report.html.
+"""
+
+from collections.abc import Sequence
+
+from frontier_llm.cli.options import folder, tool_parser
+from frontier_llm.telemetry.report_page import write_report
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write report.html into a run directory and print its path; return the exit code."""
+    parser = tool_parser(__doc__)
+    parser.add_argument(
+        "run_dir", type=folder, help="run.dir of a run, which need not have finished"
+    )
+    print(write_report(parser.parse_args(arguments).run_dir))
+    return 0

@@ -1,0 +1,264 @@
+"""Train a model: `frontier-llm train [key=value ...]`, see `frontier-llm train --help`.
+
+This module is the start of a run. It composes and checks the configuration, locks the run
+directory and prepares the corpora. Then it starts the ranks on this machine or, under srun or
+torchrun, becomes one of them. frontier_llm/trainer/assemble.py contains the work of a rank.
+
+Torch is imported as late as possible, so that a wrong configuration is refused within a second.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from frontier_llm.cli.compose import compose, fitted
+from frontier_llm.cli.help import help_text
+from frontier_llm.cli.options import run_command
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.errors import StopRequested
+from frontier_llm.launch import failure, slurm
+from frontier_llm.launch.coordination import broadcast_from_rank_zero, run_and_wait_for_all
+from frontier_llm.launch.cores import crowding, prepare_environment, share
+from frontier_llm.launch.launcher import LaunchOptions, launch
+from frontier_llm.launch.rank import report_failure, run_rank
+from frontier_llm.launch.rendezvous import make_store
+from frontier_llm.launch.stop import StopFlag
+from frontier_llm.launch.world import World
+from frontier_llm.planner.candidate import Candidate, ranks_to_plan
+from frontier_llm.planner.fit_check import check_fits
+from frontier_llm.trainer import changes, checkpoint_places, run_directory
+
+PRINT_CONFIG = {"--cfg", "--cfg=job"}
+"""Options that print the composed configuration and stop; hydra's own programs have the same."""
+MULTIRUN = {"-m", "--multirun"}
+"""Options that make this command a sweep; hydra's own programs have the same."""
+MEETING_TIMEOUT = timedelta(minutes=5)
+"""Limit of the rendezvous. Under srun, nodes may start minutes apart."""
+CORPUS_TIMEOUT = timedelta(hours=4)
+"""Limit for rank 0 to prepare the corpora while the other ranks wait."""
+GRACE_SECONDS = 120.0
+"""Limit of the wait for Slurm to kill this rank; Slurm does so much earlier."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; return the exit code of the process."""
+    if {"--help", "-h"} & set(arguments):
+        print(help_text())
+        return 0
+    if PRINT_CONFIG & set(arguments):
+        overrides = [argument for argument in arguments if argument not in {*PRINT_CONFIG, "job"}]
+        print(run_directory.to_yaml(compose(overrides)), end="")
+        return 0
+    if MULTIRUN & set(arguments):
+        from frontier_llm.cli import sweep
+
+        return sweep.main(arguments)
+    world = World.from_environment(os.environ)
+    if world is None:
+        return train_on_this_machine(arguments)
+    exit_without_handlers(run_command(lambda: train_as_rank(world, arguments)))
+
+
+def train_on_this_machine(overrides: Sequence[str]) -> int:
+    """Start `launch.ranks` processes on this machine and wait for them."""
+    text = configure(overrides)
+    config = decode(run_directory.from_yaml(text))
+    if config.plan == "dry_run":
+        return run_dry(config)
+    threads = config.launch.threads or share(config.launch.ranks, os.environ)
+    warn_of_crowding(threads, config.launch.ranks)
+    prepare_environment(threads, os.environ)
+    import torch
+
+    torch.set_num_threads(1)  # the launcher forks, and a process with a thread pool must not fork
+    corpora = prepare_run(config, text)
+    from frontier_llm.trainer.assemble import run  # imported once, before the ranks are forked
+
+    options = LaunchOptions(
+        ranks=config.launch.ranks,
+        failure_dir=failure_folder(config),
+        ranks_per_node=config.launch.ranks_per_node,
+        port=config.launch.port,
+        threads=threads,
+        store_timeout=timedelta(seconds=config.launch.timeout_seconds),
+    )
+    return launch(partial(run, config, corpus_folders(corpora)), options)
+
+
+def train_as_rank(world: World, overrides: Sequence[str]) -> int:
+    """Be one rank of srun or torchrun. Only rank 0 composes; it sends the result to the others."""
+    prepare_environment(share(world.ranks_per_node, os.environ), os.environ)
+    StopFlag.install()
+    store = make_store(world, MEETING_TIMEOUT)
+    text = broadcast_from_rank_zero(
+        world,
+        store,
+        "configuration",
+        lambda: configure(overrides, world.size, world.ranks_per_node),
+        MEETING_TIMEOUT,
+    )
+    config = decode(run_directory.from_yaml(text))
+    if config.plan == "dry_run":
+        return run_dry(config) if world.rank == 0 else 0
+    corpora = broadcast_from_rank_zero(
+        world, store, "corpus", lambda: prepare_run(config, text), CORPUS_TIMEOUT
+    )
+
+    threads = config.launch.threads or share(world.ranks_per_node, os.environ)
+    if world.rank == 0:
+        warn_of_crowding(threads, world.ranks_per_node)
+    prepare_environment(threads, os.environ)
+
+    def work() -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        from frontier_llm.trainer.assemble import run
+
+        run_and_wait_for_all(
+            partial(run, config, corpus_folders(corpora)),
+            world.with_ranks_per_node(config.launch.ranks_per_node),
+            store,
+        )
+
+    code = run_rank(work, world.rank, failure_folder(config))
+    code = report_failure(world.rank, world.size, failure_folder(config), code) if code else 0
+    if code == StopRequested.exit_code and world.launcher == "slurm":
+        wait_for_slurm(StopFlag.install())
+    StopFlag.ignore_signals()
+    return code
+
+
+def warn_of_crowding(threads: int, ranks: int) -> None:
+    """Print a warning when the ranks of a node run more threads than there are cores."""
+    if warning := crowding(threads, ranks, os.environ):
+        print(warning, file=sys.stderr)
+
+
+def configure(
+    overrides: Sequence[str], world_size: int | None = None, ranks_per_node: int | None = None
+) -> str:
+    """Compose and check the configuration, and lock the run directory.
+
+    Args:
+        overrides: arguments `key=value` of the command line.
+        world_size: number of ranks of a job; None means `launch.ranks`.
+        ranks_per_node: ranks that the job's launcher has started on a node; None means all.
+
+    Returns:
+        The configuration as YAML, which is also the content of config.yaml.
+
+    Raises:
+        ConfigError: the configuration is wrong, does not fit into memory, or contradicts the run
+            that the run directory already contains.
+    """
+    values = compose(overrides)
+    config = decode(values)
+    if config.plan == "dry_run":
+        Candidate.of(config, *ranks_to_plan(config))
+        return run_directory.to_yaml(values)
+    size = world_size or config.launch.ranks
+    values = fitted(values, size)
+    config = decode(values)
+    per_node = config.launch.ranks_per_node or ranks_per_node or size
+    candidate = Candidate.of(config, size, per_node)
+    if config.plan == "check":
+        check_fits(candidate)
+    lock_run_dir(config)
+    return run_directory.to_yaml(values)
+
+
+def lock_run_dir(config: RunConfig) -> None:
+    """Lock the run directory; refuse to resume a run whose configuration differs.
+
+    Raises:
+        ConfigError: another process uses the directory, or a key that determines the losses has
+            changed and `run.allow_changes` does not name it.
+    """
+    newest = checkpoint_places.newest_folder(config)
+    resumes = run_directory.lock_run_dir(
+        Path(config.run.dir),
+        config.run.resume,
+        newest is not None,
+        started_again=slurm.started_again(os.environ),
+    )
+    before = checkpoint_places.saved_config(newest) if resumes and newest else None
+    if before is not None:
+        now = config.model_dump(mode="json")
+        changes.refuse(changes.changes(before, now), now, config.run.allow_changes)
+
+
+def prepare_run(config: RunConfig, text: str) -> str:
+    """Import the user's callbacks, prepare the corpora, write config.yaml, clear old failures.
+
+    Args:
+        config: the checked configuration.
+        text: the same as YAML.
+
+    Returns:
+        The folders of the prepared corpora, one per line: text can be broadcast.
+    """
+    from rich.progress import Progress
+
+    from frontier_llm.data.corpora import prepare_all
+
+    if config.callbacks:  # a wrong name is refused here, before any process starts
+        from frontier_llm.trainer.callbacks.user_callbacks import import_callbacks
+
+        import_callbacks(config.callbacks)
+
+    # Without auto_refresh the bar has no thread, so that this process may fork.
+    with Progress(transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("corpus", total=1.0)
+
+        def show(stage: str, share_done: float) -> None:
+            bar.update(task, description=stage, completed=share_done, refresh=True)
+
+        folders = prepare_all(config.data, show)
+    run_directory.write_config(Path(config.run.dir), text)
+    failure.clear(failure_folder(config))
+    return "\n".join(map(str, folders))
+
+
+def corpus_folders(text: str) -> list[Path]:
+    """Return the folders from the text that `prepare_run` returned, perhaps on another rank."""
+    return [Path(folder) for folder in text.splitlines()]
+
+
+def run_dry(config: RunConfig) -> int:
+    """Build every stage on the meta device and print its size; return the exit code."""
+    from frontier_llm.cli.dry_run import print_stages
+
+    print_stages(Candidate.of(config, *ranks_to_plan(config)))
+    return 0
+
+
+def failure_folder(config: RunConfig) -> Path:
+    """Return the folder where a failing rank writes its error."""
+    return Path(config.run.dir) / run_directory.FAILURES
+
+
+def wait_for_slurm(flag: StopFlag) -> None:
+    """Wait until Slurm kills this rank, if Slurm has sent SIGTERM to preempt or cancel the job.
+
+    If the ranks of a preempted job exited by themselves, Slurm would count the job as failed and
+    would not requeue it.
+    """
+    if flag.reason == signal.SIGTERM.name:
+        time.sleep(GRACE_SECONDS)
+
+
+def exit_without_handlers(code: int) -> NoReturn:
+    """End a rank without Python's exit handlers, as the launcher does with ranks that it forked.
+
+    Otherwise Triton's bindings print pages about leaks while Python shuts down.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

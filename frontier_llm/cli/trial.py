@@ -1,0 +1,54 @@
+"""Store the result of one trial of a sweep in a file."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from frontier_llm.errors import DataError
+
+TRIAL_FILE = "trial.json"
+
+Status = Literal["done", "refused", "out of memory", "failed", "too slow"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The result of one short run with its own overrides."""
+
+    overrides: list[str]
+    status: Status
+    reason: str
+    """The last output on stderr of a trial that is not done; otherwise empty."""
+    seconds: float
+    """Duration of the process, including its start."""
+    tokens_per_second: float
+    """Median of the steps after the warm-up; 0 if the trial is not done."""
+    peak_bytes: int | None
+    """Peak memory of the rank that used most."""
+    loss: float | None
+    """Training loss of the last step, in nats per token."""
+    validation_loss: float | None
+    """Validation loss after the last step, in nats per token."""
+
+    @classmethod
+    def read(cls, folder: Path) -> "Trial":
+        """Read the trial of a folder.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        path = folder / TRIAL_FILE
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (ValueError, TypeError):
+            raise DataError(
+                f"{path} is damaged: it does not contain a trial of a sweep\n"
+                f"  do: remove {folder} and run that trial again"
+            ) from None
+
+    def write(self, folder: Path) -> None:
+        """Write the trial's file atomically."""
+        partial = folder / f"{TRIAL_FILE}.partial"
+        partial.write_text(json.dumps(asdict(self), indent=1))
+        partial.replace(folder / TRIAL_FILE)

@@ -1,0 +1,161 @@
+"""All-gather, all-reduce and reduce-scatter of floating-point tensors, asynchronous.
+
+On a CPU, gathers and scatters are point-to-point messages between all pairs of ranks. This is
+several times as fast as gloo's collectives, whose buffers pass through its worker threads.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from frontier_llm.collectives.handles import DONE, Handle, HandleGroup
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.geometry.wire import all_reduce_bytes, gather_bytes
+
+
+def all_gather(
+    buffer: torch.Tensor,
+    group: dist.ProcessGroup | None,
+    traffic: Traffic,
+    name: str,
+    unquantised_bytes: float | None = None,
+) -> Handle:
+    """Fill a buffer, in place, from the parts that the ranks of a group hold.
+
+    Collective over `group`; returns at once. `buffer` must not be touched until `wait()`.
+
+    Args:
+        buffer: [n], n divisible by the number of ranks. Part i belongs to the group's i-th rank:
+            this rank's part is read, the others are overwritten.
+        group: the ranks; None means this rank alone.
+        traffic: counts the bytes.
+        name: name of the collective under which the bytes are counted.
+        unquantised_bytes: bytes this rank would send without quantisation; None if `buffer` is
+            not quantised.
+    """
+    if group is None or buffer.numel() == 0:
+        return DONE
+    ranks = tuple(dist.get_process_group_ranks(group))
+    sent_bytes = gather_bytes(buffer.numel() * buffer.element_size(), len(ranks))
+    parts = buffer.view(len(ranks), -1)
+    own_part = parts[group.rank()]
+    if buffer.device.type == "cpu":
+        traffic.pairs(name, ranks, sent_bytes, unquantised_bytes)
+        return _send_to_all([own_part] * len(ranks), parts.unbind(), group)
+    traffic.ring(name, ranks, sent_bytes, unquantised_bytes)
+    work = dist.all_gather_into_tensor(buffer, own_part, group=group, async_op=True)
+    assert work is not None
+    return work
+
+
+def all_reduce(
+    tensor: torch.Tensor, group: dist.ProcessGroup, traffic: Traffic, name: str
+) -> Handle:
+    """Replace a tensor by its sum over a group.
+
+    Collective over `group`; returns at once. `tensor` must not be touched until `wait()`.
+
+    Args:
+        tensor: any shape, contiguous; overwritten with the sum.
+        group: the ranks.
+        traffic: counts the bytes.
+        name: name of the collective under which the bytes are counted.
+    """
+    ranks = tuple(dist.get_process_group_ranks(group))
+    if len(ranks) == 1 or tensor.numel() == 0:
+        return DONE
+    total_bytes = tensor.numel() * tensor.element_size()
+    traffic.ring(name, ranks, all_reduce_bytes(total_bytes, len(ranks)))
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    assert work is not None
+    return work
+
+
+class ReduceScatter:
+    """A reduce-scatter under way, summed in fp32 whatever dtype is sent.
+
+    Each rank sends each other rank the part that this rank sums. As many bytes are sent as in a
+    ring, but a sum is rounded only once. (gloo's reduce_scatter_tensor sends as much as an
+    all-reduce.) For fp32 on a GPU, the backend's own reduce-scatter is used.
+    """
+
+    def __init__(
+        self,
+        buffer: torch.Tensor,
+        group: dist.ProcessGroup,
+        traffic: Traffic,
+        name: str,
+        out: torch.Tensor | None = None,
+    ) -> None:
+        """Start the reduce-scatter. Collective over `group`; returns at once.
+
+        Args:
+            buffer: [n], n divisible by the number of ranks, fp32 or bf16. It must not be touched
+                until `wait()`. If it is fp32, this rank's part may be overwritten with the sum.
+            group: the ranks; the i-th rank receives the sum of all ranks' part i.
+            traffic: counts the bytes.
+            name: name of the collective under which the bytes are counted.
+            out: [n / ranks] fp32, overwritten with the sum; it may be this rank's part of
+                `buffer`. None: an fp32 `buffer` receives the sum in this rank's part; otherwise
+                the sum is a new tensor.
+        """
+        size, ranks = group.size(), tuple(dist.get_process_group_ranks(group))
+        sent_bytes = gather_bytes(buffer.numel() * buffer.element_size(), size)
+        self._parts, self._position = buffer.view(size, -1), group.rank()  # kept alive until sent
+        self._out = out
+        self._uses_backend = buffer.device.type != "cpu" and buffer.dtype == torch.float32
+        if self._uses_backend:
+            traffic.ring(name, ranks, sent_bytes)
+            self._received = torch.empty_like(self._parts[0]) if out is None else out
+            work = dist.reduce_scatter_tensor(self._received, buffer, group=group, async_op=True)
+            assert work is not None
+            self._work: Handle = work
+        else:
+            traffic.pairs(name, ranks, sent_bytes)
+            self._received = torch.empty_like(self._parts)
+            self._work = exchange(self._parts, self._received, group)
+
+    def wait(self) -> torch.Tensor:
+        """Return [n / ranks] fp32: the sum of this rank's part over the group."""
+        self._work.wait()
+        if self._uses_backend:
+            return self._received
+        own, others = self._parts[self._position], self._received.unbind()
+        others = others[: self._position] + others[self._position + 1 :]
+        if self._out is None:
+            total = own.float()  # no copy if it is fp32
+        elif others and own.dtype == torch.float32:
+            total = torch.add(own, others[0], out=self._out)
+            others = others[1:]
+        else:
+            total = self._out.copy_(own)
+        for part in others:
+            total.add_(part)
+        return total
+
+
+def exchange(sent: torch.Tensor, received: torch.Tensor, group: dist.ProcessGroup) -> Handle:
+    """Send row i to the i-th rank of a group and receive one row from each; returns at once.
+
+    Args:
+        sent: [ranks, elements].
+        received: [ranks, elements], overwritten; this rank's own row is undefined afterwards.
+        group: the ranks.
+    """
+    if sent.device.type == "cpu":
+        return _send_to_all(sent.unbind(), received.unbind(), group)
+    work = dist.all_to_all_single(received.view(-1), sent.view(-1), group=group, async_op=True)
+    assert work is not None
+    return work
+
+
+def _send_to_all(
+    sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor], group: dist.ProcessGroup
+) -> Handle:
+    """Send tensor i to the group's i-th rank, except this one, and receive tensor i from it."""
+    ranks, position = dist.get_process_group_ranks(group), group.rank()
+    others = [(position + step) % len(ranks) for step in range(1, len(ranks))]
+    receives = [dist.irecv(received[i], ranks[i], group=group) for i in reversed(others)]
+    sends = [dist.isend(sent[i], ranks[i], group=group) for i in others]
+    return HandleGroup([work for work in (*receives, *sends) if work is not None])

@@ -1,0 +1,126 @@
+"""Define the families T5 1.1 and mT5, which compute the same."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.run import RunConfig
+from frontier_llm.convert.base_family import Family, query_key_value
+from frontier_llm.convert.settings import Setting, Values
+from frontier_llm.convert.table import Row, unfold
+from frontier_llm.convert.transforms import Heads
+
+
+class T5(Family):
+    """T5 1.1: relative positions, RMS norm, gated GELU, no biases, an untied output head.
+
+    transformers 5 ignores `tie_word_embeddings` of config.json: it ties the head unless the files
+    contain a tensor for it.
+    """
+
+    name = "t5"
+    architecture = "T5ForConditionalGeneration"
+    unused = ("coder.embed_tokens.weight",)
+    wants: ClassVar[Mapping[str, Any]] = {
+        "kind": "t5", "positions": "relative", "norm": "rmsnorm", "activation": "geglu",
+        "bias": False, "tied": False, "scaled_attention": False,
+    }  # fmt: skip
+    settings = (
+        Setting("vocabulary", "vocab_size"),
+        Setting("hidden", "d_model"),
+        Setting("head_dim", "d_kv"),
+        Setting("ffn", "d_ff"),
+        Setting("encoder_layers", "num_layers"),
+        Setting("heads", "num_heads"),
+        Setting("relative_buckets", "relative_attention_num_buckets", 32),
+        Setting("relative_distance", "relative_attention_max_distance", 128),
+        Setting("dropout", "dropout_rate", 0.1),
+        Setting("norm_epsilon", "layer_norm_epsilon", 1e-6),
+    )
+    required: ClassVar[Mapping[str, Any]] = {
+        "feed_forward_proj": "gated-gelu",
+        "is_encoder_decoder": True,
+    }
+    written: ClassVar[Mapping[str, Any]] = {
+        "tie_word_embeddings": False,
+        "scale_decoder_outputs": False,
+        "pad_token_id": 0,
+        "decoder_start_token_id": 0,
+    }
+
+    def rows(self, model: ModelConfig) -> Sequence[Row]:
+        """Return the table. Our numbers of layers continue in the decoder; theirs restart at 0."""
+        border = model.encoder_layers
+        encoder = [
+            *self._attention(model, "encoder"),
+            *self._feed_forward("encoder.block.{n}.layer.1"),
+        ]
+        decoder = [
+            *self._attention(model, "decoder"),
+            *self._cross_attention(model),
+            *self._feed_forward("decoder.block.{n}.layer.2"),
+        ]
+        bias = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        return [
+            Row("embedding.tokens.weight", ("shared.weight",)),
+            Row("encoder_positions.weight", (f"encoder.{bias}",)),
+            *unfold(encoder, range(border)),
+            Row("encoder_norm.weight", ("encoder.final_layer_norm.weight",)),
+            Row("decoder_positions.weight", (f"decoder.{bias}",)),
+            *unfold(decoder, range(border, model.layers), first=border),
+            Row("final_norm.weight", ("decoder.final_layer_norm.weight",)),
+            Row("head.weight", ("lm_head.weight",)),
+        ]
+
+    def to_theirs(self, config: RunConfig) -> Values:
+        """Translate our configuration. Their layers are counted per stack."""
+        model = config.model
+        decoder = {"num_decoder_layers": model.layers - model.encoder_layers}
+        return {**super().to_theirs(config), **decoder}
+
+    def to_ours(self, theirs: Values) -> Values:
+        """Translate config.json. Our layers are counted over both stacks."""
+        ours = super().to_ours(theirs)
+        encoder = ours["encoder_layers"]
+        return {**ours, "layers": encoder + (theirs.get("num_decoder_layers") or encoder)}
+
+    def _attention(self, model: ModelConfig, side: str) -> list[Row]:
+        h, p = "layers.{n}", f"{side}.block.{{n}}.layer.0"
+        return [
+            Row(f"{h}.attention_norm.weight", (f"{p}.layer_norm.weight",)),
+            Row(
+                f"{h}.attention.qkv.weight",
+                tuple(f"{p}.SelfAttention.{x}.weight" for x in "qkv"),
+                query_key_value(model),
+            ),
+            Row(f"{h}.attention.output.weight", (f"{p}.SelfAttention.o.weight",)),
+        ]
+
+    def _cross_attention(self, model: ModelConfig) -> list[Row]:
+        h, p = "layers.{n}", "decoder.block.{n}.layer.1"
+        return [
+            Row(f"{h}.cross_attention_norm.weight", (f"{p}.layer_norm.weight",)),
+            Row(f"{h}.cross_attention.query.weight", (f"{p}.EncDecAttention.q.weight",)),
+            Row(
+                f"{h}.cross_attention.key_value.weight",
+                tuple(f"{p}.EncDecAttention.{x}.weight" for x in "kv"),
+                Heads(model.heads, (model.head_dim, model.head_dim)),
+            ),
+            Row(f"{h}.cross_attention.output.weight", (f"{p}.EncDecAttention.o.weight",)),
+        ]
+
+    def _feed_forward(self, theirs: str) -> list[Row]:
+        h = "layers.{n}"
+        return [
+            Row(f"{h}.ffn_norm.weight", (f"{theirs}.layer_norm.weight",)),
+            Row(f"{h}.ffn.gate.weight", (f"{theirs}.DenseReluDense.wi_0.weight",)),
+            Row(f"{h}.ffn.up.weight", (f"{theirs}.DenseReluDense.wi_1.weight",)),
+            Row(f"{h}.ffn.down.weight", (f"{theirs}.DenseReluDense.wo.weight",)),
+        ]
+
+
+class MT5(T5):
+    """mT5: the same as T5 1.1 under another name."""
+
+    name = "mt5"
+    architecture = "MT5ForConditionalGeneration"

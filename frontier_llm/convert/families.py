@@ -1,0 +1,98 @@
+"""List the families and choose one of them."""
+
+from pathlib import Path
+from typing import Any
+
+from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.reading import SENTINELS
+from frontier_llm.convert.base_family import Family, Values
+from frontier_llm.convert.decoders import Gpt2, GptNeoX, Llama
+from frontier_llm.convert.encoder_decoders import MT5, T5
+from frontier_llm.errors import DataError
+
+FAMILIES: tuple[Family, ...] = (Gpt2(), GptNeoX(), Llama(), MT5(), T5())
+PIECES = 4096
+"""Vocabulary of a tokenizer that is trained because theirs is no sentencepiece model."""
+_BASES = {"gpt2": "gpt_tiny", "gpt_neox": "gpt_tiny", "llama": "llama_7b", "t5": "mt5_tiny",
+          "mt5": "mt5_tiny"}  # fmt: skip
+"""The model file that a converted model is based on; all dimensions are replaced."""
+
+
+def family_for(model: ModelConfig, name: str | None) -> Family:
+    """Return the family that our model belongs to.
+
+    Args:
+        model: our model.
+        name: name of the family; None means the first that fits.
+
+    Raises:
+        DataError: no family fits; the message gives the reasons.
+    """
+    chosen = [family for family in FAMILIES if name in (None, family.name)]
+    if not chosen:
+        known = ", ".join(family.name for family in FAMILIES)
+        raise DataError(f"there is no family {name}\n  do: choose one of {known}")
+    lacking = {family.name: family.mismatches(model) for family in chosen}
+    for family in chosen:
+        if not lacking[family.name]:
+            return family
+    reasons = "\n".join(f"  {name}: {'; '.join(why)}" for name, why in lacking.items())
+    raise DataError(f"no family has models like {model.name}:\n{reasons}")
+
+
+def family_of(theirs: Values) -> Family:
+    """Return the family of their model.
+
+    Args:
+        theirs: their config.json.
+
+    Raises:
+        DataError: the architecture is unknown.
+    """
+    for family in FAMILIES:
+        if theirs.get("model_type") == family.name:
+            return family
+    known = ", ".join(family.name for family in FAMILIES)
+    raise DataError(
+        f"config.json: model_type={theirs.get('model_type')!r} is unknown here\n"
+        f"  do: only models of these families can be converted: {known}"
+    )
+
+
+def model_overrides(
+    family: Family, theirs: Values, home: Path, tokenizer: Path | None
+) -> list[str]:
+    """Return the overrides of a run that trains their model.
+
+    Args:
+        family: the family of their model.
+        theirs: their config.json.
+        home: the final path of the run directory.
+        tokenizer: the sentencepiece model of their model, if there is one.
+
+    Raises:
+        DataError: config.json lacks a setting.
+    """
+    try:
+        values = family.to_ours(theirs)
+    except KeyError as error:
+        raise DataError(f"config.json lacks {error.args[0]!r}") from None
+    settings: dict[str, Any] = {"model.name": home.name.strip(".").partition(".")[0]}
+    for key, value in {**family.wants, **values}.items():
+        settings[key if "." in key else f"model.{key}"] = value
+    if tokenizer is not None:
+        settings["data.tokenizer"] = tokenizer
+    spans = family.wants["kind"] == "t5"
+    room = values["vocabulary"] - (SENTINELS if spans else 0)
+    settings["data.vocabulary"] = max(2, min(PIECES, room))
+    data = "stdlib_spans" if spans else "stdlib"
+    bases = [f"model={_BASES[family.name]}", f"data={data}"]
+    return bases + [f"{key}={_word(value)}" for key, value in settings.items()]
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # integer and float fields both accept it
+    return str(value).lower() if isinstance(value, bool) else str(value)

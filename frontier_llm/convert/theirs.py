@@ -1,0 +1,109 @@
+"""Read and write a Hugging Face folder, config.json and safetensors files, tensor by tensor."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from frontier_llm.errors import DataError
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+class TheirWeights:
+    """The tensors of a Hugging Face folder."""
+
+    def __init__(self, folder: Path, prefix: str = "") -> None:
+        """Read the names of the tensors.
+
+        Args:
+            folder: the folder of a model.
+            prefix: prefix of the names, which the folder may omit from all of them.
+
+        Raises:
+            DataError: the folder contains no safetensors files.
+        """
+        self.folder = folder
+        self._files = self._find()
+        bare = not any(name.startswith(prefix) for name in self._files)
+        self._stored = {f"{prefix}{name}" if bare else name: name for name in self._files}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors, with the prefix."""
+        return list(self._stored)
+
+    def read(self, name: str) -> Tensor:
+        """Read a tensor.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        stored = self._stored[name]
+        try:
+            with safe_open(self.folder / self._files[stored], framework="pt") as file:
+                tensor: Tensor = file.get_tensor(stored)
+        except Exception as error:
+            raise DataError(f"{self.folder / self._files[stored]} is damaged: {error}") from None
+        return tensor
+
+    def _find(self) -> dict[str, str]:
+        try:
+            if (self.folder / INDEX).exists():
+                return dict(json.loads((self.folder / INDEX).read_text())["weight_map"])
+            with safe_open(self.folder / SINGLE, framework="pt") as file:
+                return dict.fromkeys(file.keys(), SINGLE)
+        except Exception as error:
+            raise DataError(
+                f"{self.folder} contains no model in safetensors files: {error}\n"
+                "  do: save the model in safetensors files, as save_pretrained does"
+            ) from None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read config.json.
+
+    Raises:
+        DataError: it is absent or damaged.
+    """
+    try:
+        return dict(json.loads((folder / CONFIG).read_text()))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder} is not a folder of a Hugging Face model: {error}") from None
+
+
+def write_model(
+    folder: Path,
+    config: dict[str, Any],
+    shards: Iterable[Sequence[tuple[str, Tensor]]],
+    count: int,
+) -> None:
+    """Write a model. Each shard is freed before the next one is requested.
+
+    Args:
+        folder: an existing empty folder.
+        config: content of config.json.
+        shards: names and tensors of each file.
+        count: number of shards.
+
+    Raises:
+        OSError: the disk is full or has failed.
+    """
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    files: dict[str, str] = {}
+    size = 0
+    for number, shard in enumerate(shards, 1):
+        name = SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+        tensors = {key: tensor.contiguous() for key, tensor in shard}
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+        files |= dict.fromkeys(tensors, name)
+        size += sum(tensor.nbytes for tensor in tensors.values())
+    if count > 1:
+        index = {"metadata": {"total_size": size}, "weight_map": files}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")

@@ -1,0 +1,154 @@
+"""Describe a prepared corpus and check that its files are complete.
+
+A corpus is a folder with
+
+- `manifest.json` and `tokenizer.model`,
+- `files.jsonl`, with one line per file of the source,
+- for each split a `.bin` (all tokens) and an `.idx` (positions of the documents), both in
+  megatron's format, and a `.places` (position of each document in its source file).
+
+The folder is renamed to its final name when everything in it is complete.
+"""
+
+import hashlib
+import struct
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from megatron.core.datasets.indexed_dataset import DType
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from frontier_llm.errors import DataError
+
+FORMAT = 2
+MANIFEST_FILE = "manifest.json"
+TOKENIZER_FILE = "tokenizer.model"
+FILES_FILE = "files.jsonl"
+IDX_HEADER = struct.Struct("<9sQBQQ")
+
+
+class Split(BaseModel):
+    """The documents of one split."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    documents: int
+    tokens: int
+    """Number of tokens, including end-of-document tokens."""
+    text_bytes: int
+    """Size of the text in UTF-8 in bytes."""
+    bin_sha256: str
+    """SHA-256 of the token file."""
+
+
+class Manifest(BaseModel):
+    """Description of a prepared corpus."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[2]
+    name: str
+    kind: str
+    source: str
+    """Path of the source file or folder at the time of preparation."""
+    source_sha256: str
+    """Digest of the names and contents of the source files."""
+    files: int
+    """Number of files in the source."""
+    skipped_files: int
+    """Number of files in the source that hold no document."""
+    empty_documents: int
+    """Number of empty texts that were left out."""
+    broken_documents: int
+    """Number of entries that are not text and were left out (data.broken=skip)."""
+    repeated_documents: int
+    """Number of copies of earlier documents that were left out (data.unique=true)."""
+    examples: tuple[str, ...]
+    """First files and documents that were left out, with the reasons."""
+    pieces: int
+    """Size of the vocabulary, including special tokens; less than configured on a small corpus.
+    The JSON key is part of the format: corpora prepared before must stay readable."""
+    eod: int
+    """Token id that ends a document."""
+    dtype: Literal["uint16", "int32"]
+    """Stored type of a token."""
+    tokenizer_sha256: str
+    train: Split
+    validation: Split
+
+    @classmethod
+    def load(cls, path: Path) -> "Manifest":
+        """Read a manifest.
+
+        Raises:
+            DataError: the file is absent, damaged or in another format.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise _damaged(path.parent, f"{path.name}: {error.strerror or error}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise _damaged(path.parent, f"{path.name} {where}: {first['msg']}") from error
+
+    @property
+    def digest(self) -> str:
+        """Digest of tokens and tokenizer, which determine all samples; paths do not enter."""
+        parts = (self.tokenizer_sha256, self.dtype, self.train.bin_sha256)
+        return hashlib.sha256("\0".join((*parts, self.validation.bin_sha256)).encode()).hexdigest()
+
+    @property
+    def token_type(self) -> type[np.uint16] | type[np.int32]:
+        """Stored type of a token as a NumPy type."""
+        return np.uint16 if self.dtype == "uint16" else np.int32
+
+    def check_files(self, folder: Path) -> None:
+        """Check the sizes of all files and the headers of the index files.
+
+        Raises:
+            DataError: a file is missing, has the wrong size or belongs to another corpus.
+        """
+        _check_size(folder / TOKENIZER_FILE, None)
+        for name, split in (("train", self.train), ("validation", self.validation)):
+            self.check_split(folder / name, split)
+
+    def check_split(self, prefix: Path, split: Split) -> None:
+        """Check the files of one split: `prefix`.bin, `prefix`.idx and `prefix`.places.
+
+        Raises:
+            DataError: a file is missing, has the wrong size or belongs to another corpus.
+        """
+        header = idx_header(self.token_type, split.documents)
+        item_bytes = np.dtype(self.token_type).itemsize
+        # per document a length (int32) and a start (int64); then document indices (int64) from 0 on
+        index_bytes = len(header) + 12 * split.documents + 8 * (split.documents + 1)
+        _check_size(prefix.with_suffix(".bin"), split.tokens * item_bytes)
+        _check_size(prefix.with_suffix(".idx"), index_bytes)
+        _check_size(prefix.with_suffix(".places"), 8 * split.documents)
+        with prefix.with_suffix(".idx").open("rb") as stream:
+            if stream.read(len(header)) != header:
+                raise _damaged(prefix.parent, f"{prefix.name}.idx does not match the manifest")
+
+
+def idx_header(dtype: type[np.generic], documents: int) -> bytes:
+    """Return the header of an .idx file: magic, version, token type, sequences, document ends."""
+    code = DType.code_from_dtype(dtype)
+    return IDX_HEADER.pack(b"MMIDIDX\0\0", 1, code, documents, documents + 1)
+
+
+def _check_size(path: Path, wanted: int | None) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise _damaged(path.parent, f"{path.name}: {error.strerror or error}") from error
+    if wanted is not None and size != wanted:
+        raise _damaged(path.parent, f"{path.name} has {size} bytes and should have {wanted}")
+
+
+def _damaged(folder: Path, what: str) -> DataError:
+    return DataError(
+        f"the prepared corpus {folder} is damaged: {what}\n"
+        "  do: delete this folder; it is prepared again at the next start"
+    )

@@ -1,0 +1,228 @@
+"""Open a prepared corpus, read the samples of a run, and trace tokens back to their source.
+
+Sample i of a run is a pure function of (prepared corpus, seed, i). It depends neither on the number
+of replicas nor on the micro-batch, so a run can resume in another layout.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+from frontier_llm.data.corpus_manifest import (
+    FILES_FILE,
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    Manifest,
+    Split,
+)
+from frontier_llm.data.permutation import make_key, permute
+from frontier_llm.data.source_format import sha256_of
+from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.errors import DataError
+
+
+class TokenStream:
+    """All tokens of one split, concatenated and mapped into memory. Thread-safe."""
+
+    def __init__(self, prefix: Path, manifest: Manifest, split: Split) -> None:
+        """Open `prefix`.bin and `prefix`.idx.
+
+        Raises:
+            DataError: a file is missing, has the wrong size or is damaged.
+        """
+        manifest.check_split(prefix, split)
+        self.prefix = prefix
+        self._tokens = split.tokens
+        self._dtype = np.dtype(manifest.token_type)
+        try:
+            self._files = IndexedDataset(str(prefix))
+        except (AssertionError, OSError, ValueError) as error:
+            raise DataError(
+                f"cannot open {prefix}.bin and .idx: {error}\n"
+                f"  do: delete the folder {prefix.parent}; it is prepared again at the next start"
+            ) from error
+
+    def __len__(self) -> int:
+        return self._tokens
+
+    def read(self, start: int, count: int) -> npt.NDArray[np.generic]:
+        """Return tokens [start, start + count) in their stored type: [count], read-only."""
+        assert 0 <= start <= self._tokens - count, (
+            f"tokens {start} to {start + count} are out of range"
+        )
+        # Python integers do not overflow for streams of 2^31 tokens and more
+        offset = int(start) * self._dtype.itemsize
+        tokens: npt.NDArray[np.generic]
+        tokens = self._files.bin_reader.read(self._dtype, count=count, offset=offset)
+        return tokens
+
+    def document_at(self, token: int) -> int:
+        """Return the index of the document that contains a token."""
+        starts = self._files.index.sequence_pointers
+        return int(np.searchsorted(starts, int(token) * self._dtype.itemsize, side="right")) - 1
+
+    def document_start(self, document: int) -> int:
+        """Return the index of a document's first token."""
+        return int(self._files.index.sequence_pointers[document]) // self._dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared corpus that is open for reading."""
+
+    manifest: Manifest
+    tokenizer: Tokenizer
+    train: TokenStream
+    validation: TokenStream
+
+
+def open_corpus(folder: Path, *, verify: bool = False) -> Corpus:
+    """Open a prepared corpus.
+
+    Args:
+        folder: folder that `prepare` returned.
+        verify: whether to read all files and compare digests, not only sizes.
+
+    Raises:
+        DataError: a file is missing, has the wrong size or is damaged.
+    """
+    manifest = Manifest.load(folder / MANIFEST_FILE)
+    manifest.check_files(folder)
+    _check_digest(folder / TOKENIZER_FILE, manifest.tokenizer_sha256)
+    if verify:
+        _check_digest(folder / "train.bin", manifest.train.bin_sha256)
+        _check_digest(folder / "validation.bin", manifest.validation.bin_sha256)
+    return Corpus(
+        manifest,
+        Tokenizer(folder / TOKENIZER_FILE),
+        TokenStream(folder / "train", manifest, manifest.train),
+        TokenStream(folder / "validation", manifest, manifest.validation),
+    )
+
+
+class Samples:
+    """The samples of a run in the order in which it reads them, epoch after epoch.
+
+    An epoch reads every window of the stream once. Window w holds L tokens from token wL on, and
+    `overlap` more tokens, which are also the first of window w + 1. With an overlap of 1 the shared
+    token is the last label of one window and the first input of the next.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        sequence_length: int,
+        seed: int,
+        digest: str,
+        *,
+        shuffle: bool = True,
+        overlap: int = 1,
+    ) -> None:
+        """Divide a stream into windows.
+
+        Args:
+            stream: tokens of a split.
+            sequence_length: L, tokens per sample.
+            seed: determines the order of each epoch, together with `digest`.
+            digest: digest of the corpus (`Manifest.digest`).
+            shuffle: whether to read the windows in a different random order each epoch.
+            overlap: number of tokens that a window shares with the next.
+
+        Raises:
+            DataError: the stream is shorter than one window.
+        """
+        self._windows = (len(stream) - overlap) // sequence_length
+        if self._windows < 1:
+            raise DataError(
+                f"{stream.prefix}.bin has {len(stream)} tokens, fewer than one sample of "
+                f"data.sequence_length={sequence_length} reads ({sequence_length + overlap})\n"
+                "  do: add text (for validation: or raise data.validation_percent), or lower "
+                "data.sequence_length"
+            )
+        self._stream, self.sequence_length = stream, sequence_length
+        self._shuffle, self._overlap = shuffle, overlap
+        self._key = lru_cache(maxsize=4)(lambda epoch: make_key(digest, seed, epoch))
+
+    def __len__(self) -> int:
+        """Return the number of samples per epoch. Larger indices are samples of later epochs."""
+        return self._windows
+
+    def window(self, index: int) -> int:
+        """Return the window that sample `index` reads; the index may be of any epoch."""
+        epoch, place = divmod(index, self._windows)
+        return permute(place, self._windows, self._key(epoch)) if self._shuffle else place
+
+    def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
+        """Return the tokens of sample `index`: [L + overlap] int64."""
+        return self._stream.read(*self.place(index)).astype(np.int64)
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Return (first token, number of tokens) that sample `index` reads from the stream."""
+        return self.window(index) * self.sequence_length, self.sequence_length + self._overlap
+
+
+def _check_digest(path: Path, wanted: str) -> None:
+    if sha256_of(path) != wanted:
+        raise DataError(
+            f"{path} is damaged: its content has changed since it was prepared\n"
+            f"  do: delete the folder {path.parent}; it is prepared again at the next start"
+        )
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The place in the source that a document of a split came from."""
+
+    document: int
+    """Index of the document in the split."""
+    first_token: int
+    """Index of the document's first token in the split."""
+    file: str
+    """Path of the source file below the source."""
+    place: int
+    """Number of the line, row or section in the file."""
+
+
+def find_origins(stream: TokenStream, start: int, count: int) -> Iterator[Origin]:
+    """Yield the origins of all documents that overlap a range of tokens, in order.
+
+    Args:
+        stream: tokens of a split.
+        start: first token of the range.
+        count: number of tokens in the range.
+
+    Raises:
+        DataError: the `.places` file of the split or files.jsonl is missing or damaged.
+    """
+    folder, split = stream.prefix.parent, stream.prefix.name
+    first, last = stream.document_at(start), stream.document_at(start + count - 1)
+    try:
+        places = np.memmap(stream.prefix.with_suffix(".places"), dtype=np.int64, mode="r")
+        files = _files(folder / FILES_FILE, split)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"the prepared corpus {folder} cannot be traced to its source: {error}\n"
+            "  do: delete this folder; it is prepared again at the next start"
+        ) from error
+    file, end = next(files)
+    for document in range(first, last + 1):
+        while document >= end:
+            file, end = next(files)
+        yield Origin(document, stream.document_start(document), file, int(places[document]))
+
+
+def _files(path: Path, split: str) -> Iterator[tuple[str, int]]:
+    """Yield (name, index of the first document after the file) of each file with documents."""
+    end = 0
+    with path.open() as lines:
+        for line in lines:
+            entry = json.loads(line)
+            end += entry[split]
+            if entry[split]:
+                yield entry["name"], end

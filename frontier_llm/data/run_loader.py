@@ -1,0 +1,134 @@
+"""Build the loader of a run from its configuration: windows of samples, and micro-batches."""
+
+import numpy as np
+import numpy.typing as npt
+
+from frontier_llm.config.reading import SENTINELS
+from frontier_llm.config.run import RunConfig
+from frontier_llm.data.corpora import BlendedSamples, Corpora, initial_schedule
+from frontier_llm.data.loader import BatchLoader, MakeBatch, Windows, causal_batch
+from frontier_llm.data.permutation import make_key
+from frontier_llm.data.prepared_corpus import Corpus, Samples
+from frontier_llm.data.spans import SpanCorruption
+from frontier_llm.errors import ConfigError, DataError
+from frontier_llm.geometry.lengths import span_lengths
+
+
+def make_loader(
+    config: RunConfig,
+    corpora: Corpora,
+    data_rank: int,
+    data_size: int,
+    *,
+    train: bool,
+    windows: Windows | None = None,
+    reads: bool = True,
+) -> BatchLoader:
+    """Build the loader of one replica.
+
+    Args:
+        config: configuration of the run.
+        corpora: corpora of the run.
+        data_rank: index of the replica.
+        data_size: number of replicas.
+        train: whether to read the training split, shuffled, or the validation split, in order.
+        windows: windows of that split; None: those of `make_windows`.
+        reads: whether this rank needs the tokens; if not, its batches are zeros of the same shape.
+
+    Raises:
+        ConfigError: the tokenizer has more tokens than the model's embedding has rows.
+        DataError: the split has fewer samples than a step reads.
+    """
+    data = config.data
+    if windows is None:
+        windows = make_windows(config, corpora, train=train)
+    if train and len(windows) < data.global_batch:
+        raise DataError(
+            f"the training text of {data.name} has {len(windows)} samples of "
+            f"data.sequence_length={data.sequence_length}: a step of "
+            f"data.global_batch={data.global_batch} would read some of them twice\n"
+            "  do: add text, or lower data.global_batch or data.sequence_length"
+        )
+    maker = make_batch_maker(config, corpora)
+    if not reads:
+        windows = _BlankWindows(len(windows), data.sequence_length + 1)
+    return BatchLoader(windows, data.global_batch, data.micro_batch, data_rank, data_size, maker)
+
+
+class _BlankWindows:
+    """Windows of zeros, for pipeline stages between the first and the last.
+
+    These stages need no tokens; if all stages read them, each sample would be read many times, in
+    small random reads from a shared file system.
+    """
+
+    def __init__(self, count: int, tokens: int) -> None:
+        self._count, self._row = count, np.zeros(tokens, np.int64)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
+        return self._row
+
+
+def make_windows(config: RunConfig, corpora: Corpora, *, train: bool) -> Samples | BlendedSamples:
+    """Return the windows of a run, which depend on the corpora, the seed and the sample's index.
+
+    Args:
+        config: configuration of the run.
+        corpora: corpora of the run.
+        train: whether to read the training split, shuffled, or the validation split, in order.
+
+    Raises:
+        DataError: a split is shorter than one window.
+    """
+    samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
+    if len(samples) == 1:
+        return samples[0]
+    return BlendedSamples(samples, initial_schedule(corpora, config.trainer.seed))
+
+
+def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> Samples:
+    """Return the samples of one corpus alone.
+
+    Raises:
+        DataError: the split is shorter than one window.
+    """
+    length, overlap = config.data.sequence_length, 1
+    if config.data.objective == "spans":
+        length, overlap = span_lengths(length).text, 0
+    return Samples(
+        corpus.train if train else corpus.validation,
+        length,
+        config.trainer.seed,
+        corpus.manifest.digest,
+        shuffle=train,
+        overlap=overlap,
+    )
+
+
+def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
+    """Return the function that builds micro-batches from windows.
+
+    Raises:
+        ConfigError: the tokenizer has more tokens than the model's embedding has rows.
+    """
+    tokenizer, spans = corpora.tokenizer, config.data.objective == "spans"
+    ids = max(tokenizer.vocabulary, tokenizer.first_sentinel + 1 if spans else 0)
+    if ids > config.model.vocabulary:
+        raise ConfigError(
+            "model.vocabulary",
+            config.model.vocabulary,
+            f"at least {ids}: the tokenizer's {tokenizer.vocabulary} tokens"
+            + (f" and {SENTINELS} sentinels" if spans else ""),
+            f"set model.vocabulary={ids}, or use another tokenizer",
+        )
+    if not spans:
+        return causal_batch
+    length = config.data.sequence_length
+    key = make_key("spans", corpora.manifest.digest, config.trainer.seed)
+    corruption = SpanCorruption(
+        span_lengths(length).text, length, tokenizer.first_sentinel, tokenizer.eod, key
+    )
+    return corruption.batch

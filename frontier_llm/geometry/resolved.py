@@ -1,0 +1,263 @@
+"""The layout of a run: a configuration on a number of ranks, resolved to integers.
+
+`ResolvedLayout.resolve` is the only place where this happens. A run resolves its layout once and
+hands it down; the planner resolves one per candidate.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from frontier_llm.config.collectives import CollectivesConfig
+from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.parallel import ParallelConfig
+from frontier_llm.config.rules import check
+from frontier_llm.config.run import RunConfig
+from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.elastic import divisors
+from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
+from frontier_llm.geometry.formats import StateFormats
+from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.lengths import SampleLengths, sample_lengths
+from frontier_llm.geometry.message_memory import feedback_bytes, message_bytes, refresh_is_lossy
+from frontier_llm.geometry.model_chunks import (
+    ModelChunk,
+    chunks_of_stage,
+    has_shared_table,
+    make_model_chunks,
+)
+from frontier_llm.geometry.partition import Factors, data_ranks_per_node
+from frontier_llm.geometry.pipeline_schedule import stage_passes
+from frontier_llm.geometry.state_memory import gathered_elements, needs_master, state_bytes
+from frontier_llm.geometry.state_traffic import Gathers
+from frontier_llm.geometry.unit_gathers import count_gathers
+from frontier_llm.geometry.wire import ActivationTraffic
+from frontier_llm.units import GIB, format_bytes
+
+COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes per parameter and per activation, by compute format."""
+STATES_SHARE = 0.7
+"""Share of a device's memory that `sharding=auto` gives to model states; activations and buffers
+take the rest."""
+
+
+@dataclass(frozen=True)
+class ResolvedLayout:
+    """Everything about a run's layout that follows from its configuration and number of ranks."""
+
+    grid: Grid
+    model: ModelConfig
+    sequence_length: int
+    """`data.sequence_length`."""
+    lengths: SampleLengths
+    """Tokens per sample of the encoder and of the decoder."""
+    model_chunks: tuple[ModelChunk, ...]
+    """Of the whole pipeline, in the model's order."""
+    virtual_stages: int
+    """Model chunks per stage."""
+    sequence_parallel: bool
+    """Whether norms and dropout are cut along the sequence over the tensor ranks."""
+    recompute: str
+    """`none`, `selective` or `full`."""
+    precision: str
+    """Compute format: `fp32`, `bf16` or `fp16`."""
+    micro_batch: int
+    """Samples per micro-batch."""
+    micro_batches: int
+    """Micro-batches of a replica per step."""
+    factors: Factors
+    """Over how many data ranks one copy of each model state is cut."""
+    units_in_flight: int
+    """`sharding.units_in_flight`."""
+    collectives: CollectivesConfig
+    formats: StateFormats
+    """Formats of the collectives in the first step."""
+
+    @classmethod
+    def resolve(
+        cls,
+        config: RunConfig,
+        ranks: int,
+        ranks_per_node: int,
+        *,
+        precision: str | None = None,
+        ignore_sharding: bool = False,
+        check_rules: bool = True,
+    ) -> "ResolvedLayout":
+        """Resolve a configuration on a number of ranks.
+
+        Args:
+            config: the run.
+            ranks: in all.
+            ranks_per_node: neighbouring ranks that share a node.
+            precision: the compute format, if it has been measured; None = that of the
+                configuration, with `auto` as bf16.
+            ignore_sharding: leave model states uncut, whatever `config.sharding` is.
+            check_rules: whether to check the configuration (config/rules.py) first. Only programs
+                that do not train leave this out.
+
+        Raises:
+            ConfigError: the configuration cannot be laid out over so many ranks, its sharding
+                factors do not divide one another, or no factors fit the device's memory.
+        """
+        if check_rules:
+            check(config, ranks)
+        parallel, data, sharding = config.parallel, config.data, config.sharding
+        grid = _grid(parallel, ranks, ranks_per_node)
+        is_auto = {sharding.params, sharding.grads, sharding.optimizer} == {"auto"}
+        if is_auto or ignore_sharding:
+            factors = Factors(1, 1, 1, grid.data)
+        else:
+            factors = Factors.resolve(sharding, grid.data, data_ranks_per_node(grid))
+        wanted = precision or config.precision.name
+        layout = cls(
+            grid=grid,
+            model=config.model,
+            sequence_length=data.sequence_length,
+            lengths=sample_lengths(config.model, data.sequence_length),
+            model_chunks=make_model_chunks(
+                config.model.layers, parallel.pipeline, parallel.chunks, parallel.layers_per_stage
+            ),
+            virtual_stages=parallel.chunks,
+            sequence_parallel=parallel.sequence,
+            recompute=config.recompute,
+            precision="bf16" if wanted == "auto" else wanted,
+            micro_batch=data.micro_batch,
+            micro_batches=data.global_batch // (max(1, grid.data) * data.micro_batch),
+            factors=factors,
+            units_in_flight=sharding.units_in_flight,
+            collectives=config.collectives,
+            formats=StateFormats.at(config.collectives),
+        )
+        if is_auto and not ignore_sharding:
+            memory = config.cluster.device.memory_gib
+            return layout.with_factors(smallest_fitting_factors(layout, memory))
+        return layout
+
+    def with_factors(self, factors: Factors) -> "ResolvedLayout":
+        """Return the same layout with model states cut by other factors."""
+        return replace(self, factors=factors)
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes per parameter and per activation."""
+        return COMPUTE_BYTES[self.precision]
+
+    @property
+    def nodes_per_copy(self) -> int:
+        """Nodes over which one copy of the optimizer states is spread."""
+        cut = max(self.factors.optimizer, data_ranks_per_node(self.grid) or 1)
+        ranks = self.grid.tensor * self.grid.pipeline * cut
+        return max(1, ranks // self.grid.ranks_per_node)
+
+    def chunks_of_stage(self, stage: int) -> tuple[ModelChunk, ...]:
+        """Return the model chunks of a stage, ordered by virtual stage."""
+        return chunks_of_stage(self.model_chunks, stage)
+
+    def unit_layouts(self, stage: int) -> dict[str, FlatLayout]:
+        """Return the flat buffer of each unit of a stage on one tensor rank."""
+        chunks, multiple = self.chunks_of_stage(stage), self.factors.multiple()
+        return unit_layouts(self.model, chunks, self.sequence_length, self.grid.tensor, multiple)
+
+    def unit_sizes(self, stage: int) -> dict[str, int]:
+        """Return the elements of each unit's buffer on one tensor rank, padding included."""
+        return {unit: layout.size for unit, layout in self.unit_layouts(stage).items()}
+
+    def gathers(self, stage: int) -> dict[str, Gathers]:
+        """Count how often a stage gathers each unit in a step if parameters are cut."""
+        stages = self.grid.pipeline
+        passes = stage_passes(stage, stages, self.virtual_stages, self.micro_batches)
+        sizes, chunks = self.unit_sizes(stage), self.chunks_of_stage(stage)
+        return count_gathers(self.model, chunks, passes, sizes, self.units_in_flight)
+
+    @property
+    def activation_traffic(self) -> ActivationTraffic:
+        """Bytes that ranks send of activations for one micro-batch."""
+        return ActivationTraffic(
+            self.model,
+            self.lengths,
+            self.micro_batch,
+            self.grid.tensor,
+            self.sequence_parallel,
+            self.recompute,
+            self.compute_bytes,
+        )
+
+    def state_bytes(self, stage: int) -> dict[str, int]:
+        """Return the bytes of model states that a rank of a stage holds, by category.
+
+        `gathered` and `messages` are upper bounds, the other categories are exact. `feedback` and
+        `messages` are present only if messages are encoded.
+        """
+        layouts = self.unit_layouts(stage).values()
+        factors, compute_bytes = self.factors, self.compute_bytes
+        is_lossy = refresh_is_lossy(self.formats, factors, compute_bytes)
+        master = needs_master(compute_bytes, is_lossy)
+        total: Counter[str] = Counter()
+        for layout in layouts:
+            total.update(state_bytes(layout.size, factors, compute_bytes, master))
+        sizes = Counter(layout.size for layout in layouts)
+        shared = has_shared_table(self.model, self.chunks_of_stage(stage))
+        gathered = gathered_elements(sizes, self.units_in_flight, shared)
+        total["gathered"] = gathered * compute_bytes if factors.params > 1 else 0
+        if self.formats.encode(compute_bytes):
+            total["feedback"] = sum(
+                feedback_bytes(self.collectives, self.grid, factors, layout.size)
+                for layout in layouts
+            )
+            total["messages"] = message_bytes(
+                self.formats, factors, layouts, compute_bytes, self.units_in_flight
+            )
+        return dict(total)
+
+    @property
+    def fullest_stage_bytes(self) -> int:
+        """Bytes of model states on a rank of the stage that holds most of them."""
+        return max(sum(self.state_bytes(stage).values()) for stage in range(self.grid.pipeline))
+
+
+def smallest_fitting_factors(layout: ResolvedLayout, memory_gib: float) -> Factors:
+    """Choose the smallest factors with which the model states fit, first those inside a node.
+
+    Optimizer states are cut first, because they cost one refresh per step; parameters last,
+    because they are gathered in every micro-batch (the order of AMSP, arXiv:2311.00257).
+
+    Args:
+        layout: with any factors. States are counted in 16 bits whatever its precision is.
+        memory_gib: memory of a device.
+
+    Raises:
+        ConfigError: the states do not even fit if they are cut over all replicas.
+    """
+    layout = replace(layout, precision="bf16")
+    node = data_ranks_per_node(layout.grid) or 1
+    candidates = sorted(_all_factors(layout.grid.data), key=lambda f: _preference(f, node))
+    budget = STATES_SHARE * memory_gib * GIB
+    for factors in candidates:
+        if layout.with_factors(factors).fullest_stage_bytes <= budget:
+            return factors
+    least = min(layout.with_factors(factors).fullest_stage_bytes for factors in candidates)
+    raise ConfigError(
+        "sharding",
+        f"auto: at least {format_bytes(least)} of model states on a rank",
+        f"at most {STATES_SHARE:.0%} of the device's {memory_gib:g} GiB",
+        "raise parallel.tensor or parallel.pipeline, or start more ranks",
+    )
+
+
+def _grid(parallel: ParallelConfig, ranks: int, ranks_per_node: int) -> Grid:
+    """Arrange the ranks; the data axis takes those that tensor and pipeline leave."""
+    data = ranks // (parallel.tensor * parallel.pipeline)
+    return Grid(parallel.tensor, data, parallel.pipeline, ranks_per_node)
+
+
+def _all_factors(data: int) -> Iterator[Factors]:
+    for optimizer in divisors(data):
+        for grads in divisors(optimizer):
+            for params in divisors(grads):
+                yield Factors(params, grads, optimizer, data)
+
+
+def _preference(factors: Factors, node: int) -> tuple[int, ...]:
+    sizes = (factors.params, factors.grads, factors.optimizer)
+    return (*(size > node for size in sizes), *sizes)

@@ -1,0 +1,60 @@
+"""The last collective of a rank, from torch's flight recorder.
+
+torch keeps a record of the last 2,000 collectives of a process in memory, including megatron's
+collectives. With gloo, messages between two ranks are not recorded. The record is read only when a
+run hangs, so collectives do not become slower.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from torch._C import _distributed_c10d
+
+_DUMP_FUNCTIONS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+"""torch's functions that return the record of NCCL's and of gloo's collectives."""
+_COMPLETED = "completed"
+"""Value of `state` in a completed collective of NCCL. For gloo, `retired` is true instead."""
+
+
+@dataclass(frozen=True)
+class LastCollective:
+    """The newest collective of a rank."""
+
+    operation: str
+    """Name of the operation: `all_reduce`, for example."""
+    group: str
+    """torch's name of the group, followed by its ranks if torch has recorded them."""
+    sequence: int
+    """Position of this collective among the group's collectives."""
+    is_waiting: bool
+    """Whether the collective has not completed, so that this rank waits for other ranks."""
+
+    def __str__(self) -> str:
+        state = "waiting in" if self.is_waiting else "completed"
+        return f"{state} {self.operation} #{self.sequence} of group {self.group}"
+
+
+def last_collective() -> LastCollective | None:
+    """Return this process's newest collective; None if torch has recorded none."""
+    newest: list[tuple[int, LastCollective]] = []
+    for dump in _DUMP_FUNCTIONS:
+        try:
+            trace = json.loads(getattr(_distributed_c10d, dump)(True, False))
+        except (AttributeError, RuntimeError, ValueError):  # private functions may be absent
+            continue
+        for entry in (trace.get("entries") or [])[-1:]:
+            newest.append((int(entry.get("time_created_ns", 0)), _read(entry, trace)))
+    return max(newest, key=lambda pair: pair[0])[1] if newest else None
+
+
+def _read(entry: dict[str, Any], trace: dict[str, Any]) -> LastCollective:
+    name, description = (*entry.get("process_group", ("?", "")), "")[:2]
+    ranks = trace.get("pg_config", {}).get(str(name), {}).get("ranks", "")
+    operation = str(entry.get("profiling_name", "?")).partition(":")[2] or "?"
+    return LastCollective(
+        operation=operation,
+        group=f"{description or name} {ranks}".strip(),
+        sequence=int(entry.get("collective_seq_id", 0) or entry.get("p2p_seq_id", 0)),
+        is_waiting=entry.get("state") != _COMPLETED and not entry.get("retired", False),
+    )

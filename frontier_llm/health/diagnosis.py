@@ -1,0 +1,233 @@
+"""The state of every rank when a run hangs or has lost a rank, and which ranks are at fault."""
+
+import json
+import re
+import sys
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+from frontier_llm.health.collective_trace import LastCollective, last_collective
+from frontier_llm.launch.world import World
+from frontier_llm.units import format_seconds
+
+_STACK_LINES = 3
+"""Number of innermost stack lines in a message; the file has the full stacks."""
+_WAITING_CODE = (".wait()", ".tolist()", "torch/distributed/", "batch_isend_irecv")
+"""Found in the innermost stack line of a rank that waits for a message."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What the main thread of a rank is doing, and for how long it may."""
+
+    name: str
+    """`startup`, `groups`, `step`, `checkpoint`, `evaluation` or another word for messages."""
+    step: int
+    """The last step that the rank has started; 0 before the first."""
+    started: float
+    """Start of the phase by the monotonic clock of the rank, in seconds."""
+    limit_seconds: float
+    """A phase that takes longer is reported as a stall."""
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What one rank was doing when the alarm was raised."""
+
+    rank: int
+    host: str
+    phase: str
+    """Name of the phase."""
+    step: int
+    """The last step that the rank has started."""
+    seconds: float
+    """Time since the start of the phase."""
+    collective: LastCollective | None
+    """The newest collective; None if torch has recorded none."""
+    stack: tuple[str, ...]
+    """Stack of the main thread, outermost frame first."""
+
+    @classmethod
+    def now(cls, world: World, phase: Phase, lost: BaseException | None = None) -> "RankState":
+        """Describe this process; may be called from any of its threads.
+
+        Args:
+            world: the place of this process.
+            phase: the phase of its main thread; after a loss of contact, the phase that failed.
+            lost: the error that reported the loss of contact, if any.
+        """
+        return cls(
+            rank=world.rank,
+            host=world.host,
+            phase=f"{phase.name} (lost contact)" if lost else phase.name,
+            step=phase.step,
+            seconds=time.monotonic() - phase.started,
+            collective=last_collective(),
+            stack=tuple(traceback.format_tb(lost.__traceback__)) if lost else _main_stack(),
+        )
+
+    def to_json(self) -> str:
+        """Return the state as JSON, for the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "RankState":
+        """Read the output of `to_json`."""
+        values = json.loads(text)
+        collective = values["collective"] and LastCollective(**values["collective"])
+        return cls(**{**values, "collective": collective, "stack": tuple(values["stack"])})
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the rank waits for others, in a collective or for a message between two ranks.
+
+        gloo does not record messages, so these are recognised by the innermost stack line.
+        """
+        in_collective = self.collective is not None and self.collective.is_waiting
+        return in_collective or any(code in self._innermost for code in _WAITING_CODE)
+
+    @property
+    def activity(self) -> str:
+        """What the rank does, in a text that is equal for ranks that do the same."""
+        if self.collective is not None and self.collective.is_waiting:
+            return f"{self.phase}; {self.collective}"
+        verb = "waiting" if self.is_waiting else "busy"
+        last = f", last collective: {self.collective}" if self.collective else ""
+        return f"{self.phase}; {verb} at {self._line}{last}"
+
+    @property
+    def _innermost(self) -> str:
+        return self.stack[-1] if self.stack else ""
+
+    @property
+    def _line(self) -> str:
+        found = re.search(r'([^/"]+)", line (\d+)', self._innermost)
+        return f"{found[1]}:{found[2]}" if found else "an unknown line"
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} on {self.host}: step {self.step}, for "
+            f"{format_seconds(self.seconds)}: {self.activity}"
+        )
+
+
+def late_ranks(states: Mapping[int, RankState], size: int) -> list[int]:
+    """Return the ranks that the others wait for.
+
+    These are, in order of preference: ranks that did not report; ranks that are busy while others
+    wait; ranks in an earlier step; ranks in an earlier collective of a group than its other ranks.
+    The list is empty if all ranks wait in the same place.
+
+    Args:
+        states: states of the ranks that reported.
+        size: number of ranks.
+    """
+    silent = [rank for rank in range(size) if rank not in states]
+    if silent:
+        return silent
+    busy = [state.rank for state in states.values() if not state.is_waiting]
+    if 0 < len(busy) < size:
+        return sorted(busy)
+    first = min(state.step for state in states.values())
+    behind = sorted(state.rank for state in states.values() if state.step == first)
+    return behind if len(behind) < size else _behind_in_group(states.values())
+
+
+def explain_stall(states: Mapping[int, RankState], world: World, alarm: Phase, file: str) -> str:
+    """Return a message of a few lines: what stalled, which ranks are late, what the others do.
+
+    Args:
+        states: states of the ranks that reported.
+        world: the place of any rank.
+        alarm: the phase that took too long.
+        file: path of the file with all states.
+    """
+    late = late_ranks(states, world.size)
+    lines = [
+        f"stall: {alarm.name} of step {alarm.step} took longer than "
+        f"{format_seconds(alarm.limit_seconds)} (limits: watchdog.*); "
+        + (f"late: {world.name_ranks(late)}" if late else "all ranks wait in the same place")
+    ]
+    for rank in late[:4]:
+        lines += _describe_late(rank, states)
+    lines += _activities(state for rank, state in sorted(states.items()) if rank not in late)
+    return "\n".join([*lines, f"  state and stack of every rank: {file}"])
+
+
+def explain_loss(states: Mapping[int, RankState], world: World, error: str, file: str) -> str:
+    """Return a message that names the ranks that are gone, after a rank lost contact.
+
+    Args:
+        states: states of the ranks that reported.
+        world: the place of the rank that lost contact.
+        error: the network error on that rank.
+        file: path of the file with all states.
+    """
+    gone = [rank for rank in range(world.size) if rank not in states]
+    if gone:
+        verb = "is" if len(gone) == 1 else "are"
+        head = (
+            f"{world.name_ranks(gone)} {verb} gone without an error message: killed (out of "
+            "memory?), or the node failed"
+        )
+    else:
+        head = (
+            "ranks lost contact with each other, but all of them still run: check the network "
+            "between their hosts"
+        )
+    lines = [head, f"  {world.name_ranks([world.rank])} noticed it: {error}"]
+    lines += _activities(state for _, state in sorted(states.items()))
+    return "\n".join([*lines, f"  state and stack of every rank: {file}"])
+
+
+def format_states(states: Mapping[int, RankState], size: int) -> str:
+    """Return the states and stacks of all ranks: the content of the file."""
+    parts = []
+    for rank in range(size):
+        state = states.get(rank)
+        if state is None:
+            parts.append(f"rank {rank}: did not report\n")
+        else:
+            parts.append(f"{state}\n{''.join(state.stack)}")
+    return "\n".join(parts)
+
+
+def _describe_late(rank: int, states: Mapping[int, RankState]) -> list[str]:
+    state = states.get(rank)
+    if state is None:
+        return [f"  rank {rank}: did not report: it is stopped, dead or cut off from the network"]
+    stack = "".join(state.stack[-_STACK_LINES:]).rstrip().splitlines()
+    return [f"  {state}", *(f"  {line}" for line in stack)]
+
+
+def _activities(states: Iterable[RankState]) -> list[str]:
+    """Return one line per activity with the ranks that do it; at most four lines."""
+    by_activity: dict[str, list[int]] = defaultdict(list)
+    for state in states:
+        by_activity[state.activity].append(state.rank)
+    return [
+        f"  {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:16]))}: {activity}"
+        for activity, ranks in list(by_activity.items())[:4]
+    ]
+
+
+def _behind_in_group(states: Iterable[RankState]) -> list[int]:
+    by_group: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for state in states:
+        if state.collective is not None:
+            by_group[state.collective.group].append((state.collective.sequence, state.rank))
+    for members in by_group.values():
+        newest = max(sequence for sequence, _ in members)
+        behind = sorted(rank for sequence, rank in members if sequence < newest)
+        if behind:
+            return behind
+    return []
+
+
+def _main_stack() -> tuple[str, ...]:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return tuple(traceback.format_stack(frame)) if frame else ()

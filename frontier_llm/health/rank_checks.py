@@ -1,0 +1,197 @@
+"""Checks of the reports of all ranks: placement, devices, configuration, network, disk space."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from frontier_llm.config.run import RunConfig
+from frontier_llm.geometry.inventory import count_parameters
+from frontier_llm.health.rank_report import RankReport, tiers
+from frontier_llm.launch.world import World
+from frontier_llm.units import format_bytes, format_seconds
+
+STATE_BYTES = 12
+"""Bytes per parameter in a checkpoint: an fp32 master weight and two moments."""
+CLOCK_SKEW_SECONDS = 2.0
+"""A larger difference between two hosts makes the order of two failures uncertain."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The messages of failed checks."""
+
+    errors: tuple[str, ...]
+    """Problems that end the run before it starts."""
+    warnings: tuple[str, ...]
+    """Conditions that may be intended."""
+
+
+def check_reports(
+    config: RunConfig, nodes_per_copy: int, world: World, reports: Sequence[RankReport]
+) -> Findings:
+    """Check the reports of all ranks.
+
+    Args:
+        config: configuration of the run.
+        nodes_per_copy: number of nodes that together hold one copy of the optimizer states.
+        world: rank 0's description of the job.
+        reports: reports of all ranks, in the order of the ranks.
+    """
+    nodes_are_simulated = config.launch.ranks_per_node is not None or world.launcher == "local"
+    errors = [*_devices(reports), *_agreement(reports), *_interfaces(reports)]
+    if not nodes_are_simulated:
+        errors += _placement(world, reports)
+    space = list(_space(config, nodes_per_copy, reports))
+    warnings = [*_environment(config, reports), *_clocks(reports), *_device_kinds(config, reports)]
+    if world.launcher == "slurm":
+        warnings += _cores(reports)
+    return Findings((*errors, *space), tuple(warnings))
+
+
+def _devices(reports: Sequence[RankReport]) -> Iterator[str]:
+    holders = defaultdict(list)
+    for report in reports:
+        if report.device:
+            holders[report.host, report.device].append(report.rank)
+    for (host, device), ranks in holders.items():
+        if len(ranks) > 1:
+            yield (
+                f"ranks {name_some(ranks)} share one device ({device} on {host}): give each "
+                "its own with srun --gpus-per-task=1, or start fewer ranks per node"
+            )
+
+
+def _placement(world: World, reports: Sequence[RankReport]) -> Iterator[str]:
+    """Check that consecutive ranks share a node, and that each node is one host."""
+    per_node = world.ranks_per_node
+    node_of_host: dict[str, int] = {}
+    for first in range(0, len(reports), per_node):
+        hosts = {report.host for report in reports[first : first + per_node]}
+        if len(hosts) > 1:
+            yield (
+                f"ranks {first} to {first + per_node - 1} should share a node, but are on "
+                f"{', '.join(sorted(hosts))}: use srun --distribution=block"
+            )
+        for host in hosts:
+            node = node_of_host.setdefault(host, first // per_node)
+            if node != first // per_node:
+                yield (
+                    f"host {host} has the ranks of two nodes (from rank {node * per_node} and from "
+                    f"rank {first}): use srun --ntasks-per-node={per_node}"
+                )
+
+
+def _agreement(reports: Sequence[RankReport]) -> Iterator[str]:
+    """Check that all ranks have the same configuration and versions as rank 0."""
+    first = reports[0]
+    by_difference: dict[str, list[RankReport]] = defaultdict(list)
+    for report in reports[1:]:
+        if report.digest != first.digest:
+            by_difference[
+                f"another configuration than rank 0 (sha256 {report.digest[:12]} and "
+                f"{first.digest[:12]}): check that all hosts run the same code"
+            ].append(report)
+        for name, version in report.versions.items():
+            if version != first.versions.get(name):
+                difference = f"{name} {version}, rank 0 has {first.versions.get(name)}"
+                by_difference[difference].append(report)
+    for difference, different in by_difference.items():
+        hosts = sorted({report.host for report in different})
+        more = f" and {len(hosts) - 4} more hosts" if len(hosts) > 4 else ""
+        ranks = name_some([report.rank for report in different])
+        subject, verb = ("rank", "has") if len(different) == 1 else ("ranks", "have")
+        yield f"{subject} {ranks} on {', '.join(hosts[:4])}{more} {verb} {difference}"
+
+
+def _interfaces(reports: Sequence[RankReport]) -> Iterator[str]:
+    """Check that the host has every network interface that an environment variable names."""
+    for report in reports:
+        for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            names = report.environment.get(variable, "")
+            if not names or names[0] in "^=":  # a pattern of NCCL
+                continue
+            missing = [name for name in names.split(",") if not _has(report, name)]
+            if missing:
+                yield (
+                    f"{variable}={names} on rank {report.rank}, but {report.host} has only "
+                    f"{', '.join(report.interfaces) or 'the loopback'}: set it to one of these"
+                )
+
+
+def _has(report: RankReport, interface: str) -> bool:
+    return interface == "lo" or any(name.startswith(interface) for name in report.interfaces)
+
+
+def _space(config: RunConfig, nodes_per_copy: int, reports: Sequence[RankReport]) -> Iterator[str]:
+    """Check that one checkpoint fits on the file system of each tier."""
+    if config.checkpoint.mode == "off":
+        return
+    total = STATE_BYTES * count_parameters(config.model, config.data.sequence_length)
+    for tier, folder in tiers(config).items():
+        needed = total if tier == "shared" else total // nodes_per_copy
+        for report in reports:
+            free = report.free_bytes.get(str(folder))
+            if free is not None and free < needed:
+                key = "run.dir" if tier == "shared" else "checkpoint.tiers.local.path"
+                yield (
+                    f"{folder} on {report.host} has {format_bytes(free)} free, a checkpoint takes "
+                    f"{format_bytes(needed)}: free some space, or set {key} to another file system"
+                )
+
+
+def _environment(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[str]:
+    for name, wanted in config.cluster.environment.items():
+        by_value = defaultdict(list)
+        for report in reports:
+            got = report.environment.get(name)
+            if got != wanted:
+                by_value[got].append(report.rank)
+        for got, ranks in by_value.items():
+            yield (
+                f"{name} is {'not set' if got is None else got} on ranks {name_some(ranks)}; "
+                f"conf/cluster/{config.cluster.name}.yaml wants {wanted}"
+            )
+
+
+def _clocks(reports: Sequence[RankReport]) -> Iterator[str]:
+    clocks = sorted(report.clock_seconds for report in reports)
+    middle = clocks[len(clocks) // 2]
+    for report in reports:
+        skew = report.clock_seconds - middle
+        if abs(skew) > CLOCK_SKEW_SECONDS:
+            yield (
+                f"the clock of {report.host} (rank {report.rank}) is {format_seconds(abs(skew))} "
+                f"{'ahead' if skew > 0 else 'behind'}: timestamps in logs will not match"
+            )
+
+
+def _device_kinds(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[str]:
+    wanted = config.cluster.device.kind
+    wrong = [report for report in reports if report.kind != wanted]
+    if wrong:
+        yield (
+            f"cluster={config.cluster.name} has {wanted} devices, but ranks "
+            f"{name_some([report.rank for report in wrong])} compute on {wrong[0].device_name}"
+        )
+
+
+def _cores(reports: Sequence[RankReport]) -> Iterator[str]:
+    """Find ranks of one host that run on the same cores."""
+    holders = defaultdict(list)
+    for report in reports:
+        holders[report.host, report.cores].append(report.rank)
+    shared = {place: ranks for place, ranks in holders.items() if len(ranks) > 1}
+    if shared:
+        (host, cores), ranks = next(iter(shared.items()))
+        yield (
+            f"ranks {name_some(ranks)} share the cores {cores} of {host}"
+            + (f", and likewise in {len(shared) - 1} more places" if len(shared) > 1 else "")
+            + ": srun --cpus-per-task=N gives each rank its own cores"
+        )
+
+
+def name_some(ranks: Sequence[int]) -> str:
+    """Name ranks; if there are more than 8, name the first four and the last, and count them."""
+    if len(ranks) <= 8:
+        return ", ".join(map(str, ranks))
+    return f"{', '.join(map(str, ranks[:4]))} ... {ranks[-1]} ({len(ranks)} ranks)"

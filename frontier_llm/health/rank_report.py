@@ -1,0 +1,159 @@
+"""The report of a rank at start-up, and its transfer to rank 0 through the store."""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from frontier_llm.config.run import RunConfig
+from frontier_llm.device import identity
+from frontier_llm.device.accelerator import Accelerator
+from frontier_llm.errors import LaunchError
+from frontier_llm.launch.rendezvous import RankZeroLostError
+from frontier_llm.launch.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_KEY = "preflight/report"
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """The host, device, software and configuration of one rank."""
+
+    rank: int
+    host: str
+    device: str
+    """Identifier of the device, unique on its host; empty on a CPU."""
+    device_name: str
+    """Name of the device as given by its driver."""
+    kind: str
+    """`cpu`, `cuda` or `hip`."""
+    interfaces: tuple[str, ...]
+    """Network interfaces of the host that are up."""
+    cores: str
+    """Cores on which the rank may run, as ranges: `0-6,64-70`."""
+    digest: str
+    """SHA-256 of the configuration."""
+    versions: dict[str, str]
+    """Versions of Python and of libraries."""
+    environment: dict[str, str]
+    """Environment variables that control communication."""
+    free_bytes: dict[str, int]
+    """Free bytes by output folder: the shared folder on rank 0 only, a node-local folder on the
+    first rank of each node only."""
+    clock_seconds: float = 0.0
+    """Time of the host in seconds since 1970, read at nearly the same moment on all ranks."""
+
+    @classmethod
+    def of(cls, config: RunConfig, world: World, accelerator: Accelerator) -> "RankReport":
+        """Describe this rank."""
+        return cls(
+            rank=world.rank,
+            host=world.host,
+            device=identity.device_id(accelerator),
+            device_name=accelerator.name,
+            kind=accelerator.kind,
+            interfaces=identity.interfaces(),
+            cores=identity.cores(),
+            digest=hashlib.sha256(config.model_dump_json().encode()).hexdigest(),
+            versions=identity.versions(),
+            environment=identity.variables(os.environ, config.cluster.environment),
+            free_bytes={str(path): free_bytes(path) for path in _folders(config, world)},
+        )
+
+
+def exchange(
+    report: RankReport, world: World, store: "Store", timeout: timedelta
+) -> list[RankReport]:
+    """Send the report of every rank to rank 0.
+
+    Collective over all ranks, through the store: four operations per rank, two more on rank 0.
+
+    Args:
+        report: the report of this rank.
+        world: rank and size of the job, as seen by this process.
+        store: the store of all ranks.
+        timeout: how long rank 0 waits for the other ranks.
+
+    Returns:
+        On rank 0 all reports in the order of the ranks; on other ranks only their own report.
+
+    Raises:
+        LaunchError: on rank 0: some ranks did not report; names them and their hosts.
+    """
+    store.set(f"{_KEY}/{report.rank}", json.dumps(asdict(report)))
+    if store.add(_KEY, 1) == world.size:
+        store.set(f"{_KEY}/all", "")
+    try:
+        store.wait([f"{_KEY}/all"], timeout)
+    except RuntimeError:
+        if world.rank:
+            return [report]  # rank 0 names the absent ranks
+        absent = [rank for rank in range(world.size) if not store.check([f"{_KEY}/{rank}"])]
+        raise LaunchError(
+            f"preflight: {world.name_ranks(absent)} did not report within "
+            f"{timeout.total_seconds():.0f} s (launch.meeting_seconds). Check their hosts; "
+            "raise launch.meeting_seconds if the file system is slow"
+        ) from None
+    # all ranks return from `wait` together, so their clocks are read at nearly the same moment
+    store.set(f"{_KEY}/clock/{report.rank}", repr(time.time()))
+    return _collect(world.size, store) if world.rank == 0 else [report]
+
+
+def _collect(size: int, store: "Store") -> list[RankReport]:
+    texts = store.multi_get([f"{_KEY}/{rank}" for rank in range(size)])
+    clocks = store.multi_get([f"{_KEY}/clock/{rank}" for rank in range(size)])
+    return [
+        replace(_read(text), clock_seconds=float(clock))
+        for text, clock in zip(texts, clocks, strict=True)
+    ]
+
+
+def host_of(rank: int, store: "Store") -> str:
+    """Return the host from which a rank reported.
+
+    Raises:
+        RankZeroLostError: the store does not answer.
+    """
+    try:
+        return _read(store.get(f"{_KEY}/{rank}")).host
+    except RuntimeError as error:
+        raise RankZeroLostError(f"rank 0's store does not answer ({error})") from None
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free space of the file system of a folder, which need not exist yet."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def tiers(config: RunConfig) -> Mapping[str, Path]:
+    """Return the output folders by tier: `shared`, and `local` if that tier is configured."""
+    folders = {"shared": Path(config.run.dir).absolute()}
+    local = config.checkpoint.tiers.local.path
+    if local is not None:
+        folders["local"] = Path(os.path.expandvars(local)).absolute()
+    return folders
+
+
+def _folders(config: RunConfig, world: World) -> list[Path]:
+    """Return the output folders whose free space this rank reports."""
+    folders = tiers(config)
+    reported = [folders["shared"]] if world.rank == 0 else []
+    if "local" in folders and world.rank % world.ranks_per_node == 0:
+        reported.append(folders["local"])
+    return reported
+
+
+def _read(text: bytes | str) -> RankReport:
+    values = json.loads(text)
+    return RankReport(**{**values, "interfaces": tuple(values["interfaces"])})

@@ -1,0 +1,327 @@
+"""A thread on each rank that ends a hanging run and names the rank at fault.
+
+The thread compares the time since the start of the main thread's phase with the limit of that
+phase. States of a rank:
+
+    watching   the phase is within its limit
+    alarmed    the phase exceeded its limit, or the rank lost contact with a rank that reported no
+               failure, or another rank raised the alarm. The rank puts its state into the store.
+               The first alarmed rank coordinates: it raises the alarm on all ranks, waits a few
+               seconds for their states, and publishes the diagnosis
+    over       the diagnosis is published, or the store does not answer: the process exits with
+               code 1
+
+The main thread may hang anywhere, so the process ends by `os._exit`. Without an alarm a rank
+accesses the store twice per run: to listen for an alarm, and to end listening.
+"""
+
+import os
+import re
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from frontier_llm.config.watchdog import WatchdogConfig
+from frontier_llm.health.diagnosis import (
+    Phase,
+    RankState,
+    explain_loss,
+    explain_stall,
+    format_states,
+)
+from frontier_llm.launch import failure
+from frontier_llm.launch.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+STALL_FILE = "stall.txt"
+"""File in the run directory that receives the diagnosis and the states of all ranks."""
+STALL_REPORT_SECONDS = 8.0
+"""How long the coordinator waits for the states of ranks that may be dead."""
+LOSS_REPORT_SECONDS = 3.0
+"""How long the coordinator waits after a loss of contact. This is shorter, since Slurm kills the
+other tasks of a job after its KillWait (30 s)."""
+DIAGNOSIS_SECONDS = 20.0
+"""A rank that waits longer for the diagnosis concludes that rank 0 and its store are lost."""
+ACKNOWLEDGE_SECONDS = 3.0
+"""How long rank 0 keeps the store for ranks that have not read the diagnosis."""
+_POLL_SECONDS = 0.5
+_LISTENER_END_SECONDS = 10.0
+_MEASURED_STEPS = 3
+"""Until this many steps have been measured, each step has the time limit of a first step."""
+_FOREVER = timedelta(days=20)
+"""Nearly the longest time-out that the store supports: it counts milliseconds in 31 bits."""
+
+
+class Watchdog:
+    """Watches the main thread of one rank; `phase` tells it what that thread is doing."""
+
+    def __init__(
+        self, config: WatchdogConfig, world: World, store: "Store", run_dir: Path, failures: Path
+    ) -> None:
+        """Prepare the watch; entering the context starts it.
+
+        Args:
+            config: time limits of the phases.
+            world: rank and size of the job, as seen by this process.
+            store: the store of all ranks.
+            run_dir: folder in which the states of all ranks are written after an alarm.
+            failures: folder in which this rank writes its failure.
+        """
+        self._config, self._world, self._store = config, world, store
+        self._run_dir, self._failures = run_dir, failures
+        self._phase = Phase("startup", 0, time.monotonic(), config.startup_seconds)
+        self._step_seconds: deque[float] = deque(maxlen=20)
+        self._alarmed, self._closed = threading.Event(), threading.Event()
+        self._failed_phase: Phase | None = None
+        """The innermost phase in which the main thread raised an exception."""
+        self._contact_error: BaseException | None = None
+        """The error by which the main thread noticed that it lost contact with another rank."""
+        self._listener: threading.Thread | None = None
+        self._monitor: threading.Thread | None = None
+
+    def __enter__(self) -> "Watchdog":
+        if self._config.enabled:
+            self._listener = threading.Thread(
+                target=self._listen, name="watchdog listener", daemon=True
+            )
+            self._monitor = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._listener.start()
+            self._monitor.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # a local launcher sees which rank ended first, so it finds the cause without the watchdog
+        if error is not None and self._world.launcher != "local":
+            self._handle_failure(error)
+        self._closed.set()
+        if self._listener is not None:
+            try:
+                self._store.set(self._alarm_key(self._world.rank), "closed")
+            except RuntimeError:
+                return  # the store is gone, so the listener has ended
+            self._listener.join(_LISTENER_END_SECONDS)
+
+    @contextmanager
+    def phase(self, name: str, step: int | None = None) -> Iterator[None]:
+        """Set what the main thread does; the clock of an enclosing phase is paused.
+
+        Args:
+            name: `step`, `checkpoint` or `evaluation`, which have their own time limits, or another
+                name for messages, with the time limit of the start-up.
+            step: number of the step that starts; None = the current step.
+        """
+        outer = self._phase
+        inner_step = outer.step if step is None else step
+        inner = Phase(name, inner_step, time.monotonic(), self._limit(name))
+        self._phase, self._failed_phase = inner, None
+        try:
+            yield
+        except BaseException:
+            self._failed_phase = self._failed_phase or inner
+            raise
+        finally:
+            now = time.monotonic()
+            if name == "step":
+                # phases inside this one have moved its start, so their time does not count
+                self._step_seconds.append(now - self._phase.started)
+            started = outer.started + now - inner.started
+            self._phase = Phase(outer.name, inner_step, started, outer.limit_seconds)
+
+    def _handle_failure(self, error: BaseException) -> None:
+        """Announce that this rank reports a failure; after a loss of contact, raise the alarm.
+
+        Returns if some rank reports why the run ends, or if the store on rank 0 does not answer.
+        Otherwise the monitor ends the process after the diagnosis.
+        """
+        if self._monitor is None:
+            return
+        try:
+            if not failure.is_lost_contact(error):
+                self._store.set(self._key("reporter"), str(self._world.rank))
+                return
+            if self._store.check([self._key("reporter")]):
+                return
+        except RuntimeError:
+            return
+        self._contact_error = error
+        self._alarmed.set()
+        self._monitor.join()
+
+    def _limit(self, name: str) -> float:
+        config = self._config
+        if name == "step":
+            if len(self._step_seconds) < _MEASURED_STEPS:
+                return config.first_step_seconds
+            return max(config.step_seconds, config.step_factor * median(self._step_seconds))
+        limits = {
+            "checkpoint": config.checkpoint_seconds,
+            "evaluation": config.evaluation_seconds,
+        }
+        return limits.get(name, config.startup_seconds)
+
+    def _watch(self) -> None:
+        """Compare the phase with its limit until the watch ends; runs in the monitor thread."""
+        while not self._closed.wait(_POLL_SECONDS):
+            phase = self._phase
+            if self._alarmed.is_set() or time.monotonic() - phase.started > phase.limit_seconds:
+                self._end((self._failed_phase or phase) if self._contact_error else phase)
+
+    def _listen(self) -> None:
+        """Wait for the alarm of another rank; runs in the listener thread."""
+        key = self._alarm_key(self._world.rank)
+        try:
+            store: Store = self._store.clone()  # type: ignore[attr-defined]
+            while not _is_set(store, key):
+                pass
+        except RuntimeError:
+            return  # rank 0 is gone: the next collective fails, or the phase exceeds its limit
+        if not self._closed.is_set():
+            self._alarmed.set()
+
+    def _end(self, phase: Phase) -> None:
+        """Report this rank's state, wait for the diagnosis, and end the process."""
+        diagnosis: list[str] = []
+        messenger = threading.Thread(
+            target=self._get_diagnosis, args=(phase, diagnosis), daemon=True
+        )
+        messenger.start()
+        messenger.join(DIAGNOSIS_SECONDS)
+        if self._closed.is_set():
+            return  # the main thread has resumed and completed in the meantime
+        if not diagnosis:
+            diagnosis = [self._explain_lost_store(phase)]
+            self._write_failure("user", diagnosis[0])
+            self._print_error(diagnosis[0])
+        sys.stderr.flush()
+        os._exit(1)
+
+    def _get_diagnosis(self, phase: Phase, diagnosis: list[str]) -> None:
+        """Put this rank's state into the store, and read or make the diagnosis.
+
+        Runs in a thread of its own, because reading NCCL's trace may hang together with the GPU,
+        while the process must end.
+
+        Args:
+            phase: the phase of the main thread.
+            diagnosis: receives the text; stays empty if the store does not answer.
+        """
+        state = RankState.now(self._world, phase, self._contact_error)
+        try:
+            store: Store = self._store.clone()  # type: ignore[attr-defined]
+            store.set(self._key(f"state/{state.rank}"), state.to_json())
+            if store.add(self._key("alarmed"), 1) == 1:
+                text = self._coordinate(store, phase)
+            else:
+                store.wait([self._key("diagnosis")], timedelta(seconds=DIAGNOSIS_SECONDS))
+                text = store.get(self._key("diagnosis")).decode()
+                self._write_failure("lost_contact", text)
+            self._acknowledge(store)
+        except RuntimeError:
+            return
+        diagnosis.append(text)
+
+    def _acknowledge(self, store: "Store") -> None:
+        """Count this rank as informed; rank 0 keeps the store until all alarmed ranks are."""
+        count = store.add(self._key("acknowledged"), 1)
+        deadline = time.monotonic() + ACKNOWLEDGE_SECONDS
+        while self._world.rank == 0 and time.monotonic() < deadline:
+            if count == store.add(self._key("alarmed"), 0):
+                break
+            time.sleep(0.05)
+            count = store.add(self._key("acknowledged"), 0)
+
+    def _coordinate(self, store: "Store", phase: Phase) -> str:
+        """Raise the alarm on all ranks, collect their states, and publish the diagnosis."""
+        for rank in range(self._world.size):
+            store.set(self._alarm_key(rank), "alarm")
+        deadline = time.monotonic() + (
+            LOSS_REPORT_SECONDS if self._contact_error else STALL_REPORT_SECONDS
+        )
+        while time.monotonic() < deadline:
+            if store.add(self._key("alarmed"), 0) == self._world.size:
+                break
+            time.sleep(0.1)
+        states = self._read_states(store)
+        file = self._run_dir / STALL_FILE
+        if self._contact_error:
+            text = explain_loss(
+                states, self._world, _first_sentence(self._contact_error), str(file)
+            )
+        else:
+            text = explain_stall(states, self._world, phase, str(file))
+        try:
+            file.write_text(f"{text}\n\n{format_states(states, self._world.size)}")
+        except OSError as error:
+            text += f" (not written: {error.strerror})"
+        self._write_failure("user", text)
+        self._print_error(text)
+        store.set(self._key("diagnosis"), text)
+        return text
+
+    def _read_states(self, store: "Store") -> dict[int, RankState]:
+        states = {}
+        for rank in range(self._world.size):
+            key = self._key(f"state/{rank}")
+            if store.check([key]):
+                states[rank] = RankState.from_json(store.get(key))
+        return states
+
+    def _explain_lost_store(self, phase: Phase) -> str:
+        world = self._world
+        return (
+            f"stall: rank {world.rank} ({world.host}) exceeded the limit of "
+            f"{phase.limit_seconds:.0f} s in {phase.name} of step {phase.step}, and the store of "
+            f"{world.name_ranks([0])} at {world.master_address} does not answer: rank 0 is stopped "
+            "or dead, or this host is cut off from the network"
+        )
+
+    def _write_failure(self, kind: failure.Kind, text: str) -> None:
+        failed = failure.Failure(self._world.rank, time.time(), kind, "Watchdog", text, "", 1)
+        try:
+            failure.write(failed, self._failures)
+        except OSError as error:
+            sys.stderr.write(f"[rank {self._world.rank}] failure not written: {error}\n")
+
+    def _print_error(self, text: str) -> None:
+        if self._world.launcher != "local":  # a local launcher prints the failure
+            sys.stderr.write(text + "\n")
+
+    def _alarm_key(self, rank: int) -> str:
+        return self._key(f"alarm/{rank}")
+
+    def _key(self, name: str) -> str:
+        return f"watchdog/{name}"
+
+
+def _is_set(store: "Store", key: str) -> bool:
+    """Wait until a key is set, or the longest time-out of the store is over.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
+    try:
+        store.wait([key], _FOREVER)
+    except RuntimeError:  # a time-out, or a lost store; if it is lost, `check` raises too
+        return bool(store.check([key]))
+    return True
+
+
+def _first_sentence(error: BaseException) -> str:
+    """Return the first sentence of an error of gloo or nccl, without file and line number."""
+    first = (str(error) or type(error).__name__).splitlines()[0]
+    return re.sub(r"^\[[^\]]*\] ", "", first).split(". This is")[0]

@@ -1,0 +1,12 @@
+"""Launch, rendezvous and failure handling of the processes of a job.
+
+- `world`: the rank, size and node of this process, read from the variables of srun or torchrun
+  (`slurm` reads those of srun); `cores` sets the number of CPU threads per rank.
+- `rendezvous`: the key-value store that all ranks share, and torch's process group.
+- `coordination`: broadcast from rank 0 through the store, and a common exit.
+- `launcher`: starts the ranks of one machine (`forked_ranks`) and names the cause if one fails.
+- `rank`: runs the work of one rank and reports its failure.
+- `failure`: describes an exception by a file, a message and an exit code; finds the failure that
+  caused the others.
+- `stop`: requests to stop, by a signal, by a file, or by the time limit of the job.
+"""

@@ -1,0 +1,120 @@
+"""Coordination of all ranks through the store: broadcast from rank 0, and a common exit."""
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from frontier_llm.errors import FrontierError, RankFailure, StopRequested
+from frontier_llm.launch.rendezvous import RankZeroLostError
+from frontier_llm.launch.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_ACKNOWLEDGE_TIMEOUT = timedelta(seconds=10)
+"""How long rank 0, if it failed, waits until the other ranks have read so; some may have ended."""
+_EXIT_TIMEOUT = timedelta(seconds=120)
+"""How long ranks wait for each other at the end; rank 0 may still be writing its report."""
+
+
+def broadcast_from_rank_zero(
+    world: World, store: "Store", key: str, make: Callable[[], str], timeout: timedelta
+) -> str:
+    """Call `make` on rank 0 and return its text on every rank.
+
+    Collective over all ranks, through the store only: no process group is needed.
+
+    Args:
+        world: rank and size of the job, as seen by this process.
+        store: the store of all ranks.
+        key: name of the text; may be used only once per job.
+        make: called on rank 0 only.
+        timeout: how long the other ranks wait for the text.
+
+    Raises:
+        RankFailure: on the other ranks, if `make` failed. The error has rank 0's exit code and no
+            message, since rank 0 reports the failure.
+        RankZeroLostError: rank 0 ended without an answer, or `make` took longer than `timeout`.
+    """
+    if world.rank == 0:
+        return _make_and_publish(world, store, key, make)
+    answer = _read(world, store, key, timeout)
+    if "text" in answer:
+        return str(answer["text"])
+    error = RankFailure()
+    error.exit_code = int(answer["exit_code"])
+    _count(world, store, f"{key}/acknowledged")
+    raise error
+
+
+def run_and_wait_for_all(
+    target: Callable[[World, "Store"], None], world: World, store: "Store"
+) -> None:
+    """Call `target(world, store)`, then wait until all ranks are done; rank 0 returns last.
+
+    No rank may exit while another one still works: rank 0 holds the store, and srun ends a job step
+    when its first task exits with a non-zero code. If `target` fails, this rank does not wait;
+    `StopRequested`, after a request to stop, is not a failure.
+    """
+    try:
+        target(world, store)
+    except StopRequested:
+        _wait_for_exit(world, store)
+        raise
+    _wait_for_exit(world, store)
+
+
+def _make_and_publish(world: World, store: "Store", key: str, make: Callable[[], str]) -> str:
+    try:
+        text = make()
+    except BaseException as error:
+        code = error.exit_code if isinstance(error, FrontierError) else 1
+        store.set(key, json.dumps({"exit_code": code}))
+        _wait_for_others(world, store, f"{key}/acknowledged", _ACKNOWLEDGE_TIMEOUT)
+        raise
+    store.set(key, json.dumps({"text": text}))
+    return text
+
+
+def _read(world: World, store: "Store", key: str, timeout: timedelta) -> dict[str, str | int]:
+    """Read what `_make_and_publish` has published on rank 0."""
+    try:
+        store.wait([key], timeout)
+        answer: dict[str, str | int] = json.loads(store.get(key))
+    except RuntimeError as error:
+        raise RankZeroLostError(
+            f"rank {world.rank} on {world.host} got no answer ({key}) from rank 0 at "
+            f"{world.master_address}:{world.master_port} within {timeout.total_seconds():.0f} s "
+            f"({str(error).splitlines()[0]}); see the messages of rank 0"
+        ) from None
+    return answer
+
+
+def _wait_for_exit(world: World, store: "Store") -> None:
+    if world.rank:
+        _count(world, store, "done")
+        _wait_for(store, "done/exit", _EXIT_TIMEOUT)
+        _count(world, store, "exited")
+    else:
+        _wait_for_others(world, store, "done", _EXIT_TIMEOUT)
+        store.set("done/exit", "")
+        _wait_for_others(world, store, "exited", _EXIT_TIMEOUT)
+
+
+def _count(world: World, store: "Store", key: str) -> None:
+    """Count this rank; the last rank other than rank 0 sets `key/all`."""
+    if store.add(key, 1) == world.size - 1:
+        store.set(f"{key}/all", "")
+
+
+def _wait_for_others(world: World, store: "Store", key: str, timeout: timedelta) -> None:
+    if world.size > 1:
+        _wait_for(store, f"{key}/all", timeout)
+
+
+def _wait_for(store: "Store", key: str, timeout: timedelta) -> None:
+    try:
+        store.wait([key], timeout)
+    except RuntimeError:
+        pass  # a rank has ended early; waiting longer cannot help

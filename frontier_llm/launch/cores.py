@@ -1,0 +1,114 @@
+"""CPU threads of a rank: how many it uses, and a warning when a node has fewer cores.
+
+The number must be set before torch is imported.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping, MutableMapping
+from pathlib import Path
+
+from frontier_llm.launch.slurm import is_srun_task
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_CGROUPS_OF_PROCESS = Path("/proc/self/cgroup")
+_CPUS_OF_TASK = "SLURM_CPUS_PER_TASK"
+
+
+def share(ranks_on_machine: int, environ: Mapping[str, str]) -> int:
+    """Return the number of CPU threads for each rank.
+
+    The number is OMP_NUM_THREADS if set, else SLURM_CPUS_PER_TASK under srun, else an equal share
+    of the cores that this process may use.
+    """
+    for name in ("OMP_NUM_THREADS", *([_CPUS_OF_TASK] if is_srun_task(environ) else [])):
+        if environ.get(name, "").isdigit():
+            return max(1, int(environ[name]))
+    return max(1, available() // ranks_on_machine)
+
+
+def available() -> int:
+    """Return the number of cores that this process may use: its affinity, within its cgroup."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return min(cores, cgroup_limit() or cores)
+
+
+def cgroup_limit(root: Path = _CGROUPS, membership: Path = _CGROUPS_OF_PROCESS) -> int | None:
+    """Return the number of cores allowed by the cgroups of this process; None = no known limit.
+
+    Args:
+        root: folder in which cgroups (version 1 or 2) are mounted.
+        membership: the file that names the cgroups of this process.
+    """
+    try:
+        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
+    except OSError:
+        return None
+    quotas: list[float] = []
+    for _, controllers, path in lines:
+        if controllers == "":  # version 2
+            quotas += _quotas(root, path)
+        elif "cpu" in controllers.split(","):
+            quotas += _quotas(root / "cpu", path)
+    return max(1, math.ceil(min(quotas))) if quotas else None
+
+
+def crowding(
+    threads: int, ranks: int, environ: Mapping[str, str], cores: int | None = None
+) -> str | None:
+    """Return a warning when the ranks of a node run more threads than there are cores.
+
+    There is no warning with one thread per rank, since fewer cannot be set.
+
+    Args:
+        threads: number of threads per rank.
+        ranks: number of ranks on the node. It is ignored under srun, where each rank has its own
+            cores.
+        environ: environment variables of this process.
+        cores: number of cores that this process may use; None = as the system reports.
+    """
+    cores = cores or available()
+    sharing = ranks  # number of ranks that share the cores
+    if is_srun_task(environ):
+        sharing = 1
+        if environ.get(_CPUS_OF_TASK, "").isdigit():
+            cores = min(cores, max(1, int(environ[_CPUS_OF_TASK])))
+    if threads == 1 or threads * sharing <= cores:
+        return None
+    recommended = max(1, cores // sharing)
+    return (
+        f"warning: {threads} threads in each of {sharing} {'rank' if sharing == 1 else 'ranks'} "
+        f"on {cores} {'core' if cores == 1 else 'cores'} make every step slow; "
+        f"set launch.threads={recommended} (or OMP_NUM_THREADS={recommended})"
+        + (", or ask for more cores per task (srun -c)" if is_srun_task(environ) else "")
+    )
+
+
+def prepare_environment(threads: int, environ: MutableMapping[str, str]) -> None:
+    """Set the environment variables that libraries read once, when they are imported."""
+    environ["OMP_NUM_THREADS"] = environ["MKL_NUM_THREADS"] = str(threads)
+    environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's own pool would start at import, before a fork
+    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings would hide the cause of a failure
+    # count GPUs through the driver's library, so that a process that has counted them can fork
+    environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    # megatron needs one hardware queue, so that communication starts before the computation that is
+    # submitted after it
+    environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+
+def _quotas(mount: Path, path: str) -> Iterator[float]:
+    """Yield the limits, in cores, of a cgroup and of its parents, if they can be read."""
+    parts = [part for part in path.split("/") if part]
+    for depth in range(len(parts) + 1):
+        folder = mount.joinpath(*parts[:depth])
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            try:
+                words = [word for name in names for word in (folder / name).read_text().split()]
+                quota, period = map(int, words)
+            except (OSError, ValueError):  # absent, or "max": no limit
+                continue
+            if quota > 0 and period > 0:
+                yield quota / period

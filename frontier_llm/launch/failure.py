@@ -1,0 +1,264 @@
+"""Files that describe the failures of ranks, and the search for the failure that caused the others.
+
+One fault ends every rank: the other ranks lose contact with the failed one in a collective. Each
+rank writes its failure to `rank_N.json`; the cause is chosen among all of them, and only the cause
+is printed. A failure that can be the cause is also written to `cause.json`, so that a rank of a
+large job reads one file, not thousands.
+"""
+
+import json
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from frontier_llm.errors import FrontierError, RankFailure, StopRequested
+
+Kind = Literal["user", "error", "died", "stopped", "lost_contact", "timeout"]
+_CAUSE_FILE = "cause.json"
+_REPORTER_FILE = "reporter"
+"""Holds the number of the rank that prints the full report."""
+# `error` and `died` have equal priority, so that the earlier one is the cause: a rank may fail with
+# an ordinary error because another rank died, and the reverse.
+_PRIORITY = {"user": 0, "error": 1, "died": 1, "timeout": 2, "lost_contact": 3, "stopped": 4}
+_NETWORK_ERRORS = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError")
+_NETWORK_WORDS = (
+    "connection reset by peer", "connection closed by peer", "connection refused",
+    "broken pipe", "socket closed", "remote process exited", "connection was likely closed",
+    "communicator was aborted", "ncclremoteerror", "failed to recv", "failed to send",
+)  # fmt: skip
+_TIMEOUT_WORDS = ("timed out waiting", "timeout waiting", "wait timeout", "collectivetimeout",
+                  "watchdog caught collective operation timeout")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank ended, other than by completion."""
+
+    rank: int
+    seconds: float
+    """Time of the failure in seconds since 1970, by the clock of the rank's host."""
+    kind: Kind
+    """`user`: an error whose message says what to do; `error`: any other exception; `died`: the
+    rank ended by a signal or without a message; `timeout` and `lost_contact`: consequences of
+    another rank's failure; `stopped`: the rank stopped on request."""
+    name: str
+    """Class of the exception, or name of the signal."""
+    message: str
+    """The message for the user; the traceback follows it if `kind` is `error`."""
+    traceback: str
+    """Traceback as text; empty if there is none."""
+    exit_code: int
+    """Exit code of the rank."""
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether this failure can be the cause of the others."""
+        return self.kind in ("user", "error", "died")
+
+
+def from_exception(rank: int, error: BaseException) -> Failure:
+    """Describe a rank that ended with an exception."""
+    code = getattr(error, "exit_code", 1) if isinstance(error, FrontierError) else 1
+    return Failure(
+        rank=rank,
+        seconds=time.time(),
+        kind=_kind(error),
+        name=type(error).__name__,
+        message=str(error),
+        traceback="".join(traceback.format_exception(error)),
+        exit_code=code,
+    )
+
+
+def is_lost_contact(error: BaseException) -> bool:
+    """Return whether an error of the network shows that another rank is lost."""
+    return not isinstance(error, FrontierError) and _kind(error) == "lost_contact"
+
+
+def died(rank: int, code: int, seconds: float) -> Failure:
+    """Describe a rank that ended without writing a failure.
+
+    Args:
+        rank: number of the rank.
+        code: exit code; a negative number: the signal that ended the rank.
+        seconds: end of the rank in seconds since 1970.
+    """
+    if code >= 0:
+        name = f"exit code {code}"
+        text = f"rank {rank} ended with exit code {code} and no error message"
+    else:
+        name = signal.Signals(-code).name
+        text = f"rank {rank} was killed by {name}"
+    if code == -signal.SIGKILL:
+        text += (
+            ", probably for lack of memory (the kernel kills the largest process): lower "
+            "data.micro_batch or the number of ranks on this machine"
+        )
+    return Failure(rank, seconds, "died", name, text, "", 1)
+
+
+def write(failure: Failure, folder: Path) -> None:
+    """Write `rank_N.json` atomically.
+
+    A primary failure that another thread of the rank has written is kept: a later failure of the
+    main thread is its consequence.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    earlier = read_rank(failure.rank, folder)
+    if earlier is not None and earlier.is_primary and not failure.is_primary:
+        return
+    _write_file(failure, _rank_file(failure.rank, folder))
+    if failure.is_primary:
+        current_cause = read_cause(folder)
+        if current_cause is None or _order(failure) < _order(current_cause):
+            _write_file(failure, folder / _CAUSE_FILE)
+
+
+def read_rank(rank: int, folder: Path) -> Failure | None:
+    """Read the failure of one rank; return None if it has written none."""
+    return _read(_rank_file(rank, folder))
+
+
+def read_cause(folder: Path) -> Failure | None:
+    """Read the most likely cause written so far; return None if no rank has written one."""
+    return _read(folder / _CAUSE_FILE)
+
+
+def read_all(folder: Path) -> list[Failure]:
+    """Read the failures of all ranks, by ascending rank; the folder may be absent."""
+    failures = [_read(path) for path in folder.glob("rank_*.json")]
+    return sorted((failure for failure in failures if failure), key=lambda failure: failure.rank)
+
+
+def _rank_file(rank: int, folder: Path) -> Path:
+    return folder / f"rank_{rank}.json"
+
+
+def _write_file(failure: Failure, path: Path) -> None:
+    temporary = path.with_name(f"{path.stem}_{failure.rank}.part")
+    temporary.write_text(json.dumps(asdict(failure), indent=1))
+    temporary.replace(path)
+
+
+def _read(path: Path) -> Failure | None:
+    try:
+        return Failure(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def clear(folder: Path) -> None:
+    """Remove the failures of an earlier attempt."""
+    for path in folder.glob("rank_*.json"):
+        path.unlink()
+    for name in (_CAUSE_FILE, _REPORTER_FILE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def claim_report(rank: int, folder: Path) -> bool:
+    """Claim the right to print the full report; return False if another rank has claimed it."""
+    try:
+        descriptor = os.open(folder / _REPORTER_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return False
+    with os.fdopen(descriptor, "w") as file:
+        file.write(str(rank))
+    return True
+
+
+def cause(failures: Iterable[Failure]) -> Failure:
+    """Choose the failure that explains the others: by kind, then the earliest.
+
+    If ranks only stopped on request, rank 0's message is chosen: only rank 0 checks the STOP file
+    and the time limit, so only its message names the reason.
+    """
+    return min(failures, key=_order)
+
+
+def _order(failure: Failure) -> tuple[int, float]:
+    """Return a sort key by which the most likely cause is the first."""
+    tie_break = failure.rank if failure.kind == "stopped" else failure.seconds
+    return _PRIORITY[failure.kind], tie_break
+
+
+def explain(chosen: Failure, failures: Iterable[Failure], size: int, folder: Path) -> str:
+    """Return the final message of a failed job.
+
+    Args:
+        chosen: the failure that was the cause.
+        failures: all known failures, including the cause.
+        size: number of ranks in the job.
+        folder: folder with the failures of all ranks, which the message names.
+    """
+    if chosen.kind in ("user", "stopped"):
+        return chosen.message
+    if chosen.kind == "timeout":
+        return _explain_timeout(chosen, failures, size, folder)
+    if chosen.kind == "lost_contact":
+        return _explain_lost_contact(chosen, failures, size, folder)
+    head = f"rank {chosen.rank} failed first (tracebacks of all ranks: {folder}):"
+    if chosen.kind == "died":
+        return f"{head}\n{chosen.message}"
+    return f"{head}\n{chosen.traceback.rstrip()}"
+
+
+def _explain_lost_contact(
+    chosen: Failure, failures: Iterable[Failure], size: int, folder: Path
+) -> str:
+    reported = {failure.rank for failure in failures}
+    silent = [rank for rank in range(size) if rank not in reported]
+    lost = f"{_ranks(silent)}, which left no error message" if silent else "another rank"
+    # of several silent ranks perhaps only one is dead, and the others wait for other ranks
+    dead = "one of them" if len(silent) > 1 else "it"
+    return (
+        f"{_ranks(sorted(reported))} lost contact with {lost}: {dead} was killed (out of memory?) "
+        "or its node failed\n"
+        f"first error, on rank {chosen.rank}: {chosen.message.splitlines()[0]}\n"
+        f"tracebacks of all ranks: {folder}"
+    )
+
+
+def _explain_timeout(chosen: Failure, failures: Iterable[Failure], size: int, folder: Path) -> str:
+    waited = sorted(
+        failure.rank for failure in failures if failure.kind in ("timeout", "lost_contact")
+    )
+    absent = [rank for rank in range(size) if rank not in waited]
+    reason = (
+        f"{_ranks(absent)} did not join it (busy, hung, or in another part of the program)"
+        if absent
+        else "every rank waited: they were in different collectives"
+    )
+    return (
+        f"a collective timed out: {_ranks(waited)} waited, {reason}\n"
+        f"first error, on rank {chosen.rank}: {chosen.message.splitlines()[0]}\n"
+        f"tracebacks of all ranks: {folder}; launch.timeout_seconds sets the time limit"
+    )
+
+
+def _ranks(ranks: list[int]) -> str:
+    """Name ranks; if there are more than 16, name the first 16 and count the others."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
+    return "ranks " + ", ".join(map(str, ranks[:16])) + more
+
+
+def _kind(error: BaseException) -> Kind:
+    if isinstance(error, StopRequested):
+        return "stopped"
+    if isinstance(error, RankFailure):
+        return "lost_contact"
+    if isinstance(error, FrontierError):
+        return "user"
+    text = str(error).lower()
+    if any(word in text for word in _TIMEOUT_WORDS):
+        return "timeout"
+    if any(word in text for word in _NETWORK_WORDS):
+        return "lost_contact"
+    names = {base.__name__ for base in type(error).__mro__}
+    return "lost_contact" if names & set(_NETWORK_ERRORS) else "error"

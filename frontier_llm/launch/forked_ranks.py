@@ -1,0 +1,94 @@
+"""Ranks as forked processes of this one: start them, notice their end, send them signals."""
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+POLL_SECONDS = 0.02
+"""Time between two polls of the ranks."""
+_NO_FAILURE = (0, 3)
+"""Exit codes of ranks that completed, or stopped on request."""
+_PR_SET_PDEATHSIG = 1
+"""Option of prctl(2) that sets the signal a process receives when its parent ends."""
+
+
+class ForkedRanks:
+    """Child processes by rank.
+
+    Attributes:
+        running: process id of each rank that runs.
+        ended: exit code (negative: a signal) and time of each rank that ended. The time is in
+            seconds since 1970, and may be up to `POLL_SECONDS` too early.
+    """
+
+    def __init__(self) -> None:
+        self.running: dict[int, int] = {}
+        self.ended: dict[int, tuple[int, float]] = {}
+        self._sent: dict[int, set[int]] = {}
+
+    def fork(self, rank: int, run: Callable[[], int]) -> None:
+        """Fork a rank that calls `run` and exits with the code that it returns.
+
+        Stop signals must be blocked by the caller. The kernel kills the rank if this process ends.
+
+        Raises:
+            OSError: no process could be started.
+        """
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            self.running[rank] = pid
+            return
+        gc.freeze()  # garbage collection would write to pages shared with the parent: copies
+        code = 1
+        try:
+            _die_with_parent(parent)
+            code = run()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)  # skips the exit handlers, which belong to the parent
+
+    def poll(self) -> None:
+        """Record the ranks that have ended since the last call."""
+        for rank, pid in list(self.running.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                self.ended[rank] = code, time.time() - POLL_SECONDS
+                del self.running[rank]
+
+    def has_failed(self) -> bool:
+        """Return whether a rank has ended other than by completion or on request."""
+        return any(code not in _NO_FAILURE for code, _ in self.ended.values())
+
+    def was_ended_by_parent(self, rank: int) -> bool:
+        """Return whether a rank that has ended was killed by a signal from `send`."""
+        return -self.ended[rank][0] in self._sent.get(rank, ())
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to every rank that still runs."""
+        for rank, pid in self.running.items():
+            os.kill(pid, number)
+            self._sent.setdefault(rank, set()).add(number)
+
+    def kill(self) -> None:
+        """Kill every rank that still runs, and wait until all have ended."""
+        self.send(signal.SIGKILL)
+        while self.running:
+            self.poll()
+            time.sleep(POLL_SECONDS / 10)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Make the kernel kill this process when its parent ends for any reason."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

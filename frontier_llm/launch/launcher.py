@@ -1,0 +1,198 @@
+"""Start the ranks of one machine and wait for them; if one fails, end the others and say why.
+
+States of a launch:
+    running    no rank has failed
+    ending     a rank failed; the others get 2 s to end by themselves, then SIGTERM, and after 5 s
+               more SIGKILL
+    over       every rank has ended; the cause is printed
+
+The parent must not have run multi-threaded torch operations: a fork copies the state of the thread
+pool but not its threads, and the child would wait for them forever.
+"""
+
+import os
+import platform
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from frontier_llm.errors import LaunchError
+from frontier_llm.launch import failure
+from frontier_llm.launch.coordination import run_and_wait_for_all
+from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks
+from frontier_llm.launch.rank import run_rank
+from frontier_llm.launch.rendezvous import listen, make_store
+from frontier_llm.launch.stop import STOP_SIGNALS, ParentSignals, StopFlag
+from frontier_llm.launch.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+PATIENCE_SECONDS = 2.0
+"""How long the other ranks may run after one rank failed, before they get SIGTERM."""
+TERMINATION_SECONDS = 5.0
+"""Time between SIGTERM and SIGKILL."""
+INTERRUPTED = 130
+"""Exit code after a second Ctrl-C, as in shells."""
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How many ranks to start on this machine, and how."""
+
+    ranks: int
+    """Number of processes."""
+    failure_dir: Path
+    """Folder for the tracebacks of failing ranks; created when needed."""
+    ranks_per_node: int | None = None
+    """Consecutive ranks that count as one node; None = all ranks are on one node."""
+    port: int | None = None
+    """TCP port of the store; None = any free port."""
+    threads: int = 1
+    """CPU threads per rank."""
+    store_timeout: timedelta = timedelta(seconds=60)
+    """How long a rank waits for the store, and for a key in it."""
+
+
+def launch(target: Callable[[World, "Store"], None], options: LaunchOptions) -> int:
+    """Run `target(world, store)` on forked ranks and return the exit code of the job.
+
+    The first SIGINT, SIGTERM or SIGUSR1 asks all ranks to save and stop; they receive SIGTERM. A
+    second SIGINT kills them at once. No rank outlives this call or this process.
+
+    Args:
+        target: the work of a rank; an exception in it ends the job.
+        options: number of ranks, port, time limits and the folder for failures.
+
+    Returns:
+        0, or the exit code of the failure that was the cause, which is printed to stderr.
+
+    Raises:
+        LaunchError: the port is in use, or a process cannot be started.
+    """
+    failure.clear(options.failure_dir)
+    server = listen("127.0.0.1", options.port or 0)
+    ranks = ForkedRanks()
+    with ParentSignals() as signals:
+        try:
+            for rank in range(options.ranks):
+                world = _world(rank, options, server.getsockname()[1])
+                _fork(ranks, world, server, target, options)
+            # an open socket here would accept connections after rank 0 has ended
+            server.close()
+            killed = not _wait(ranks, signals)
+        finally:
+            ranks.kill()
+    if killed:
+        _print_error("killed by the second Ctrl-C; no checkpoint was saved")
+        return INTERRUPTED
+    return _report_cause(ranks, options)
+
+
+def _world(rank: int, options: LaunchOptions, port: int) -> World:
+    return World(
+        rank=rank,
+        size=options.ranks,
+        local_rank=rank,
+        ranks_per_node=options.ranks_per_node or options.ranks,
+        host=platform.node(),
+        launcher="local",
+        master_address="127.0.0.1",
+        master_port=port,
+    )
+
+
+def _fork(
+    ranks: ForkedRanks,
+    world: World,
+    server: socket.socket,
+    target: Callable[[World, "Store"], None],
+    options: LaunchOptions,
+) -> None:
+    def run() -> int:
+        _handle_stop_signals()
+        work = partial(_connect_and_run, world, server, target, options)
+        return run_rank(work, world.rank, options.failure_dir)
+
+    # A signal that arrives before the child has installed its handler must stay pending.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        ranks.fork(world.rank, run)
+    except OSError as error:
+        raise LaunchError(
+            f"rank {world.rank} of {world.size} cannot be started ({error.strerror}): lower "
+            "launch.ranks"
+        ) from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _connect_and_run(
+    world: World,
+    server: socket.socket,
+    target: Callable[[World, "Store"], None],
+    options: LaunchOptions,
+) -> None:
+    import torch
+
+    torch.set_num_threads(options.threads)
+    descriptor = server.detach()
+    if world.rank:
+        os.close(descriptor)
+    store = make_store(world, options.store_timeout, None if world.rank else descriptor)
+    run_and_wait_for_all(target, world, store)
+
+
+def _handle_stop_signals() -> None:
+    """Replace the parent's signal handlers; Ctrl-C in a terminal is left to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    StopFlag.install()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _wait(ranks: ForkedRanks, signals: ParentSignals) -> bool:
+    """Wait until every rank has ended; return False if a second Ctrl-C came first."""
+    stopping, failed_at, terminated = False, None, False
+    while ranks.running:
+        if signals.second_interrupt:
+            return False
+        if signals.take_stop() and not stopping:
+            stopping = True
+            _print_error("stopping after the current step (Ctrl-C once more kills at once)")
+            ranks.send(signal.SIGTERM)
+        ranks.poll()
+        if ranks.has_failed():
+            now = time.monotonic()
+            failed_at = failed_at or now
+            if now - failed_at > PATIENCE_SECONDS and not terminated:
+                terminated = True
+                ranks.send(signal.SIGTERM)
+            if now - failed_at > PATIENCE_SECONDS + TERMINATION_SECONDS:
+                ranks.kill()
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def _report_cause(ranks: ForkedRanks, options: LaunchOptions) -> int:
+    """Print the cause as the last lines of the job; return its exit code."""
+    failures = {failed.rank: failed for failed in failure.read_all(options.failure_dir)}
+    for rank, (code, seconds) in ranks.ended.items():
+        if code and rank not in failures and not ranks.was_ended_by_parent(rank):
+            failures[rank] = failure.died(rank, code, seconds)
+    if not failures:
+        return 0
+    cause = failure.cause(failures.values())
+    _print_error(failure.explain(cause, failures.values(), options.ranks, options.failure_dir))
+    return cause.exit_code
+
+
+def _print_error(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,85 @@
+"""Run the work of one rank, and report its failure under srun and torchrun."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from frontier_llm.launch import failure
+
+_PATIENCE_SECONDS = 2.0
+"""How long a rank that lost contact waits for the failed rank to write the cause."""
+_POLL_SECONDS = 0.25
+_PRINTING_RANKS = 16
+"""Only this many ranks print a line: thousands of lines would hide the cause."""
+
+
+def run_rank(work: Callable[[], None], rank: int, folder: Path) -> int:
+    """Do the work of a rank and return its exit code; write `rank_N.json` if it fails.
+
+    Args:
+        work: the work of this rank.
+        rank: number of this rank.
+        folder: folder for failures.
+    """
+    try:
+        work()
+    except BaseException as error:
+        failed = failure.from_exception(rank, error)
+        try:
+            failure.write(failed, folder)
+        except OSError as write_error:  # the rank may have failed because the disk is full
+            sys.stderr.write(
+                f"[rank {rank}] {failed.message}\n(not written to {folder}: {write_error})\n"
+            )
+        return failed.exit_code
+    return 0
+
+
+def report_failure(rank: int, size: int, folder: Path, code: int) -> int:
+    """Print why this rank failed and return its exit code; for ranks started by srun or torchrun.
+
+    The rank whose failure was the cause prints its failure in full. A rank that lost contact waits
+    up to 2 s for the file with the cause, then prints one line. All ranks may call this at the same
+    time on a shared file system: each reads its own file and the file with the cause; at most one
+    rank reads the files of all ranks.
+
+    Args:
+        rank: number of this rank.
+        size: number of ranks in the job.
+        folder: folder with the failures.
+        code: exit code of `run_rank`.
+    """
+    own = failure.read_rank(rank, folder)
+    if own is None:
+        return code  # the failure could not be written, and run_rank has printed it
+    if own.kind == "stopped":
+        if rank == 0:
+            _print_error(own.message)
+        return own.exit_code
+    cause = own if own.is_primary else _wait_for_cause(folder)
+    if cause is not None and cause.rank != rank:
+        _print_line(rank, f"rank {rank} stopped because rank {cause.rank} failed")
+        return cause.exit_code
+    if failure.claim_report(rank, folder):
+        _print_error(failure.explain(own, failure.read_all(folder), size, folder))
+    else:
+        _print_line(rank, f"rank {rank} failed too: see {folder}")
+    return own.exit_code
+
+
+def _wait_for_cause(folder: Path) -> failure.Failure | None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while (cause := failure.read_cause(folder)) is None and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return cause
+
+
+def _print_line(rank: int, text: str) -> None:
+    if rank < _PRINTING_RANKS:
+        _print_error(text)
+
+
+def _print_error(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

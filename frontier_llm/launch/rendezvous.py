@@ -1,0 +1,187 @@
+"""How the ranks of a job meet: a key-value store on rank 0, then torch's process group.
+
+torch is imported inside the functions: other modules need `listen` and the errors without it.
+"""
+
+import errno
+import os
+import platform
+import resource
+import socket
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from frontier_llm.errors import LaunchError, RankFailure
+from frontier_llm.launch.world import World
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.distributed_c10d import Store
+
+_CONNECTIONS_PER_RANK = 5
+"""Largest number of a rank's connections to the store: one for its main thread, two for its
+watchdog, one for each of two checkpoint tiers."""
+_OTHER_FILES = 256
+"""Files that rank 0 may have open besides connections to its store."""
+
+
+class RankZeroLostError(LaunchError, RankFailure):
+    """Rank 0's store does not answer; usually because rank 0 has failed for another reason."""
+
+
+def make_store(world: World, timeout: timedelta, listen_fd: int | None = None) -> "Store":
+    """Connect to the key-value store that rank 0 holds, and wait for all ranks.
+
+    Args:
+        world: rank, size and rank 0's address, as seen by this process.
+        timeout: how long to wait for rank 0, and afterwards for any key.
+        listen_fd: rank 0 only: descriptor of a listening socket, which the store uses and closes.
+
+    Raises:
+        LaunchError: the port is in use; rank 0 may not open enough files; rank 0 did not answer, or
+            some ranks did not connect, within `timeout`.
+    """
+    from torch.distributed import TCPStore
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    address = f"{world.master_address}:{world.master_port}"
+    try:
+        if world.launcher == "torchrun":  # the agent of torchrun may hold the store already
+            url = f"tcp://{address}?rank={world.rank}&world_size={world.size}"
+            store = next(iter(rendezvous(url, timeout=timeout)))[0]
+        else:
+            if world.rank == 0:
+                _raise_file_limit(world.size)
+            if world.rank == 0 and listen_fd is None:
+                listen_fd = listen("", world.master_port).detach()
+            store = TCPStore(
+                world.master_address,
+                world.master_port,
+                world_size=world.size,
+                is_master=world.rank == 0,
+                timeout=timeout,
+                wait_for_workers=False,  # _wait_for_ranks waits, and can name the absent ranks
+                master_listen_fd=listen_fd,
+            )
+    except (RuntimeError, ValueError) as error:
+        raise _unreachable(world, address, timeout, error) from None
+    store = PrefixStore(f"frontier_llm/{world.job}", store)
+    _wait_for_ranks(world, store, address, timeout)
+    return store
+
+
+def init_process_group(
+    world: World, store: "Store", device: "torch.device", timeout: timedelta
+) -> None:
+    """Start torch's process group of all ranks: nccl (or rccl) on GPUs, gloo on CPUs.
+
+    Args:
+        world: rank and size of the job, as seen by this process.
+        store: the store of all ranks.
+        device: the device of this rank.
+        timeout: time after which a collective fails.
+    """
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    is_gpu = device.type == "cuda"
+    if world.launcher == "local" and sys.platform == "linux":
+        # gloo would resolve the host's name; on many laptops that fails or a firewall blocks it
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "nccl" if is_gpu else "gloo",
+        store=PrefixStore("process_group", store),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timeout,
+        # without device_id, since it makes NCCL connect every group at once; most are never used
+    )
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Bind a TCP port and listen on it.
+
+    Args:
+        address: address of the interface; empty for all interfaces.
+        port: TCP port; 0 for any free port.
+
+    Raises:
+        LaunchError: the port is in use.
+    """
+    uses_ipv6 = not address and socket.has_dualstack_ipv6()
+    try:
+        return socket.create_server(
+            (address, port),
+            family=socket.AF_INET6 if uses_ipv6 else socket.AF_INET,
+            backlog=4096,  # all ranks of a large job may connect at the same moment
+            dualstack_ipv6=uses_ipv6,
+        )
+    except OSError as error:
+        raise _port_error(port, error) from None
+
+
+def _raise_file_limit(size: int) -> None:
+    """Let this process open enough files for the connections of all ranks to its store.
+
+    Raises:
+        LaunchError: the hard limit is too low.
+    """
+    needed = _OTHER_FILES + _CONNECTIONS_PER_RANK * size
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited or soft >= needed:
+        return
+    if hard != unlimited and hard < needed:
+        raise LaunchError(
+            f"rank 0 may open {hard} files on {platform.node()} and needs {needed}: each of {size} "
+            f"ranks holds up to {_CONNECTIONS_PER_RANK} connections to it. Raise the hard limit "
+            "(`ulimit -Hn`; for jobs: /etc/security/limits.conf, or LimitNOFILE of slurmd)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _wait_for_ranks(world: World, store: "Store", address: str, timeout: timedelta) -> None:
+    """Wait until all ranks have connected.
+
+    Otherwise, if rank 0 failed right after its start, late ranks would try to connect in vain.
+    """
+    try:
+        store.set(f"here/{world.rank}", world.host)
+        if store.add("here", 1) == world.size:
+            store.set("here/all", "")
+        store.wait(["here/all"], timeout)
+    except RuntimeError as error:
+        if world.rank:
+            raise _unreachable(world, address, timeout, error) from None
+        absent = [rank for rank in range(world.size) if not store.check([f"here/{rank}"])]
+        raise LaunchError(
+            f"{len(absent)} of {world.size} ranks did not connect to rank 0's store at {address} "
+            f"within {timeout.total_seconds():.0f} s; absent: {world.name_ranks(absent)}. Check "
+            "that every task started, and that every node can reach that address"
+        ) from None
+
+
+def _port_error(port: int, error: OSError) -> LaunchError:
+    if error.errno == errno.EADDRINUSE:
+        problem = f"port {port} on {platform.node()} is in use"
+    else:
+        problem = f"port {port} on {platform.node()} cannot be opened ({error.strerror})"
+    return LaunchError(f"{problem}: set launch.port= to a free one (under srun: MASTER_PORT)")
+
+
+def _unreachable(world: World, address: str, timeout: timedelta, error: Exception) -> LaunchError:
+    if "EADDRINUSE" in str(error):
+        return _port_error(world.master_port, OSError(errno.EADDRINUSE, "in use"))
+    reason = str(error).splitlines()[0]
+    if world.rank == 0:
+        return LaunchError(
+            f"not all of {world.size} ranks connected to rank 0's store at {address} ({reason}). "
+            "Check that every task started, and that every node can reach that address"
+        )
+    return RankZeroLostError(
+        f"rank {world.rank} on {world.host} did not reach rank 0's store at {address} within "
+        f"{timeout.total_seconds():.0f} s ({reason}). Check that rank 0 started and that this host "
+        "can reach the address; MASTER_ADDR and MASTER_PORT change it"
+    )

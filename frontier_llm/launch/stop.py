@@ -1,0 +1,172 @@
+"""Requests to stop a run: a signal to a rank or to its parent, a file, or the job's time limit."""
+
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""Signals that ask a run to save and stop."""
+_SAME_KEY_SECONDS = 0.2
+"""Two SIGINTs within this time come from one Ctrl-C, which programs such as make forward."""
+
+
+class StopFlag:
+    """Records whether this process received a stop signal, and which one.
+
+    The object is the handler of SIGTERM (scancel, the launcher), SIGUSR1 (sbatch --signal=USR1@120)
+    and, unless it is ignored already, SIGINT. The training loop polls it between steps.
+    """
+
+    def __init__(self) -> None:
+        self._signal_number: int | None = None
+
+    @classmethod
+    def install(cls) -> "StopFlag":
+        """Install a flag in this process, or return the one that is installed.
+
+        Must be called from the main thread. The installed handler holds the state, so a signal
+        that arrives before the loop starts is not lost.
+        """
+        installed = signal.getsignal(signal.SIGTERM)
+        if isinstance(installed, cls):
+            return installed
+        flag = cls()
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, flag)
+        return flag
+
+    @property
+    def requested(self) -> bool:
+        """Whether a stop signal has arrived."""
+        return self._signal_number is not None
+
+    @property
+    def reason(self) -> str:
+        """Name of the signal, for messages; empty if none has arrived."""
+        return "" if self._signal_number is None else signal.Signals(self._signal_number).name
+
+    @staticmethod
+    def ignore_signals() -> None:
+        """Ignore stop signals from now on, so that they cannot change this process's exit code.
+
+        srun sends SIGTERM to the remaining tasks when its first task exits with a non-zero code.
+        """
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Record the signal; called by Python as its handler."""
+        self._signal_number = number
+
+
+class StopRequest:
+    """Whether a run should save and stop: after a signal, a STOP file, or near the job's end.
+
+    Signals are noticed on every rank, the file and the time limit on rank 0 only. At the end of
+    each step, a reduction over all ranks tells every rank whether any rank has a request.
+    """
+
+    def __init__(
+        self, flag: StopFlag, stop_file: Path | None = None, deadline: "Deadline | None" = None
+    ) -> None:
+        """Combine the sources of requests.
+
+        Args:
+            flag: the signal handler of this process.
+            stop_file: rank 0 only: a file whose existence asks for a stop. The file is removed when
+                it is noticed, so that it does not stop the resumed run.
+            deadline: rank 0 only: the end of the Slurm job.
+        """
+        self._flag, self._file, self._deadline = flag, stop_file, deadline
+        self._reason = ""
+
+    def look(self) -> bool:
+        """Return whether to stop.
+
+        Must be called once per step: the deadline measures the length of a step between two calls.
+        """
+        self._reason = (
+            self._reason or self._flag.reason or self._check_file() or self._check_deadline()
+        )
+        return bool(self._reason)
+
+    @property
+    def reason(self) -> str:
+        """Name of the signal or file, or the time left; empty if there is no request."""
+        return self._reason or self._flag.reason
+
+    def _check_file(self) -> str:
+        if self._file is None or not self._file.exists():
+            return ""
+        self._file.unlink(missing_ok=True)
+        return f"file {self._file.name}"
+
+    def _check_deadline(self) -> str:
+        return self._deadline.look() if self._deadline is not None else ""
+
+
+class Deadline:
+    """The end of a Slurm job, and how long before it a run should stop."""
+
+    def __init__(self, end_seconds: float, margin_seconds: float) -> None:
+        """Set the end.
+
+        Args:
+            end_seconds: when Slurm ends the job, in seconds since 1970.
+            margin_seconds: time reserved for a checkpoint and the exit.
+        """
+        self._end, self._margin = end_seconds, margin_seconds
+        self._last_call: float | None = None
+        self._longest_step = 0.0
+
+    def look(self) -> str:
+        """Return the time left, as text, if it is too short for two more steps; else empty text.
+
+        The length of a step is the longest time between two calls so far.
+        """
+        now = time.time()
+        if self._last_call is not None:
+            self._longest_step = max(self._longest_step, now - self._last_call)
+        self._last_call = now
+        left = self._end - now
+        if left > self._margin + 2 * self._longest_step:
+            return ""
+        return f"{max(0.0, left) / 60:.1f} minutes left of the Slurm job"
+
+
+class ParentSignals:
+    """The stop signals that arrive at the parent of the ranks while it waits for them."""
+
+    def __init__(self) -> None:
+        self._interrupts: list[float] = []  # times of SIGINT
+        self._stop = False
+        self._previous_handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> "ParentSignals":
+        self._previous_handlers = {
+            number: signal.signal(number, self._record) for number in STOP_SIGNALS
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
+
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        self._stop = True
+        if number == signal.SIGINT:
+            self._interrupts.append(time.monotonic())
+
+    def take_stop(self) -> bool:
+        """Return whether a signal has arrived since the last call."""
+        stop, self._stop = self._stop, False
+        return stop
+
+    @property
+    def second_interrupt(self) -> bool:
+        """Whether Ctrl-C was pressed twice."""
+        times = self._interrupts
+        return len(times) > 1 and times[-1] - times[0] > _SAME_KEY_SECONDS

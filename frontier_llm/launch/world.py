@@ -1,0 +1,140 @@
+"""The rank, size and node of this process, read from the environment of srun or torchrun.
+
+This module does not import torch: a wrong configuration is rejected before that slow import.
+"""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from frontier_llm.launch.slurm import EnvironmentMismatchError, SlurmTask, is_srun_task, read_task
+
+_MOST_NAMED = 16
+_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class World:
+    """The place of this process in the job."""
+
+    rank: int
+    """Number of this process, from 0."""
+    size: int
+    """Number of processes."""
+    local_rank: int
+    """Number of this process on its machine, from 0; selects the device."""
+    ranks_per_node: int
+    """Consecutive ranks that count as one node. A local launch may set it below the number of ranks
+    on the machine, to test several nodes."""
+    host: str
+    """Name of this machine."""
+    launcher: Literal["local", "slurm", "torchrun"]
+    """The program that started the processes."""
+    master_address: str
+    """Host of rank 0's store."""
+    master_port: int
+    """TCP port of rank 0's store."""
+    job: str = ""
+    """Prefix of this job's keys in the store, so that a store of another job at the same port is
+    not mistaken for this job's."""
+    hosts: tuple[str, ...] = ()
+    """Names of the nodes in the order of the ranks; empty if the launcher does not provide them."""
+
+    @property
+    def node_ranks(self) -> range:
+        """The ranks of this rank's node."""
+        first = self.rank // self.ranks_per_node * self.ranks_per_node
+        return range(first, min(first + self.ranks_per_node, self.size))
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> "World | None":
+        """Read the variables of srun or torchrun; return None if neither started this process.
+
+        Raises:
+            EnvironmentMismatchError: variables are missing or contradict each other.
+        """
+        task = read_task(environ) if is_srun_task(environ) else None
+        present = [name for name in _TORCHRUN_VARIABLES[:3] if name in environ]
+        missing = [name for name in _TORCHRUN_VARIABLES if name not in environ]
+        if task is not None:
+            _check_agreement(task, environ)
+        if present and not missing:
+            return _from_torchrun(environ)
+        if task is not None:
+            return _from_slurm(task, environ)
+        if present:
+            raise EnvironmentMismatchError(
+                f"{', '.join(present)} set, but not {', '.join(missing)}: start with torchrun or "
+                f"srun, or unset {', '.join(present)} for a local run"
+            )
+        return None
+
+    def name_ranks(self, ranks: Sequence[int]) -> str:
+        """Name ranks and, if the launcher provides them, their hosts: `rank 3 (node2)`.
+
+        Only the first 16 ranks are named; the number of the others follows.
+        """
+        more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+        named = ranks[:_MOST_NAMED]
+        return ", ".join(f"rank {rank}{self._host_suffix(rank)}" for rank in named) + more
+
+    def _host_suffix(self, rank: int) -> str:
+        per_host = self.size // len(self.hosts) if self.hosts else 0
+        return f" ({self.hosts[rank // per_host]})" if per_host else ""
+
+    def with_ranks_per_node(self, ranks_per_node: int | None) -> "World":
+        """Return a copy with another number of ranks per node; None keeps the number."""
+        return replace(self, ranks_per_node=ranks_per_node or self.ranks_per_node)
+
+
+def _from_torchrun(environ: Mapping[str, str]) -> World:
+    size = int(environ["WORLD_SIZE"])
+    per_node = int(environ.get("LOCAL_WORLD_SIZE", size))
+    if size % per_node:
+        raise EnvironmentMismatchError(
+            f"WORLD_SIZE={size} is not a multiple of LOCAL_WORLD_SIZE={per_node}: start the same "
+            "number of ranks on each node (torchrun --nproc-per-node)"
+        )
+    return World(
+        rank=int(environ["RANK"]),
+        size=size,
+        local_rank=int(environ["LOCAL_RANK"]),
+        ranks_per_node=per_node,
+        host=platform.node(),
+        launcher="torchrun",
+        master_address=environ["MASTER_ADDR"],
+        master_port=int(environ["MASTER_PORT"]),
+        job=environ.get("TORCHELASTIC_RUN_ID", ""),
+    )
+
+
+def _from_slurm(task: SlurmTask, environ: Mapping[str, str]) -> World:
+    return World(
+        rank=task.rank,
+        size=task.size,
+        local_rank=task.local_rank,
+        ranks_per_node=task.ranks_per_node,
+        host=platform.node(),
+        launcher="slurm",
+        master_address=environ.get("MASTER_ADDR", task.hosts[0] if task.hosts else ""),
+        master_port=int(environ.get("MASTER_PORT", task.port)),
+        job=task.job,
+        hosts=task.hosts,
+    )
+
+
+def _check_agreement(task: SlurmTask, environ: Mapping[str, str]) -> None:
+    """Reject different ranks in the variables of srun and torchrun.
+
+    They may differ if each task of srun is the agent of one torchrun job of all nodes.
+    """
+    if environ.get("GROUP_WORLD_SIZE") == str(task.size):
+        return
+    for name, value in (("RANK", task.rank), ("WORLD_SIZE", task.size)):
+        if name in environ and environ[name] != str(value):
+            slurm = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS"}[name]
+            raise EnvironmentMismatchError(
+                f"two launchers disagree: {name}={environ[name]}, but {slurm}={value}; unset "
+                f"{name}, or start with only one of srun and torchrun"
+            )

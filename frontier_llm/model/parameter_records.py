@@ -1,0 +1,146 @@
+"""Describes the parameters of megatron's modules as records with global names.
+
+The tables below translate megatron's names to global names. Everything else about a parameter comes
+from geometry/inventory.py.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from frontier_llm.config.model import ModelConfig
+from frontier_llm.geometry.inventory import ParameterShape, chunk_parameters, shared_parameters
+from frontier_llm.geometry.model_chunks import ModelChunk, Stack
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.model.chunk import Chunk
+from frontier_llm.parallel.groups import Groups
+from frontier_llm.protocols import ParameterRecord, Placement
+
+# megatron's names of modules and parameters -> global names
+_LAYER_MODULES = {
+    "input_layernorm": "attention_norm",
+    "self_attention.linear_qkv": "attention.qkv",
+    "self_attention.linear_proj": "attention.output",
+    "pre_cross_attn_layernorm": "cross_attention_norm",
+    "cross_attention.linear_q": "cross_attention.query",
+    "cross_attention.linear_kv": "cross_attention.key_value",
+    "cross_attention.linear_proj": "cross_attention.output",
+    "pre_mlp_layernorm": "ffn_norm",
+    "mlp.linear_fc1": "ffn.up",
+    "mlp.linear_fc2": "ffn.down",
+}
+_OTHER_PARAMETERS = {
+    "embedding.word_embeddings.weight": "embedding.tokens.weight",
+    "embedding.position_embeddings.weight": "embedding.positions.weight",
+    "output_layer.weight": "head.weight",
+}
+_STACK_PARAMETER = re.compile(r"(encoder|decoder)\.(.+)\.(weight|bias)")
+_LAYER_MODULE = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True)
+class _ChunkContext:
+    """What the records of one model chunk depend on."""
+
+    model: ModelConfig
+    groups: Groups
+    shapes: dict[str, ParameterShape]
+    """The chunk's parameters, by global name."""
+    shared: dict[str, tuple[ModelChunk, ...]]
+    """By global name of a parameter in several model chunks: these chunks, in order."""
+
+
+def parameter_records(
+    chunks: Sequence[Chunk], layout: ResolvedLayout, groups: Groups
+) -> list[ParameterRecord]:
+    """Describe every trainable parameter of this rank, by chunk, in the order of the forward pass.
+
+    Args:
+        chunks: this rank's modules.
+        layout: how the whole model is divided over ranks.
+        groups: position and process groups of this rank.
+
+    Raises:
+        KeyError: a parameter of megatron is not in the tables.
+    """
+    records, model = [], layout.model
+    shared = shared_parameters(model, layout.model_chunks)
+    for chunk in chunks:
+        shapes = chunk_parameters(model, chunk.model_chunk, layout.sequence_length)
+        context = _ChunkContext(model, groups, {shape.name: shape for shape in shapes}, shared)
+        for local_name, parameter in chunk.named_parameters():
+            name = _global_name(local_name, chunk.stacks, model.tied)
+            records.append(_record(context, name, parameter, chunk.model_chunk))
+    return records
+
+
+def _global_name(local_name: str, stacks: Sequence[Stack], tied: bool) -> str:
+    if local_name == "output_layer.weight" and tied:
+        return _OTHER_PARAMETERS["embedding.word_embeddings.weight"]
+    if local_name in _OTHER_PARAMETERS:
+        return _OTHER_PARAMETERS[local_name]
+    match = _STACK_PARAMETER.fullmatch(local_name)
+    if match is None:
+        raise KeyError(f"{local_name} is not in the tables of model/parameter_records.py")
+    stack = next(stack for stack in stacks if stack.name == match[1])
+    return f"{_stack_module(stack, match[2])}.{match[3]}"
+
+
+def _stack_module(stack: Stack, module: str) -> str:
+    """Return the global name of a module in an encoder or decoder."""
+    if module == "final_layernorm":
+        return stack.norm
+    if module == "positions":
+        return stack.positions
+    match = _LAYER_MODULE.fullmatch(module)
+    if match is None or match[2] not in _LAYER_MODULES:
+        raise KeyError(f"{stack.name}.{module} is not in the tables of model/parameter_records.py")
+    return f"layers.{stack.layers[int(match[1])]}.{_LAYER_MODULES[match[2]]}"
+
+
+def _record(
+    context: _ChunkContext, name: str, parameter: nn.Parameter, model_chunk: ModelChunk
+) -> ParameterRecord:
+    model, at = context.model, context.groups.at
+    shape = context.shapes[name]
+    fused_names = [name]
+    if model.gated and ".ffn.up." in name:
+        fused_names = [name.replace(".ffn.up.", ".ffn.gate."), name]  # megatron fuses [gate; up]
+    placements = tuple(_placements(context, fused_names, parameter))
+    holders = context.shared.get(name, (model_chunk,))
+    is_copy = model_chunk != holders[0]
+    is_replicated = shape.cut_dim is None
+    return ParameterRecord(
+        parameter=parameter,
+        unit=shape.unit,
+        placements=placements,
+        decayed=shape.decayed,
+        counted=not is_copy and (not is_replicated or at.tensor == 0),
+        tensor_partial=bool(getattr(parameter, "sequence_parallel", False)),
+        tied=len(holders) > 1,
+    )
+
+
+def _placements(
+    context: _ChunkContext, fused_names: Sequence[str], parameter: nn.Parameter
+) -> Iterator[Placement]:
+    """Yield where each of the global tensors fused in a parameter lies.
+
+    They are equal slices of dim 0; each is divided over tensor ranks by itself.
+    """
+    rank = context.groups.at.tensor
+    for index, name in enumerate(fused_names):
+        shape = context.shapes[name]
+        local = list(parameter.shape)
+        local[0] //= len(fused_names)
+        local_start, global_start, extent = [0] * len(local), [0] * len(local), list(local)
+        local_start[0] = index * local[0]
+        if shape.cut_dim is not None:
+            cut = shape.cut_dim
+            global_start[cut] = rank * local[cut]
+            # rows past the true vocabulary are padding
+            extent[cut] = max(0, min(local[cut], shape.shape[cut] - global_start[cut]))
+            global_start[cut] = min(global_start[cut], shape.shape[cut])
+        yield Placement(name, shape.shape, tuple(global_start), tuple(local_start), tuple(extent))

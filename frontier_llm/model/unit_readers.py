@@ -1,0 +1,44 @@
+"""The modules that read parameters, and the units that each of them reads.
+
+A unit is a set of parameters that are gathered and reduced together, such as those of one layer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from frontier_llm.model.chunk import Chunk
+from frontier_llm.model.layer_stack import LayerStack
+
+
+@dataclass(frozen=True)
+class UnitReader:
+    """A module and exactly the units whose parameters its forward pass reads."""
+
+    module: nn.Module
+    units: tuple[str, ...]
+    """Names of the units."""
+    in_backward: bool = True
+    """Whether its backward pass reads them too; that of a table look-up does not."""
+
+
+def unit_readers(chunk: Chunk, tied: bool) -> Iterator[UnitReader]:
+    """Yield the readers of a model chunk, in the order of the forward pass.
+
+    Args:
+        chunk: a model chunk of this rank.
+        tied: whether the output layer's weight is the embedding.
+    """
+    if chunk.pre_process:
+        yield UnitReader(chunk.embedding, ("embedding", "positions"), in_backward=False)
+    for stack in chunk.stacks:
+        block = getattr(chunk, stack.name)
+        if isinstance(block, LayerStack):
+            yield UnitReader(block.positions, (stack.positions_unit,), in_backward=False)
+        for layer, number in zip(block.layers, stack.layers, strict=True):
+            yield UnitReader(layer, (f"layers.{number}",))
+        if stack.ends:  # the last layer of the stack is in this chunk, and the norm after it
+            yield UnitReader(block.final_layernorm, (stack.norm,))
+    if chunk.post_process:
+        yield UnitReader(chunk.output_layer, ("embedding" if tied else "head",))

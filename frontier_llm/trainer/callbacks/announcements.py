@@ -1,0 +1,147 @@
+"""The lines that a run logs before its first step, after its last one, and after a rewind."""
+
+import logging
+import math
+
+from frontier_llm.config.checkpoint import CheckpointConfig
+from frontier_llm.trainer.callbacks.callback import Callback, Rewind
+from frontier_llm.trainer.callbacks.run_report import RunReport
+from frontier_llm.trainer.context import TrainerContext
+from frontier_llm.trainer.resume import Resumed
+from frontier_llm.units import format_bytes, format_count, format_seconds
+
+_LOG = logging.getLogger(__name__)
+
+
+class Announcements(Callback):
+    """Logs what is trained and how it ended, on rank 0. No collectives."""
+
+    def __init__(self, context: TrainerContext, report: RunReport) -> None:
+        """Keep the report.
+
+        Args:
+            context: the objects of this rank.
+            report: comes before this callback, so its summary is up to date.
+        """
+        super().__init__(context)
+        self._report = report
+        self._is_writer = context.world.rank == 0
+
+    def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
+        """Log the model, its layout, its data and its precision, and what a resume changed."""
+        if not self._is_writer:
+            return
+        for name, text in self._beginning().items():
+            _log_line(name, text)
+        if resumed is None:
+            return
+        step = self.context.progress.step
+        _log_line(
+            "resumed",
+            f"step {step} of {resumed.folder}; validation loss {validation_loss:.3f} nats per "
+            "token",
+        )
+        for key, (before, now) in resumed.changes.items():
+            _log_line("changed", f"{key}: {before} -> {now}")
+
+    def on_rewind(self, rewind: Rewind) -> None:
+        """Log why the run went back, and where it continues."""
+        if self._is_writer:
+            _LOG.warning(
+                "step %d: %s. The run continues from step %d with sample %d; the samples in "
+                "between are skipped",
+                rewind.from_step,
+                rewind.reason,
+                self.context.progress.step,
+                self.context.progress.next_sample,
+            )
+
+    def on_stop(self, *, is_early: bool) -> None:
+        """Log the text samples, the validation loss, and where the report is."""
+        if not self._is_writer:
+            return
+        summary = self._report.summary
+        for sample in summary.samples:
+            _log_line("sample", f"{sample.prompt}|{sample.text}".replace("\n", "\n" + " " * 11))
+        if summary.validation_loss is not None:
+            first = summary.initial_validation_loss
+            before = "" if first is None else f"{first:.3f} -> "
+            per_byte = summary.validation_bits_per_byte
+            bits = "" if per_byte is None else f" = {per_byte:.2f} bits per byte"
+            _log_line("validation", f"{before}{summary.validation_loss:.3f} nats per token{bits}")
+        _log_line("done", f"{summary.exit_reason} in {format_seconds(summary.seconds or 0)}")
+        _log_line("report", str(self._report.path))
+
+    def _beginning(self) -> dict[str, str]:
+        """Return the lines before the first step, by their heading."""
+        context, summary = self.context, self._report.summary
+        config, hardware = context.config, context.hardware
+        manifest = context.data.corpus.manifest
+        tokens = config.data.global_batch * context.model.layout.lengths.total
+        lines = {
+            "run": config.run.dir,
+            "model": f"{summary.model}, {format_count(summary.parameters or 0)} parameters, "
+            f"{config.model.layers} layers",
+            **self._layout(),
+            "precision": f"{hardware.precision.name} ({hardware.precision.reason})",
+            "kernels": hardware.kernels.source,
+            "peak": context.meter.peak_reason,
+            "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
+            f"{format_count(manifest.validation.tokens)} validation tokens; "
+            f"{format_count(tokens)} tokens per step",
+            "saved": _saved(config.checkpoint),
+        }
+        if summary.initial_validation_loss is not None:
+            vocabulary = config.model.vocabulary
+            lines["untrained"] = (
+                f"validation loss {summary.initial_validation_loss:.3f} nats per token "
+                f"(ln {vocabulary} = {math.log(vocabulary):.2f})"
+            )
+        return lines
+
+    def _layout(self) -> dict[str, str]:
+        """Return the lines on how the model and its states are divided over ranks."""
+        config, grid = self.context.config, self.context.groups.grid
+        factors = self.context.states.factors
+        held = format_bytes(sum(self._report.summary.ranks[0].memory_bytes.values()))
+        lines = {
+            "layout": f"{grid.size} ranks = tensor {grid.tensor} x pipeline {grid.pipeline} x "
+            f"data {grid.data}",
+            "sharding": f"{config.sharding.name}: parameters / {factors.params}, gradients / "
+            f"{factors.grads}, optimizer / {factors.optimizer}; {held} on rank 0",
+        }
+        if config.collectives.is_quantised:
+            lines["collectives"] = _formats(self.context)
+        return lines
+
+
+def _saved(checkpoint: CheckpointConfig) -> str:
+    """Describe when checkpoints are written."""
+    if checkpoint.mode == "off":
+        return "nothing, not even at the end (checkpoint=off)"
+    local = checkpoint.tiers.local
+    fast = f", every {local.every_steps} in {local.path}" if local.path else ""
+    return f"every {checkpoint.every_steps} steps and at the end ({checkpoint.mode}){fast}"
+
+
+def _formats(context: TrainerContext) -> str:
+    """Describe the number formats on the wire, and the kernels that convert to them."""
+    chosen, kernels = context.config.collectives, context.states.kernels
+    params, across = chosen.params_format, chosen.grads_across_format or chosen.grads_format
+    text = (
+        f"{chosen.name}: parameters {params} forward, {chosen.params_backward_format or params} "
+        f"backward, {chosen.refresh_format} after the update; gradients {chosen.grads_format} "
+        f"inside a node, {across} between nodes; blocks of {chosen.block_elements}; norms and "
+        f"biases (tensors without weight decay) in 16 bits; {kernels.name} kernels "
+        f"({kernels.reason})"
+    )
+    grid = context.groups.grid
+    if context.states.factors.optimizer == 1:
+        text += "; no effect: with these sharding factors nothing is gathered or scattered"
+    elif grid.same_node(0, grid.size - 1):
+        text += "; all ranks share a node, where sending may be faster than quantising"
+    return text
+
+
+def _log_line(heading: str, text: str) -> None:
+    _LOG.info("%-10s %s", heading, text)

@@ -1,0 +1,86 @@
+"""Ends a run whose steps are not finite, and sends a run back whose loss spikes."""
+
+import math
+from collections import deque
+from statistics import median
+
+from frontier_llm.errors import TrainingError
+from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
+from frontier_llm.trainer.context import TrainerContext
+from frontier_llm.trainer.step import StepResult
+
+
+class Divergence(Callback):
+    """Watches loss and gradient norm. Every rank sees the same numbers and decides the same.
+
+    No collectives, except that it waits for the checkpoint being written before it ends the run.
+    """
+
+    def __init__(self, context: TrainerContext) -> None:
+        super().__init__(context)
+        self._config, self._progress = context.config.trainer, context.progress
+        self._losses: deque[float] = deque(maxlen=self._config.spike_window)
+
+    def on_step_end(self, end: StepEnd) -> None:
+        """Count bad steps, and ask for a rewind after a spike of the loss.
+
+        Raises:
+            TrainingError: there were too many bad steps in a row, or too many rewinds.
+        """
+        self._count_bad_steps(end.result)
+        if self.is_spike(end.result):
+            self._count_rewind(end.result)
+            end.rewind_reason = f"the loss spiked to {end.result.loss:.4g}"
+
+    def is_spike(self, result: StepResult) -> bool:
+        """Return whether the loss is far above recent losses; if not, count it as one of them.
+
+        A skipped step did not change the model, so it is never a spike.
+        """
+        if result.skipped:
+            return False
+        factor = self._config.spike_factor
+        is_full = len(self._losses) == self._losses.maxlen
+        if factor is not None and is_full and result.loss > factor * median(self._losses):
+            return True
+        self._losses.append(result.loss)
+        return False
+
+    def _count_bad_steps(self, result: StepResult) -> None:
+        """Count skipped steps; in fp16, only those that a smaller loss scale cannot avoid."""
+        progress, allowed = self._progress, self._config.bad_steps_allowed
+        loss_scale = self.context.train_step.loss_scale
+        if not result.skipped:
+            progress.bad_steps = 0
+        elif not math.isfinite(result.loss) or loss_scale.is_at_minimum:
+            progress.bad_steps += 1
+        if progress.bad_steps > allowed:
+            self._end_run(
+                f"step {progress.step}: the loss is {result.loss:.4g} and the gradient norm "
+                f"{result.grad_norm:.4g}, not finite for {progress.bad_steps} steps in a row "
+                f"(trainer.bad_steps_allowed={allowed}). These steps were not applied. "
+                "Lower optimizer.learning_rate, raise optimizer.warmup_steps, or use "
+                "precision=bf16 or fp32"
+            )
+
+    def _count_rewind(self, result: StepResult) -> None:
+        """Count a rewind, and forget the losses before it."""
+        progress, allowed = self._progress, self._config.rewinds_allowed
+        if progress.rewinds >= allowed:
+            self._end_run(
+                f"step {progress.step}: the loss spiked to {result.loss:.4g} after "
+                f"{progress.rewinds} rewinds (trainer.rewinds_allowed={allowed}). Lower "
+                "optimizer.learning_rate, or look at the samples of these steps in ledger.jsonl"
+            )
+        progress.rewinds += 1
+        self._losses.clear()
+
+    def _end_run(self, message: str) -> None:
+        """Wait until the checkpoint being written is committed, then end the run.
+
+        Raises:
+            TrainingError: always, with this message.
+        """
+        with self.context.control.watchdog.phase("checkpoint"):
+            self.context.checkpoints.finish()
+        raise TrainingError(message)

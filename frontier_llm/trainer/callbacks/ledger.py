@@ -1,0 +1,51 @@
+"""ledger.jsonl: the samples of each step, and what happened to the run."""
+
+from pathlib import Path
+
+from frontier_llm.trainer.callbacks.callback import Callback, Rewind, StepEnd
+from frontier_llm.trainer.context import TrainerContext
+from frontier_llm.trainer.ledger_file import LedgerFile
+from frontier_llm.trainer.resume import Resumed
+from frontier_llm.trainer.step import StepResult
+
+
+class Ledger(Callback):
+    """Writes the ledger on rank 0; a failure to write ends the run. No collectives."""
+
+    def __init__(self, context: TrainerContext) -> None:
+        super().__init__(context)
+        self._file = LedgerFile(Path(context.config.run.dir))
+        self._is_writer = context.world.rank == 0
+
+    def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
+        """Record a resume, and the weights of the corpora."""
+        if not self._is_writer:
+            return
+        step, blend = self.context.progress.step, self.context.data.blend
+        if resumed is not None:
+            self._file.event("resume", step, changes=resumed.changes)
+        if blend is not None:
+            self._file.event("blend", step, segments=blend.schedule.to_meta())
+
+    def on_update(self, step: int, first_sample: int, result: StepResult) -> None:
+        """Record the samples of a step, even if the run fails before the step ends."""
+        if self._is_writer:
+            self._file.step(step, first_sample, result.samples, result.digest)
+
+    def on_step_end(self, end: StepEnd) -> None:
+        """Record that an update was skipped."""
+        result = end.result
+        if self._is_writer and result.skipped:
+            facts = {"loss": str(result.loss), "norm": str(result.grad_norm)}
+            self._file.event("skip", end.metrics.step, **facts)
+
+    def on_rewind(self, rewind: Rewind) -> None:
+        """Record a rewind."""
+        if self._is_writer:
+            self._file.event(
+                "rewind",
+                self.context.progress.step,
+                spike=rewind.from_step,
+                loss=rewind.loss,
+                next_sample=self.context.progress.next_sample,
+            )

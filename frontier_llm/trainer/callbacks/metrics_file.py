@@ -1,0 +1,41 @@
+"""metrics.jsonl: one line per step."""
+
+from pathlib import Path
+
+from frontier_llm.telemetry import jsonl
+from frontier_llm.telemetry.metrics import Sink
+from frontier_llm.trainer.callbacks.callback import Rewind
+from frontier_llm.trainer.callbacks.sink_callback import SinkCallback
+from frontier_llm.trainer.resume import Resumed
+
+
+class MetricsFile(SinkCallback):
+    """Writes metrics.jsonl on rank 0; a failure to write ends the run. No collectives.
+
+    After a resume or a rewind it removes the lines of the steps that are done again.
+    """
+
+    def open_sink(self) -> Sink:
+        """Open the file.
+
+        Raises:
+            TrainingError: it cannot be opened.
+        """
+        return jsonl.JsonlSink(Path(self.context.config.run.dir))
+
+    def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
+        """Remove the lines after the step that the run continues from."""
+        if resumed is not None:
+            self._cut()
+
+    def on_rewind(self, rewind: Rewind) -> None:
+        """Remove the lines after the step that the run went back to."""
+        self._cut()
+
+    def on_stop(self, *, is_early: bool) -> None:
+        """Close the file before the report reads it."""
+        self.close()
+
+    def _cut(self) -> None:
+        if self._sink is not None:
+            jsonl.cut(Path(self.context.config.run.dir), self.context.progress.step)

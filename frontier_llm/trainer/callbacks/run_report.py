@@ -1,0 +1,157 @@
+"""summary.json and report.html."""
+
+import logging
+import platform
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from frontier_llm.errors import FrontierError
+from frontier_llm.geometry.inventory import count_parameters
+from frontier_llm.telemetry.report_page import write_report
+from frontier_llm.telemetry.summary import Layout, RankSummary, RunSummary, TextSample
+from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
+from frontier_llm.trainer.context import TrainerContext
+from frontier_llm.trainer.resume import Resumed
+
+_LOG = logging.getLogger(__name__)
+_SAMPLING_TEMPERATURE = 0.8
+
+
+class RunReport(Callback):
+    """Collects the summary of the run on all ranks; rank 0 writes it, and the report at the end.
+
+    Collective over all ranks in `on_start` and `on_stop`.
+
+    Attributes:
+        summary: facts of the run so far; complete on rank 0 only.
+        path: of report.html.
+    """
+
+    def __init__(self, context: TrainerContext) -> None:
+        super().__init__(context)
+        self._run_dir = Path(context.config.run.dir)
+        self._is_writer = context.world.rank == 0
+        self._start = time.perf_counter()
+        self.summary = RunSummary()
+        self.path = self._run_dir
+
+    def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
+        """Write the summary as far as it is known before the first step."""
+        ranks = self._gather_ranks()
+        if not self._is_writer:
+            return
+        before = RunSummary.read(self._run_dir) if resumed else None
+        initial_loss = before.initial_validation_loss if before else validation_loss
+        self.summary = self._describe(ranks, initial_loss)
+        self.summary.write(self._run_dir)
+
+    def on_step_end(self, end: StepEnd) -> None:
+        """Take over the losses of the step, and the comparison with the plan."""
+        if not self._is_writer:
+            return
+        metrics = end.metrics
+        update: dict[str, Any] = {"final_loss": end.result.loss, "tokens": metrics.tokens}
+        if metrics.validation_loss is not None:
+            update["validation_loss"] = metrics.validation_loss
+            update["validation_bits_per_byte"] = metrics.validation_bits_per_byte
+        if end.plan:
+            update["plan"] = end.plan
+        self._update(**update)
+
+    def on_stop(self, *, is_early: bool) -> None:
+        """Sample text from the model, unless the run stops early; write summary and report."""
+        samples = [] if is_early else self._sample()
+        ranks = self._gather_ranks()
+        if not self._is_writer:
+            return
+        step = self.context.progress.step
+        self._update(
+            ranks=ranks,
+            seconds=time.perf_counter() - self._start,
+            samples=samples,
+            exit_code=3 if is_early else 0,
+            exit_reason=f"stopped after step {step}" if is_early else "all steps done",
+        )
+        self.summary.write(self._run_dir)
+        self.path = write_report(self._run_dir)
+
+    def on_error(self, error: BaseException) -> None:
+        """Write summary and report of a failed run. Rank 0 only."""
+        if not self._is_writer or self.summary.exit_code is not None:
+            return
+        self._update(
+            seconds=time.perf_counter() - self._start,
+            exit_code=error.exit_code if isinstance(error, FrontierError) else 1,
+            exit_reason=str(error) or type(error).__name__,
+        )
+        try:
+            self.summary.write(self._run_dir)
+            write_report(self._run_dir)
+        except Exception as failure:  # must not hide the error that ended the run
+            _LOG.warning("report.html cannot be written: %s", failure)
+
+    def _update(self, **facts: Any) -> None:
+        self.summary = self.summary.model_copy(update=facts)
+
+    def _sample(self) -> list[TextSample]:
+        """Let the model continue `trainer.sample_prompts`. Collective over all ranks."""
+        trainer = self.context.config.trainer
+        if not trainer.sample_tokens:
+            return []
+        texts = self.context.sampler.continue_texts(
+            trainer.sample_prompts, trainer.sample_tokens, _SAMPLING_TEMPERATURE, trainer.seed
+        )
+        pairs = zip(trainer.sample_prompts, texts, strict=True)
+        return [TextSample(prompt=prompt, text=text) for prompt, text in pairs]
+
+    def _gather_ranks(self) -> list[RankSummary]:
+        """Return the summary of every rank. Collective over all ranks."""
+        context, at = self.context, self.context.groups.at
+        own = RankSummary(
+            rank=context.world.rank,
+            host=context.world.host,
+            tensor=at.tensor,
+            data=at.data,
+            pipeline=at.pipeline,
+            layers=[
+                (chunk.layers[0], chunk.layers[-1])
+                for chunk in context.model.layout.chunks_of_stage(at.pipeline)
+            ],
+            memory_bytes=context.states.memory_bytes(),
+            predicted_bytes=context.model.layout.state_bytes(at.pipeline),
+            peak_bytes=context.hardware.accelerator.peak_bytes(),
+        )
+        gathered: list[RankSummary] = [own] * context.world.size
+        dist.all_gather_object(gathered, own)
+        return gathered
+
+    def _describe(self, ranks: list[RankSummary], initial_loss: float | None) -> RunSummary:
+        config, grid = self.context.config, self.context.groups.grid
+        hardware = self.context.hardware
+        return RunSummary(
+            model=config.model.name,
+            parameters=count_parameters(config.model, config.data.sequence_length),
+            layout=Layout(
+                tensor=grid.tensor,
+                pipeline=grid.pipeline,
+                chunks=config.parallel.chunks,
+                data=grid.data,
+                sequence=config.parallel.sequence,
+                ranks_per_node=grid.ranks_per_node,
+            ),
+            ranks=ranks,
+            precision=hardware.precision.name,
+            device=hardware.accelerator.name,
+            kernels=f"{hardware.kernels.source} ({hardware.kernels.reason})",
+            versions={
+                "python": platform.python_version(),
+                "torch": version("torch"),
+                "megatron-core": version("megatron-core"),
+            },
+            total_steps=config.trainer.steps,
+            initial_validation_loss=initial_loss,
+        )

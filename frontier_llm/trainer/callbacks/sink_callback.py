@@ -1,0 +1,27 @@
+"""A callback that writes the metrics of each step to one sink."""
+
+from frontier_llm.telemetry.metrics import Sink
+from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
+from frontier_llm.trainer.context import TrainerContext
+
+
+class SinkCallback(Callback):
+    """Writes to a sink that rank 0 opens; other ranks do nothing. No collectives."""
+
+    def __init__(self, context: TrainerContext) -> None:
+        super().__init__(context)
+        self._sink = self.open_sink() if context.world.rank == 0 else None
+
+    def open_sink(self) -> Sink | None:
+        """Open the sink; return None if the configuration turns it off. Rank 0 only."""
+        raise NotImplementedError
+
+    def on_step_end(self, end: StepEnd) -> None:
+        """Write the metrics of the step."""
+        if self._sink is not None:
+            self._sink.write(end.metrics)
+
+    def close(self) -> None:
+        """Close the sink."""
+        if self._sink is not None:
+            self._sink.close()

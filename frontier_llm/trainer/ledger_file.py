@@ -1,0 +1,82 @@
+"""ledger.jsonl: the samples that each step has read, and the events of a run.
+
+    {"step": 12, "first_sample": 176, "samples": 16, "digest": "5f0c2a91d3"}
+    {"event": "resume", "step": 10, "time": "2026-01-31T12:00:00+00:00", "changes": {...}}
+    {"event": "blend", ..., "segments": [{"first_sample": 0, "weights": {"en": 0.7, ...}}, ...]}
+
+A step that is repeated after a resume or a rewind has one more line; its last line counts. Of the
+`blend` events, which give the weights of the corpora over the whole run, the last one counts too.
+`digest` is the sum of the xxh32 of the tokens of each sample. It does not depend on the layout: two
+runs have read the same data if their digests are equal.
+"""
+
+import json
+import os
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from frontier_llm.errors import TrainingError
+
+LEDGER = "ledger.jsonl"
+
+
+def blend_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the weights of the corpora over a run, as `Schedule.to_meta` writes them; or []."""
+    segments: list[dict[str, Any]] = []
+    path = run_dir / LEDGER
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        if line.startswith('{"event": "blend"'):
+            with suppress(ValueError):  # an incomplete line
+                segments = json.loads(line)["segments"]
+    return segments
+
+
+class LedgerFile:
+    """Appends to the ledger of a run; one rank writes it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / LEDGER
+
+    def step(self, step: int, first_sample: int, samples: int, digest: int) -> None:
+        """Record the samples of a step.
+
+        Raises:
+            TrainingError: the file cannot be written.
+        """
+        self._append(
+            {"step": step, "first_sample": first_sample, "samples": samples,
+             "digest": f"{digest:x}"}
+        )  # fmt: skip
+
+    def event(self, name: str, step: int, **facts: Any) -> None:
+        """Record what happened after a step.
+
+        Args:
+            name: `resume`, `blend`, `skip` or `rewind`.
+            step: the last step that is done.
+            facts: more keys of the line, as plain JSON.
+
+        Raises:
+            TrainingError: the file cannot be written.
+        """
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._append({"event": name, "step": step, "time": now, **facts})
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        try:
+            with self._path.open("a+b") as file:
+                if _is_incomplete(file):  # a kill has left an incomplete line
+                    file.write(b"\n")
+                file.write(json.dumps(entry).encode() + b"\n")
+        except OSError as error:
+            raise TrainingError(f"{self._path} cannot be written: {error.strerror}") from None
+
+
+def _is_incomplete(file: BinaryIO) -> bool:
+    """Return whether the last line of a file has no newline."""
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"

@@ -1,0 +1,100 @@
+"""A run's model on a single process, for commands that read its weights, in any saved layout."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+    from frontier_llm.model.build import Model
+    from frontier_llm.parallel.groups import Groups
+
+
+def single_process_config(run: Path) -> RunConfig:
+    """Return a run's configuration, changed to place the whole model on one rank.
+
+    Raises:
+        DataError: the folder is not a run directory.
+        ConfigError: the configuration has keys of another version.
+    """
+    values = _read_values(run)
+    values["parallel"] = {
+        "tensor": 1, "pipeline": 1, "chunks": 1, "sequence": False, "layers_per_stage": None,
+    }  # fmt: skip
+    values["run"] = values["run"] | {"dir": str(run)}
+    return decode(values)
+
+
+def read_config(run: Path) -> RunConfig:
+    """Return a run's configuration.
+
+    Raises:
+        DataError: the folder is not a run directory.
+        ConfigError: the configuration has keys of another version.
+    """
+    return decode(_read_values(run))
+
+
+def _read_values(run: Path) -> dict[str, Any]:
+    file = run / "config.yaml"
+    try:
+        values = yaml.safe_load(file.read_text())
+    except OSError:
+        raise DataError(f"{run} is not a run directory: it holds no config.yaml") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        values = None
+    if not isinstance(values, dict) or not isinstance(values.get("run"), dict):
+        raise DataError(f"{file} is damaged: it holds no configuration")
+    return values
+
+
+@contextmanager
+def single_process_model(
+    config: RunConfig, weights: Path, device: "torch.device"
+) -> Iterator[tuple["Model", "Groups"]]:
+    """Build a model in fp32 and load its weights; make process groups of one rank until the end.
+
+    Args:
+        config: from `single_process_config`.
+        weights: a checkpoint of any layout, a folder of checkpoints, or a run directory.
+        device: of the model.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it is of another model.
+    """
+    import torch.distributed as dist
+
+    from frontier_llm.checkpoint.discovery import find
+    from frontier_llm.checkpoint.restore import load_weights
+    from frontier_llm.device.kernels import resolve
+    from frontier_llm.geometry.resolved import ResolvedLayout
+    from frontier_llm.model.build import build_model
+    from frontier_llm.parallel import megatron_cpu
+    from frontier_llm.parallel.groups import destroy_groups, make_groups
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if device.type == "cpu":
+        megatron_cpu.install()
+    with tempfile.TemporaryDirectory() as folder:
+        backend = "gloo" if device.type == "cpu" else "nccl"
+        dist.init_process_group(backend, f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            groups = make_groups(config.parallel, 1, config.trainer.seed)
+            kernels = resolve(config.kernels, device)
+            layout = ResolvedLayout.resolve(
+                config, 1, 1, precision="fp32", ignore_sharding=True, check_rules=False
+            )
+            model = build_model(layout, groups, device, kernels, config.trainer.seed)
+            load_weights(find(weights), model.records)
+            yield model, groups
+        finally:
+            destroy_groups()

@@ -1,0 +1,90 @@
+"""Turns the result of a step into the metrics that are recorded."""
+
+import math
+
+from frontier_llm.config.run import RunConfig
+from frontier_llm.data.corpora import Corpora
+from frontier_llm.telemetry.metrics import StepMetrics, UtilizationCheck
+from frontier_llm.trainer.checkpoints import Checkpoints
+from frontier_llm.trainer.progress import Progress
+from frontier_llm.trainer.step import StepResult
+from frontier_llm.trainer.throughput import Throughput
+
+
+class StepMeter:
+    """Adds throughput, the position in the data and bits per byte to a step's own numbers."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        throughput: Throughput,
+        progress: Progress,
+        checkpoints: Checkpoints,
+        corpus: Corpora,
+        *,
+        logs: bool,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            config: of the run.
+            throughput: work of a step and peak of the device.
+            progress: counters of the run.
+            checkpoints: asked how long training waited for them.
+            corpus: gives the bytes per token of the validation text.
+            logs: whether this rank reports impossible values.
+        """
+        self._config, self._throughput = config, throughput
+        self._progress, self._checkpoints = progress, checkpoints
+        self._corpus = corpus
+        self._check = UtilizationCheck(logs=logs)
+
+    @property
+    def peak_reason(self) -> str:
+        """Source of the device's peak, or why it is unknown."""
+        return self._throughput.peak_reason
+
+    def measure(
+        self,
+        result: StepResult,
+        learning_rate: float,
+        seconds: float,
+        validation_loss: float | None,
+    ) -> StepMetrics:
+        """Return the metrics of the step that was just counted in the progress.
+
+        Args:
+            result: numbers of the step.
+            learning_rate: of the step.
+            seconds: wall time of the step.
+            validation_loss: of the validation after the step, if there was one.
+        """
+        progress, speed = self._progress, self._throughput.of(seconds)
+        metrics = StepMetrics(
+            step=progress.step,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            learning_rate=learning_rate,
+            tokens=progress.samples * self._throughput.tokens_per_sample,
+            samples=progress.samples,
+            step_seconds=seconds,
+            tokens_per_second=speed.tokens_per_second,
+            model_tflops_per_device=speed.model_tflops_per_device,
+            hardware_tflops_per_device=speed.hardware_tflops_per_device,
+            mfu=speed.mfu,
+            hfu=speed.hfu,
+            sent_bytes=result.sent,
+            unquantised_bytes=result.unquantised,
+            checkpoint_stall_seconds=self._checkpoints.take_stall_seconds(),
+            skipped=result.skipped,
+            loss_scale=result.loss_scale if self._throughput.precision == "fp16" else None,
+            validation_loss=validation_loss,
+            validation_bits_per_byte=self._bits_per_byte(validation_loss),
+        )
+        return self._check(metrics)
+
+    def _bits_per_byte(self, loss: float | None) -> float | None:
+        """Return bits per byte; None if only a part of the text is predicted."""
+        if loss is None or self._config.data.objective == "spans":
+            return None
+        return loss / self._corpus.validation_bytes_per_token / math.log(2)

@@ -1,0 +1,95 @@
+"""The benchmark of savers: all restore what they saved, and one that does not is reported."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench_checkpoint import main, parse
+from benchmarks.checkpoint.checkpoint_results import Outcome
+from benchmarks.checkpoint.checkpoint_savers import SAVERS, Saver
+from benchmarks.checkpoint.checkpoint_states import KnownStates
+from benchmarks.checkpoint.checkpoint_turn import Save, SaverFigures
+
+pytestmark = pytest.mark.slow
+
+TINY = (
+    "--megabytes", "2", "--rounds", "1", "--saves", "1", "--long-seconds", "0.05",
+    "--short-seconds", "0.01", "--short-steps", "2", "--restores", "1",
+)  # fmt: skip
+SAVE = Save(
+    begin_seconds=0.001, fence_seconds=0.002, durable_seconds=0.5, compute_share=0.9,
+    step_seconds=2.2, plain_step_seconds=2.0,
+)  # fmt: skip
+RANK = SaverFigures(
+    saves=(SAVE,), short_seconds=3.0, plain_short_seconds=2.0, restore_seconds=(0.5, 0.25),
+    states_bytes=100, disk_bytes=240,
+)  # fmt: skip
+
+
+def test_every_saver_restores_what_it_saved(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    assert main([*TINY, "--folder", str(tmp_path), "--json", str(file)]) == 0, capfd.readouterr()
+    figures = json.loads(file.read_text())
+    assert [row["saver"] for row in figures["savers"]] == list(SAVERS)
+    for row in figures["savers"]:
+        assert row["error"] is None
+        assert row["blocked_seconds"] > 0
+        assert (row["restore_rate"] is None) == (row["saver"] == "bare-writes")
+        assert (row["durable_seconds"] is None) == (row["saver"] == "torch.save")
+        for rank in row["rounds"][0]:
+            assert rank["disk_bytes"] >= 2 * rank["states_bytes"], "both ranks' files were seen"
+    assert figures["disk"]["write_bytes_per_second"] > 0
+    text = capfd.readouterr().out
+    assert "dcp-async-stager" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figures.json"], "nothing is left"
+
+
+def test_a_saver_that_loses_a_step_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Forgetful(Saver):
+        def save(self, step: int) -> None:
+            """Save nothing."""
+
+        def restore(self) -> None:
+            for tensor in self._states.tensors.values():
+                tensor.zero_()
+
+    monkeypatch.setitem(SAVERS, "dcp", ("a faulty one", Forgetful))
+    arguments = [*TINY, "--folder", str(tmp_path), "--savers", "dcp", "--ranks", "1"]
+    assert main(arguments) == 1
+    assert "dcp did not restore what it saved" in capfd.readouterr().err
+
+
+def test_quick_keeps_options_that_are_given() -> None:
+    options = parse(["--quick", "--rounds", "5"])
+    assert (options.rounds, options.megabytes, options.saves) == (5, 20, 1)
+
+
+def test_known_states_notice_a_single_element() -> None:
+    states = KnownStates(1, 2, 3_000_000)
+    assert 2_900_000 < states.size <= 3_000_000
+    states.update()
+    states.update()
+    assert states.holds(2)
+    assert not states.holds(1)
+    tensor = next(iter(states.tensors.values()))
+    tensor[-1] += 1
+    assert not states.holds(2)
+
+
+def test_figures_are_those_of_the_slowest_rank() -> None:
+    slow = replace(SAVE, begin_seconds=0.1, durable_seconds=0.7, step_seconds=4.0)
+    late = replace(RANK, saves=(slow,), short_seconds=5.0, restore_seconds=(1.0, 1.0))
+    outcome = Outcome("dcp", "", [[RANK, late]])
+    assert outcome.blocked_seconds == pytest.approx(0.102)
+    assert outcome.durable_seconds == 0.7
+    assert outcome.step_ratio == 2.0
+    assert outcome.short_ratio == 2.5
+    assert outcome.restore_rate == 200
+    unknown = replace(RANK, saves=(replace(SAVE, durable_seconds=None, compute_share=None),))
+    assert Outcome("torch.save", "", [[RANK, unknown]]).durable_seconds is None

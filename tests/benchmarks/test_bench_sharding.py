@@ -1,0 +1,204 @@
+"""The benchmark compares the same training, counts the bytes that are sent, and cleans up."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench_sharding import make_cases, parse
+from benchmarks.peers.contenders import BY_DEFAULT, DEEPSPEED, factors_of, find
+from benchmarks.peers.results import Outcome
+from benchmarks.peers.turn import RankFigures, Shape, Turn
+from benchmarks.peers.worker import idle_share
+from frontier_llm.errors import ConfigError
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+TURN = Turn(
+    "ddp", 2, "fp32", Shape(2, 64, 4, 512, 64), samples=2, micro_batches=1, warmup=1, steps=2,
+    threads=1, ranks_per_node=1, namespaces=(), limit_seconds=60,
+)  # fmt: skip
+
+can_make_namespaces = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("tc"),
+    reason="needs Linux, root and iproute2",
+)
+
+
+def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    tool = [sys.executable, "-m", "benchmarks.bench_sharding", "--quick", *arguments]
+    return subprocess.run(tool, cwd=ROOT, check=False, capture_output=True, text=True, timeout=120)
+
+
+def tables(file: Path) -> list[dict[str, dict]]:
+    cases = json.loads(file.read_text())["cases"]
+    return [{row["contender"]: row for row in case["rows"]} for case in cases]
+
+
+def figures(**changes: object) -> RankFigures:
+    values = {
+        "step_seconds": (0.5, 0.5), "losses": (6.0, 5.9, 5.8), "parameters": 9, "start_bytes": 100,
+        "peak_bytes": 150, "sent_bytes": None, "counted_bytes": None, "idle_share": None,
+    }  # fmt: skip
+    return RankFigures(**{**values, **changes})
+
+
+def test_contenders_train_the_same_model(tmp_path):
+    names = ["ours-zero3", "ddp", "fsdp"]
+    file = tmp_path / "figures.json"
+    few = ["--micro-batches", "2", "--precision", "fp32"]
+    done = bench("--contenders", *names, *few, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    (table,) = tables(file)
+    assert list(table) == names
+    assert len({row["parameters"] for row in table.values()}) == 1
+    for row in table.values():
+        assert row["median_tokens_per_second"] > 0
+        assert row["first_loss"] == pytest.approx(math.log(512), rel=0.02)
+        assert row["last_loss"] != row["first_loss"]
+        assert 0 < row["own_bytes"] < row["peak_bytes"]
+    assert table["ddp"]["first_loss"] == pytest.approx(table["fsdp"]["first_loss"], rel=1e-3)
+    assert table["ddp"]["median_ratio"] == 1
+
+
+@can_make_namespaces
+def test_counted_bytes_equal_those_of_the_interfaces(tmp_path):
+    file = tmp_path / "figures.json"
+    size = ["--hidden", "128", "--link", "1gbit"]
+    done = bench("--contenders", "ours-zero3", *size, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    fp32, bf16 = (table["ours-zero3"] for table in tables(file))
+    for row in (fp32, bf16):
+        assert row["sent_bytes"] == [pytest.approx(row["counted_bytes"], rel=0.03)]
+    assert bf16["counted_bytes"] < 0.6 * fp32["counted_bytes"]
+
+
+def test_a_failing_contender_is_named_and_the_others_continue(tmp_path):
+    file = tmp_path / "figures.json"
+    wrong = "ours-2-1-2"  # gradients cannot be sharded over fewer ranks than parameters
+    done = bench("--contenders", wrong, "ours-zero1", "--precision", "fp32", "--json", str(file))
+    assert done.returncode == 1
+    assert f"{wrong}: rank" in done.stderr
+    assert "configuration error at sharding" in done.stderr
+    assert "Traceback" not in done.stderr
+    (table,) = tables(file)
+    assert table["ours-zero1"]["error"] is None
+
+
+def test_an_unknown_contender_is_rejected_before_anything_starts():
+    done = bench("--contenders", "horovod")
+    assert done.returncode == 2
+    assert "got:    horovod" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_links_need_root_and_iproute2(monkeypatch):
+    from benchmarks.testbed import namespaces
+
+    monkeypatch.setattr(namespaces.sys, "platform", "linux")
+    monkeypatch.setattr(namespaces.shutil, "which", lambda program: None)
+    with pytest.raises(ConfigError, match="apt-get install iproute2"):
+        namespaces.check("1gbit")
+    monkeypatch.setattr(namespaces.shutil, "which", lambda program: program)
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    with pytest.raises(ConfigError, match="as root"):
+        namespaces.check("1gbit")
+
+
+@can_make_namespaces
+def test_namespaces_and_links_are_removed():
+    from benchmarks.testbed.namespaces import namespaces
+
+    def ours() -> list[str]:
+        shown = [
+            subprocess.run(["ip", *what], check=True, capture_output=True, text=True).stdout
+            for what in (["netns", "list"], ["-brief", "link"])
+        ]
+        return [line for line in "".join(shown).splitlines() if f"flm{os.getpid()}" in line]
+
+    with namespaces(2, "1gbit"):
+        assert len(ours()) == 5  # two namespaces, their links' outer ends, a bridge
+    assert ours() == []
+    with pytest.raises(ConfigError, match="rate"), namespaces(2, "fast"):
+        pass
+    assert ours() == []
+
+
+def test_the_contenders_depend_on_the_number_of_ranks():
+    cases = make_cases(parse(["--ranks", "2", "4", "--precision", "fp32", "--deepspeed"]))
+    two, four = ({one.name for one in case.contenders} for case in cases)
+    assert four - two == {"ours-mics", "ours-1-2-4"}
+    assert {peer.name for peer in DEEPSPEED} < two
+
+
+def test_any_factors_can_be_named():
+    assert factors_of("ours-2-4-all") == ("2", "4", "all")
+    assert find("ours-2-4-all").ranks_multiple == 4
+    assert [find(name).name for name in BY_DEFAULT] == list(BY_DEFAULT)
+
+
+def test_nodes_must_be_full():
+    with pytest.raises(ConfigError, match="--ranks-per-node=3"):
+        make_cases(parse(["--ranks", "4", "--ranks-per-node", "3"]))
+
+
+def test_some_contender_must_run_on_the_ranks():
+    with pytest.raises(ConfigError, match="ours-3-3-3: multiples of 3"):
+        make_cases(parse(["--contenders", "ours-3-3-3", "--ranks", "2"]))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--ranks-per-node", "0"], ["--ranks", "0"], ["--limit", "nan"]]
+)
+def test_invalid_numbers_are_rejected(arguments):
+    with pytest.raises(SystemExit, match="2"):
+        parse(arguments)
+
+
+def test_quick_only_changes_defaults():
+    options = parse(["--quick", "--layers", "3"])
+    assert (options.layers, options.hidden, options.rounds) == (3, 64, 1)
+
+
+def test_a_turn_is_read_back_from_json():
+    assert Turn.from_json(TURN.to_json()) == TURN
+
+
+def test_an_outcome_combines_all_ranks_and_rounds():
+    base, mine = Outcome("ddp"), Outcome("ours-zero1")
+    for seconds in (0.5, 1.0):
+        base.add(TURN, [figures(step_seconds=(seconds,)), figures(step_seconds=(seconds,))])
+        mine.add(TURN, [figures(step_seconds=(0.25,)), figures(step_seconds=(0.75,))])
+    mine.add(TURN, [figures(peak_bytes=400), figures(start_bytes=50)])
+    assert base.tokens_per_second == [2 * 2 * 64 / 0.5, 2 * 2 * 64 / 1.0]
+    assert mine.ratios(base) == [1.0, 2.0]  # per round: the machine was equally slow for both
+    assert (mine.peak_bytes, mine.own_bytes) == (400, 300)
+
+
+def test_idle_share_counts_idle_and_iowait():
+    # user, nice, system, idle, iowait, irq, softirq, steal
+    before = [100, 0, 50, 1000, 10, 0, 5, 0]
+    after = [160, 0, 70, 1030, 20, 0, 5, 40]
+    assert idle_share(before, after) == (30 + 10) / 160
+    assert idle_share(before, before) is None  # no tick between the two
+    assert idle_share([], []) is None  # no such counters
+
+
+def test_idle_share_is_the_mean_over_ranks_per_round():
+    outcome = Outcome("ddp")
+    outcome.add(TURN, [figures(idle_share=0.25), figures(idle_share=0.75)])
+    outcome.add(TURN, [figures(), figures()])
+    assert outcome.to_dict(outcome)["idle_share"] == [0.5]
+
+
+def test_a_loss_that_is_not_finite_is_an_error():
+    outcome = Outcome("ddp")
+    with pytest.raises(ValueError, match="not finite"):
+        outcome.add(TURN, [figures(), figures(losses=(6.0, math.nan))])
+    assert outcome.tokens_per_second == []

@@ -1,0 +1,84 @@
+"""The loop of kills kills real runs and notices lost checkpoints and wrong losses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults.kill_loop import main
+from benchmarks.faults.kills.kill_summary import KillSummary
+from benchmarks.faults.kills.run_snapshot import RunSnapshot, read_steps, take_snapshot
+from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, partial_folder, step_folder
+from frontier_llm.telemetry.jsonl import METRICS_FILE
+from frontier_llm.trainer.ledger_file import LedgerFile
+
+pytestmark = pytest.mark.slow
+
+
+def snapshot(committed: int | None, *resumes: int) -> RunSnapshot:
+    return RunSnapshot(committed, is_saving=False, steps_started=9, resumes=resumes)
+
+
+def write_metrics(run_dir: Path, *found: int) -> None:
+    lines = [json.dumps({"step": step, "loss": 1 / step, "grad_norm": 0.5}) for step in found]
+    (run_dir / METRICS_FILE).write_text("\n".join([*lines, '{"step": 9, "lo']))
+
+
+def test_runs_are_killed_and_resumed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "summary.json"
+    code = main(["--kills", "2", "--steps", "12", "--seed", "5", "--json", str(file)])
+    text = capfd.readouterr().out
+    assert code == 0, text
+    assert "0 lost commits, 0 wrong losses, 0 other failures" in text
+    summary = json.loads(file.read_text())
+    assert len(summary["kills"]) == 2
+    assert all(kill["seconds_to_end"] < 60 for kill in summary["kills"])
+    assert summary["resumes"] + summary["new_starts"] >= 2
+    assert summary["completed"] >= 1, "the last run is brought to its end"
+    assert summary["compared"] >= 12
+
+
+def test_a_lost_commit_is_noticed() -> None:
+    summary = KillSummary()
+    summary.follow("run_1", snapshot(7, 3), snapshot(8, 3, 7))
+    assert (summary.resumes, summary.lost) == (1, [])
+    summary.follow("run_1", snapshot(8, 3, 7), snapshot(9, 3, 7, 6))
+    assert summary.lost == ["run_1: step 8 was saved, resumed from 6"]
+    summary.follow("run_2", snapshot(4), snapshot(None))
+    assert summary.lost[1] == "run_2: step 4 was saved, now the newest is None"
+    assert not summary.is_clean
+
+
+def test_a_loss_that_differs_in_its_last_bit_is_noticed() -> None:
+    summary = KillSummary()
+    usual = {1: (0.1, 0.5), 2: (0.3, 0.5)}
+    summary.compare("run_1", {1: (0.1, 0.5)}, usual)
+    assert summary.is_clean
+    summary.compare("run_1", {2: (0.1 + 0.2, 0.5)}, usual)
+    assert len(summary.wrong) == 1
+    assert "run_1, step 2" in summary.wrong[0]
+    assert summary.to_dict()["compared"] == 2
+
+
+def test_a_snapshot_of_a_run_directory(tmp_path: Path) -> None:
+    assert take_snapshot(tmp_path / "absent") == RunSnapshot(None, False, 0, ())
+    for name in (step_folder(3), partial_folder(4)):
+        (tmp_path / FOLDER / name).mkdir(parents=True)
+        (tmp_path / FOLDER / name / MANIFEST).touch()
+    ledger = LedgerFile(tmp_path)
+    for step in (1, 2, 3):
+        ledger.step(step, 4 * step, 4, 99)
+    ledger.event("resume", 2, changes={})
+    ledger.step(3, 12, 4, 99)
+    found = take_snapshot(tmp_path)
+    assert found == RunSnapshot(3, True, 4, (2,))
+    assert found.phase(3, last_step=9) == "during a save"
+    assert found.phase(4, last_step=9) == "starting"
+    assert found.phase(3, last_step=3) == "at the end"
+    later = take_snapshot(tmp_path, since=(tmp_path / FOLDER).stat().st_mtime + 1000)
+    assert later.phase(3, last_step=9) == "between saves", "the partial folder is a leftover"
+    write_metrics(tmp_path, 1, 2, 4)
+    assert read_steps(tmp_path) == {1: (1.0, 0.5), 2: (0.5, 0.5), 4: (0.25, 0.5)}
+    write_metrics(tmp_path, 1, 2, 2)
+    with pytest.raises(ValueError, match="step 2 is there twice"):
+        read_steps(tmp_path)

@@ -1,0 +1,134 @@
+"""What the fault experiments read and write; the experiments need Slurm and many minutes."""
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.faults import reliability
+from benchmarks.faults.reliability import Outcome
+from benchmarks.faults.slurm_lab import cluster as lab
+from benchmarks.faults.slurm_lab.fault_cases import FAULTS
+from benchmarks.faults.slurm_lab.jobs import losses_of
+from frontier_llm.errors import LaunchError
+from frontier_llm.health.diagnosis import Phase, RankState, explain_loss, explain_stall
+from frontier_llm.health.watchdog import Watchdog
+from frontier_llm.launch.stop import Deadline, StopFlag, StopRequest
+from frontier_llm.launch.world import World
+from frontier_llm.trainer.loop import stop_message
+
+SEEN = Outcome("rank killed", 3.2, "failed, exit code 1", 12.0, 20, 7, "rank 3", True, 0.0)
+
+
+def test_the_table_shows_whether_the_cause_was_named():
+    unnamed = Outcome("link cut", 61.0, "requeued", 12.0, 20, 7, "", False, 1e-3)
+    rows = reliability._table([SEEN, unnamed]).splitlines()
+    assert rows[2] == ("| rank killed | 3.2 s | failed, exit code 1 | 12.0 s | 7 | `rank 3` | 0 |")
+    assert "**not named**" in rows[3]
+    assert rows[3].endswith("| 0.001 |")
+
+
+def test_the_output_shows_from_which_step_each_start_was_resumed():
+    output = (
+        "x resumed    step 40 of runs/a/checkpoints/step_40; validation\nresumed    step 60 of b"
+    )
+    assert reliability._resumptions(output) == [40, 60]
+
+
+def test_the_incomplete_last_line_of_a_file_is_ignored(tmp_path):
+    lines = [json.dumps({"step": step, "loss": 1.0 / step}) for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 3, "lo']))
+    assert losses_of(tmp_path) == {1: 1.0, 2: 0.5}
+    assert losses_of(tmp_path / "nothing") == {}
+
+
+WORLD = World(1, 4, 1, 2, "node1", "slurm", "node1", 1, "job", ("node1", "node2"))
+STEP = Phase("step", 26, time.monotonic(), 20.0)
+
+
+def stopped(stop: StopRequest) -> str:
+    """Return the message of a run that was asked to stop."""
+    assert stop.look()
+    return stop_message(25, stop.reason, "runs/a", is_saved=True)
+
+
+def signalled(number: int) -> str:
+    flag = StopFlag()
+    flag(number, None)
+    return stopped(StopRequest(flag))
+
+
+def states(*answering: int) -> dict[int, RankState]:
+    """Return the states of the ranks that report."""
+    return {
+        rank: RankState(rank, f"node{1 + rank // 2}", "step", 26, 21.0, None, ("a.wait()",))
+        for rank in answering
+    }
+
+
+def stalled(*answering: int) -> str:
+    """Return the message of the watchdog if only some ranks report."""
+    return explain_stall(states(*answering), WORLD, STEP, "stall.txt")
+
+
+def message_about(fault: str, folder: Path) -> str:
+    """Return the message of the program about a fault."""
+    match fault:
+        case "pre-emption":
+            return signalled(signal.SIGTERM)
+        case "`scancel --signal=USR1`" | "time limit (`--signal=USR1@60`)":
+            return signalled(signal.SIGUSR1)
+        case "rank killed by -9":
+            return explain_loss(states(0, 1, 2), WORLD, "Connection closed", "stall.txt")
+        case "rank hangs (SIGSTOP)":
+            return stalled(0, 1, 2)
+        case "link cut" | "node lost (slurmd and all)":
+            return stalled(0, 1)
+        case "rank 0 hangs (SIGSTOP)":
+            return Watchdog._explain_lost_store(SimpleNamespace(_world=WORLD), STEP)
+        case "STOP file":
+            (folder / "STOP").touch()
+            return stopped(StopRequest(StopFlag(), folder / "STOP"))
+        case "time limit (no signal)":
+            return stopped(StopRequest(StopFlag(), None, Deadline(time.time() + 60, 120.0)))
+    raise AssertionError(f"{fault}: its message is missing here")
+
+
+def test_the_program_names_the_cause_of_every_fault(tmp_path):
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    for fault in FAULTS:
+        if fault.culprit:
+            assert re.search(fault.culprit, message_about(fault.name, tmp_path)), fault.name
+
+
+def test_each_elastic_experiment_has_its_own_folder(tmp_path, monkeypatch):
+    ends, trained = {}, []
+
+    def train(run_dir, ranks, until):
+        trained.append(run_dir)
+        ends[run_dir] = until
+        return 12 // ranks
+
+    def ledger(run_dir):
+        return {step: {"digest": "a", "loss": 1.0} for step in range(1, ends[run_dir] + 1)}
+
+    monkeypatch.setattr(reliability, "_train", train)
+    monkeypatch.setattr(reliability, "_ledger", ledger)
+    assert reliability.elastic(tmp_path / "new") == reliability.elastic(tmp_path / "new")
+    assert len(set(trained)) == 4
+    assert all(tmp_path / "new" in folder.parents for folder in trained)
+
+
+def test_without_slurm_nothing_is_changed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "kept").touch()
+    with (
+        pytest.raises(LaunchError, match="not installed: munged"),
+        lab.SlurmCluster(tmp_path, 2, 4, 2, tmp_path / "local"),
+    ):
+        pass
+    assert (tmp_path / "kept").exists()

@@ -1,0 +1,47 @@
+"""The load on the key-value store while ranks decide on a checkpoint."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from frontier_llm.checkpoint.commit_barrier import CommitBarrier
+from frontier_llm.errors import CheckpointError
+
+SIZE = 20
+
+
+class CountingStore:
+    """A store that counts calls of `check`."""
+
+    def __init__(self) -> None:
+        self.store, self.checked = dist.HashStore(), 0
+
+    def check(self, keys: list[str]) -> bool:
+        self.checked += 1
+        return bool(self.store.check(keys))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
+def test_only_one_waiting_rank_asks_the_store_which_ranks_are_missing() -> None:
+    """All ranks time out at once, and the store has a single thread."""
+    store = CountingStore()
+
+    def wait(rank: int) -> str:
+        barrier = CommitBarrier(store, "save", rank, SIZE, timedelta(seconds=1))  # type: ignore[arg-type]
+        barrier.arrive("")
+        try:
+            barrier.wait_for_outcome()
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    waiting = [rank for rank in range(1, SIZE) if rank != 7]
+    with ThreadPoolExecutor(SIZE) as threads:
+        messages = set(threads.map(wait, waiting))
+    assert len(messages) == 1, "all ranks report the first cause"
+    assert messages.pop().startswith("ranks 0, 7 did not write within 1 s of rank ")
+    assert store.checked == SIZE

@@ -1,0 +1,104 @@
+"""Every mistake on the command line is one message: the key, what it got, wants, what to do."""
+
+import re
+
+import pytest
+
+from frontier_llm.cli.compose import compose, groups
+from frontier_llm.cli.help import help_text
+from frontier_llm.config import decode
+from frontier_llm.config.decode import keys
+from frontier_llm.errors import ConfigError
+
+
+def _refusal(*overrides):
+    with pytest.raises(ConfigError) as caught:
+        decode(compose(overrides))
+    return caught.value
+
+
+def test_the_defaults_make_a_run():
+    config = decode(compose([]))
+    assert (config.model.name, config.launch.ranks) == ("gpt_tiny", 4)
+
+
+def test_references_are_resolved_once():
+    values = compose(["model=gpt_22b"])
+    assert re.fullmatch(r"runs/gpt_22b-\d{8}-\d{6}", values["run"]["dir"])
+    assert "hydra" not in values
+    assert "experiment" not in values
+
+
+def test_later_overrides_win_and_groups_keep_single_keys():
+    config = decode(compose(["model=gpt_22b", "model.layers=3", "model.layers=5"]))
+    assert (config.model.layers, config.model.hidden) == (5, 6144)
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "got", "wants", "todo"),
+    [
+        ("parallel.tensr=2", "parallel.tensr", "2", "no such key", "did you mean parallel.tensor?"),
+        ("modle=gpt_tiny", "modle", "gpt_tiny", "no such key", "did you mean model?"),
+        ("+new.key=1", "new", "1", "no such key", "--help"),
+        ("+parallel.tensr=2", "parallel.tensr", "2", "no such key", "parallel.tensor?"),
+        ("~parallel.foo", "parallel.foo", "removed", "no such key", "did you mean parallel?"),
+        ("parallel.tensor.x=3", "parallel.tensor.x", "3", "no such key", "parallel.tensor?"),
+        ("model=gpt_tny", "model", "gpt_tny", "gpt_22b, ", "did you mean model=gpt_tiny?"),
+        ("model=null", "model", "None", "one of", "choose one"),
+        ("precision=bf61", "precision", "bf61", "auto, bf16, fp16, fp32", "precision=bf16?"),
+        ("experiment=xyzzy", "experiment", "xyzzy", "one of", "conf/experiment"),
+        ("trainer.steps", "trainer.steps", "without a value", "key=value", "trainer.steps=VALUE"),
+        ("--steps", "--steps", "without a value", "key=value", "--help"),
+        ("trainer.steps=[1", "trainer.steps", "[1", "can be read", "quote the value"),
+        ("run.dir=a=b", "run.dir", "a=b", "can be read", "quote the value"),
+        ("model=gpt_22b,gpt_1t", "model", "gpt_22b,gpt_1t", "one configuration", "two runs"),
+        ("model.layers=1,2", "model.layers", "1,2", "one configuration", "two runs"),
+        ("model=gpt", "model.layers", "nothing", "int", "set model.layers="),
+        ("trainer.seed=???", "trainer.seed", "nothing", "int", "set trainer.seed="),
+        ("run.dir=${nope}", "run.dir", "'nope' not found", "a reference", "correct"),
+        ("hydra.verbose=true", "hydra.verbose", "true", "a key of", "run.dir"),
+        ("hydra/launcher=x", "hydra/launcher", "x", "a key of", "--help"),
+        ("=3", "=3", "3", "a key of", "--help"),
+        ("+parallel.tensor=3", "parallel.tensor", "+parallel", "key=value", "parallel.tensor=3"),
+        ("~parallel.tensor", "parallel.tensor", "nothing", "int", "add parallel.tensor"),
+        ("parallel.tensor=two", "parallel.tensor", "'two' (str)", "int", "Ranks over which"),
+        ("parallel.tensor=true", "parallel.tensor", "True (bool)", "int", "Ranks over which"),
+        ("parallel.tensor=0", "parallel.tensor", "0 (int)", "greater than", "Ranks over which"),
+        ("trainer.steps=1.5", "trainer.steps", "1.5 (float)", "int", "Optimizer steps"),
+        ("trainer.steps=", "trainer.steps", "'' (str)", "int", "Optimizer steps"),
+        ("recompute=selectve", "recompute", "selectve", "none, selective, full", "backward pass"),
+        ("parallel=2", "parallel", "2 (int)", "ParallelConfig", "Tensor and pipeline"),
+        ("planner.tensor=[2,0]", "planner.tensor", "0 (int)", "list of int or null: gr", "Values"),
+        ("planner.nodes=[0,1]", "planner.nodes", "0 (int)", "list of int", "Nodes of"),
+        ("planner.nodes=-1", "planner.nodes", "-1 (int)", "list of int", "Nodes of"),
+        ("optimizer.learning_rate=inf", "optimizer.learning_rate", "inf", "finite", "Peak"),
+        ("launch.timeout_seconds=nan", "launch.timeout_seconds", "nan", "finite", ""),
+    ],
+)
+def test_a_mistake_is_said_in_four_lines(override, key, got, wants, todo):
+    error = _refusal(override)
+    assert error.key == key
+    assert got in str(error.got)
+    assert wants in error.wants
+    assert todo in error.todo
+    assert error.exit_code == 2
+    assert len(str(error).splitlines()) == 4
+
+
+def test_help_names_every_key_and_every_choice():
+    text = help_text()
+    for key in (
+        "parallel.tensor: int (1)",
+        "launch.port: int or null (null)",
+        "recompute: one of",
+        "planner.nodes: list of int or null (null)",
+    ):
+        assert f"  {key}" in text
+    assert "Ranks over which each matrix is split." in text
+    for group, names in groups().items():
+        for name in names:
+            assert re.search(rf"^    {name}\b", text, re.M), (group, name)
+    assert "srun" in text
+    sections = {key.rpartition(".")[0] for key, _, _ in keys()} - {""}
+    for section in sections:
+        assert re.search(rf"^{re.escape(section)}\n  [A-Z]", text, re.M), section

@@ -1,0 +1,132 @@
+"""frontier-llm preprocess, inspect_data.py and evaluate.py from the command line's side."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from frontier_llm.cli import convert as convert_checkpoint
+from frontier_llm.cli import evaluate, generate, inspect_data, preprocess
+from frontier_llm.cli.options import run_command
+from frontier_llm.config import decode
+from frontier_llm.convert.ours import write_weights
+from frontier_llm.data.corpora import open_data
+from frontier_llm.errors import ConfigError, DataError
+from frontier_llm.geometry.inventory import model_shapes
+from frontier_llm.trainer import run_directory
+from frontier_llm.trainer.single_process_model import read_config
+from tests.data.conftest import write_jsonl
+from tests.values import tiny_values
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory of a model that says every token is as likely as another."""
+    base = tmp_path_factory.mktemp("run")
+    values = tiny_values(
+        "data=text", f"data.path={write_jsonl(base / 'text.jsonl', 120)}",
+        f"data.directory={base / 'corpora'}", "data.vocabulary=300", "model.vocabulary=300",
+        "data.validation_percent=10.0",
+    )  # fmt: skip
+    config = decode(values)
+    run_directory.write_config(base, run_directory.to_yaml(values))
+    shapes = model_shapes(config.model, config.data.sequence_length)
+    write_weights(base, [[(name, torch.zeros(shape)) for name, shape in shapes.items()]], {})
+    return base
+
+
+def test_preprocess_prepares_for_any_model(tmp_path: Path):
+    """Which one reads it, and whether its vocabulary is large enough, is not known yet."""
+    text = write_jsonl(tmp_path / "text.jsonl", 90)
+    where = [f"data.path={text}", f"data.directory={tmp_path / 'c'}", "data.vocabulary=50257"]
+    for data in ("text", "text_spans"):
+        assert preprocess.main([f"data={data}", *where, "data.validation_percent=10.0"]) == 0
+    with pytest.raises(ConfigError, match=r"data\.path"):
+        preprocess.main(["data=text"])
+
+
+def test_preprocess_reports_what_it_made_and_finds_it_again(tmp_path: Path, capsys):
+    text = write_jsonl(tmp_path / "text.jsonl", 90)
+    with text.open("a") as stream:
+        stream.write('{"text": ""}\n{"title": "no text"}\n')
+    arguments = [
+        "--workers", "2", "data=text", f"data.path={text}", f"data.directory={tmp_path / 'c'}",
+        "data.vocabulary=300", "data.validation_percent=10.0",
+    ]  # fmt: skip
+    with pytest.raises(DataError, match=r"text.jsonl:92: no text under the key 'text'"):
+        preprocess.main(arguments)
+    assert preprocess.main([*arguments, "data.broken=skip"]) == 0
+    said = capsys.readouterr().out
+    assert "left out: 1 empty documents, 1 documents that are not text" in said
+    assert "text.jsonl:92: no text under the key" in said
+    assert "tokens/s" in said
+    (folder,) = (tmp_path / "c").glob("text-*")
+    before = folder.stat().st_mtime_ns
+    assert preprocess.main(["data.broken=skip", *arguments]) == 0, "overrides may come first"
+    assert folder.stat().st_mtime_ns == before
+
+
+def test_a_wrong_key_is_a_configuration_error():
+    with pytest.raises(ConfigError, match=r"data.path"):
+        preprocess.main(["data.pth=x"])
+    with pytest.raises(ConfigError, match=r"set data.path=FILE"):
+        preprocess.main(["data=text"])
+
+
+def test_inspect_shows_the_text_and_where_it_is_from(run: Path, capsys):
+    assert inspect_data.main([str(run), "3"]) == 0
+    said = capsys.readouterr().out
+    corpora = open_data(read_config(run).data)
+    view = inspect_data.View(read_config(run), corpora, run, train=True)
+    assert "sample 3" in said
+    assert "text.jsonl, record" in said
+    assert [str(line) for line in view.lines(3)][-1].replace("<end>", "").strip()[:10] in said
+    assert inspect_data.main([str(run), "0", "--validation", "1"]) == 0
+    assert "sample 1" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        inspect_data.main([str(run / "nowhere"), "3"])
+    assert run_command(partial(inspect_data.main, [str(run), "--", "-1"])) == 1
+
+
+def test_evaluation_of_a_model_that_knows_nothing(run: Path, capsys):
+    assert evaluate.main([str(run), "--json", str(run / "scores.json")]) == 0
+    (score,) = json.loads((run / "scores.json").read_text())
+    corpora = open_data(read_config(run).data)
+    split = corpora.manifest.validation
+    assert score["loss"] == pytest.approx(math.log(300), rel=1e-5)
+    bits = math.log2(300) * split.tokens / split.text_bytes
+    assert score["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+    assert score["samples"] == (split.tokens - 1) // 16
+    assert evaluate.spread(10, 4) == [0, 2, 5, 7]
+    assert evaluate.spread(3, 9) == [0, 1, 2]
+    absent = [str(run), "--checkpoint", str(run / "nowhere")]
+    assert run_command(partial(evaluate.main, absent)) == 1
+    with pytest.raises(SystemExit):
+        evaluate.main([str(run), "--samples", "-3"])
+
+
+def test_prompts_stand_on_either_side_of_options(run: Path, capsys):
+    assert generate.main([str(run), "def", "--tokens", "2", "class"]) == 0
+    said = capsys.readouterr().out
+    assert "def" in said
+    assert "class" in said
+
+
+@pytest.mark.parametrize("text", ["", "- 1", "a: {", "run: 3", "\0"])
+@pytest.mark.parametrize(
+    "tool",
+    [
+        lambda run: inspect_data.main([run, "3"]),
+        lambda run: evaluate.main([run]),
+        lambda run: generate.main([run]),
+        lambda run: convert_checkpoint.main(["--to", "hf", run, f"{run}/out"]),
+    ],
+    ids=["inspect_data", "evaluate", "generate", "convert_checkpoint"],
+)
+def test_a_damaged_configuration_is_named(tmp_path: Path, tool, text, capsys):
+    (tmp_path / "config.yaml").write_text(text)
+    assert run_command(partial(tool, str(tmp_path))) == 1
+    assert f"{tmp_path}/config.yaml is damaged" in capsys.readouterr().err

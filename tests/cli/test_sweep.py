@@ -1,0 +1,149 @@
+"""`train.py -m`: many trials, of which some fail, and none ends the others."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from frontier_llm.cli import sweep as sweeps
+from frontier_llm.cli.sweep import finished_trial, first_configuration, plugin_defaults, run_trial
+from frontier_llm.cli.trial import Trial
+from frontier_llm.errors import ConfigError
+from frontier_llm.telemetry.jsonl import JsonlSink
+from tests.telemetry.runs import step_metrics
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "data=text", "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocabulary=300",
+    "data.vocabulary=300", "data.sequence_length=16", "data.global_batch=4", "precision=fp32",
+    "parallel.pipeline=1", "trainer.steps=4", "trainer.evaluate_batches=1",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    text = (ROOT / "frontier_llm/errors.py").read_text() + (
+        ROOT / "frontier_llm/cli/train.py"
+    ).read_text()
+    (folder / "text.txt").write_text("\n\n".join([text] * 8))
+    return [f"data.path={folder}/text.txt", f"data.directory={folder}/prepared"]
+
+
+def test_a_grid_runs_every_trial_and_a_refused_one_is_a_value(corpus, tmp_path):
+    def run_sweep(axis):
+        command = [
+            sys.executable, "train.py", "-m", *SMALL, *corpus, "launch.ranks=1", axis,
+            f"hydra.sweep.dir={tmp_path}",
+        ]  # fmt: skip
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+
+    ended = run_sweep("data.micro_batch=2,8")
+    assert ended.returncode == 0, ended.stderr
+    trials = [json.loads((tmp_path / f"{n}/trial.json").read_text()) for n in range(2)]
+    assert [trial["status"] for trial in trials] == ["done", "refused"]
+    assert "data.global_batch" in trials[1]["reason"]
+    assert trials[0]["tokens_per_second"] > 0
+    assert trials[0]["peak_bytes"] > 0
+    assert trials[1]["tokens_per_second"] == 0
+    assert not (tmp_path / "1/run").exists(), "a refused trial starts nothing"
+    metrics = tmp_path / "0/run/metrics.jsonl"
+    assert len(metrics.read_text().splitlines()) == 4
+
+    written = metrics.stat().st_mtime_ns
+    assert run_sweep("data.micro_batch=2,8").returncode == 0
+    assert metrics.stat().st_mtime_ns == written, "what is done is kept"
+    other = run_sweep("data.micro_batch=4,8")
+    assert other.returncode == 2
+    assert "hydra.sweep.dir" in other.stderr
+    assert "Traceback" not in other.stderr
+    assert metrics.exists()
+
+
+def test_a_trial_that_takes_too_long_is_ended(corpus, tmp_path):
+    start = time.monotonic()
+    trial = run_trial([*SMALL, *corpus, "trainer.steps=100000", "launch.ranks=1"], tmp_path, 1.0)
+    assert trial.status == "too slow"
+    assert "launch.trial_minutes" in trial.reason
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize(("task", "goes"), [("0", True), ("1", False)])
+def test_what_an_earlier_try_left_is_removed_once(tmp_path, monkeypatch, task, goes):
+    left = tmp_path / "run" / "metrics.jsonl"
+    left.parent.mkdir()
+    left.touch()
+    monkeypatch.setenv("SLURM_PROCID", task)
+    seen = []
+    monkeypatch.setattr(sweeps, "_run", lambda *_: seen.append(left.exists()) or (2, "refused"))
+    assert run_trial([], tmp_path, 1.0).status == "refused"
+    assert seen == [not goes]
+
+
+def test_a_sweep_that_runs_again_keeps_what_is_done(tmp_path):
+    done = Trial(["a=1"], "done", "", 1.0, 1.0, None, 1.0, 1.0)
+    failed = Trial(["a=2"], "failed", "no", 1.0, 0.0, None, None, None)
+    for number, one in enumerate((done, failed)):
+        (tmp_path / str(number)).mkdir()
+        one.write(tmp_path / str(number))
+    assert finished_trial(["a=1"], tmp_path / "0") == done
+    assert finished_trial(["a=2"], tmp_path / "1") is None
+    assert finished_trial(["a=3"], tmp_path / "2") is None
+    with pytest.raises(ConfigError, match="whose trial 1 has a=2"):
+        finished_trial(["b=1"], tmp_path / "1")
+
+
+def test_a_trial_is_what_its_last_step_and_its_usual_speed_are(tmp_path, monkeypatch):
+    def train(*_):
+        (tmp_path / "run").mkdir()
+        sink = JsonlSink(tmp_path / "run")
+        for step, speed in enumerate((1.0, 2.0, 30.0, 50.0, 40.0), start=1):
+            sink.write(step_metrics(step, loss=9.0 - step, tokens_per_second=speed))
+        sink.write(step_metrics(6, loss=2.0, tokens_per_second=45.0, validation_loss=2.5))
+        sink.close()
+        (tmp_path / "run" / "summary.json").write_text('{"ranks": [{"peak_bytes": 7}]}')
+        return 0, ""
+
+    monkeypatch.setattr(sweeps, "_run", train)
+    trial = run_trial(["a=1"], tmp_path, 1.0)
+    assert (trial.loss, trial.validation_loss, trial.peak_bytes) == (2.0, 2.5, 7)
+    assert trial.tokens_per_second == 42.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (["parallel.tensr=1,2"], "parallel.tensr"),
+        (["data.micro_batch=many,few"], "data.micro_batch"),
+        (["model=gpt_tny,gpt_tiny"], "model"),
+    ],
+)
+def test_what_is_wrong_in_every_trial_is_refused_at_once(arguments, key):
+    with pytest.raises(ConfigError) as caught:
+        sweeps.main(["-m", *arguments])
+    assert caught.value.key == key
+
+
+def test_an_absent_plugin_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "hydra_plugins.hydra_optuna_sweeper", None)
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[sweep\]'"):
+        sweeps.main(["-m", "hydra/sweeper=optuna", "trainer.steps=1,2"])
+
+
+def test_a_trials_job_is_the_experiments():
+    config = first_configuration(
+        ["experiment=frontier_22b", "data.micro_batch=1,2", "hydra.job.name=x"]
+    )
+    assert config.data.micro_batch == 1
+    told = plugin_defaults(config, ["hydra/launcher=submitit_slurm", "hydra/sweeper=optuna"])
+    assert told[:4] == [
+        "hydra.launcher.nodes=2", "hydra.launcher.tasks_per_node=8",
+        "hydra.launcher.cpus_per_task=7", "hydra.launcher.gpus_per_node=8",
+    ]  # fmt: skip
+    assert "hydra.sweeper.direction=maximize" in told
+    assert plugin_defaults(config, []) == []

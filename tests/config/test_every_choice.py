@@ -1,0 +1,157 @@
+"""Each choice of each group takes effect in each experiment, or a rule refuses the combination.
+
+Composing all 1,500 pairs would take minutes. Instead the files are shown to be independent: no
+experiment sets a key that a file of a group sets, and all files of a group set the same keys. The
+composition of a pair then is the experiment's, with the file's values in their places; some are
+composed in full to confirm this. The rules run on every pair.
+"""
+
+import functools
+import re
+
+import pytest
+import yaml
+
+from frontier_llm.cli.compose import compose, groups
+from frontier_llm.cli.experiments import Header
+from frontier_llm.cli.group_files import file_values, leaves
+from frontier_llm.cli.package_files import CONF
+from frontier_llm.config import decode
+from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.resolved import ResolvedLayout
+
+pytestmark = pytest.mark.slow
+
+BASES = {"model": {"gpt", "llama", "mt5"}, "checkpoint": {"base"}}
+"""Files that others extend. They lack values, so that they cannot be chosen alone."""
+CHOICES = {
+    group: [name for name in names if name not in BASES.get(group, ())]
+    for group, names in groups().items()
+    if group != "experiment"
+}
+EXPERIMENTS = groups()["experiment"]
+RULES = {
+    "model": {"data.objective", "model.heads", "parallel.pipeline x parallel.chunks"},
+    "sharding": {"sharding.params", "sharding.optimizer"},
+    "collectives": {"collectives.error_feedback"},
+    "precision": {"precision"},
+    "optimizer": set(),
+    "data": {"data.objective", "data.path", "data.corpora"},
+    "cluster": {"precision"},
+    "checkpoint": set(),
+}
+"""The keys that a refused choice of a group may name."""
+
+
+def _root():
+    values = yaml.safe_load((CONF / "train.yaml").read_text())
+    return values, values.pop("defaults")
+
+
+def _pair(experiment, group, name):
+    """Put the values of a file in their places."""
+    values = _composed(experiment)
+    return {**values, group: {**values[group], **file_values(group, name)}}
+
+
+@functools.cache
+def _composed(experiment):
+    """Compose an experiment, once for all tests; they do not change it."""
+    return compose([f"experiment={experiment}"])
+
+
+def _refusal(config, ranks):
+    """Return the error of the rule that refuses a configuration; None = it can be laid out."""
+    try:
+        ResolvedLayout.resolve(config, ranks, config.cluster.ranks_per_node)
+    except ConfigError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("group", CHOICES)
+def test_all_files_of_a_group_set_the_same_keys(group):
+    sets = {name: set(file_values(group, name)) for name in CHOICES[group]}
+    first = sets[CHOICES[group][0]]
+    assert all(keys == first for keys in sets.values()), sets
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_an_experiment_sets_no_key_of_a_group(experiment):
+    own = dict(leaves(file_values("experiment", experiment)))
+    for group, names in CHOICES.items():
+        keys = {key for name in names for key, _ in leaves(file_values(group, name), f"{group}.")}
+        assert not keys & set(own), group
+        assert group not in own
+
+
+def test_the_root_sets_no_key_of_a_group_and_comes_first():
+    root, defaults = _root()
+    assert defaults[0] == "_self_"
+    assert set(defaults[-1]) == {"experiment"}
+    assert {next(iter(default)) for default in defaults[1:-1]} == set(CHOICES)
+    keys = {key for key, _ in leaves(root)}
+    for group, names in CHOICES.items():
+        assert not keys & {key for key, _ in leaves(file_values(group, names[0]), f"{group}.")}
+
+
+@pytest.mark.parametrize("turn", range(max(len(EXPERIMENTS), *map(len, CHOICES.values()))))
+def test_choices_take_effect_in_full_compositions(turn):
+    """Choose a file of every group at once; over all turns every file and experiment is chosen."""
+    experiment = EXPERIMENTS[turn % len(EXPERIMENTS)]
+    chosen = {group: names[turn % len(names)] for group, names in CHOICES.items()}
+    values = compose([f"experiment={experiment}", *(f"{g}={name}" for g, name in chosen.items())])
+    expected = dict(_composed(experiment))
+    for group, name in chosen.items():
+        expected[group] = {**expected[group], **file_values(group, name)}
+    expected["run"] = {**expected["run"], "dir": values["run"]["dir"]}
+    assert values == expected
+    assert values["run"]["dir"].startswith(f"runs/{chosen['model']}-")
+
+
+@pytest.mark.parametrize("group", CHOICES)
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_choice_runs_in_an_experiment_or_is_refused_by_a_rule(experiment, group):
+    ranks = Header.read(CONF / "experiment" / f"{experiment}.yaml").ranks
+    for name in CHOICES[group]:
+        refusal = _refusal(decode(_pair(experiment, group, name)), ranks)
+        if refusal is not None:
+            assert refusal.key in RULES[group], f"{group}={name}: {refusal}"
+            assert refusal.got
+            assert refusal.wants
+            assert re.search(r"set '?[a-z_.]+=", refusal.todo), str(refusal)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "key", "todo"),
+    [
+        (
+            ["experiment=mt5_base", "data=text", "data.path=x"],
+            8,
+            "data.objective",
+            "data=text_spans",
+        ),
+        (["experiment=mt5_base", "data=blend"], 8, "data.corpora", "data.corpora="),
+        (["experiment=frontier_22b", "data=stdlib_spans"], 16, "data.objective", "data=stdlib"),
+        (["experiment=mt5_xl", "model=gpt_3b"], 16, "data.objective", "data=stdlib"),
+        (["experiment=zeropp_18b", "precision=bf16"], 384, "precision", "precision=fp16"),
+        (["experiment=amsp_llama_7b", "cluster=dgx2_v100"], 1024, "precision", "precision=fp16"),
+        (
+            ["experiment=frontier_22b", "sharding=amsp_4_4_8"],
+            16,
+            "sharding.params",
+            "set sharding.params=2",
+        ),
+        (
+            ["experiment=frontier_22b", "collectives=zeropp_feedback"],
+            16,
+            "collectives.error_feedback",
+            "precision=bf16",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_to_do(overrides, ranks, key, todo):
+    refusal = _refusal(decode(compose(overrides)), ranks)
+    assert refusal is not None
+    assert refusal.key == key
+    assert todo in refusal.todo

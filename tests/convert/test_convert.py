@@ -1,0 +1,291 @@
+"""Weights to Hugging Face's form and back, proved by the logits of both models."""
+
+import importlib
+import json
+import shlex
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from frontier_llm.checkpoint.discovery import find
+from frontier_llm.cli import convert as convert_checkpoint
+from frontier_llm.cli.compose import compose
+from frontier_llm.cli.options import run_command
+from frontier_llm.config import decode
+from frontier_llm.convert import compare_logits
+from frontier_llm.convert.decoders import Llama
+from frontier_llm.convert.families import FAMILIES, family_for
+from frontier_llm.convert.ours import OurWeights, write_weights
+from frontier_llm.data.tokenizer import train_tokenizer
+from frontier_llm.errors import DataError
+from frontier_llm.geometry.inventory import model_shapes
+from frontier_llm.trainer import run_directory
+from tests.values import tiny_values
+
+# transformers loads weights in threads that it keeps
+pytestmark = [pytest.mark.forked, pytest.mark.slow]
+
+ODD_VOCABULARY = 151
+THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": (
+        "GPT2LMHeadModel",
+        {"vocab_size": ODD_VOCABULARY, "n_positions": 24, "n_embd": 32, "n_layer": 3, "n_head": 4},
+    ),
+    "gpt_neox": (
+        "GPTNeoXForCausalLM",
+        {
+            "vocab_size": ODD_VOCABULARY, "max_position_embeddings": 24, "hidden_size": 32,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
+            "use_parallel_residual": False, "hidden_act": "gelu_new",
+        },
+    ),
+    "llama": (
+        "LlamaForCausalLM",
+        {
+            "vocab_size": ODD_VOCABULARY, "max_position_embeddings": 24, "hidden_size": 32,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "intermediate_size": 48, "rms_norm_eps": 1e-5,
+        },
+    ),
+    "t5": (
+        "T5ForConditionalGeneration",
+        {
+            "vocab_size": ODD_VOCABULARY, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2,
+            "num_decoder_layers": 3, "num_heads": 4, "feed_forward_proj": "gated-gelu",
+            "tie_word_embeddings": False, "dropout_rate": 0.0,
+        },
+    ),
+}  # fmt: skip
+THEIRS["gpt_neox parallel"] = (
+    THEIRS["gpt_neox"][0],
+    {**THEIRS["gpt_neox"][1], "use_parallel_residual": True, "hidden_act": "gelu"},
+)
+THEIRS["mt5"] = ("MT5ForConditionalGeneration", THEIRS["t5"][1])
+THEIRS["llama tied"] = (THEIRS["llama"][0], {**THEIRS["llama"][1], "tie_word_embeddings": True})
+
+
+def main(arguments: list[str]) -> int:
+    """Convert; return the exit code of the process."""
+    return run_command(partial(convert_checkpoint.main, arguments))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _their_code() -> None:
+    """Import it before the forks, once for all of them."""
+    with suppress(ImportError):  # the tests that need it say so
+        transformers = importlib.import_module("transformers")
+        for architecture, _ in THEIRS.values():
+            getattr(transformers, architecture)
+
+
+def make_theirs(kind: str, folder: Path) -> Path:
+    """Save a random model of theirs whose weights are large enough to tell."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    architecture, settings = THEIRS[kind]
+    model_class = getattr(transformers, architecture)
+    model = model_class(model_class.config_class(**settings))
+    if hasattr(model, "shared"):  # transformers 5 makes it tied; the released models are not
+        model.lm_head = torch.nn.Linear(model.config.d_model, model.config.vocab_size, bias=False)
+        model._tied_weights_keys.pop("lm_head.weight", None)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", THEIRS)
+def test_theirs_becomes_ours_and_theirs_again(kind: str, tmp_path: Path, capsys):
+    theirs = make_theirs(kind, tmp_path / "theirs")
+    assert main(["--from", "hf", str(theirs), str(tmp_path / "ours")]) == 0
+    assert "logits differ by at most" in capsys.readouterr().out
+    assert main(["--to", "hf", str(tmp_path / "ours"), str(tmp_path / "back")]) == 0
+    before = load_file(theirs / "model.safetensors")
+    after = load_file(tmp_path / "back" / "model.safetensors")
+    assert before.keys() == after.keys() | {name for name in before if "embed_tokens" in name}
+    for name, tensor in after.items():
+        assert torch.equal(before[name], tensor), name
+    assert not list(tmp_path.glob(".*"))
+
+
+def make_ours(folder: Path, *overrides: str) -> Path:
+    """Write a run directory of a random model of ours."""
+    config = decode(values := tiny_values(*overrides))
+    folder.mkdir()
+    run_directory.write_config(folder, run_directory.to_yaml(values))
+    shapes = model_shapes(config.model, config.data.sequence_length)
+    generator = torch.Generator().manual_seed(1)
+    tensors = [(name, torch.randn(shape, generator=generator)) for name, shape in shapes.items()]
+    half = len(tensors) // 2
+    write_weights(folder, [tensors[:half], tensors[half:]], {})
+    return folder
+
+
+VARIANTS = {
+    "gpt2": ("model.vocabulary=129",),
+    "gpt_neox": ("model.positions=rotary", "model.rotary_fraction=0.5", "model.tied=false"),
+    "llama": ("model=llama_7b", "model.ffn=48", "model.kv_heads=2", "model.tied=true"),
+    "mt5": ("model=mt5_tiny", "model.encoder_layers=1", "model.ffn=48", "model.head_dim=8"),
+}
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_our_models_find_their_family_and_every_tensor_its_place(kind: str):
+    config = decode(tiny_values(*VARIANTS[kind]))
+    family = family_for(config.model, None)
+    assert family.name == kind
+    shapes = model_shapes(config.model, config.data.sequence_length)
+    assert {row.ours for row in family.rows(config.model)} >= set(shapes)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_transform_comes_back(family: Any):
+    kind = "mt5" if family.name == "t5" else family.name
+    config = decode(tiny_values(*VARIANTS[kind]))
+    shapes = model_shapes(config.model, config.data.sequence_length)
+    for row in family.rows(config.model):
+        if row.ours in shapes:
+            ours = torch.randn(shapes[row.ours])
+            theirs = row.transform.to_theirs(ours)
+            assert len(theirs) == len(row.theirs)
+            assert torch.equal(row.transform.to_ours(theirs), ours)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_setting_comes_back(family: Any):
+    config = decode(tiny_values(*VARIANTS["mt5" if family.name == "t5" else family.name]))
+    theirs = json.loads(json.dumps(family.to_theirs(config)))
+    family.refuse_variants(theirs)
+    for key, value in family.to_ours(theirs).items():
+        section, _, field = key.rpartition(".")
+        assert getattr(getattr(config, section or "model"), field) == value, key
+
+
+@pytest.mark.parametrize(
+    "form", [{"rope_parameters": {"rope_type": "llama3"}}, {"rope_scaling": 1}]
+)
+def test_stretched_wavelengths_are_refused(form: dict[str, Any]):
+    with pytest.raises(DataError, match=r"rope_.* is not supported"):
+        Llama().refuse_variants(form)
+
+
+def test_many_shards_are_written_and_read(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("frontier_llm.cli.convert.SHARD_BYTES", 10_000)
+    ours = make_ours(tmp_path / "ours")
+    assert main(["--to", "hf", str(ours), str(tmp_path / "out"), "--no-check"]) == 0
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 3
+    assert main(["--from", "hf", str(tmp_path / "out"), str(tmp_path / "back"), "--no-check"]) == 0
+    before, after = OurWeights(ours), OurWeights(tmp_path / "back")
+    assert len(list(find(tmp_path / "back").folder.glob("*.safetensors"))) > 3
+    for name in before.checkpoint.manifest.tensors:
+        assert torch.equal(before.read(name), after.read(name))
+
+
+def test_a_wrong_transform_is_found_and_leaves_nothing(tmp_path: Path, monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    ours = make_ours(tmp_path / "ours")
+    monkeypatch.setattr(
+        "frontier_llm.convert.decoders.JoinedHeads.to_theirs",
+        lambda self, ours: (ours.t(),),  # heads left interleaved: the classic
+    )
+    assert main(["--to", "hf", str(ours), str(tmp_path / "out")]) == 1
+    assert "another one: logits differ by at most" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "bloom"}, "model_type='bloom' is unknown here"),
+        ({"activation_function": "relu"}, "activation_function='relu' is not supported"),
+        ({"n_embd": None}, "config.json lacks 'n_embd'"),
+        ({"n_head": 5}, "heads"),
+    ],
+)
+def test_what_ours_does_not_compute_is_refused(
+    tmp_path: Path, capsys, change: dict[str, Any], message: str
+):
+    folder = their_gpt2(tmp_path)
+    settings = json.loads((folder / "config.json").read_text()) | change
+    settings = {key: value for key, value in settings.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(settings))
+    assert main(["--from", "hf", str(folder), str(tmp_path / "out"), "--no-check"]) != 0
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("transformer.h.0.attn.q_norm.weight", "has no place in our model"),
+        ("-transformer.ln_f.bias", "the model lacks transformer.ln_f.bias"),
+    ],
+)
+def test_names_without_a_place_are_told(tmp_path: Path, capsys, name: str, message: str):
+    folder = their_gpt2(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    if name.startswith("-"):
+        del tensors[name[1:]]
+    else:
+        tensors[name] = torch.zeros(3)
+    save_file(tensors, folder / "model.safetensors")
+    assert main(["--from", "hf", str(folder), str(tmp_path / "out"), "--no-check"]) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert name.strip("-") in said
+
+
+def test_released_gpt2_has_shorter_names(tmp_path: Path):
+    folder = their_gpt2(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    save_file(bare | {"h.0.attn.bias": torch.ones(2)}, folder / "model.safetensors")
+    assert main(["--from", "hf", str(folder), str(tmp_path / "out"), "--no-check"]) == 0
+
+
+def their_gpt2(tmp_path: Path) -> Path:
+    """A folder of theirs, made without transformers."""
+    ours = make_ours(tmp_path / "made_of")
+    assert main(["--to", "hf", str(ours), str(tmp_path / "theirs"), "--no-check"]) == 0
+    return tmp_path / "theirs"
+
+
+def test_the_tokenizer_goes_along_both_ways(tmp_path: Path, capsys):
+    theirs = their_gpt2(tmp_path)
+    train_tokenizer(["def walk(tree):\n    yield tree\n" * 20], 300, theirs / "tokenizer.model")
+    imported, back = tmp_path / "imported", tmp_path / "back"
+    assert main(["--from", "hf", str(theirs), str(imported), "--no-check"]) == 0
+    said = capsys.readouterr().out
+    config = decode(run_directory.from_yaml((imported / "config.yaml").read_text()))
+    assert config.model.name == "imported"
+    assert config.data.tokenizer == str(imported / "tokenizer.model")
+    assert f"run.init_from={imported} " in said
+    assert f"data.tokenizer={imported / 'tokenizer.model'}" in said
+    words = shlex.split(said.partition("frontier-llm train ")[2])
+    assert decode(compose(words[1:])).model == config.model  # the command makes the same model
+    assert main(["--to", "hf", str(imported), str(back), "--no-check"]) == 0
+    written = [folder / "tokenizer.model" for folder in (theirs, imported, back)]
+    assert len({file.read_bytes() for file in written}) == 1
+
+
+def test_a_model_that_no_family_has_is_refused_with_reasons(tmp_path: Path, capsys):
+    ours = make_ours(tmp_path / "ours", "model.bias=false")
+    assert main(["--to", "hf", str(ours), str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert "gpt2: model.bias=False, not True" in said
+    assert "llama: model.positions=learned, not rotary" in said
+    assert main(["--to", "hf", str(ours), str(ours)]) == 1
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_numbers_that_are_none_pass_nothing():
+    good = torch.ones(1, 2, 3)
+    assert compare_logits.Comparison.of(good, good).passes
+    assert not compare_logits.Comparison.of(good * float("nan"), good).passes

@@ -1,0 +1,138 @@
+"""Loaders of a run: blends, spans, rejected configurations, and the origins of samples."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from frontier_llm.config.data import DataConfig
+from frontier_llm.config.run import RunConfig
+from frontier_llm.data.batch import Batch, Seq2SeqBatch
+from frontier_llm.data.corpora import Corpora, open_all, open_data, prepare_all
+from frontier_llm.data.prepare import prepare
+from frontier_llm.data.prepared_corpus import find_origins
+from frontier_llm.data.run_loader import make_loader, make_windows
+from frontier_llm.data.spans import restore
+from frontier_llm.errors import ConfigError, DataError
+from frontier_llm.geometry.lengths import span_lengths
+from tests.data.conftest import config, documents, write_jsonl
+from tests.values import tiny_values
+
+
+def run_config(data: DataConfig, *overrides: str) -> RunConfig:
+    values = tiny_values("model.vocabulary=600", *overrides)
+    values["data"] = data.model_dump()
+    return RunConfig.model_validate(values)
+
+
+def blend(tmp_path: Path, **changes: Any) -> DataConfig:
+    corpora = []
+    for number, name in ((80, "small"), (400, "large")):
+        path = write_jsonl(tmp_path / f"{name}.jsonl", number)
+        corpora.append({"name": name, "path": str(path)})
+    return config(tmp_path / "c", None, kind="blend", name="both", corpora=corpora, **changes)
+
+
+@pytest.fixture
+def one(folder: Path, tmp_path: Path) -> tuple[DataConfig, Corpora]:
+    data = config(tmp_path, tmp_path / "nowhere")
+    return data, open_all(data, [folder])
+
+
+def test_a_blend_has_one_tokenizer_and_reads_each_corpus_completely(tmp_path: Path):
+    data = blend(tmp_path)
+    corpora = open_data(data)
+    small, large = corpora.corpora
+    assert small.manifest.tokenizer_sha256 == large.manifest.tokenizer_sha256
+    assert corpora.manifest.train.tokens == len(small.train) + len(large.train)
+    assert corpora.weights["small"] == pytest.approx(
+        len(small.train) ** 0.3 / (len(small.train) ** 0.3 + len(large.train) ** 0.3)
+    )
+    windows = make_windows(run_config(data), corpora, train=True)
+    rows = [windows[index] for index in range(200)]
+    share = sum(_is_from(row, small) for row in rows) / 200
+    assert share == pytest.approx(corpora.weights["small"], abs=0.03)
+    assert prepare_all(data) == prepare_all(data)
+
+
+def _is_from(row: np.ndarray, corpus: Any) -> bool:
+    whole = corpus.train.read(0, len(corpus.train)).astype(np.int64).tobytes()
+    return row.tobytes() in whole
+
+
+def test_a_blend_does_not_depend_on_the_layout(tmp_path: Path):
+    data = blend(tmp_path)
+    settings, corpora = run_config(data), open_data(data)
+    windows = make_windows(settings, corpora, train=True)
+    wanted = np.stack([windows[8 + index][:-1] for index in range(8)])
+    seen = []
+    for rank in range(2):
+        with closing(make_loader(settings, corpora, rank, 2, train=True)) as loader:
+            seen.append(loader.micro_batches(8))
+    dealt = [batch.tokens for pair in zip(*seen, strict=True) for batch in pair]
+    assert np.array_equal(torch.cat(dealt).numpy(), wanted)
+
+
+def test_corpora_of_different_tokenizers_are_refused(tmp_path: Path, folder: Path):
+    data = blend(tmp_path)
+    other = prepare(config(tmp_path / "x", write_jsonl(tmp_path / "x.jsonl", 70), vocabulary=290))
+    with pytest.raises(DataError, match=r"was prepared with another tokenizer than.*\n  do: "):
+        open_all(data, [folder, other])
+
+
+def test_batches_of_spans_restore_the_text(one: tuple[DataConfig, Corpora]):
+    data, corpora = one
+    data = data.model_copy(update={"objective": "spans", "sequence_length": 48})
+    settings = run_config(data)
+    with closing(make_loader(settings, corpora, 0, 1, train=True)) as loader:
+        batch = loader.micro_batches(16)[1]
+        again = loader.micro_batches(16)[1]
+    assert isinstance(batch, Seq2SeqBatch)
+    assert torch.equal(batch.encoder_tokens, again.encoder_tokens)
+    window = make_windows(settings, corpora, train=True)[18]
+    assert len(window) == span_lengths(48).text
+    text = restore(
+        batch.encoder_tokens[0].tolist(),
+        batch.labels[0][batch.loss_mask[0] > 0].tolist(),
+        corpora.tokenizer.first_sentinel,
+        corpora.tokenizer.eod,
+    )
+    assert text == window.tolist()
+    assert corpora.tokenizer.first_sentinel == corpora.tokenizer.vocabulary + 99
+
+
+def test_causal_is_the_default(one: tuple[DataConfig, Corpora]):
+    data, corpora = one
+    with closing(make_loader(run_config(data), corpora, 0, 1, train=False)) as loader:
+        assert isinstance(loader.micro_batches(0)[0], Batch)
+
+
+def test_a_corpus_smaller_than_a_batch_is_refused(one: tuple[DataConfig, Corpora]):
+    data, corpora = one
+    data = data.model_copy(update={"global_batch": 4096})
+    with pytest.raises(DataError, match=r"has \d+ samples of data\.sequence_length=16: a step"):
+        make_loader(run_config(data), corpora, 0, 1, train=True)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(one: tuple[DataConfig, Corpora]):
+    data, corpora = one
+    tokens = corpora.tokenizer.vocabulary
+    with pytest.raises(ConfigError, match=rf"model\.vocabulary=?{tokens}|at least {tokens}"):
+        make_loader(run_config(data, f"model.vocabulary={tokens - 1}"), corpora, 0, 1, train=True)
+
+
+def test_a_token_is_traced_back_to_its_document(tmp_path: Path):
+    path = write_jsonl(tmp_path / "text.jsonl", 150)
+    data = config(tmp_path / "c", path)
+    (corpus,) = open_data(data).corpora
+    wanted = [d for d in documents(data) if not d.is_validation(10)]
+    whole = corpus.train.read(0, len(corpus.train)).tolist()
+    ends = [at for at, token in enumerate(whole) if token == corpus.tokenizer.eod]
+    start, last = ends[40] - 2, ends[43] + 1
+    origins = list(find_origins(corpus.train, start, last - start + 1))
+    assert [origin.document for origin in origins] == [40, 41, 42, 43, 44]
+    assert [f"{o.file}:{o.place}" for o in origins] == [d.name for d in wanted[40:45]]
+    assert origins[1].first_token == ends[40] + 1

@@ -1,0 +1,39 @@
+"""docs/collectives.md says what conf/, geometry/ and the table of what is supported say."""
+
+import pytest
+
+from docs.generate import collectives_page
+from docs.generate.collectives_page import SCHEMES, leaves_a_node, main, published, support
+
+
+def test_the_page_is_current(capsys):
+    assert main([]) == 0, capsys.readouterr().err
+
+
+def test_a_stale_page_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "collectives.md"
+    page.write_text(collectives_page.PAGE.read_text().replace("| fp16 |", "| fp17 |"))
+    monkeypatch.setattr(collectives_page, "PAGE", page)
+    assert main([]) == 1
+    assert "python -m docs.generate.collectives_page --write" in capsys.readouterr().err
+    assert main(["--write"]) == 0
+    assert main([]) == 0
+
+
+def test_volumes_by_hand():
+    """4 nodes of 8 ranks: gradients in int4 each micro-batch, a refresh in int8 each step."""
+    zero3, _, _, zeropp = SCHEMES
+    for micro_batches in (1, 4, 16):
+        rings = 3 * micro_batches * (1 - 1 / 32)
+        assert leaves_a_node(zero3, micro_batches) == pytest.approx(rings, rel=1e-3)
+        by_hand = (0.25 * micro_batches + 0.5) * (1 - 1 / 4)
+        assert leaves_a_node(zeropp, micro_batches) == pytest.approx(by_hand, rel=0.02)
+        assert leaves_a_node(zeropp, micro_batches) < rings / 4, "ZeRO++ promises a quarter"
+    assert leaves_a_node(zeropp, 4) < published(4)
+
+
+def test_every_precision_preset_and_device_has_a_verdict():
+    rows = [line.strip("| ").split(" | ") for line in support() if line.startswith("| ")][1:]
+    assert len(rows) == 9
+    assert ["fp16", "`zeropp_feedback`", "refused", "refused", "refused"] in rows
+    assert ["bf16", "`zeropp`", "yes", "not run", "not run"] in rows

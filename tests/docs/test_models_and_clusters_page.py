@@ -1,0 +1,56 @@
+"""The page of models and clusters says what conf/ says."""
+
+import pytest
+
+from docs.generate import models_and_clusters_page as tables
+from docs.generate.models_and_clusters_page import models, page, resolved
+from frontier_llm.cli.compose import compose, groups
+from frontier_llm.cli.experiments import Header
+from frontier_llm.config import decode
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_page_has_a_row_for_everything_that_can_be_chosen():
+    text = page()
+    for name in [*models(), *groups()["experiment"], *groups()["cluster"]]:
+        assert f"| `{name}` |" in text
+
+
+def test_the_page_is_current(capsys):
+    assert tables.main([]) == 0, capsys.readouterr().err
+
+
+def test_a_stale_page_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, capsys):
+    stale = tmp_path / "models_and_clusters.md"
+    monkeypatch.setattr(tables, "PAGE", stale)
+    assert tables.main([]) == 1
+    assert "python -m docs.generate.models_and_clusters_page --write" in capsys.readouterr().err
+    assert tables.main(["--write"]) == 0
+    assert tables.main([]) == 0
+
+
+def test_a_header_joins_what_a_backslash_splits(tmp_path):
+    file = tmp_path / "one.yaml"
+    file.write_text(
+        "# @package _global_\n# A title (arXiv:1).\n# More.\n# ranks: 16\n# run: srun -N 2 \\\n"
+        "#   python train.py\ndefaults: []\n# ranks: 3\n"
+    )
+    assert Header.read(file) == Header("A title (arXiv:1). More.", 16, "srun -N 2 python train.py")
+
+
+def test_a_header_without_its_ranks_is_refused(tmp_path):
+    file = tmp_path / "one.yaml"
+    file.write_text("# A title.\n# run: python train.py\n")
+    with pytest.raises(ValueError, match=r"one\.yaml: '# ranks: N'"):
+        Header.read(file)
+
+
+def test_states_are_those_of_the_fullest_stage():
+    sizes = ["model.layers=3", "model.hidden=8", "model.heads=2", "model.vocabulary=100"]
+    run = ["data.vocabulary=100", "data.sequence_length=16", "parallel.pipeline=2"]
+    config = decode(compose([*sizes, *run]))
+    layer = 12 * 8 * 8 + 13 * 8
+    first = 2 * layer + 128 * 8 + 16 * 8  # embedding, padded to 128 rows, and positions
+    last = layer + 128 * 8 + 2 * 8  # the tied head's copy and the last norm
+    assert resolved(config, 2).fullest_stage_bytes == 18 * max(first, last)

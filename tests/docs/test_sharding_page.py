@@ -1,0 +1,58 @@
+"""docs/sharding.md says what conf/ and geometry/ say."""
+
+import pytest
+
+from docs.generate import sharding_page
+from docs.generate.sharding_page import amsp, amsp_elements, presets
+from frontier_llm.cli.compose import groups
+from frontier_llm.geometry.partition import Factors
+
+
+def _cells(line):
+    return [cell.strip(" `") for cell in line.strip("|").split("|")]
+
+
+def test_the_page_and_its_figure_are_current(capsys):
+    assert sharding_page.main([]) == 0, capsys.readouterr().err
+
+
+def test_a_stale_page_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, capsys):
+    page, drawing = tmp_path / "sharding.md", tmp_path / "images" / "a.svg"
+    page.write_text(sharding_page.PAGE.read_text().replace("| `zero3` |", "| `zero4` |"))
+    monkeypatch.setattr(sharding_page, "PAGE", page)
+    monkeypatch.setattr(sharding_page, "FIGURE", drawing)
+    assert sharding_page.main([]) == 1
+    said = capsys.readouterr().err
+    assert "sharding.md is not current: python -m docs.generate.sharding_page --write" in said
+    assert "a.svg is not current" in said
+    assert sharding_page.main(["--write"]) == 0
+    assert sharding_page.main([]) == 0
+
+
+def test_every_choice_has_a_row_of_numbers_done_by_hand():
+    """32 data ranks, 8 a node, 4 micro-batches, 2 bytes of parameters and 4 of gradients."""
+    rows = {cells[0]: cells[1:] for cells in map(_cells, list(presets())[2:])}
+    of_one_model = {name for name in groups()["sharding"] if name.startswith("amsp")}
+    assert set(rows) == set(groups()["sharding"]) - of_one_model
+    kept, refresh = 2 + 4 + 12 / 32, 2 * 31 / 32
+    states = 4 * 31 / 32
+    assert rows["zero1"] == [
+        "1, 1, 32", f"{kept:.2f}", "0", "0", f"{states:.2f}", f"{refresh:.2f}",
+        f"{states + refresh:.2f}", f"{states + refresh:.2f}",
+    ]  # fmt: skip
+    gather, reduce, sums = 8 * 2 * 7 / 8, 4 * 4 * 7 / 8, 4 * 2 * (1 / 8 - 1 / 32)
+    assert rows["mics"] == [
+        "8, 8, 8", f"{18 / 8:.2f}", f"{gather:.2f}", f"{reduce:.2f}", f"{sums:.2f}", "0",
+        f"{gather + reduce + sums:.2f}", f"{8 * sums:.2f}",
+    ]  # fmt: skip
+
+
+def test_amsps_flows_by_hand():
+    """(4, 4, 8) on 64 ranks in 16 micro-batches: MiCS' flows, and one broadcast to spread."""
+    wanted = 16 * 3 * 3 / 4 + 2 * (1 / 4 - 1 / 64) + 1 / 8
+    assert amsp_elements(Factors(4, 4, 8, 64), 16) == pytest.approx(wanted)
+    row = next(cells for cells in map(_cells, amsp()) if cells[:3] == _13B_ON_64)
+    assert row[3:5] == ["16", f"{2 * wanted:.2f}"]
+
+
+_13B_ON_64 = ["amsp_llama_13b", "4, 4, 8", "64"]

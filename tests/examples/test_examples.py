@@ -1,0 +1,94 @@
+"""The examples run: their scripts with tiny models and few steps."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+TINY = (
+    "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocabulary=300",
+    "data.vocabulary=300", "data.sequence_length=32", "data.global_batch=4", "data.micro_batch=1",
+    "launch.ranks=2", "trainer.evaluate_every_steps=null", "trainer.sample_tokens=0",
+    "precision=fp32", "telemetry.wandb=off", "trainer.steps=2",
+)  # fmt: skip
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A text file of a size that a tokenizer with 300 entries can learn from."""
+    sources = sorted((ROOT / "frontier_llm" / "launch").glob("*.py"))
+    file = tmp_path / "text.txt"
+    file.write_text("\n\n".join(source.read_text() for source in sources))
+    return file
+
+
+def run(*command, folder, path=None):
+    """Run an example in the environment of a user; return its output."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    environ |= {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "RUN": str(folder / "run")}
+    environ |= {"PATH": path or environ["PATH"]}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def find(program):
+    """Return the path of a program."""
+    folders = [Path(folder) for folder in os.environ["PATH"].split(":")]
+    return next(folder / program for folder in folders if (folder / program).exists())
+
+
+def test_laptop_text_trains_and_generates(tmp_path, text):
+    data = f"data.directory={tmp_path}/corpora"
+    output = run(EXAMPLES / "laptop_text" / "run.sh", text, *TINY, data, folder=tmp_path)
+    assert (tmp_path / "run" / "checkpoints" / "step_00000002").is_dir()
+    assert "step 2/2" in output
+    assert "\nThe " in output, "the continued prompt"
+
+
+def test_own_model_has_the_losses_of_one_process(tmp_path):
+    script = EXAMPLES / "own_model_amsp" / "train_own_model.py"
+    output = run(sys.executable, script, "--steps", "3", folder=tmp_path)
+    rows = [line.split() for line in output.splitlines()[-3:]]
+    assert [row[0] for row in rows] == ["1", "2", "3"]
+    assert all(float(row[1]) == pytest.approx(float(row[2]), rel=1e-4) for row in rows)
+
+
+def test_a_trained_model_is_loaded_with_transformers(tmp_path, text):
+    """The training runs on this machine: `sbatch` is hidden."""
+    pytest.importorskip("transformers")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname", "env", "realpath"):
+        (tools / name).symlink_to(find(name))
+    data = ("data=text", f"data.path={text}", f"data.directory={tmp_path}/corpora")
+    script, out = EXAMPLES / "slurm_to_hugging_face" / "run.sh", tmp_path / "hugging_face"
+    output = run(script, out, *TINY, *data, folder=tmp_path, path=str(tools))
+    assert (out / "model.safetensors").is_file()
+    assert f"{out}: 36,096 parameters" in output
+
+
+def test_with_slurm_the_job_is_submitted_and_waited_for(tmp_path):
+    """A script in the place of `sbatch` records its arguments and fails."""
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/arguments\nexit 1\n')
+    sbatch.chmod(0o755)
+    environ = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    environ |= {"PATH": f"{sbatch.parent}:{os.environ['PATH']}", "RUN": str(tmp_path / "run")}
+    environ |= {"SBATCH_OPTIONS": "-A project --time=01:00:00"}
+    script = EXAMPLES / "slurm_to_hugging_face" / "run.sh"
+    command = [script, tmp_path / "out", "experiment=megatron_1_7b"]
+    done = subprocess.run(command, cwd=ROOT, env=environ, check=False, capture_output=True)
+    assert done.returncode != 0
+    arguments = (tmp_path / "arguments").read_text().split()
+    assert {"--nodes=4", "--wait", "-A", "project", "--time=01:00:00"} <= set(arguments)
+    assert f"run.dir={tmp_path}/run" in arguments

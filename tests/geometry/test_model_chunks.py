@@ -1,0 +1,74 @@
+"""Every layer lies in exactly one model chunk, and the chunks are as even as possible."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontier_llm.geometry.model_chunks import chunks_of_stage, make_model_chunks, split_layers
+
+
+@st.composite
+def pipelines(draw):
+    """Draw (layers, stages, virtual stages) with at least one layer per chunk."""
+    stages, virtual_stages = draw(st.integers(1, 12)), draw(st.integers(1, 4))
+    return draw(st.integers(stages * virtual_stages, 200)), stages, virtual_stages
+
+
+@given(pipelines())
+def test_the_chunks_tile_the_layers_in_order(pipeline):
+    chunks = make_model_chunks(*pipeline)
+    assert [layer for chunk in chunks for layer in chunk.layers] == list(range(pipeline[0]))
+
+
+@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(n, 400), st.just(n))))
+def test_an_even_cut_differs_by_one_layer_at_most(case):
+    layers, chunks = case
+    sizes = split_layers(layers, chunks)
+    assert len(sizes) == chunks
+    assert sum(sizes) == layers
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.integers(2, 60).flatmap(lambda n: st.tuples(st.integers(n, 400), st.just(n))))
+def test_the_ends_have_a_layer_less_where_it_does_not_divide(case):
+    """They also hold the head, which costs most, and the embedding."""
+    layers, chunks = case
+    sizes = split_layers(layers, chunks)
+    if layers % chunks:
+        assert sizes[-1] == min(sizes)
+    if layers % chunks and chunks - layers % chunks >= 2:
+        assert sizes[0] == min(sizes)
+
+
+@given(pipelines())
+def test_chunks_go_around_the_stages_one_virtual_stage_after_the_other(pipeline):
+    chunks = make_model_chunks(*pipeline)
+    _, stages, virtual_stages = pipeline
+    assert [chunk.stage for chunk in chunks] == list(range(stages)) * virtual_stages
+    for stage in range(stages):
+        own = chunks_of_stage(chunks, stage)
+        assert [chunk.virtual_stage for chunk in own] == list(range(virtual_stages))
+        assert all(chunk.stage == stage for chunk in own)
+
+
+@given(pipelines())
+def test_the_embedding_is_in_the_first_chunk_and_the_head_in_the_last(pipeline):
+    chunks = make_model_chunks(*pipeline)
+    assert [index for index, chunk in enumerate(chunks) if chunk.has_embedding] == [0]
+    assert [index for index, chunk in enumerate(chunks) if chunk.has_head] == [len(chunks) - 1]
+    assert chunks[0].stage == 0
+    assert chunks[-1].stage == max(chunk.stage for chunk in chunks)
+
+
+@given(st.data())
+def test_a_given_cut_is_kept(data):
+    stages, virtual_stages = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
+    count = stages * virtual_stages
+    size = st.integers(1, 9)
+    cut = tuple(data.draw(st.lists(size, min_size=count, max_size=count)))
+    chunks = make_model_chunks(sum(cut), stages, virtual_stages, cut)
+    assert tuple(len(chunk.layers) for chunk in chunks) == cut
+    assert [layer for chunk in chunks for layer in chunk.layers] == list(range(sum(cut)))
+
+
+def test_megatrons_529b_is_three_layers_a_stage():
+    assert split_layers(105, 35) == (3,) * 35

@@ -1,0 +1,203 @@
+"""Misplaced, absent or differently configured ranks are named before the model is built."""
+
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from frontier_llm.config import decode
+from frontier_llm.device.accelerator import Accelerator
+from frontier_llm.errors import LaunchError, RankFailure
+from frontier_llm.geometry.inventory import count_parameters
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.health.preflight import check_all_ranks, check_groups
+from frontier_llm.health.rank_checks import check_reports
+from frontier_llm.health.rank_report import RankReport
+from frontier_llm.launch import coordination
+from frontier_llm.launch.world import World
+from frontier_llm.trainer import connect
+from tests.ranks import run_ranks
+from tests.values import tiny_values
+
+CONFIG = decode(tiny_values())
+WORLD = World(0, 4, 0, 2, "a", "slurm", "a", 1, "job", ("a", "b"))
+CPU = torch.device("cpu")
+
+
+def _reports(**first):
+    reports = [
+        RankReport(
+            rank=rank,
+            host="ab"[rank // 2],
+            device=f"pci {rank % 2}",
+            device_name="cpu",
+            kind="cpu",
+            interfaces=("eth0",),
+            cores=str(rank % 2),
+            digest="d",
+            versions={"torch": "2"},
+            environment={},
+            free_bytes={},
+            clock_seconds=100.0,
+        )
+        for rank in range(4)
+    ]
+    return [replace(report, **first) if report.rank == 3 else report for report in reports]
+
+
+def test_correctly_placed_ranks_pass():
+    found = check_reports(CONFIG, 1, WORLD, _reports())
+    assert (found.errors, found.warnings) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"device": "pci 0"}, "ranks 2, 3 share one device (pci 0 on b)"),
+        ({"host": "a", "device": "pci 7"}, "ranks 2 to 3 should share a node, but are on a, b"),
+        ({"digest": "other"}, "rank 3 on b has another configuration than rank 0"),
+        ({"versions": {"torch": "3"}}, "rank 3 on b has torch 3, rank 0 has 2"),
+        (
+            {"environment": {"GLOO_SOCKET_IFNAME": "hsn0"}},
+            "GLOO_SOCKET_IFNAME=hsn0 on rank 3, but b has only eth0",
+        ),
+    ],
+)
+def test_a_problem_that_would_spoil_the_run_is_an_error(changed, words):
+    errors = check_reports(CONFIG, 1, WORLD, _reports(**changed)).errors
+    assert any(words in error for error in errors), errors
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"clock_seconds": 107.5}, "the clock of b (rank 3) is 7.5 s ahead"),
+        ({"kind": "cuda", "device_name": "A100"}, "ranks 3 compute on A100"),
+        ({"cores": "0"}, "ranks 2, 3 share the cores 0 of b"),
+    ],
+)
+def test_a_condition_that_may_be_intended_is_a_warning(changed, words):
+    found = check_reports(CONFIG, 1, WORLD, _reports(**changed))
+    assert found.errors == ()
+    assert any(words in warning for warning in found.warnings), found.warnings
+
+
+def test_variables_are_compared_with_the_cluster_file():
+    config = decode(tiny_values("cluster=a100_80g"))
+    reports = [replace(r, environment={"NCCL_DEBUG": "INFO"}) for r in _reports()]
+    warnings = check_reports(config, 1, WORLD, reports).warnings
+    assert any(
+        "NCCL_DEBUG is INFO on ranks 0, 1, 2, 3" in w and "wants WARN" in w for w in warnings
+    )
+    assert any("NCCL_NET_GDR_LEVEL is not set" in w for w in warnings)
+
+
+def test_a_tier_without_room_for_a_checkpoint_is_an_error(tmp_path):
+    config = decode(tiny_values(f"run.dir={tmp_path}"))
+    full = [replace(r, free_bytes={str(tmp_path): 1000}) for r in _reports()]
+    assert "has 1000 B free, a checkpoint takes" in check_reports(config, 1, WORLD, full).errors[0]
+    config = decode(tiny_values(f"run.dir={tmp_path}", "checkpoint=off"))
+    assert check_reports(config, 1, WORLD, full).errors == ()
+
+
+@pytest.mark.parametrize(("sharding", "nodes"), [("replicated", 1), ("zero1", 2)])
+def test_a_node_needs_space_for_the_states_of_its_ranks(tmp_path, sharding, nodes):
+    local = f"checkpoint.tiers.local.path={tmp_path}"
+    keys = ("parallel.pipeline=1", f"sharding={sharding}", f"run.dir={tmp_path}/run", local)
+    config = decode(tiny_values(*keys))
+    whole = 12 * count_parameters(config.model, config.data.sequence_length)
+    spread = ResolvedLayout.resolve(config, WORLD.size, WORLD.ranks_per_node).nodes_per_copy
+    for free, fits in ((whole // nodes, True), (whole // nodes - 1, False)):
+        reports = [replace(r, free_bytes={str(tmp_path): free}) for r in _reports()]
+        assert (check_reports(config, spread, WORLD, reports).errors == ()) == fits
+
+
+def test_an_error_of_many_ranks_is_reported_once():
+    reports = [replace(r, versions={"torch": str(min(r.rank, 1))}) for r in _reports()]
+    (error,) = check_reports(CONFIG, 1, WORLD, reports).errors
+    assert error == "ranks 1, 2, 3 on a, b have torch 1, rank 0 has 0"
+
+
+def test_nccl_waits_longer_than_the_watchdog():
+    on_device = SimpleNamespace(is_cpu=False)
+    day, minute = timedelta(days=1), timedelta(minutes=1)
+    unwatched = decode(tiny_values("watchdog.enabled=false"))
+    assert connect._collective_timeout(CONFIG, on_device) == day
+    assert connect._collective_timeout(unwatched, on_device) == minute
+    assert connect._collective_timeout(CONFIG, SimpleNamespace(is_cpu=True)) == minute
+
+
+def test_simulated_nodes_are_not_checked_for_placement():
+    config = decode(tiny_values("launch.ranks_per_node=2"))
+    reports = [replace(report, host="laptop", device="") for report in _reports()]
+    assert check_reports(config, 1, WORLD, reports).errors == ()
+
+
+# With real ranks
+
+
+def _store(folder, world):
+    return dist.FileStore(str(folder / "preflight"), world.size)
+
+
+def _config(seconds):
+    return decode(tiny_values(f"launch.meeting_seconds={seconds}", "run.dir=runs/the_same"))
+
+
+def test_every_rank_reports_and_all_continue(tmp_path):
+    def work(world):
+        mine = check_all_ranks(
+            _config(20), 1, world, _store(tmp_path, world), Accelerator.of_rank(0)
+        )
+        return mine.rank, mine.cores != "", mine.versions["torch"]
+
+    assert [found[:2] for found in run_ranks(work, 3)] == [(0, True), (1, True), (2, True)]
+
+
+def test_a_rank_that_does_not_report_is_named_with_its_host(tmp_path, monkeypatch):
+    monkeypatch.setattr(coordination, "_ACKNOWLEDGE_TIMEOUT", timedelta(seconds=1))
+
+    def work(world):
+        world = replace(world, ranks_per_node=1, hosts=("a", "b", "c"))
+        if world.rank == 2:
+            return "absent"
+        with pytest.raises((LaunchError, RankFailure)) as caught:
+            check_all_ranks(_config(1), 1, world, _store(tmp_path, world), Accelerator.of_rank(0))
+        return str(caught.value)
+
+    messages = run_ranks(work, 3)
+    assert messages[0].startswith("preflight: rank 2 (c) did not report within 1 s")
+    assert messages[1] == ""
+
+
+def _groups(world):
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    return {"whole": dist.group.WORLD, "tensor": halves[world.rank // 2], "embedding": None}
+
+
+def test_working_groups_pass(tmp_path):
+    def work(world):
+        check_groups(_groups(world), world, _store(tmp_path, world), CPU, timedelta(seconds=20))
+
+    run_ranks(work, 4)
+
+
+def test_an_incomplete_group_is_named_with_the_absent_rank(tmp_path):
+    def work(world):
+        store, groups = _store(tmp_path, world), _groups(world)
+        check_all_ranks(_config(20), 1, world, store, Accelerator.of_rank(0))
+        if world.rank == 3:
+            del groups["tensor"]  # this rank takes another branch
+        try:
+            check_groups(groups, world, store, CPU, timedelta(seconds=1))
+        except LaunchError as error:
+            return str(error)
+        return ""
+
+    messages = run_ranks(work, 4)
+    assert messages[2].startswith("preflight: the tensor group of ranks 2, 3 did not complete")
+    assert "absent: rank 3 on node0 (at: whole)" in messages[2]
+    assert messages[0] == messages[1] == messages[3] == ""

@@ -1,0 +1,108 @@
+"""Threads of a rank, the cores there are for them, and the warning when they are too few."""
+
+import os
+
+import pytest
+
+from frontier_llm.cli import train
+from frontier_llm.launch import cores
+from frontier_llm.launch.cores import available, cgroup_limit, crowding
+
+SRUN = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("threads", "ranks", "there", "fitting"),
+    [(2, 4, 2, 1), (4, 2, 4, 2), (3, 1, 2, 2), (2, 8, 15, 1)],
+)
+def test_too_many_threads_are_warned_of_with_a_number_that_fits(threads, ranks, there, fitting):
+    warning = crowding(threads, ranks, {}, there)
+    assert f"{threads} threads in each of {ranks} rank" in warning
+    assert f"on {there} cores" in warning
+    assert f"set launch.threads={fitting} (or OMP_NUM_THREADS={fitting})" in warning
+    assert crowding(fitting, ranks, {}, there) is None
+
+
+@pytest.mark.parametrize(("threads", "ranks", "there"), [(2, 4, 8), (1, 4, 2), (7, 8, 56)])
+def test_threads_that_fit_and_single_threads_are_not(threads, ranks, there):
+    assert crowding(threads, ranks, {}, there) is None
+
+
+def test_a_task_of_srun_has_cores_of_its_own():
+    environ = {**SRUN, "SLURM_CPUS_PER_TASK": "7"}
+    assert crowding(7, 8, environ, 7) is None
+    assert crowding(7, 8, environ, 56) is None
+    assert "14 threads in each of 1 rank on 7 cores" in crowding(14, 8, environ, 56)
+    assert "srun -c" in crowding(7, 8, SRUN, 1)
+
+
+def test_the_environment_is_that_of_srun():
+    assert cores.is_srun_task(SRUN)
+
+
+def _cgroup(tmp_path, lines, files):
+    membership = tmp_path / "membership"
+    membership.write_text(lines)
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    return cgroup_limit(tmp_path, membership)
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "limit"),
+    [
+        ("0::/\n", {"cpu.max": "200000 100000\n"}, 2),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 2),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+        ("0::/a/b\n", {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "max 100000\n"}, 3),
+        ("0::/not/seen\n", {"cpu.max": "20000 100000\n"}, 1),
+        (
+            "3:memory:/x\n2:cpu,cpuacct:/x\n",
+            {"cpu/x/cpu.cfs_quota_us": "400000\n", "cpu/x/cpu.cfs_period_us": "100000\n"},
+            4,
+        ),
+        (
+            "2:cpu:/\n",
+            {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            None,
+        ),
+        ("3:cpuset:/\n", {"cpu.max": "100000 100000\n"}, None),
+    ],
+)
+def test_a_limit_of_either_version_is_read(tmp_path, lines, files, limit):
+    assert _cgroup(tmp_path, lines, files) == limit
+
+
+def test_without_cgroups_there_is_no_limit(tmp_path):
+    assert cgroup_limit(tmp_path, tmp_path / "absent") is None
+
+
+def test_a_limit_below_the_affinity_counts(monkeypatch):
+    monkeypatch.setattr(cores, "cgroup_limit", lambda: 1)
+    assert available() == 1
+    monkeypatch.setattr(cores, "cgroup_limit", lambda: 10_000)
+    assert available() == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("how", ["variable", "key"])
+def test_a_run_warns_before_it_starts(monkeypatch, capsys, tmp_path, how):
+    threads = 2 * available()
+    overrides = [f"run.dir={tmp_path / 'run'}", "launch.ranks=4"]
+    if how == "variable":
+        monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+    else:
+        overrides.append(f"launch.threads={threads}")
+
+    class StartedError(Exception):
+        pass
+
+    def stop(*_):
+        raise StartedError
+
+    monkeypatch.setattr(train, "prepare_environment", stop)
+    with pytest.raises(StartedError):
+        train.train_on_this_machine(overrides)
+    said = capsys.readouterr().err
+    assert f"{threads} threads in each of 4 ranks on {available()} core" in said
+    assert "launch.threads=1" in said

@@ -1,0 +1,371 @@
+"""The launcher of local ranks: it prints one cause, has its exit code and leaves no process."""
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from frontier_llm.errors import DataError, LaunchError, StopRequested
+from frontier_llm.launch.launcher import LaunchOptions, launch
+from frontier_llm.launch.rendezvous import init_process_group, listen
+from frontier_llm.launch.stop import StopFlag
+
+PATIENT = timedelta(seconds=60)
+
+
+def _join(world, store, timeout=PATIENT):
+    init_process_group(world, store, torch.device("cpu"), timeout)
+
+
+def _launch(target, ranks, folder, **options):
+    return launch(target, LaunchOptions(ranks=ranks, failure_dir=folder / "failures", **options))
+
+
+@dataclass
+class Job:
+    """A launcher in a forked process, with its own process group."""
+
+    pid: int
+    folder: Path
+
+    def wait(self, timeout=15.0):
+        """Return the exit code; < 0 is a signal."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
+        raise AssertionError(f"still running: {self.stderr()}")
+
+    def wait_for_ranks(self, size):
+        """Wait until each rank has written its process id."""
+        deadline = time.monotonic() + 10
+        while len(self.ranks()) < size:
+            assert time.monotonic() < deadline, self.stderr()
+            time.sleep(0.01)
+
+    def ranks(self):
+        return [int(path.read_text()) for path in self.folder.glob("*.pid")]
+
+    def alive(self):
+        return [
+            pid
+            for pid in self.ranks()
+            if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        ]
+
+    def stderr(self):
+        return (self.folder / "stderr").read_text()
+
+
+@pytest.fixture
+def job(tmp_path):
+    started = []
+
+    def start(target, ranks):
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, 0)
+            with (tmp_path / "stderr").open("w") as sys.stderr:
+                os._exit(_launch(target, ranks, tmp_path))
+        started.append(Job(pid, tmp_path))
+        return started[-1]
+
+    yield start
+    for running in started:
+        for pid in [running.pid, *running.ranks()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(running.pid, 0)
+
+
+def _note_pid(folder, world):
+    part = folder / f"{world.rank}.part"
+    part.write_text(str(os.getpid()))
+    part.rename(folder / f"{world.rank}.pid")
+
+
+# What ranks do
+
+
+def _sum(world, store):
+    _join(world, store)
+    tensor = torch.tensor([1.0 + world.rank])
+    dist.all_reduce(tensor)
+    assert tensor.item() == world.size * (world.size + 1) / 2
+
+
+def _broken_first_rank(world, store):
+    _join(world, store)
+    if world.rank == 1:
+        time.sleep(0.2)
+        raise ZeroDivisionError("rank one divided by nothing")
+    dist.all_reduce(torch.ones(1))
+
+
+def _user_error_and_a_bug(world, store):
+    if world.rank == 0:
+        raise ZeroDivisionError("a bug")
+    time.sleep(0.2)
+    raise DataError("the corpus is gone: set data.path=")
+
+
+def _out_of_memory(world, store):
+    _join(world, store)
+    if world.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+
+
+def _crash(world, store):
+    if world.rank == 1:
+        faulthandler.disable()  # of the test runner
+        os.kill(os.getpid(), signal.SIGSEGV)
+    time.sleep(60)
+
+
+def _absent_from_a_collective(world, store):
+    _join(world, store, timedelta(seconds=1))
+    if world.rank == 1:
+        time.sleep(60)
+    dist.all_reduce(torch.ones(1))
+
+
+def _rank_zero_dies_early(world, store):
+    if world.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    store.wait(["never"], timedelta(seconds=30))
+
+
+def _exit_without_a_message(world, store):
+    if world.rank == 1:
+        os._exit(7)
+    store.wait(["never"], timedelta(seconds=30))
+
+
+def _all_stop(world, store):
+    raise StopRequested("stopped at step 7")
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("frontier_llm.launch.launcher.PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr("frontier_llm.launch.launcher.TERMINATION_SECONDS", 0.3)
+
+
+# One cause, printed once
+
+
+def test_ranks_meet_and_end_well(tmp_path, capfd):
+    assert _launch(_sum, 4, tmp_path) == 0
+    assert capfd.readouterr().err == ""
+    assert not (tmp_path / "failures").exists()
+
+
+def test_a_single_rank_goes_the_same_way(tmp_path):
+    assert _launch(_sum, 1, tmp_path) == 0
+
+
+def test_a_bug_shows_the_traceback_of_its_rank_alone(tmp_path, capfd):
+    assert _launch(_broken_first_rank, 4, tmp_path) == 1
+    text = capfd.readouterr().err
+    assert text.count("Traceback") == 1
+    assert "rank 1 failed first" in text
+    assert "_broken_first_rank" in text
+    assert text.rstrip().endswith("ZeroDivisionError: rank one divided by nothing")
+
+
+def test_every_rank_writes_its_failure(tmp_path):
+    _launch(_broken_first_rank, 3, tmp_path)
+    kinds = {
+        path.name: json.loads(path.read_text())["kind"]
+        for path in (tmp_path / "failures").glob("rank_*.json")
+    }
+    assert kinds == {
+        "rank_0.json": "lost_contact",
+        "rank_1.json": "error",
+        "rank_2.json": "lost_contact",
+    }
+
+
+def test_an_error_for_users_has_no_traceback_and_comes_before_bugs(tmp_path, capfd, monkeypatch):
+    # on a busy machine a rank may begin seconds after the other has failed
+    monkeypatch.setattr("frontier_llm.launch.launcher.PATIENCE_SECONDS", 60.0)
+    assert _launch(_user_error_and_a_bug, 2, tmp_path) == 1
+    assert capfd.readouterr().err == "the corpus is gone: set data.path=\n"
+
+
+def test_a_killed_rank_is_named_with_its_likely_reason(tmp_path, capfd):
+    started = time.monotonic()
+    assert _launch(_out_of_memory, 4, tmp_path) == 1
+    text = capfd.readouterr().err
+    assert "rank 2 was killed by SIGKILL, probably for lack of memory" in text
+    assert "Traceback" not in text
+    assert time.monotonic() - started < 4
+
+
+def test_a_crash_is_named_and_ends_ranks_that_sleep(tmp_path, capfd, impatient):
+    started = time.monotonic()
+    assert _launch(_crash, 3, tmp_path) == 1
+    assert "rank 1 was killed by SIGSEGV" in capfd.readouterr().err
+    assert time.monotonic() - started < 5
+
+
+def test_a_rank_that_did_not_join_a_collective_is_named(tmp_path, capfd, impatient):
+    assert _launch(_absent_from_a_collective, 3, tmp_path) == 1
+    text = capfd.readouterr().err
+    assert "a collective timed out: ranks 0, 2 waited, rank 1 did not join" in text
+    assert "Traceback" not in text
+
+
+def test_losing_the_store_is_not_the_cause(tmp_path, capfd, impatient):
+    assert _launch(_rank_zero_dies_early, 3, tmp_path) == 1
+    assert "rank 0 was killed by SIGKILL" in capfd.readouterr().err
+
+
+def test_a_rank_that_exits_without_a_message_is_named(tmp_path, capfd, impatient):
+    assert _launch(_exit_without_a_message, 2, tmp_path) == 1
+    assert "rank 1 ended with exit code 7" in capfd.readouterr().err
+
+
+def test_a_requested_stop_has_its_own_code_and_one_message(tmp_path, capfd):
+    assert _launch(_all_stop, 3, tmp_path) == 3
+    assert capfd.readouterr().err == "stopped at step 7\n"
+
+
+def test_a_taken_port_starts_nothing(tmp_path):
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"port {port} .* in use: set launch.port="):
+            _launch(_sum, 2, tmp_path, port=port)
+
+
+def test_the_port_is_free_again_after_a_run(tmp_path):
+    with listen("127.0.0.1", 0) as probe:
+        port = probe.getsockname()[1]
+    assert _launch(_sum, 2, tmp_path, port=port) == 0
+    assert _launch(_sum, 2, tmp_path, port=port) == 0
+
+
+def test_failures_of_an_earlier_attempt_are_ignored(tmp_path, capfd):
+    _launch(_user_error_and_a_bug, 2, tmp_path)
+    capfd.readouterr()
+    assert _launch(_sum, 2, tmp_path) == 0
+    assert capfd.readouterr().err == ""
+
+
+# Signals
+
+
+def _polling(folder):
+    def target(world, store):
+        flag = StopFlag.install()
+        _note_pid(folder, world)
+        for _ in range(3000):
+            if flag.requested:
+                raise StopRequested(f"stopped on {flag.reason}")
+            time.sleep(0.01)
+
+    return target
+
+
+def _stubborn(folder):
+    def target(world, store):
+        _note_pid(folder, world)
+        time.sleep(60)
+
+    return target
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_parent_stops_every_rank(job, tmp_path, number):
+    running = job(_polling(tmp_path), 3)
+    running.wait_for_ranks(3)
+    os.kill(running.pid, number)
+    assert running.wait() == 3
+    assert running.alive() == []
+    assert running.stderr().rstrip().endswith("stopped on SIGTERM")
+
+
+def test_ctrl_c_in_a_terminal_stops_every_rank(job, tmp_path):
+    running = job(_polling(tmp_path), 3)
+    running.wait_for_ranks(3)
+    os.killpg(running.pid, signal.SIGINT)
+    assert running.wait() == 3
+    assert "Traceback" not in running.stderr()
+
+
+def test_a_second_ctrl_c_kills_at_once(job, tmp_path):
+    running = job(_stubborn(tmp_path), 3)
+    running.wait_for_ranks(3)
+    os.killpg(running.pid, signal.SIGINT)
+    time.sleep(0.5)
+    assert len(running.alive()) == 3
+    started = time.monotonic()
+    os.killpg(running.pid, signal.SIGINT)
+    assert running.wait() == 130
+    assert time.monotonic() - started < 1
+    assert running.alive() == []
+
+
+def test_a_rank_that_is_killed_while_stopping_is_a_failure(job, tmp_path, impatient):
+    def target(world, store):
+        _note_pid(tmp_path, world)
+        while not StopFlag.install().requested:
+            time.sleep(0.01)
+        if world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise StopRequested("stopped")
+
+    running = job(target, 2)
+    running.wait_for_ranks(2)
+    os.kill(running.pid, signal.SIGTERM)
+    assert running.wait() == 1
+    assert "rank 1 was killed by SIGKILL" in running.stderr()
+
+
+def test_a_ctrl_c_that_make_forwards_counts_once(job, tmp_path):
+    running = job(_polling(tmp_path), 2)
+    running.wait_for_ranks(2)
+    os.killpg(running.pid, signal.SIGINT)
+    time.sleep(0.05)
+    os.kill(running.pid, signal.SIGINT)
+    assert running.wait() == 3
+
+
+def test_killing_the_parent_leaves_no_orphan(job, tmp_path):
+    running = job(_stubborn(tmp_path), 4)
+    running.wait_for_ranks(4)
+    os.kill(running.pid, signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    deadline = time.monotonic() + 5
+    while running.alive() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert running.alive() == []
+
+
+def test_a_signal_before_the_loop_starts_is_not_lost(job, tmp_path):
+    def slow_start(world, store):
+        _note_pid(tmp_path, world)
+        time.sleep(0.5)  # building a model
+        if StopFlag.install().requested:
+            raise StopRequested("stopped before the first step")
+
+    running = job(slow_start, 2)
+    running.wait_for_ranks(2)
+    os.kill(running.pid, signal.SIGTERM)
+    assert running.wait() == 3

@@ -1,0 +1,154 @@
+"""How ranks meet: the store of rank 0, and the process group of all ranks."""
+
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from frontier_llm.errors import LaunchError
+from frontier_llm.launch.rendezvous import init_process_group, listen, make_store
+from frontier_llm.launch.world import World
+from tests.launch.test_world import SRUN
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+
+def _world(rank, size, port):
+    return World(rank, size, rank, size, "here", "slurm", "127.0.0.1", port, "job")
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_taken_port_fails_at_once():
+    with listen("", 0) as taken:
+        port = taken.getsockname()[1]
+        started = time.monotonic()
+        with pytest.raises(LaunchError, match=f"port {port} on .* is in use: set launch.port="):
+            make_store(_world(0, 2, port), timedelta(seconds=60))
+    assert time.monotonic() - started < 2
+
+
+def test_waiting_for_rank_zero_times_out_with_its_address():
+    port = _free_port()
+    with pytest.raises(LaunchError, match=rf"127.0.0.1:{port} within 1 s.*that rank 0 started"):
+        make_store(_world(1, 2, port), timedelta(seconds=1))
+
+
+def test_rank_zero_names_the_absent_ranks():
+    with pytest.raises(LaunchError, match=r"1 of 2 ranks did not connect .* absent: rank 1"):
+        make_store(_world(0, 2, _free_port()), timedelta(seconds=1))
+
+
+def test_the_store_of_another_job_at_the_same_port_is_ignored():
+    server = listen("127.0.0.1", 0)
+    port = server.getsockname()[1]
+    ours = make_store(_world(0, 1, port), timedelta(seconds=5), server.detach())
+    ours.set("key", "value")
+    other = World(1, 2, 1, 2, "here", "slurm", "127.0.0.1", port, "other job")
+    with pytest.raises(LaunchError, match="that rank 0 started"):
+        make_store(other, timedelta(seconds=1))
+
+
+def _limited(soft, hard, size):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        make_store(_world(0, size, _free_port()), timedelta(seconds=1))
+    except LaunchError as error:
+        return str(error), resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def test_rank_zero_may_open_a_file_for_each_connection_of_each_rank():
+    (text, (soft, hard)) = run_ranks(lambda _: _limited(300, 800, 100), 1)[0]
+    assert "99 of 100 ranks did not connect" in text
+    assert (soft, hard) == (756, 800)
+    (text, (soft, _)) = run_ranks(lambda _: _limited(300, 600, 100), 1)[0]
+    assert re.search(r"may open 600 files on .* and needs 756.* of 100 ranks", text)
+    assert soft == 300
+
+
+SUM = """
+import os, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+from frontier_llm.launch.rendezvous import init_process_group, make_store
+from frontier_llm.launch.world import World
+world = World.from_environment(os.environ)
+store = make_store(world, timedelta(seconds=20))
+init_process_group(world, store, torch.device("cpu"), timedelta(seconds=20))
+tensor = torch.tensor([world.rank + 1.0])
+dist.all_reduce(tensor)
+sys.stdout.write(f"{world.launcher} {world.rank}/{world.size} sum {tensor.item()}\\n")
+dist.barrier()
+"""
+
+
+def _root(request):
+    return str(request.config.rootpath)
+
+
+def test_ranks_of_torchrun_meet_at_its_agents_store(tmp_path, request):
+    script = tmp_path / "sum.py"
+    script.write_text(SUM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        # a container's own host name may have no address
+        [*command, "--local-addr=localhost", str(script)],
+        env={**os.environ, "PYTHONPATH": _root(request)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[1:] == [
+        "torchrun 0/2 sum 3.0",
+        "torchrun 1/2 sum 3.0",
+    ]
+
+
+def test_tasks_of_srun_meet_at_rank_zero(request):
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SUM],
+            env={
+                **{key: os.environ[key] for key in ("PATH", "OMP_NUM_THREADS")},
+                **SRUN,
+                "SLURM_PROCID": str(rank),
+                "SLURM_LOCALID": str(rank),
+                "SLURM_NTASKS": "2",
+                "SLURM_STEP_TASKS_PER_NODE": "2",
+                "SLURM_STEP_NODELIST": "localhost",
+                "SLURM_JOB_ID": str(os.getpid()),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "PYTHONPATH": _root(request),
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = sorted(task.communicate(timeout=60)[0] for task in tasks)
+    assert outputs == ["slurm 0/2 sum 3.0\n", "slurm 1/2 sum 3.0\n"]
+
+
+def test_one_rank_needs_no_peer():
+    server = listen("127.0.0.1", 0)
+    world = _world(0, 1, server.getsockname()[1])
+    store = make_store(world, timedelta(seconds=5), server.detach())
+    init_process_group(world, store, torch.device("cpu"), timedelta(seconds=5))
+    try:
+        assert dist.get_world_size() == 1
+    finally:
+        dist.destroy_process_group()

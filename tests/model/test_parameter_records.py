@@ -1,0 +1,70 @@
+"""What megatron builds is what geometry/inventory.py says, on every rank of every layout."""
+
+import math
+from typing import Any
+
+import pytest
+
+from frontier_llm.geometry.inventory import chunk_parameters, count_parameters
+from frontier_llm.launch.world import World
+from tests.ranks import run_ranks
+from tests.trainer.rig import make_rig
+from tests.values import TINY_T5, tiny_values
+
+VARIANTS = {
+    "gpt2": [],
+    "llama": [
+        "model.tied=false", "model.kv_heads=2", "model.activation=swiglu", "model.norm=rmsnorm",
+        "model.positions=rotary", "model.bias=false",
+    ],
+    "prime_vocabulary": ["model.vocabulary=4099"],
+    "narrow_heads": ["model.head_dim=6"],
+    "t5": list(TINY_T5),
+}  # fmt: skip
+
+
+def describe(world: World, values: dict[str, Any]) -> list[tuple[str, str, Any, Any, bool, bool]]:
+    rig = make_rig(world, values)
+    length = rig.config.data.sequence_length
+    expected = {
+        shape.name
+        for chunk in rig.model.layout.chunks_of_stage(rig.groups.at.pipeline)
+        for shape in chunk_parameters(rig.config.model, chunk, length)
+    }
+    found = {p.name for record in rig.model.records for p in record.placements}
+    assert found == expected
+    shapes = {
+        shape.name: shape
+        for chunk in rig.model.layout.model_chunks
+        for shape in chunk_parameters(rig.config.model, chunk, length)
+    }
+    for record in rig.model.records:
+        for placement in record.placements:
+            assert placement.global_shape == shapes[placement.name].shape
+            assert record.decayed == shapes[placement.name].decayed
+    return [
+        (p.name, record.unit, p.global_start, p.shape, record.counted, record.decayed)
+        for record in rig.model.records
+        for p in record.placements
+    ]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("size", "layout"), [
+    (1, []),
+    (2, ["parallel.tensor=2"]),
+    (4, ["parallel.tensor=2", "parallel.pipeline=2", "parallel.chunks=2"]),
+])  # fmt: skip
+def test_counted_parts_are_the_whole_model_once(size: int, layout: list[str], variant: str) -> None:
+    values = tiny_values(*layout, *VARIANTS[variant])
+    ranks = run_ranks(describe, size, values)
+    counted = sum(math.prod(part[3]) for parts in ranks for part in parts if part[4])
+    from frontier_llm.config.run import RunConfig
+
+    config = RunConfig.model_validate(values)
+    assert counted == count_parameters(config.model, config.data.sequence_length)
+
+
+def test_biases_and_norms_are_not_decayed() -> None:
+    for name, _, _, _, _, decayed in run_ranks(describe, 1, tiny_values())[0]:
+        assert decayed == (not name.endswith(".bias") and "norm" not in name), name

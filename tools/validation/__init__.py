@@ -1,1 +1,0 @@
-"""Published tables, and what the planner says of their set-ups."""
