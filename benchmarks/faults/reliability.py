@@ -5,12 +5,15 @@
     python -m benchmarks.faults.reliability elastic   # one run on 4, then 2, then 3 local ranks
     python -m benchmarks.faults.reliability starts    # start-up time; store operations up to 3,072
 
-Each experiment prints a Markdown table and writes it, with all figures, into --folder. `faults`
-needs root and the programs of Slurm (benchmarks/faults/slurm_lab/cluster.py names the packages).
+Each experiment prints its rows as a table and writes them to --json, in the form of the files in
+benchmarks/results, from which docs/reliability.md is made. `faults` needs root and the programs of
+Slurm (benchmarks/faults/slurm_lab/cluster.py names the packages).
 """
 
 import argparse
 import json
+import os
+import platform
 import re
 import signal
 import subprocess
@@ -19,15 +22,17 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import yaml
+from rich import print as print_rich
+from rich.table import Table
 
 from benchmarks.faults.slurm_lab.cluster import SlurmCluster
 from benchmarks.faults.slurm_lab.fault_cases import FAULTS, Fault
 from benchmarks.faults.slurm_lab.jobs import ROOT, Job, losses_of, pack_environment, submit
-from docs.generate.marked_page import filled
 from frontier_llm.cli.options import run_command
 from frontier_llm.errors import LaunchError, StopRequested
 from frontier_llm.units import format_seconds
@@ -50,6 +55,14 @@ OVERRIDES = (
     "telemetry.wandb=off", "telemetry.progress=false", "watchdog.step_seconds=20",
 )  # fmt: skip
 PATIENCE_SECONDS = 600.0
+DESCRIPTIONS = {
+    "faults": "one fault per Slurm job of 2 nodes x 2 ranks, after step 25; losses compared with "
+    "those of a job without faults",
+    "elastic": "one run continued on 4, 2 and 3 ranks",
+    "starts": "seconds to the end of a run of one step; store operations per rank under torch's "
+    "fake process group",
+}
+Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -91,27 +104,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="folder of the runs (%(default)s)",
     )
     parser.add_argument("--only", default="", help="only faults whose name contains this text")
-    parser.add_argument("--page", type=Path, help="Markdown page in which the table is replaced")
+    parser.add_argument(
+        "--json", type=Path, help="file for the rows (EXPERIMENT.result.json in --folder)"
+    )
     chosen = parser.parse_args(arguments)
     folder = chosen.folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
     if chosen.experiment == "starts":
         from benchmarks.faults.slurm_lab.starts import starts
 
-        text = starts(folder)
+        measured = starts(folder)
     elif chosen.experiment == "elastic":
-        text = elastic(folder)
+        measured = {"rows": elastic(folder)}
     else:
         wanted = [fault for fault in FAULTS if chosen.only in fault.name]
-        text = on_cluster(folder, lambda cluster: faults(cluster, folder, wanted))
-    (folder / f"{chosen.experiment}.md").write_text(text)
-    if chosen.page is not None:
-        page: Path = chosen.page
-        page.write_text(filled(page.read_text(), {chosen.experiment: ["", text]}))
-    print(text)
+        measured = {"rows": on_cluster(folder, lambda cluster: faults(cluster, folder, wanted))}
+    file = chosen.json or folder / f"{chosen.experiment}.result.json"
+    file.write_text(json.dumps(result(chosen.experiment, measured), indent=1) + "\n")
+    for rows in measured.values():
+        print_rich(_table(rows))
+    print(
+        f"{file}: the rows. To publish them: `--json benchmarks/results/{chosen.experiment}.json`,"
+    )
+    print("then `python -m docs.generate.measured_tables --write`")
     return 0
 
 
-def on_cluster(folder: Path, work: Callable[[SlurmCluster], str]) -> str:
+def result(experiment: str, measured: dict[str, Rows]) -> dict[str, Any]:
+    """Return the rows with command, hardware and date, in the form of benchmarks/results."""
+    return {
+        "command": f"python -m benchmarks.faults.reliability {experiment}",
+        "what": DESCRIPTIONS[experiment],
+        "hardware": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "date": date.today().isoformat(),
+        **measured,
+    }
+
+
+def on_cluster(folder: Path, work: Callable[[SlurmCluster], Rows]) -> Rows:
     """Start a cluster of two nodes, call `work` with it, and stop it."""
     local = folder / "local"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the cluster is stopped
@@ -120,7 +150,7 @@ def on_cluster(folder: Path, work: Callable[[SlurmCluster], str]) -> str:
         return work(cluster)
 
 
-def faults(cluster: SlurmCluster, folder: Path, wanted: Sequence[Fault]) -> str:
+def faults(cluster: SlurmCluster, folder: Path, wanted: Sequence[Fault]) -> Rows:
     """Inject each fault into a job, and compare its losses with those of a reference job.
 
     Faults whose outcome is in the folder already are not repeated.
@@ -136,7 +166,7 @@ def faults(cluster: SlurmCluster, folder: Path, wanted: Sequence[Fault]) -> str:
         outcomes[fault.name] = inject(cluster, fault, folder / f"fault_{number}", reference)
         cluster.wait_idle(60)
         file.write_text(json.dumps([asdict(outcome) for outcome in outcomes.values()], indent=1))
-    return _table([outcomes[fault.name] for fault in FAULTS if fault.name in outcomes])
+    return [_row(outcomes[fault.name]) for fault in FAULTS if fault.name in outcomes]
 
 
 def reference_losses(cluster: SlurmCluster, run_dir: Path) -> dict[int, float]:
@@ -200,30 +230,30 @@ def inject(
     )
 
 
-def elastic(folder: Path) -> str:
+def elastic(folder: Path) -> Rows:
     """Train on 4, then 2, then 3 ranks of this machine; compare with a run on 4 ranks."""
-    folder.mkdir(parents=True, exist_ok=True)
     runs = Path(tempfile.mkdtemp(prefix="elastic_", dir=folder))
     reference, run_dir = runs / "reference", runs / "elastic"
     _train(reference, 4, STEPS)
     expected = _ledger(reference)
-    lines = [
-        "| ranks | micro-batch | steps | same samples as without stops | "
-        "largest difference of the loss |",
-        "|---|---|---|---|---|",
-    ]
+    rows: Rows = []
     first = 1
     for ranks, until in ((4, 25), (2, 60), (3, STEPS)):
         micro_batch = _train(run_dir, ranks, until)
         found = {step: row for step, row in _ledger(run_dir).items() if step >= first}
         alike = all(row["digest"] == expected[step]["digest"] for step, row in found.items())
         losses = [abs(row["loss"] - expected[step]["loss"]) for step, row in found.items()]
-        lines.append(
-            f"| {ranks} | {micro_batch} | {first} to {max(found)} | {'all' if alike else 'no'} | "
-            f"{max(losses):.2g} |"
+        rows.append(
+            {
+                "ranks": ranks,
+                "micro_batch": micro_batch,
+                "steps": f"{first} to {max(found)}",
+                "samples_as_undisturbed": alike,
+                "largest_loss_difference": float(f"{max(losses):.2g}"),
+            }
         )
         first = max(found) + 1
-    return "\n".join([*lines, ""])
+    return rows
 
 
 def _train(run_dir: Path, ranks: int, until: int) -> int:
@@ -291,21 +321,26 @@ def _resumptions(output: str) -> list[int]:
     return [int(step) for step in re.findall(r"resumed +.*?step (\d+)", output)]
 
 
-def _table(outcomes: Sequence[Outcome]) -> str:
-    lines = [
-        "| what happened | nodes free after | the job | first step after restart | "
-        "steps done twice | log names the cause as | largest difference of the loss |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for seen in outcomes:
-        named = "none expected" if not seen.culprit else f"`{seen.culprit}`"
-        lines.append(
-            f"| {seen.fault} | {format_seconds(seen.seconds_to_end)} | {seen.end} | "
-            f"{format_seconds(seen.seconds_to_step)} | {seen.lost_steps} | "
-            f"{named if seen.is_culprit_named else '**not named**'} | "
-            f"{seen.largest_loss_difference:.2g} |"
-        )
-    return "\n".join([*lines, ""])
+def _row(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome in the form of benchmarks/results/faults.json."""
+    cause = outcome.culprit or None
+    return {
+        "fault": outcome.fault,
+        "nodes_free_after": format_seconds(outcome.seconds_to_end),
+        "job": outcome.end,
+        "first_new_step_after": format_seconds(outcome.seconds_to_step),
+        "steps_done_twice": outcome.lost_steps,
+        "culprit": cause if outcome.is_culprit_named else "not named",
+        "largest_loss_difference": float(f"{outcome.largest_loss_difference:.2g}"),
+    }
+
+
+def _table(rows: Rows) -> Table:
+    """Return rows as a table whose columns are their keys."""
+    table = Table(*(key.replace("_", " ") for key in rows[0])) if rows else Table()
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    return table
 
 
 if __name__ == "__main__":

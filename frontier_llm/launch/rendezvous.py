@@ -145,7 +145,8 @@ def _raise_file_limit(size: int) -> None:
 def _wait_for_ranks(world: World, store: "Store", address: str, timeout: timedelta) -> None:
     """Wait until all ranks have connected.
 
-    Otherwise, if rank 0 failed right after its start, late ranks would try to connect in vain.
+    Otherwise, if rank 0 failed right after its start, a late rank would keep trying to connect
+    until its timeout.
     """
     try:
         store.set(f"here/{world.rank}", world.host)

@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from benchmarks.faults.reliability import Outcome
 from benchmarks.faults.slurm_lab import cluster as lab
 from benchmarks.faults.slurm_lab.fault_cases import FAULTS
 from benchmarks.faults.slurm_lab.jobs import losses_of
+from docs.generate.results import load
 from frontier_llm.errors import LaunchError
 from frontier_llm.health.diagnosis import Phase, RankState, explain_loss, explain_stall
 from frontier_llm.health.watchdog import Watchdog
@@ -24,12 +26,23 @@ from frontier_llm.trainer.loop import stop_message
 SEEN = Outcome("rank killed", 3.2, "failed, exit code 1", 12.0, 20, 7, "rank 3", True, 0.0)
 
 
-def test_the_table_shows_whether_the_cause_was_named():
-    unnamed = Outcome("link cut", 61.0, "requeued", 12.0, 20, 7, "", False, 1e-3)
-    rows = reliability._table([SEEN, unnamed]).splitlines()
-    assert rows[2] == ("| rank killed | 3.2 s | failed, exit code 1 | 12.0 s | 7 | `rank 3` | 0 |")
-    assert "**not named**" in rows[3]
-    assert rows[3].endswith("| 0.001 |")
+UNNAMED = Outcome("link cut", 61.0, "requeued", 12.0, 20, 7, "", False, 1.23e-3)
+
+
+def test_a_row_says_whether_the_cause_was_named():
+    row = reliability._row(SEEN)
+    assert (row["culprit"], row["steps_done_twice"]) == ("rank 3", 7)
+    assert (row["nodes_free_after"], row["first_new_step_after"]) == ("3.2 s", "12.0 s")
+    assert reliability._row(UNNAMED)["culprit"] == "not named"
+    assert reliability._row(UNNAMED)["largest_loss_difference"] == 1.2e-3
+    assert reliability._row(replace(SEEN, culprit=""))["culprit"] is None  # the fault has none
+
+
+def test_rows_have_the_keys_of_the_published_files():
+    rows = {"rows": [reliability._row(SEEN)]}
+    published = load("faults")
+    assert reliability.result("faults", rows).keys() == published.keys()
+    assert rows["rows"][0].keys() == published["rows"][0].keys()
 
 
 def test_the_output_shows_from_which_step_each_start_was_resumed():
@@ -118,7 +131,11 @@ def test_each_elastic_experiment_has_its_own_folder(tmp_path, monkeypatch):
 
     monkeypatch.setattr(reliability, "_train", train)
     monkeypatch.setattr(reliability, "_ledger", ledger)
-    assert reliability.elastic(tmp_path / "new") == reliability.elastic(tmp_path / "new")
+    (tmp_path / "new").mkdir()
+    rows = reliability.elastic(tmp_path / "new")
+    assert rows == reliability.elastic(tmp_path / "new")
+    assert rows[0].keys() == load("elastic")["rows"][0].keys()
+    assert [row["steps"] for row in rows] == ["1 to 25", "26 to 60", "61 to 100"]
     assert len(set(trained)) == 4
     assert all(tmp_path / "new" in folder.parents for folder in trained)
 

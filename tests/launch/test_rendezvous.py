@@ -91,7 +91,9 @@ init_process_group(world, store, torch.device("cpu"), timedelta(seconds=20))
 tensor = torch.tensor([world.rank + 1.0])
 dist.all_reduce(tensor)
 sys.stdout.write(f"{world.launcher} {world.rank}/{world.size} sum {tensor.item()}\\n")
+sys.stdout.flush()
 dist.barrier()
+dist.destroy_process_group()
 """
 
 
@@ -140,6 +142,7 @@ def test_tasks_of_srun_meet_at_rank_zero(request):
         for rank in range(2)
     ]
     outputs = sorted(task.communicate(timeout=60)[0] for task in tasks)
+    assert [task.returncode for task in tasks] == [0, 0]
     assert outputs == ["slurm 0/2 sum 3.0\n", "slurm 1/2 sum 3.0\n"]
 
 

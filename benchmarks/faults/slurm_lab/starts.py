@@ -27,24 +27,21 @@ TINY = (
 )  # fmt: skip
 
 
-def starts(folder: Path) -> str:
-    """Measure seconds and operations; return two Markdown tables."""
-    folder.mkdir(parents=True, exist_ok=True)
-    seconds = {ranks: _seconds(folder, ranks) for ranks in RANKS}
+def starts(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Measure the rows `seconds` and `operations` of benchmarks/results/starts.json."""
     counts = {size: operations(size) for size in SIMULATED_RANKS}
-    figures = {"seconds": seconds, "operations": {k: dict(v) for k, v in counts.items()}}
-    (folder / "starts.json").write_text(json.dumps(figures, indent=1))
-    lines = ["| ranks | seconds to the end of the first step |", "|---|---|"]
-    lines += [f"| {ranks} | {value:.1f} |" for ranks, value in seconds.items()]
-    lines += [
-        "",
-        "| ranks | store operations of the last rank | store operations of rank 0 | "
-        "collectives per rank |",
-        "|---|---|---|---|",
-    ]
-    for size, count in counts.items():
-        lines.append(f"| {size} | {count['last']} | {count['first']} | {count['collectives']} |")
-    return "\n".join([*lines, ""])
+    return {
+        "seconds": [{"ranks": ranks, "seconds": _seconds(folder, ranks)} for ranks in RANKS],
+        "operations": [
+            {
+                "ranks": size,
+                "last_rank": count["last"],
+                "rank_0": count["first"],
+                "collectives": count["collectives"],
+            }
+            for size, count in counts.items()
+        ],
+    }
 
 
 def _seconds(folder: Path, ranks: int) -> float:
@@ -52,7 +49,7 @@ def _seconds(folder: Path, ranks: int) -> float:
     command = [sys.executable, "train.py", *TINY, f"launch.ranks={ranks}", f"run.dir={run_dir}"]
     start = time.monotonic()
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)
-    return time.monotonic() - start
+    return round(time.monotonic() - start, 1)
 
 
 def operations(size: int) -> Counter[str]:
