@@ -93,7 +93,7 @@ def _read(world: World, store: "Store", key: str, timeout: timedelta) -> dict[st
 
 
 def _wait_for_exit(world: World, store: "Store") -> None:
-    """Wait until all ranks are done; rank 0 also waits until the others no longer need the store."""
+    """Wait until all ranks are done; rank 0 also until the others no longer need its store."""
     if world.rank:
         _count(world, store, "done")
         _wait_for(store, "done/exit", _EXIT_TIMEOUT)

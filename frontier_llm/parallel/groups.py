@@ -1,7 +1,7 @@
 """Creates all process groups of a rank; the only module that reads megatron's global state.
 
-trainer/connect.py calls `make_groups` on each rank. The groups are those of the grid (pipeline, data and
-tensor ranks, geometry/grid.py) and those over which model states are sharded.
+trainer/connect.py calls `make_groups` on each rank. The groups are those of the grid (pipeline,
+data and tensor ranks, geometry/grid.py) and those over which model states are sharded.
 """
 
 import math
