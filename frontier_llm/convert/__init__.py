@@ -1,8 +1,8 @@
 """Convert weights between checkpoints of frontier_llm and Hugging Face's format.
 
-The command `frontier-llm convert` (cli/convert.py) calls this package. In its modules "our" and "ours"
-refer to frontier_llm, and "their" and "theirs" to Hugging Face. A *family* is a set of models with
-the same architecture, such as Llama.
+The command `frontier-llm convert` (cli/convert.py) calls this package. In its modules "our" and
+"ours" refer to frontier_llm, and "their" and "theirs" to Hugging Face. A *family* is a set of
+models with the same architecture, such as Llama.
 
 transforms         converts one of our tensors to their tensors, and back
 table              the table of a family: which of our tensors corresponds to which of theirs
