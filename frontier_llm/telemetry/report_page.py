@@ -64,7 +64,7 @@ def _badge(summary: RunSummary, history: History) -> tuple[str, str]:
     """Return the colour and the text of the badge, which tells how the run ended."""
     if summary.exit_code is None and summary.exit_reason is None:
         return "bad", f"no end recorded, {counted(len(history), 'step')}"
-    # exit code 3: the run was stopped before its last step and can be resumed
+    # exit code 3: the run was asked to stop, and saved its state
     colours = {None: "mild", 0: "good", 3: "mild"}
     text = summary.exit_reason or ("finished" if summary.exit_code == 0 else "stopped")
     return colours.get(summary.exit_code, "bad"), text
