@@ -187,11 +187,12 @@ def _quotas(weights: Sequence[float]) -> npt.NDArray[np.int64]:
     Returns:
         Number of samples of each corpus: at least 1, in proportion to the weights, of sum BLOCK.
     """
-    exact = np.asarray(weights, dtype=np.float64) * BLOCK / sum(weights)
-    quotas = np.maximum(np.floor(exact).astype(np.int64), 1)
+    exact_quotas = np.asarray(weights, dtype=np.float64) * BLOCK / sum(weights)
+    quotas = np.maximum(np.floor(exact_quotas).astype(np.int64), 1)
     # correct the sum by one sample at a time, where rounding has changed a quota most
     while (missing := BLOCK - int(quotas.sum())) != 0:
-        step = 1 if missing > 0 else -1
-        candidates = np.where((quotas > 1) | (step > 0), step * (exact - quotas), -np.inf)
-        quotas[int(np.argmax(candidates))] += step
+        change = 1 if missing > 0 else -1
+        can_change = (quotas > 1) | (change > 0)
+        rounding = np.where(can_change, change * (exact_quotas - quotas), -np.inf)
+        quotas[int(np.argmax(rounding))] += change
     return quotas
