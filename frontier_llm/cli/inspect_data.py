@@ -67,7 +67,7 @@ class View:
         number, own = self._schedule.locate(index) if self._schedule else (0, index)
         corpus, samples = self._corpora.corpora[number], self._samples[number]
         stream = corpus.train if self._train else corpus.validation
-        start, count = samples.place(own)
+        start, count = samples.token_range(own)
         epoch = own // len(samples)
         yield Text(
             f"{self._corpora.names[number]}: tokens {start:,} to {start + count - 1:,} of "
