@@ -1,10 +1,10 @@
 """Evaluate weights on the validation split: `frontier-llm evaluate RUN_DIR [--checkpoint PATH]`.
 
 Prints the loss of each corpus in nats per token and, for a GPT, in bits per byte (loss * tokens /
-bytes / ln 2), which allows comparisons between tokenizers. For a blend it also prints the mean,
-weighted as in training. Reads every window of the validation split once, or `--samples` of them,
-evenly spread. Runs in one process in fp32, on a GPU if there is one. The layout of the run does not
-matter.
+bytes / ln 2), which allows comparisons between tokenizers. For a blend of several corpora it also
+prints the mean loss, weighted as in training. Reads every sample of the validation split once, or
+`--samples N` of them, evenly spread. Runs in one process in fp32, on a GPU if there is one. The
+parallel layout of the run does not matter.
 """
 
 import json
