@@ -98,7 +98,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="seconds of products in a long step (default 2.5)",
     )
     add("--short-seconds", type=positive,
-        help=f"seconds of products in a short step (default: the time of a save of {PROBE})")  # fmt: skip
+        help=f"seconds of products in a short step (default: a save of {PROBE})")  # fmt: skip
     add("--short-steps", type=at_least(1), default=8, help="short steps per turn (default 8)")
     add("--restores", type=at_least(0), default=3, help="restores per turn (default 3)")
     return parse_bench(parser, arguments, QUICK)

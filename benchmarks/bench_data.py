@@ -5,10 +5,11 @@
 
 The corpus is synthetic: a manifest, a tokenizer, and sparse token and index files of full size. The
 file system stores only the headers and the ends of these files. Samples are read twice. In the
-first pass the file system fills pages with zeros, which may take longer than reading a disk. In the second pass the pages are in memory, so that only the reader is measured. Start-up is
-measured in new processes, from opening the manifest to the micro-batches of the first step, without
-imports. It should not depend on the number of documents, because no index is built. One
-data-parallel replica reads the samples, and no model runs.
+first pass the file system fills pages with zeros, which may take longer than reading a disk. In the
+second pass the pages are in memory, so that only the reader is measured. Start-up is measured in
+new processes, from opening the manifest to the micro-batches of the first step, without imports. It
+should not depend on the number of documents, because no index is built. One data-parallel replica
+reads the samples, and no model runs.
 """
 
 import argparse

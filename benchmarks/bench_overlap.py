@@ -6,8 +6,8 @@
 
 Two ranks with one thread each exchange messages over gloo in both directions. Then they multiply
 matrices for about the same time. Then they do both at once: they start a message, compute a share
-of the matrix products, and wait for the message. The three measurements take turns. Times are medians
-over rounds, of the slower rank.
+of the matrix products, and wait for the message. The three measurements take turns. Times are
+medians over rounds, of the slower rank.
 
 The table has one row per link:
     transfer   seconds of the messages alone

@@ -9,8 +9,8 @@
 A contender is one way to train, in forked CPU ranks with gloo. Contenders take turns: A B C, A B C,
 ... and a round is one turn of each. In a turn the ranks start, warm up and time some steps. All
 contenders use AdamW with gradient clipping at 1.0 and the same random tokens. In bf16 ours, FSDP2
-and DeepSpeed send parameters and scattered gradients in bf16. ddp uses autocast over fp32 parameters
-and sends gradients in fp32.
+and DeepSpeed send parameters and scattered gradients in bf16. ddp uses autocast over fp32
+parameters and sends gradients in fp32.
 
 The table has one row per contender:
     tokens/s     speed of all ranks together; median over rounds

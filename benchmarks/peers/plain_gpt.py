@@ -47,11 +47,11 @@ class PlainGpt(nn.Module):
         """Return the mean loss of a micro-batch.
 
         Args:
-            tokens: [b, s] int64.
-            labels: [b, s] int64.
+            tokens: [samples, sequence] int64.
+            labels: [samples, sequence] int64; the next token of each token.
 
         Returns:
-            [] fp32.
+            The loss in nats per token, [] fp32.
         """
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.tokens(tokens) + self.positions(positions)
