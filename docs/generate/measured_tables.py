@@ -88,14 +88,14 @@ def checkpoint() -> Iterator[str]:
     """Yield the comparison of ways to save a checkpoint."""
     shown = ("ours-lazy", "ours-blocking", "torch.save-fsync", "dcp-async-stager", "bare-writes")
     keys = ("blocked_ms", "durable_s", "compute_meanwhile", "long_step", "short_steps", "restore_s")
-    found = {row["saver"]: row for row in load("checkpoint")["rows"]}
+    by_saver = {row["saver"]: row for row in load("checkpoint")["rows"]}
     rows = [
-        (f"`{name}`", *(_cell(found[name][key]) for key in keys),
-         _cell(found[name]["of_disk_percent"], "%"))
+        (f"`{name}`", *(_cell(by_saver[name][key]) for key in keys),
+         _cell(by_saver[name]["of_disk_percent"], "%"))
         for name in shown
     ]  # fmt: skip
-    head = ("saver", "blocked ms", "durable s", "compute meanwhile", "long step", "short steps",
-            "restore s", "of disk's rate")  # fmt: skip
+    head = ("saver", "blocked, ms", "durable after, s", "compute meanwhile", "long step",
+            "short steps", "restore, s", "of the disk's rate")  # fmt: skip
     yield from _table(head, rows)
 
 
@@ -113,8 +113,8 @@ def kernels() -> Iterator[str]:
             for key in keys
         ]
         rows.append((name, form or "-", *cells))
-    head = ("kernels", "format", "fp32: quantise", "dequantise", "add to fp32", "bf16: quantise",
-            "dequantise", "add to fp32")  # fmt: skip
+    head = ("kernels", "format", "fp32: quantise", "fp32: dequantise", "fp32: add to fp32",
+            "bf16: quantise", "bf16: dequantise", "bf16: add to fp32")  # fmt: skip
     yield from _table(head, rows)
 
 
