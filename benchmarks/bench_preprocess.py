@@ -64,10 +64,15 @@ class Outcome:
 
     name: str
     seconds: list[float] = field(default_factory=list)
+    """Time of each round."""
     cpu_seconds: list[float] = field(default_factory=list)
+    """CPU time of all processes in each round."""
     tokens: int = 0
+    """Number of tokens that one round writes."""
     peak_bytes: int = 0
+    """Peak memory of all processes together, over all rounds."""
     error: str = ""
+    """Why the contender failed; empty if it did not."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -229,7 +234,7 @@ def _tree_bytes(pid: int) -> int:
 
 
 def make_table(outcomes: Sequence[Outcome], text_bytes: int) -> Table:
-    """Return the table; `of ours` is the median over rounds of a time divided by ours."""
+    """Return the table; `of ours` is a time divided by ours, as the median over rounds."""
     table = Table(title="preprocessing", title_justify="left", box=HORIZONTALS, pad_edge=False)
     table.add_column("contender")
     headings = ("seconds", "min..max", "CPU s", "MB/s", "tokens/s", "of ours", "CPU of ours",

@@ -41,7 +41,7 @@ WARM_UP_STEPS = 3
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration of the study and its result."""
+    """One configuration of the study and its result: a cell of the table."""
 
     model: str
     stage: int
