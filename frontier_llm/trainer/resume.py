@@ -135,7 +135,7 @@ class Restorer:
             checkpoint,
             self._states.shards(),
             config.checkpoint.verify,
-            alone=factors.optimizer == factors.data,
+            is_only_reader=factors.optimizer == factors.data,
         )
         return Resumed(checkpoint.folder, checkpoint.step, meta, differences)
 
