@@ -49,8 +49,8 @@ class Options:
     chunk_bytes: int = CHUNK_BYTES
     """Size of a chunk in bytes, a multiple of 4096 (a page). Each write is one chunk."""
     folder_ranks: range | None = None
-    """Ranks of this node, if each node has its own folder; None if all ranks share one folder. Nodes
-    may then store the same elements, because each stores all that its ranks pass to `begin`."""
+    """Ranks of this node, if each node has its own folder; None if all ranks share one folder. Two
+    nodes may store the same elements, since each stores all that its ranks pass to `begin`."""
     file_ranks: range | None = None
     """Ranks of this node, if they write one file together; None if each rank writes its own."""
     ranks_on_host: int = 1
