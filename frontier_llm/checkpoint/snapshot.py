@@ -103,9 +103,9 @@ class Snapshot:
         return self._fenced > self._started and self._pool.has_free
 
     def _next(self, index: int) -> tuple[torch.Tensor, bool]:
-        """Return a buffer with the chunk, and whether the fence captured it.
+        """Return a buffer with the chunk, and whether the caller must return it to the pool.
 
-        In this case the caller returns the buffer to the pool. Runs in the writer thread.
+        Runs in the writer thread.
         """
         event = None
         with self._changed:

@@ -1,4 +1,7 @@
-"""Finds the newest checkpoint that all ranks can use, and loads the states of this rank from it."""
+"""Finds the newest checkpoint that all ranks can use, and loads the states of this rank from it.
+
+Checkpoints are in the run directory or, as node-local checkpoints, on a disk of each node.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping

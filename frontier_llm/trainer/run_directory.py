@@ -49,9 +49,8 @@ def lock_run_dir(
         Whether the run resumes from a checkpoint; otherwise it is new.
 
     Raises:
-        ConfigError: the key run.dir is at fault: the folder holds another run, another run is
-            writing to it, or it is a file. Or the key run.resume is at fault: it requires a
-            checkpoint, and there is none.
+        ConfigError: the folder holds another run, another run is writing to it, or it is a file;
+            or `run.resume` requires a checkpoint, and there is none.
         FrontierError: the folder cannot be made or written to.
     """
     try:
