@@ -31,4 +31,4 @@ class WatchdogConfig(Section):
     """Steps between two comparisons of the ranks' speeds; null = never. A comparison takes about
     0.1 s."""
     straggler_ratio: float = Field(gt=1)
-    """A rank whose time exceeds this multiple of the median of its stage is reported as slow."""
+    """A rank whose time exceeds this multiple of the median of all ranks is reported as slow."""

@@ -52,7 +52,7 @@ def build_model(
     with device:
         chunks = [
             make_chunk(layout, model_chunk, transformer, groups, kernels)
-            for model_chunk in layout.chunks_of_stage(groups.at.pipeline)
+            for model_chunk in layout.chunks_of_stage(groups.coordinates.pipeline)
         ]
     for chunk in chunks:
         chunk.to(device=device, dtype=transformer.params_dtype)

@@ -133,7 +133,7 @@ def _record(
         unit=shape.unit,
         placements=placements,
         decayed=shape.decayed,
-        counted=is_first_copy and (not is_replicated or context.groups.at.tensor == 0),
+        counted=is_first_copy and (not is_replicated or context.groups.coordinates.tensor == 0),
         tensor_partial=bool(getattr(parameter, "sequence_parallel", False)),
         tied=len(chunks_with_copies) > 1,
     )
@@ -147,7 +147,7 @@ def _placements(
     A placement tells which part of the global tensor lies where in the parameter. The fused tensors
     are equal slices of dimension 0, and each of them is divided over tensor-parallel ranks.
     """
-    tensor_rank = context.groups.at.tensor
+    tensor_rank = context.groups.coordinates.tensor
     for index, name in enumerate(fused_names):
         whole = context.shapes[name].shape
         cut = context.shapes[name].cut_dim

@@ -184,7 +184,9 @@ def build_data(config: RunConfig, corpus: Corpora, groups: Groups) -> TrainingDa
     # In a GPT only the first and the last stage read tokens. The stages between them need only
     # the shape of the batch, so their ranks do not read the corpus.
     reads = config.model.kind == "t5" or not groups.is_between
-    loader = partial(make_loader, config, corpus, groups.at.data, groups.grid.data, reads=reads)
+    loader = partial(
+        make_loader, config, corpus, groups.coordinates.data, groups.grid.data, reads=reads
+    )
     validation = loader(train=False)
     return TrainingData(
         corpus=corpus,

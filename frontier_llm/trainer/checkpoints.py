@@ -90,7 +90,7 @@ class Checkpoints:
         self._states, self._meta = states, meta
         # a replica is a set of data-parallel ranks that together hold all optimizer states once
         self._replicas = states.factors.data // states.factors.optimizer
-        self._replica = states.factors.digits(groups.at.data).replica
+        self._replica = states.factors.digits(groups.coordinates.data).replica
         self._saves_locally = self._is_first_of_its_node(groups)
         self.saved_step: int | None = None
         self.listener: CheckpointListener | None = None

@@ -129,7 +129,7 @@ class Sampler:
         Returns:
             [samples, vocabulary].
         """
-        mask_padding(logits, self._vocabulary, self._groups.at.tensor)
+        mask_padding(logits, self._vocabulary, self._groups.coordinates.tensor)
         parts = [torch.empty_like(logits) for _ in range(self._groups.grid.tensor)]
         dist.all_gather(parts, logits.contiguous(), group=self._groups.tensor)
         return torch.cat(parts, dim=-1)

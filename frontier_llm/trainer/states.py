@@ -47,7 +47,7 @@ def shard(
         model.records,
         StateGroups(
             factors=factors,
-            data_rank=groups.at.data,
+            data_rank=groups.coordinates.data,
             params_group=sharding_groups["params"],
             grads_group=sharding_groups["grads"],
             optimizer_group=sharding_groups["optimizer"],

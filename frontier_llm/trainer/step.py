@@ -208,7 +208,7 @@ class TrainStep:
         """
         grid, rank = self._groups.grid, self._groups.rank
         layout, activations = self._layout, self._layout.activation_traffic
-        own_chunks = layout.chunks_of_stage(self._groups.at.pipeline)
+        own_chunks = layout.chunks_of_stage(self._groups.coordinates.pipeline)
         # of one micro-batch
         tensor_bytes = sum(activations.tensor_bytes(chunk) for chunk in own_chunks)
         sent = activations.pipeline_sent(grid, rank, layout.model_chunks)

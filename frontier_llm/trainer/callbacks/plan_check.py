@@ -46,7 +46,7 @@ class PlanCheck(Callback):
         if self._pending:
             layout = context.model.layout
             candidate = Candidate(context.config, layout, StageKinds(layout))
-            self._memory = stage_memory(candidate, context.groups.at.pipeline)
+            self._memory = stage_memory(candidate, context.groups.coordinates.pipeline)
             self._time = _predict_time(candidate)
 
     def on_step_end(self, end: StepEnd) -> None:
@@ -125,7 +125,7 @@ def _memory_rows(context: TrainerContext, planned: StageMemory) -> Iterator[Plan
     allocated = planned.total - planned.by_category["reserved"] - planned.by_category["slack"]
     states = sum(state_bytes[name] for name in STATES)
     yield PlanRow(
-        name="what comes and goes",
+        name="allocated within a step",
         unit="bytes",
         predicted=allocated - sum(planned.by_category[name] for name in STATES),
         measured=peak - states,

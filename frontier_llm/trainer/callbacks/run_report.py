@@ -112,19 +112,19 @@ class RunReport(Callback):
 
     def _gather_ranks(self) -> list[RankSummary]:
         """Return the place and memory of every rank. Collective over all ranks."""
-        context, at = self.context, self.context.groups.at
+        context, position = self.context, self.context.groups.coordinates
         own = RankSummary(
             rank=context.world.rank,
             host=context.world.host,
-            tensor=at.tensor,
-            data=at.data,
-            pipeline=at.pipeline,
+            tensor=position.tensor,
+            data=position.data,
+            pipeline=position.pipeline,
             layers=[
                 (chunk.layers[0], chunk.layers[-1])
-                for chunk in context.model.layout.chunks_of_stage(at.pipeline)
+                for chunk in context.model.layout.chunks_of_stage(position.pipeline)
             ],
             memory_bytes=context.states.memory_bytes(),
-            predicted_bytes=context.model.layout.state_bytes(at.pipeline),
+            predicted_bytes=context.model.layout.state_bytes(position.pipeline),
             peak_bytes=context.hardware.accelerator.peak_bytes(),
         )
         gathered: list[RankSummary] = [own] * context.world.size

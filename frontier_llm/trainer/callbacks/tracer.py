@@ -29,7 +29,7 @@ class Tracer(Callback):
         telemetry, groups = context.config.telemetry, context.groups
         first, count = telemetry.trace_from_step, telemetry.trace_steps
         self._steps = range(0) if first is None else range(first, first + count)
-        self._is_traced = groups.at.tensor == 0 and groups.at.data == 0
+        self._is_traced = groups.coordinates.tensor == 0 and groups.coordinates.data == 0
         self._traced: list[int] = []
         self._profile: profile | None = None
         self._region: record_function | None = None
