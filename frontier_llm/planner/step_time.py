@@ -55,7 +55,7 @@ def step_time(candidate: Candidate, layout: LayoutTime | None = None) -> StepTim
 
     Args:
         candidate: the layout.
-        layout: times that candidates with other sharding factors share, if already computed.
+        layout: the times that do not depend on the sharding factors, if already computed.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
