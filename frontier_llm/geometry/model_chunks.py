@@ -46,12 +46,12 @@ class Stack:
 
     @property
     def positions(self) -> str:
-        """Name of the table of relative positions. Each chunk with layers of the stack has a copy."""
+        """Name of the relative position table. Each chunk with layers of the stack has a copy."""
         return f"{self.name}_positions"
 
     @property
     def positions_unit(self) -> str:
-        """Unit of the table of relative positions: that of the first layer, which reads the table."""
+        """Unit of the relative position table: that of the first layer, which reads the table."""
         return f"layers.{self.layers[0]}"
 
 
