@@ -153,7 +153,7 @@ class Factors:
         return self._strides[DIGITS.index(digit)][0]
 
     def group(self, digit: Digit, rank: int) -> tuple[int, ...]:
-        """Return the data ranks that differ from `rank` only in one digit, ordered by this digit."""
+        """Return the data ranks that differ from `rank` only in `digit`, in its order."""
         digits = self.digits(rank)
         return tuple(
             self.data_rank(digits._replace(**{digit: i})) for i in range(self.width(digit))

@@ -70,8 +70,8 @@ class StateTraffic:
     sums_bytes: float = 4.0
     """Bytes per element of the summed gradients in the all-reduce over replicas."""
     gathers_per_micro_batch: int = 2
-    """2: a gather for the forward and one for the backward pass; 1: parameters stay gathered between
-    the two passes."""
+    """2: one gather for each pass; 1: parameters stay gathered between the forward and the backward
+    pass."""
     pairs: bool = False
     """Whether gathers and reduce-scatters are messages between all pairs of ranks, not rings."""
     formats: StateFormats | None = None
