@@ -35,9 +35,9 @@ def count_gathers(
 ) -> dict[str, Gathers]:
     """Count how often each unit is gathered in a step of a stage whose parameters are sharded.
 
-    A unit is needed in the forward pass and again in the backward pass. It stays gathered in between
-    if it is needed again soon (`state_memory.prefetch_window`). The count does not hold for the
-    first step of a run, in which the order of the passes is not known yet and no unit stays.
+    A unit is needed in the forward pass and again in the backward pass. It stays gathered in
+    between if it is needed again soon (`state_memory.prefetch_window`). The count does not hold for
+    the first step of a run, in which the order of the passes is not known yet and no unit stays.
 
     Args:
         model: dimensions of the model.

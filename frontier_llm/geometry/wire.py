@@ -152,7 +152,7 @@ class ActivationTraffic:
         """
         forwards = 2 if self.recompute == "full" else 1  # forward passes per backward pass
         if self.sequence_parallel:
-            # A gather or a reduce-scatter is half an all-reduce. A block (attention or feed-forward)
+            # A gather or a reduce-scatter is half an all-reduce. An attention or feed-forward block
             # has one gather and one reduce-scatter in each forward pass and in the backward pass.
             # It has one more gather in the backward pass, of its input for the weight gradients.
             # When a decoder layer reads the output of the encoder, this output is gathered in each
