@@ -14,16 +14,16 @@ from frontier_llm.planner.compute import Engine
 MEGATRON, FRONTIER, AMSP = "Megatron-LM", "Frontier", "AMSP"
 """Names of the published tables."""
 SOURCES = {
-    MEGATRON: "Narayanan et al., SC'21 (arXiv:2104.04473), table 1: TFLOP/s of an A100, "
-    "recomputation counted; these figures have not been checked against the paper",
-    FRONTIER: "Dash et al. (arXiv:2312.12705): share of a GCD's peak, recomputation counted",
-    AMSP: "AMSP (arXiv:2311.00257): MFU on A800, attention counted without causal halving",
+    MEGATRON: "Narayanan et al., SC'21 (arXiv:2104.04473), table 1: TFLOP/s per A100 "
+    "with recomputation; these figures have not been checked against the paper",
+    FRONTIER: "Dash et al. (arXiv:2312.12705): HFU as a share of a GCD's peak",
+    AMSP: "AMSP (arXiv:2311.00257): MFU on A800, counting the masked half of attention",
 }
 ZERO3_MESSAGE = 19_500_000
 """Elements per message of ZeRO-3 and ZeRO++, fitted to the published values of these systems."""
 ZERO1_MESSAGE = 500_000_000
 """Elements per bucket of ZeRO-1: DeepSpeed's default."""
-TUNED = "micro-batch and chunks that are fastest"
+TUNED = "fastest micro-batch and chunks"
 """Reading: the authors used the fastest micro-batch and number of model chunks per stage."""
 
 # How each system communicates and computes; Engine explains the fields.
@@ -94,14 +94,14 @@ def _megatron() -> Iterator[Row]:
 
 
 def _frontier() -> Iterator[Row]:
-    replica = "the batch is that of one replica"
+    replica = "batch per replica"
     readings = [
         ("22B", 0.3838, "frontier_22b", 16, (), ""),
         ("175B", 0.3614, "frontier_175b", 64, (), replica),
-        ("175B", 0.3614, "frontier_175b", 1024, (), "the batch is that of 1024 GCDs"),
+        ("175B", 0.3614, "frontier_175b", 1024, (), "batch of all 1024 GCDs"),
         ("1T", 0.3196, "frontier_1t_tp8", 512, ("data.global_batch=1600",), f"TP 8, {replica}"),
         ("1T", 0.3196, "frontier_1t", 512, (), f"TP 4, {replica}"),
-        ("1T", 0.3196, "frontier_1t", 1024, (), "TP 4, the batch is that of 1024 GCDs"),
+        ("1T", 0.3196, "frontier_1t", 1024, (), "TP 4, batch of all 1024 GCDs"),
     ]
     seen: set[str] = set()
     for name, share, experiment, ranks, overrides, reading in readings:
