@@ -183,8 +183,8 @@ def _amsp_cells(model: str, ranks: int, paper_factors: tuple[int, int, int]) -> 
     with_paper_factors = _with_factors(config, ranks, paper_factors)
     yield ", ".join(map(str, paper_factors))
     yield _mfu(with_paper_factors)
-    for factors in (mics, zero1, zero3):
-        yield _speed_up(best, _with_factors(config, ranks, factors))
+    for preset in (mics, zero1, zero3):
+        yield _speed_up(best, _with_factors(config, ranks, preset))
 
 
 def _with_factors(config: RunConfig, ranks: int, factors: tuple[int, int, int]) -> Estimate | None:
