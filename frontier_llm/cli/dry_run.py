@@ -1,9 +1,9 @@
 """Build the pipeline stages of experiments without memory: `frontier-llm dry-run [NAME ...]`.
 
 Builds the models of the named experiments, or of all experiments, on torch's meta device, which
-allocates no memory. The number of ranks comes from the comment at the top of the experiment's file. Compares
-the parameters and the memory of every stage with the prediction of the planner. Of equal stages
-only the first is built, unless `--every` is given. `plan=dry_run` among the settings of
+allocates no memory. The number of ranks comes from the comment at the top of the experiment's file.
+Compares the parameters and the memory of every stage with the prediction of the planner. Of equal
+stages only the first is built, unless `--every` is given. `plan=dry_run` among the settings of
 frontier-llm train also builds every stage.
 """
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def candidate_of(name: str, *overrides: str) -> Candidate:
-    """Return the layout of an experiment on the number of ranks that the comment in its file names."""
+    """Return the layout of an experiment on the number of ranks that its file names."""
     config = composed(f"experiment={name}", *overrides)
     ranks = Header.read(conf_file("experiment", name)).ranks
     per_node = config.launch.ranks_per_node or config.cluster.ranks_per_node
