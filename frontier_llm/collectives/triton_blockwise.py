@@ -17,6 +17,9 @@ from typing_extensions import override
 from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.geometry.formats import Format
 
+LAUNCH_OPTIONS = {"enable_fp_fusion": False, "num_warps": 1}
+"""A block has 256 elements, so one warp has enough work, and its maximum needs no shared memory."""
+
 
 @dataclass(frozen=True)
 class TritonKernels(BlockKernels):
@@ -51,7 +54,7 @@ class TritonKernels(BlockKernels):
             bf16_scales=scales.dtype == torch.bfloat16,
             stochastic=fmt.is_stochastic,
             feedback=residual is not None,
-            enable_fp_fusion=False,
+            **LAUNCH_OPTIONS,
         )
 
     @override
@@ -67,7 +70,7 @@ class TritonKernels(BlockKernels):
             block=block,
             half=triton.next_power_of_2(triton.cdiv(block, 2)),
             bits=fmt.bits,
-            enable_fp_fusion=False,
+            **LAUNCH_OPTIONS,
         )
 
     @override
@@ -92,7 +95,7 @@ class TritonKernels(BlockKernels):
             block=block,
             half=triton.next_power_of_2(triton.cdiv(block, 2)),
             bits=fmt.bits,
-            enable_fp_fusion=False,
+            **LAUNCH_OPTIONS,
         )
 
 
