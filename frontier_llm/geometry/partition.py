@@ -27,6 +27,7 @@ Source: AMSP (arXiv:2311.00257). It divides optimizer states tensor by tensor; h
 buffer of a unit is divided, regardless of tensor borders.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -37,6 +38,9 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.grid import Coordinates, Grid
 
 Digit = Literal["params", "grads", "optimizer", "replica"]
+ALIGNED_ELEMENTS = 64
+"""Every interval has a multiple of this many elements, 128 bytes of bf16, so that copies, kernels
+and collectives of a GPU find it aligned."""
 DIGITS: tuple[Digit, ...] = get_args(Digit)
 _Written = dict[str, Factor]
 """The three factors by their keys, as the configuration has them."""
@@ -126,9 +130,10 @@ class Factors:
         """Return the number of elements that must divide a buffer's size.
 
         Args:
-            block: elements per quantisation block: each optimizer interval is a multiple of it.
+            block: elements per quantisation block: each optimizer interval is a multiple of it, and
+                of ALIGNED_ELEMENTS.
         """
-        return self.optimizer * block
+        return self.optimizer * math.lcm(block, ALIGNED_ELEMENTS)
 
     def digits(self, rank: int) -> Digits:
         """Return the digits of a data rank."""
