@@ -53,6 +53,7 @@ static float largest_magnitude(const float *x, int n) {
     return float_of(largest_bits);
 }
 
+/* Return the scale of a block. A scale in bf16 is rounded up: bf16 is the upper 16 bits of fp32. */
 static float scale_of(float largest, float largest_integer, int scale_dtype) {
     if (!isfinite(largest))
         return INFINITY;
@@ -80,6 +81,7 @@ static void round_stochastic(const float *x, int n, float inverse, float limit, 
     }
 }
 
+/* Write two 4-bit integers per byte: q[i] in the low bits, q[half + i] in the high bits. */
 static void pack_4(const int8_t *q, int n, uint8_t *packed) {
     int half = (n + 1) / 2, rest = n - half;
     for (int i = 0; i < rest; i++)
@@ -116,6 +118,7 @@ static const float *load(const void *values, int dtype, const uint16_t *residual
     return copy;
 }
 
+/* Overwrite the residual with the rounding errors of a block. */
 static void store_errors(const float *x, const int8_t *q, int n, float scale,
                          uint16_t *residual) {
     for (int i = 0; i < n; i++) {
@@ -124,6 +127,8 @@ static void store_errors(const float *x, const int8_t *q, int n, float scale,
     }
 }
 
+/* The functions below are called by native_blockwise.py; blockwise.py documents their arguments.
+ * `block` is the number of elements per block, and dtypes are FP32 or BF16. */
 void frontier_quantise(const void *values, int dtype, int64_t n, int64_t block, int bits,
                        int scale_dtype, int stochastic, uint32_t seed, uint16_t *residual,
                        void *scales, uint8_t *packed) {

@@ -7,7 +7,8 @@ largest magnitude m, and the largest integer Q (127 for 8 bits, 7 for 4 bits):
                 smallest normal number, and inf if a value is not finite.
     quantise    q = x / s, rounded to nearest (halves to even) or stochastically. It is 0 if s is
                 0 or not finite.
-    dequantise  q s. If s is inf this is NaN, so a gradient that is not finite stays not finite.
+    dequantise  q s, the product. If s is inf, q is 0 and the product is NaN, so a block with a
+                gradient that is not finite stays not finite.
 
 Hence |x - q s| <= s / 2 (< s if stochastic), and zeros are exact. Two 4-bit values share a byte:
 the i-th of a block's first half is in the low bits, the i-th of its second half in the high bits.
@@ -175,7 +176,7 @@ def _write_scales(rows: torch.Tensor, fmt: Format, out: torch.Tensor) -> torch.T
     """Store the scale of each row in `out`, and return them as [rows] fp32."""
     largest = rows.abs().amax(1)
     scale = largest * torch.tensor(1 / fmt.largest, dtype=torch.float32)
-    if out.dtype == torch.bfloat16:
+    if out.dtype == torch.bfloat16:  # round up: bf16 is the upper 16 bits of fp32
         scale = ((scale.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)
     scale = torch.where(scale < SMALLEST_SCALE, 0.0, scale)
     scale = torch.where(largest.isfinite(), scale, torch.inf)

@@ -1,4 +1,4 @@
-"""Handles of collectives under way: of one, of several at once, and of a sequence."""
+"""Handles of collectives under way: one (`Handle`), several at once (`HandleGroup`), a `Chain`."""
 
 from collections.abc import Generator, Sequence
 from typing import Any, Protocol
@@ -40,7 +40,7 @@ It yields each handle and receives what the handle's `wait()` returned:
 
 
 class Chain:
-    """Runs `Steps`, one collective at a time.
+    """Runs a sequence of collectives (`Steps`), one at a time.
 
     Every rank must advance its chains in the same order, since each step is a collective.
     """

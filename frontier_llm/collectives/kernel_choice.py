@@ -21,8 +21,8 @@ def choose_kernels(wanted: str, device: torch.device) -> BlockKernels:
     All implementations produce the same bits, so ranks may choose differently.
 
     Args:
-        wanted: the setting `kernels`. `torch` chooses the reference; other values choose C on a
-            CPU and Triton on a GPU, or the reference if these do not work.
+        wanted: the setting `kernels`. `torch` chooses the reference (blockwise.py). Other values
+            choose C on a CPU and Triton on a GPU, or the reference if these do not work.
         device: where the kernels run and are verified.
     """
     if wanted == "torch":

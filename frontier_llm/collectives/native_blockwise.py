@@ -1,8 +1,9 @@
 """The kernels of blockwise.c, compiled once per processor type and called without copies.
 
-blockwise.c needs only standard headers and compiles in under a second. The shared library is kept
-in the user's cache directory. Since it is compiled for one processor type, its file name has a
-digest of the source and of the processor's features.
+kernel_choice.py calls `load` on a rank without a GPU. blockwise.c needs only standard headers and
+compiles in under a second. The shared library is kept in the user's cache directory. Since it is
+compiled for one processor type, its file name has a digest of the source and of the processor's
+features.
 """
 
 import ctypes

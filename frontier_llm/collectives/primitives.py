@@ -73,11 +73,11 @@ def all_reduce(
 
 
 class ReduceScatter:
-    """A reduce-scatter under way, summed in fp32 whatever dtype is sent.
+    """A reduce-scatter under way. The sum is computed in fp32, whatever dtype is sent.
 
-    Each rank sends each other rank the part that this rank sums. As many bytes are sent as in a
-    ring, but a sum is rounded only once. (gloo's reduce_scatter_tensor sends as much as an
-    all-reduce.) For fp32 on a GPU, the backend's own reduce-scatter is used.
+    Each rank sends every other rank the part which that rank sums. As many bytes are sent as in a
+    ring, but elements are rounded only once. (gloo's reduce_scatter_tensor sends as many bytes as
+    an all-reduce.) For fp32 on a GPU, the backend's own reduce-scatter is used.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ def exchange(sent: torch.Tensor, received: torch.Tensor, group: dist.ProcessGrou
 def _send_to_all(
     sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor], group: dist.ProcessGroup
 ) -> Handle:
-    """Send tensor i to the group's i-th rank, except this one, and receive tensor i from it."""
+    """Send tensor i to the group's i-th rank and receive tensor i from it, for all other ranks."""
     ranks, position = dist.get_process_group_ranks(group), group.rank()
     others = [(position + step) % len(ranks) for step in range(1, len(ranks))]
     receives = [dist.irecv(received[i], ranks[i], group=group) for i in reversed(others)]

@@ -1,6 +1,7 @@
-"""Slots: messages with a quantised part of a buffer.
+"""Slots: messages that contain a quantised part of a buffer, and the memory that they lie in.
 
-geometry/formats.py describes their layout. In shapes, m is the number of elements in the part.
+transport.py sends slots, and geometry/formats.py describes their layout: scales, elements that are
+not quantised, integers. In shapes, m is the number of elements in the part.
 """
 
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from frontier_llm.geometry.message_memory import BUFFER_BYTES
 class BufferPool:
     """Lends flat buffers of a device, so that their memory is allocated once and not per step.
 
-    A request takes the smallest free buffer that is large enough, and at most twice as large as
-    needed; if there is none, a buffer is allocated. Every step sends the same messages, so the
-    first steps allocate all buffers.
+    A request takes the smallest free buffer that is large enough, unless it is more than twice as
+    large as needed. If there is none, a buffer is allocated. Every step sends the same messages, so
+    the first steps allocate all buffers.
 
     Attributes:
         allocated_bytes: total size of the buffers, lent or free.
@@ -87,7 +88,7 @@ class SlotCodec:
             self._kernels.quantise(part[:quantised], self._fmt, scales, packed, errors, seed)
 
     def read(self, slot: torch.Tensor, quantised: int, out: torch.Tensor) -> None:
-        """Read a slot into `out`, [m]; arguments as for `write`."""
+        """Read the part in a slot into `out`, [m]; the other arguments are those of `write`."""
         scales, small, packed = self._views(slot, out.numel(), quantised)
         out[quantised:].copy_(small)
         if quantised:

@@ -1,4 +1,4 @@
-"""Counts of the bytes that this rank sends, taken where they are sent."""
+"""Counts the bytes that this rank sends. Every collective of this package calls it."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -50,7 +50,10 @@ class Traffic:
         sent_bytes: float,
         unquantised_bytes: float | None = None,
     ) -> None:
-        """Count bytes sent in equal messages to all other ranks; arguments as for `ring`."""
+        """Count bytes that are sent in equal messages to all other ranks of a group.
+
+        The arguments are those of `ring`; the order of the group does not matter.
+        """
         self._count(pairs_sent, collective, group, sent_bytes, unquantised_bytes)
 
     def add(self, collective: str, sent: Sent) -> None:

@@ -1,18 +1,20 @@
 """Gathers and reductions of model states, over one or more process groups, in any format.
 
-    gather   parts -> buffer   lossless formats: in place, group by group. Others: this rank's part
-                               is encoded into a slot (geometry/formats.py), slots are gathered
-                               group by group, and every rank decodes all parts, its own included,
-                               so that all ranks hold the same bits.
-    reduce   buffer -> part    in each group, every rank sends every other rank its part, and the
-                               receiver sums in fp32. A rank's own summand is never rounded.
+`Transport.gather` fills a buffer from the parts that the ranks hold. In a lossless format the parts
+are gathered in place, group by group. In other formats each rank encodes its part into a slot (a
+message of fixed size, geometry/formats.py), the slots are gathered group by group, and every rank
+decodes all of them. It also decodes its own slot, so that all ranks hold the same bits. A gather
+over two groups encodes once: the second group gathers the slots that the first has gathered.
 
-Both are generators of steps for a Chain (handles.py). A gather over two groups encodes once: the
-second group passes on the slots of the first.
+`Transport.reduce` sums a buffer over the ranks and leaves each rank one part of the sum. In each
+group every rank sends every other rank its part, and the receiver sums in fp32. A rank's own
+summand is never rounded.
 
-Source: ZeRO++ (arXiv:2306.10209), qwZ and qgZ. Differences: the owner of a part also uses the
-decoded values, and no re-ordering is needed, since parts lie in the order of the groups
-(geometry/partition.py).
+Both are generators of steps for a Chain (handles.py). frontier_llm/sharding calls them.
+
+Source: the quantised gathers (qwZ) and reductions (qgZ) of ZeRO++ (arXiv:2306.10209). Differences:
+the owner of a part also uses the decoded values, and no re-ordering is needed, since parts lie in
+the order of the groups (geometry/partition.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -53,7 +55,7 @@ class Transport:
         device: torch.device,
         seed: int = 0,
     ) -> None:
-        """Set up for step 1.
+        """Begin in the formats of step 1.
 
         Args:
             formats_at: returns the formats of a step, counted from 1.
@@ -72,7 +74,7 @@ class Transport:
 
     @property
     def encodes(self) -> bool:
-        """Whether any step sends slots."""
+        """Whether any step sends slots, that is, encodes messages."""
         return self._formats_at(1).encode(self.compute_dtype.itemsize)
 
     @property
@@ -97,7 +99,7 @@ class Transport:
     def needs_feedback(self, group: dist.ProcessGroup) -> bool:
         """Whether gradients scattered over a group are quantised and cross nodes.
 
-        Decided for the first step, which quantises everything that a later step quantises.
+        The formats of step 1 decide for all steps, since later steps quantise the same or less.
         """
         nodes = self.traffic.nodes(group)
         return len(set(nodes)) > 1 and self._formats_at(1).grads_over(nodes).is_quantised
@@ -168,8 +170,8 @@ class Transport:
             name: the collective under which the bytes are counted.
             residuals: per group, [elements reduced over it] bf16 rounding errors of the last
                 reduction (see BlockKernels.quantise), or None.
-            out: [n / ranks] fp32, receives this rank's part of the sum; it may be that part of
-                `buffer`. It must not be touched until the steps are done.
+            out: [n / ranks] fp32, receives this rank's part of the sum. It may be a view of this
+                part of `buffer`. It must not be touched until the steps are done.
             add: whether the sum is added to `out` instead of replacing it.
         """
         hops = [(g, r) for g, r in zip(groups, residuals, strict=True) if g is not None]
@@ -204,7 +206,7 @@ class Transport:
         name: str,
         residual: torch.Tensor | None,
     ) -> SlotSum:
-        """Start to send every other rank its part in a slot; `buffer` is free on return."""
+        """Start to send every other rank its part in a slot; `buffer` may be reused on return."""
         count, own = group.size(), group.rank()
         elements = buffer.numel() // count
         parts, codec = buffer.view(count, elements), self._codec(fmt)
@@ -255,7 +257,7 @@ class Transport:
             yield all_gather(span, group, self.traffic, name, unquantised)
 
     def _slots(self, fmt: Format, elements: int, count: int, border: int) -> torch.Tensor:
-        """Borrow [count, bytes] uint8: a slot per part."""
+        """Borrow [count, bytes] uint8 from the pool: one slot per part."""
         size = fmt.slot_bytes(elements, count, border)
         return self.pool.take(count * size).view(count, size)
 
@@ -263,6 +265,7 @@ class Transport:
         return SlotCodec(fmt, self.kernels, self.compute_dtype)
 
     def _next_seed(self) -> int:
+        """Return a seed of stochastic rounding that differs between steps, ranks and calls."""
         self._calls += 1
         mixed = self._step * _STEP_STRIDE + self._seed * _RANK_STRIDE + self._calls * _CALL_STRIDE
         return mixed & 0xFFFFFFFF

@@ -1,8 +1,9 @@
 """Block quantisation in Triton, on NVIDIA and AMD GPUs: the bits of blockwise.py, in one pass.
 
-A program instance works on one block, as two halves ("low" and "high"): 4-bit values are packed so
-that the i-th elements of both halves share a byte. Products and sums must not be fused
-(`enable_fp_fusion=False`) and the division must be rounded correctly, or the last bit differs.
+Each program instance works on one block, in two halves ("low" and "high"), because 4-bit values are
+packed so that the i-th elements of both halves share a byte. Products and sums must not be fused
+(`enable_fp_fusion=False`) and the division must be rounded correctly; otherwise the last bit of a
+result could differ from the reference.
 
 Importing this module needs Triton; kernel_choice.py imports it on a GPU only and verifies the bits.
 """
@@ -182,6 +183,7 @@ def _quantise(
     stochastic: tl.constexpr,
     feedback: tl.constexpr,
 ):
+    """Quantise this program's block; `feedback` says whether `residual` is read and written."""
     first, _, middle, i, in_low, in_high = _block_bounds(elements, block, half)
     low = tl.load(values + first + i, in_low, 0.0).to(tl.float32)
     high = tl.load(values + first + middle + i, in_high, 0.0).to(tl.float32)
@@ -238,6 +240,7 @@ def _dequantise(
     half: tl.constexpr,
     bits: tl.constexpr,
 ):
+    """Dequantise this program's block."""
     first, _, middle, i, in_low, in_high = _block_bounds(elements, block, half)
     low, high = _dequantise_block(scales, packed, first, middle, i, in_low, in_high, bits)
     dtype: tl.constexpr = out.dtype.element_ty
@@ -259,6 +262,7 @@ def _add_up(
     half: tl.constexpr,
     bits: tl.constexpr,
 ):
+    """Add this program's block of all ranks but `skip` to `total`."""
     first, _, middle, i, in_low, in_high = _block_bounds(elements, block, half)
     low = tl.load(total + first + i, in_low, 0.0)
     high = tl.load(total + first + middle + i, in_high, 0.0)

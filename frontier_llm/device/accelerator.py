@@ -10,7 +10,7 @@ import torch
 from frontier_llm.errors import LaunchError
 
 MEASURED_SECONDS = 0.05
-"""Duration of a speed measurement."""
+"""Duration of a speed measurement, which repeats a matrix product."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt(3)."""
 _TRIM_BYTES = 2**31 - 1

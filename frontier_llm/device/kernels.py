@@ -1,7 +1,8 @@
 """Choice of the norm kernels: torch's, or fused ones from apex or TransformerEngine.
 
-Both packages import without error even if their compiled parts are absent. So fused kernels are
+Both packages can be imported even if their compiled parts are absent. Therefore fused kernels are
 used only if their forward and backward pass on a small tensor gives the same result as torch's.
+trainer/assemble.py calls `resolve` on each rank.
 """
 
 from collections.abc import Callable

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _ACKNOWLEDGE_TIMEOUT = timedelta(seconds=10)
-"""How long rank 0, if it failed, waits until the other ranks have read so; some may have ended."""
+"""How long rank 0, if it failed, waits until the other ranks have read that it failed. Without a
+limit it would wait forever for a rank that has ended."""
 _EXIT_TIMEOUT = timedelta(seconds=120)
 """How long ranks wait for each other at the end; rank 0 may still be writing its report."""
 
@@ -78,7 +79,7 @@ def _make_and_publish(world: World, store: "Store", key: str, make: Callable[[],
 
 
 def _read(world: World, store: "Store", key: str, timeout: timedelta) -> dict[str, str | int]:
-    """Read what `_make_and_publish` has published on rank 0."""
+    """Read the JSON object that `_make_and_publish` has published on rank 0."""
     try:
         store.wait([key], timeout)
         answer: dict[str, str | int] = json.loads(store.get(key))
@@ -92,6 +93,7 @@ def _read(world: World, store: "Store", key: str, timeout: timedelta) -> dict[st
 
 
 def _wait_for_exit(world: World, store: "Store") -> None:
+    """Wait until all ranks are done; rank 0 also until the others no longer need its store."""
     if world.rank:
         _count(world, store, "done")
         _wait_for(store, "done/exit", _EXIT_TIMEOUT)
@@ -109,6 +111,7 @@ def _count(world: World, store: "Store", key: str) -> None:
 
 
 def _wait_for_others(world: World, store: "Store", key: str, timeout: timedelta) -> None:
+    """Wait on rank 0 until `_count` has counted all other ranks."""
     if world.size > 1:
         _wait_for(store, f"{key}/all", timeout)
 

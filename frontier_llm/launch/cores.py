@@ -1,6 +1,6 @@
-"""CPU threads of a rank: how many it uses, and a warning when a node has fewer cores.
+"""Sets the number of CPU threads of a rank, and warns when a node has fewer cores than threads.
 
-The number must be set before torch is imported.
+The number of threads must be set before torch is imported.
 """
 
 import math
@@ -13,6 +13,7 @@ from frontier_llm.launch.slurm import is_srun_task
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUPS_OF_PROCESS = Path("/proc/self/cgroup")
 _CPUS_OF_TASK = "SLURM_CPUS_PER_TASK"
+"""Variable with the number of cores that srun gave to this task."""
 
 
 def share(ranks_on_machine: int, environ: Mapping[str, str]) -> int:
@@ -28,7 +29,7 @@ def share(ranks_on_machine: int, environ: Mapping[str, str]) -> int:
 
 
 def available() -> int:
-    """Return the number of cores that this process may use: its affinity, within its cgroup."""
+    """Return how many cores this process may use, by its CPU affinity and its cgroup's limit."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -112,7 +113,12 @@ def limit_device_queues(tensor: int, environ: MutableMapping[str, str]) -> None:
 
 
 def _quotas(mount: Path, path: str) -> Iterator[float]:
-    """Yield the limits, in cores, of a cgroup and of its parents, if they can be read."""
+    """Yield the limits, in cores, of a cgroup and of its parents, where they can be read.
+
+    Args:
+        mount: folder in which the hierarchy of cgroups is mounted.
+        path: path of the cgroup in this hierarchy.
+    """
     parts = [part for part in path.split("/") if part]
     for depth in range(len(parts) + 1):
         folder = mount.joinpath(*parts[:depth])

@@ -1,9 +1,9 @@
 """Files that describe the failures of ranks, and the search for the failure that caused the others.
 
-One fault ends every rank: the other ranks lose contact with the failed one in a collective. Each
-rank writes its failure to `rank_N.json`; the cause is chosen among all of them, and only the cause
-is printed. A failure that can be the cause is also written to `cause.json`, so that a rank of a
-large job reads one file, not thousands.
+If one rank fails, all others fail too, because they lose contact with it in a collective. Each rank
+writes its failure to `rank_N.json`. The cause is chosen among these failures, and only the cause is
+printed. A failure that can be the cause is also written to `cause.json`, so that each rank of a
+large job can read one file instead of thousands.
 """
 
 import json
@@ -22,8 +22,9 @@ Kind = Literal["user", "error", "died", "stopped", "lost_contact", "timeout"]
 _CAUSE_FILE = "cause.json"
 _REPORTER_FILE = "reporter"
 """Holds the number of the rank that prints the full report."""
-# `error` and `died` have equal priority, so that the earlier one is the cause: a rank may fail with
-# an ordinary error because another rank died, and the reverse.
+# The failure with the smallest number is the cause. `error` and `died` have equal numbers, so that
+# the earlier of the two is the cause: a rank may fail with an ordinary error because another rank
+# died, or die because another rank failed with an error.
 _PRIORITY = {"user": 0, "error": 1, "died": 1, "timeout": 2, "lost_contact": 3, "stopped": 4}
 _NETWORK_ERRORS = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError")
 _NETWORK_WORDS = (
@@ -105,8 +106,8 @@ def died(rank: int, code: int, seconds: float) -> Failure:
 def write(failure: Failure, folder: Path) -> None:
     """Write `rank_N.json` atomically.
 
-    A primary failure that another thread of the rank has written is kept: a later failure of the
-    main thread is its consequence.
+    If another thread of the rank has written a primary failure, that failure is kept, and a later
+    failure that is not primary is not written, because it is a consequence.
     """
     folder.mkdir(parents=True, exist_ok=True)
     earlier = read_rank(failure.rank, folder)
@@ -172,7 +173,7 @@ def claim_report(rank: int, folder: Path) -> bool:
 
 
 def cause(failures: Iterable[Failure]) -> Failure:
-    """Choose the failure that explains the others: by kind, then the earliest.
+    """Choose the failure that explains the others: the most likely kind, then the earliest failure.
 
     If ranks only stopped on request, rank 0's message is chosen: only rank 0 checks the STOP file
     and the time limit, so only its message names the reason.

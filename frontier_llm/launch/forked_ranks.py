@@ -1,4 +1,7 @@
-"""Ranks as forked processes of this one: start them, notice their end, send them signals."""
+"""Forks the ranks of one machine, notices when they end, and sends them signals.
+
+launcher.py uses it. The process that forks the ranks is called the parent.
+"""
 
 import ctypes
 import gc
@@ -17,12 +20,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ForkedRanks:
-    """Child processes by rank.
+    """The forked ranks of this process.
 
     Attributes:
         running: process id of each rank that runs.
-        ended: exit code (negative: a signal) and time of each rank that ended. The time is in
-            seconds since 1970, and may be up to `POLL_SECONDS` too early.
+        ended: exit code and time of each rank that ended. A negative exit code is the number of the
+            signal that ended the rank. The time is in seconds since 1970, and may be up to
+            `POLL_SECONDS` too early.
     """
 
     def __init__(self) -> None:
@@ -45,7 +49,7 @@ class ForkedRanks:
         if pid:
             self.running[rank] = pid
             return
-        gc.freeze()  # garbage collection would write to pages shared with the parent: copies
+        gc.freeze()  # garbage collection would write to memory shared with the parent and copy it
         code = 1
         try:
             _die_with_parent(parent)

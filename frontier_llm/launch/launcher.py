@@ -1,10 +1,7 @@
 """Start the ranks of one machine and wait for them; if one fails, end the others and say why.
 
-States of a launch:
-    running    no rank has failed
-    ending     a rank failed; the others get 2 s to end by themselves, then SIGTERM, and after 5 s
-               more SIGKILL
-    over       every rank has ended; the cause is printed
+If a rank fails, the others get 2 s to end by themselves, then SIGTERM, and after another 5 s
+SIGKILL. When every rank has ended, the failure that caused the others is printed.
 
 The parent must not have run multi-threaded torch operations: a fork copies the state of the thread
 pool but not its threads, and the child would wait for them forever.
@@ -85,7 +82,7 @@ def launch(target: Callable[[World, "Store"], None], options: LaunchOptions) -> 
             for rank in range(options.ranks):
                 world = _world(rank, options, server.getsockname()[1])
                 _fork(ranks, world, server, target, options)
-            # an open socket here would accept connections after rank 0 has ended
+            # if the parent kept the socket open, it would accept connections after rank 0 has ended
             server.close()
             killed = not _wait(ranks, signals)
         finally:

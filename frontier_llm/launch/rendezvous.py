@@ -1,6 +1,7 @@
-"""How the ranks of a job meet: a key-value store on rank 0, then torch's process group.
+"""Connects the ranks of a job: a key-value store on rank 0, then torch's process group.
 
-torch is imported inside the functions: other modules need `listen` and the errors without it.
+The functions import torch when they are called, because other modules use `listen` and the errors
+before torch is imported.
 """
 
 import errno
@@ -123,7 +124,7 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def _raise_file_limit(size: int) -> None:
-    """Let this process open enough files for the connections of all ranks to its store.
+    """Raise the limit of open files, so that all ranks can connect to this process's store.
 
     Raises:
         LaunchError: the hard limit is too low.
@@ -145,8 +146,7 @@ def _raise_file_limit(size: int) -> None:
 def _wait_for_ranks(world: World, store: "Store", address: str, timeout: timedelta) -> None:
     """Wait until all ranks have connected.
 
-    Otherwise, if rank 0 failed right after its start, a late rank would keep trying to connect
-    until its timeout.
+    Otherwise, if rank 0 failed right after its start, late ranks would time out while connecting.
     """
     try:
         store.set(f"here/{world.rank}", world.host)

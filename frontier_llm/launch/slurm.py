@@ -1,4 +1,8 @@
-"""Rank, size and node of a task in its Slurm job step, from SLURM_* variables; the job's end."""
+"""Reads a task's rank, size and node, and the end of its job, from the variables of Slurm.
+
+`world` calls it for ranks that srun started. A task is one process of a job step, and a job step is
+the work of one srun command.
+"""
 
 import re
 import shutil
@@ -11,7 +15,8 @@ from frontier_llm.errors import LaunchError
 
 _RANK_VARIABLES = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
 _FIRST_RESERVED_STEP = 0xFFFFFFFA  # shells of salloc and sbatch have this step id or a larger one
-_FIRST_PORT, _PORTS = 15000, 15000  # first port and number of ports, below the ephemeral ports
+# Rank 0's store uses one of the ports 15000 to 29999; the system assigns higher ones by itself.
+_FIRST_PORT, _NUMBER_OF_PORTS = 15000, 15000
 _SQUEUE_TIMEOUT_SECONDS = 10
 
 
@@ -118,6 +123,7 @@ def _expand(part: str) -> list[str]:
 
 
 def _numbers(item: str) -> list[str]:
+    """Return the numbers of one item of a bracket: for `08-10` these are 08, 09, 10."""
     first, _, last = item.partition("-")
     if not last:
         return [first]
@@ -142,10 +148,15 @@ def equal_tasks(text: str) -> int:
 def job_port(job: str, step: str) -> int:
     """Derive the TCP port of rank 0's store from the job: equal on all tasks of a step."""
     number = int(re.sub(r"\D", "", job) or 0) * 97 + int(re.sub(r"\D", "", step) or 0)
-    return _FIRST_PORT + number % _PORTS
+    return _FIRST_PORT + number % _NUMBER_OF_PORTS
 
 
 def _tasks_per_node(environ: Mapping[str, str], size: int) -> int:
+    """Return the number of tasks per node of a step with `size` tasks.
+
+    Raises:
+        EnvironmentMismatchError: the number differs from node to node.
+    """
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         if name in environ:
             return equal_tasks(environ[name])

@@ -1,4 +1,7 @@
-"""Requests to stop a run: a signal to a rank or to its parent, a file, or the job's time limit."""
+"""Requests to stop a run: a signal to a rank or to its parent, a file, or the job's time limit.
+
+The training loop asks `StopRequest` once per step; launcher.py uses `ParentSignals`.
+"""
 
 import signal
 import time
@@ -9,14 +12,15 @@ from typing import Any
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """Signals that ask a run to save and stop."""
 _SAME_KEY_SECONDS = 0.2
-"""Two SIGINTs within this time come from one Ctrl-C, which programs such as make forward."""
+"""Two SIGINTs within this time come from one Ctrl-C: programs such as make forward the signal."""
 
 
 class StopFlag:
     """Records whether this process received a stop signal, and which one.
 
-    The object is the handler of SIGTERM (scancel, the launcher), SIGUSR1 (sbatch --signal=USR1@120)
-    and, unless it is ignored already, SIGINT. The training loop polls it between steps.
+    The object is the handler of SIGTERM (sent by scancel and by the launcher), of SIGUSR1 (sent by
+    Slurm with sbatch --signal=USR1@120) and, unless it is ignored already, of SIGINT. The training
+    loop polls it between steps.
     """
 
     def __init__(self) -> None:
@@ -65,8 +69,8 @@ class StopFlag:
 class StopRequest:
     """Whether a run should save and stop: after a signal, a STOP file, or near the job's end.
 
-    Signals are noticed on every rank, the file and the time limit on rank 0 only. At the end of
-    each step, a reduction over all ranks tells every rank whether any rank has a request.
+    Every rank notices its own signals; only rank 0 notices the file and the time limit. At the end
+    of each step, an all-reduce tells every rank whether any rank has a request.
     """
 
     def __init__(
@@ -112,7 +116,7 @@ class Deadline:
     """The end of a Slurm job, and how long before it a run should stop."""
 
     def __init__(self, end_seconds: float, margin_seconds: float) -> None:
-        """Set the end.
+        """Store the end of the job and the margin.
 
         Args:
             end_seconds: when Slurm ends the job, in seconds since 1970.

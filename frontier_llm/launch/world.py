@@ -11,6 +11,7 @@ from typing import Literal
 from frontier_llm.launch.slurm import EnvironmentMismatchError, SlurmTask, is_srun_task, read_task
 
 _MOST_NAMED = 16
+"""Largest number of ranks that a message names."""
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -125,9 +126,9 @@ def _from_slurm(task: SlurmTask, environ: Mapping[str, str]) -> World:
 
 
 def _check_agreement(task: SlurmTask, environ: Mapping[str, str]) -> None:
-    """Reject different ranks in the variables of srun and torchrun.
+    """Raise an error if the variables of srun and torchrun give different ranks.
 
-    They may differ if each task of srun is the agent of one torchrun job of all nodes.
+    They may differ if each task of srun is an agent of torchrun, which starts the ranks of a node.
     """
     if environ.get("GROUP_WORLD_SIZE") == str(task.size):
         return

@@ -1,4 +1,8 @@
-"""Creates all process groups of a rank; the only module that reads megatron's global state."""
+"""Creates all process groups of a rank; the only module that reads megatron's global state.
+
+trainer/connect.py calls `make_groups` on each rank. The groups are those of the grid (pipeline,
+data and tensor ranks, geometry/grid.py) and those over which model states are sharded.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -64,7 +68,7 @@ class Groups:
 
     @property
     def is_between(self) -> bool:
-        """Whether stages come before and after this one."""
+        """Whether this rank's stage is neither the first nor the last one."""
         return 0 < self.at.pipeline < self.grid.pipeline - 1
 
     @property
@@ -144,6 +148,7 @@ def make_digit_groups(groups: Groups, factors: Factors) -> dict[Digit, dist.Proc
 
 
 def _digit_group(groups: Groups, factors: Factors, digit: Digit) -> dist.ProcessGroup | None:
+    """Create all groups of data ranks that differ only in one digit; return this rank's group."""
     width, grid = factors.width(digit), groups.grid
     if width == 1:
         return None
@@ -180,6 +185,7 @@ def make_stage_groups(
 
 
 def _stage_group(groups: Groups, stages: tuple[int, ...]) -> dist.ProcessGroup | None:
+    """Create a group over some stages for each data and tensor coordinate; return this rank's."""
     grid = groups.grid
     if len(stages) == 1:
         return None

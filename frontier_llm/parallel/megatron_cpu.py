@@ -61,12 +61,13 @@ class Replacement:
     """A name that is replaced on a CPU."""
 
     module: str
-    """Module that has the name."""
+    """Module in which the name is replaced."""
     name: str
+    """Name of a function or module in this module."""
     substitute: Callable[..., Any] | object
-    """What the name refers to afterwards."""
+    """The object that the name refers to after `install`."""
     reason: str
-    """What megatron uses it for."""
+    """What megatron uses the name for."""
 
 
 _RANDOM = "megatron.core.tensor_parallel.random"

@@ -89,7 +89,7 @@ class Gradients:
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Mark backward passes that are not the last one of the step."""
+        """Return a context for the backward passes that are not the last one of the step."""
         self._last_micro_batch = False
         try:
             yield
@@ -97,7 +97,7 @@ class Gradients:
             self._last_micro_batch = True
 
     def finish(self) -> None:
-        """Start the remaining reductions and wait for all; `shards` is complete afterwards."""
+        """Start the remaining reductions and wait for all; then `shards` holds the final sums."""
         for gradients in self._units:
             if not gradients.is_final:
                 self._start_reduction(gradients, last_micro_batch=True)
@@ -251,10 +251,11 @@ class _UnitGradients:
                 self.unit.view(self.accumulated, index).zero_()
 
     def _pack(self) -> torch.Tensor:
-        """Move all gradients of this micro-batch into one buffer, [n].
+        """Move all gradients of this micro-batch into one buffer, and free them.
 
-        The buffer has the dtype in which gradients are sent. If they are sent quantised, the buffer
-        has the compute dtype and is borrowed from the transport's pool until it is encoded.
+        Returns:
+            [n], in the dtype in which gradients are sent. If they are sent quantised, the buffer
+            has the compute dtype, and is borrowed from the transport's pool until it is encoded.
         """
         layout, transport = self.unit.layout, self._transport
         first_group = self._groups.params_group or self._groups.grads_group
@@ -279,7 +280,7 @@ class _UnitGradients:
 def _make_residuals(
     unit: Unit, groups: StateGroups, transport: Transport
 ) -> dict[Digit, torch.Tensor]:
-    """Allocate zero rounding errors for each group that a unit's gradients cross nodes in."""
+    """Allocate rounding errors, at first 0, for each group in which gradients cross nodes."""
     reduced: dict[Digit, tuple[dist.ProcessGroup | None, int]] = {
         "optimizer": (groups.optimizer_group, unit.grads_interval.length)
     }

@@ -112,7 +112,7 @@ class Parameters:
         self._gathered.clear()
 
     def acquire(self, unit: Unit, *, backward: bool = False) -> None:
-        """Gather a unit's up-to-date parameters, and prefetch those expected next.
+        """Gather a unit's up-to-date parameters, and prefetch the units expected next.
 
         Collective over the ranks that hold its parts; blocks.
 
@@ -139,7 +139,7 @@ class Parameters:
             self._prefetch(self._wanted())
 
     def release(self, unit: Unit) -> None:
-        """Free a unit's gathered parameters, unless they are expected again soon."""
+        """Free a unit's gathered parameters, unless the unit is expected again in the window."""
         self._current = [use for use in self._current if use.unit is not unit]
         if unit not in self._gathered:
             return
@@ -152,8 +152,9 @@ class Parameters:
     def refresh(self) -> None:
         """Start to send the updated optimizer intervals to all ranks that store them.
 
-        Collective; returns at once, `acquire` and `settle` wait. In a lossless format all units are
-        refreshed at once. Other formats need buffers, so at most 2 * `units_in_flight` units are.
+        Collective; returns at once, and `acquire` and `settle` wait for the result. In a lossless
+        format the refreshes of all units start now. Other formats need message buffers, so at most
+        2 * `units_in_flight` refreshes are under way at once.
         """
         self._refresh_format = self._transport.formats.refresh
         self._to_refresh = deque(unit for unit in self._units if unit.is_trainable)
@@ -161,7 +162,7 @@ class Parameters:
         self._start_refreshes()
 
     def gather_first(self) -> None:
-        """Prefetch the first units of the next step, unless parameters must be refreshed first."""
+        """Prefetch the first units of the next step, if no refresh over ranks has to come first."""
         if self._groups.grads_group is None and self._groups.optimizer_group is None:
             self._prefetch(self._in_flight(self._uses))
 
@@ -171,7 +172,7 @@ class Parameters:
             self._finish_refresh(unit)
 
     def drain(self) -> None:
-        """Wait for all collectives under way; gathered parameters stay."""
+        """Wait for all refreshes and gathers under way; gathered parameters stay allocated."""
         self.settle()
         for gather in self._gathers.values():
             gather.wait()
@@ -261,7 +262,10 @@ class Parameters:
         return self._expected[position] if position < len(self._expected) else None
 
     def _wanted(self) -> Iterator[Use]:
-        """Yield the uses whose units should be gathered or gathering now; none between steps."""
+        """Yield the uses in the prefetch window: their units should be gathered or gathering now.
+
+        Between steps there are none.
+        """
         return self._in_flight(chain(self._current, self._expected_next()))
 
     def _in_flight(self, uses: Iterable[Use]) -> Iterator[Use]:

@@ -1,4 +1,8 @@
-"""The interface of this package: all model states of one rank, step by step."""
+"""The interface of this package: `ShardedStates`, all model states of one rank.
+
+trainer/step.py calls it for each step, trainer/hooks.py before and after each module, and the
+checkpoints read and write its shards.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -131,7 +135,7 @@ class ShardedStates:
         self._gradients.begin_backward()
 
     def accumulating(self) -> AbstractContextManager[None]:
-        """Mark backward passes that are not the last one of the step."""
+        """Return a context for the backward passes that are not the last one of the step."""
         return self._gradients.accumulating()
 
     def finish_backward(self) -> None:
@@ -171,7 +175,7 @@ class ShardedStates:
         self._parameters.gather_first()
 
     def skip(self) -> None:
-        """Skip the update because gradients are not finite, and discard their rounding errors."""
+        """Skip the update because gradients are not finite, and reset error feedback to zero."""
         self._gradients.reset_feedback()
 
     def gradients(self) -> Iterator[tuple[ParameterRecord, int, torch.Tensor]]:
@@ -244,9 +248,10 @@ class ShardedStates:
     def memory_bytes(self) -> dict[str, int]:
         """Return the bytes that stay allocated between steps, by category.
 
-        `gathered` is an exception: the most that gathered parameters held at once since the start,
-        zero if parameters are not sharded. If states are sent quantised, `messages` are the pooled
-        buffers of messages and `feedback` the rounding errors kept for error feedback.
+        `gathered` is an exception: it is the largest memory that gathered parameters have had at
+        once since the start, and zero if parameters are not sharded. If states are sent quantised,
+        `messages` is the memory of the message buffers in the pool, and `feedback` that of the
+        rounding errors kept for error feedback.
         """
         parameters = sum(unit.shard.numel() * unit.shard.element_size() for unit in self._units)
         elements = sum(master.numel() for master in self._adamw.masters)
@@ -263,10 +268,10 @@ class ShardedStates:
         return categories
 
     def _add_partial(self) -> None:
-        """Sum gradients to which each tensor rank contributes only its part of the sequence.
+        """Sum gradients of norms and biases over tensor ranks; each rank has those of its tokens.
 
-        The tensor ranks of one data rank hold the same intervals, so their parts are summed
-        directly.
+        The tensor ranks of one data rank hold the same intervals, so an all-reduce of these
+        intervals is enough.
         """
         if not self._partial:
             return

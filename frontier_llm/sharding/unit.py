@@ -47,14 +47,15 @@ class StateGroups:
 class Unit:
     """Parameters that are gathered and reduced together, on one flat buffer.
 
-    The records' parameters are views into `buffer`. If parameters are sharded, the buffer's memory
-    exists only between `materialise` and `release`, and `shard` always does; otherwise the two are
-    the same tensor. The memory is allocated and freed by resizing the buffer's storage: autograd
-    keeps views of a weight from the forward to the backward pass, and they must stay valid.
+    The records' parameters are views into `buffer`. If parameters are sharded, the memory of
+    `buffer` exists only between `materialise` and `release`, while `shard` always has memory. If
+    they are not, `shard` and `buffer` are the same tensor. The memory is allocated and freed by
+    resizing the buffer's storage: autograd keeps views of a weight from the forward to the backward
+    pass, and these views must stay valid.
 
     Attributes:
         name: name of the unit (ParameterRecord.unit).
-        records: its parameters; all are trainable or all are frozen.
+        records: the records of its parameters; all are trainable or all are frozen.
         layout: where each parameter lies in the buffer of n elements.
         buffer: [n] compute dtype, the parameters.
         shard: [n / params factor] compute dtype, this rank's interval of the parameters.
@@ -96,7 +97,11 @@ class Unit:
         return self.buffer.numel() * self.buffer.element_size()
 
     def view(self, flat: torch.Tensor, index: int) -> torch.Tensor:
-        """Return record `index`'s part of a tensor of n elements, in the parameter's shape."""
+        """Return the part of a tensor of n elements that belongs to parameter number `index`.
+
+        Returns:
+            A view in the shape of the parameter.
+        """
         start = self.layout.starts[index]
         parameter = self.records[index].parameter
         return flat[start : start + parameter.numel()].view(parameter.shape)
