@@ -4,27 +4,29 @@
     python -m benchmarks.bench_checkpoint --quick          # a smoke test of half a minute
     python -m benchmarks.bench_checkpoint --megabytes 2000 --folder /mnt/bb/$USER --json FILE
 
-Savers take turns: A B C, A B C, ... A saver's turn runs in forked CPU ranks over gloo. A step is a
-number of matrix products and an update that changes every element of the states. A turn has three
-phases: long steps, alternating without and with a save, in which every saver should finish; short
-steps, whose compute takes about as long as our saver needs to write; and restores, whose results
-are compared. Each saver keeps one checkpoint and deletes the previous one.
+The states of a rank are its weights and optimizer moments. Savers take turns: A B C, A B C, ... and
+a round is one turn of each. A saver's turn runs in forked CPU ranks over gloo. A step consists of
+matrix products and an update that changes every element of the states. A turn has three phases:
+  1. long steps, alternating without and with a save, in which every saver should finish;
+  2. short steps, whose products take about as long as a save of ours-blocking;
+  3. restores, whose results are compared with the saved states.
+Each saver keeps one checkpoint and deletes the previous one.
 
-The table has one row per saver with medians over saves and rounds; a save counts with its slowest
-rank:
-    blocked       time that the save blocked training, at its start and before the update
+The table has one row per saver. Values are medians over saves and rounds, where the slowest rank of
+a save counts:
+    blocked       time for which the save blocked training, at its start and before the update
     durable       time until the checkpoint was synced and complete on every rank; -: unknown
-    compute       products computed during that time, relative to those computed in the same
-      meanwhile   time without a save
-    long step     duration of a step with a save over that of a step without
-    short steps   duration with a save in each step, until the last save is complete, over that of
-                  as many steps without
-    restore       time until every rank has its states again, from an empty page cache; our saver
-                  verifies digests
-    of disk's     restored bytes per second over the rate of plain reads of 16 MiB by all ranks at
-      rate        once, past or through the page cache, whichever is faster
-bare-writes is not a saver: a thread writes as many bytes from one buffer and does nothing else. Its
-effect on the computation is a lower bound for every saver that writes as fast.
+    compute       number of products computed during that time, divided by the number computed in
+      meanwhile   the same time without a save
+    long step     time of a step with a save, divided by the time of a step without a save
+    short steps   time of steps with a save in each, until the last save is complete, divided by
+                  the time of the same number of steps without saves
+    restore       time until every rank has its states again, from an empty page cache; our savers
+                  verify digests
+    of disk's     restored bytes per second, divided by the rate at which all ranks read blocks of
+      rate        16 MiB at once, with or without the page cache, whichever is faster
+bare-writes is not a saver: a thread writes the same number of bytes from one buffer and does
+nothing else. Its effect on the computation is a lower bound for every saver that writes as fast.
 MB are millions of bytes.
 """
 
@@ -63,9 +65,11 @@ if TYPE_CHECKING:
 
 QUICK = {"megabytes": 20.0, "rounds": 1, "saves": 1, "long_seconds": 0.4, "short_seconds": 0.1,
          "short_steps": 2, "restores": 1}  # fmt: skip
+"""Options of --quick."""
 TABLE_WIDTH = 100
+"""Smallest width of the table in characters."""
 PROBE = "ours-blocking"
-"""Saver whose time until durable becomes the compute of a short step."""
+"""Saver whose time until a checkpoint is durable sets the length of a short step."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,9 +91,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--savers", nargs="+", default=list(SAVERS), choices=list(SAVERS),
         help="savers to compare (default all)")  # fmt: skip
     add("--saves", type=at_least(1), default=3, help="long steps with a save per turn (default 3)")
-    add("--long-seconds", type=positive, default=2.5, help="compute of a long step (default 2.5)")
+    add(
+        "--long-seconds",
+        type=positive,
+        default=2.5,
+        help="seconds of products in a long step (default 2.5)",
+    )
     add("--short-seconds", type=positive,
-        help=f"compute of a short step (default: the time of a save of {PROBE})")  # fmt: skip
+        help=f"seconds of products in a short step (default: a save of {PROBE})")  # fmt: skip
     add("--short-steps", type=at_least(1), default=8, help="short steps per turn (default 8)")
     add("--restores", type=at_least(0), default=3, help="restores per turn (default 3)")
     return parse_bench(parser, arguments, QUICK)
@@ -112,35 +121,37 @@ class Bench:
         with Progress(*columns, auto_refresh=False, transient=True) as progress:
             bar = progress.add_task("", total=options.rounds * (len(self._outcomes) + 1) + 1)
 
-            def take(name: str, work: Callable[[], None]) -> None:
+            def show(name: str, work: Callable[[], None]) -> None:
                 progress.update(bar, description=name, refresh=True)
                 work()
                 progress.update(bar, advance=1, refresh=True)
 
-            take(PROBE, self._probe)
+            show(PROBE, self._set_short_seconds)
             for _ in range(options.rounds):
-                take("disk", self._take_disk)
+                show("disk", self._measure_disk)
                 for outcome in self._outcomes:
-                    take(outcome.saver, partial(self._take, outcome))
+                    show(outcome.saver, partial(self._add_turn, outcome))
         self._report()
         return 1 if any(outcome.error for outcome in self._outcomes) else 0
 
-    def _probe(self) -> None:
-        """Measure how long our saver takes, which sets the compute of a short step."""
+    def _set_short_seconds(self) -> None:
+        """Set the length of a short step to the option, or to the measured time of a save."""
         if self._options.short_seconds is not None:
             self._short_seconds = self._options.short_seconds
             return
         outcome = Outcome(PROBE, "", [self._turn(PROBE)])
         self._short_seconds = outcome.durable_seconds or 0.0
 
-    def _take(self, outcome: Outcome) -> None:
+    def _add_turn(self, outcome: Outcome) -> None:
+        """Add a turn of a saver to its results, unless the saver has failed before."""
         if outcome.error is None:
             try:
                 outcome.rounds.append(self._turn(outcome.saver))
             except TrainingError as error:
                 outcome.error = str(error)
 
-    def _take_disk(self) -> None:
+    def _measure_disk(self) -> None:
+        """Measure the disk on all ranks at once."""
         size = round(self._options.megabytes * MEGA)
 
         def work(place: Place) -> DiskFigures:
@@ -149,6 +160,7 @@ class Bench:
         self._disk.rounds.append([DiskFigures(**rank) for rank in self._fork(work)])
 
     def _turn(self, saver: str) -> list[SaverFigures]:
+        """Run one turn of a saver; return the measurements of each rank."""
         options = self._options
 
         def work(place: Place) -> SaverFigures:
@@ -166,7 +178,7 @@ class Bench:
         return [saver_figures_from(rank) for rank in self._fork(work)]
 
     def _fork(self, work: Callable[[Place], Any]) -> list[dict[str, Any]]:
-        """Run a function on forked ranks with an empty folder; return the figures of each rank.
+        """Run a function on forked ranks with an empty folder; return its result on each rank.
 
         Raises:
             TrainingError: a rank failed; its traceback has been printed.
@@ -183,13 +195,13 @@ class Bench:
                 dist.barrier()  # no rank closes its sockets while another reads from them
 
             ranks = self._options.ranks
-            if code := launch(
-                target, LaunchOptions(ranks=ranks, failure_dir=Path(name, "failures"))
-            ):
-                raise TrainingError(f"the ranks ended with exit code {code}")
+            launch_options = LaunchOptions(ranks=ranks, failure_dir=Path(name, "failures"))
+            if exit_code := launch(target, launch_options):
+                raise TrainingError(f"the ranks ended with exit code {exit_code}")
             return [json.loads((results / f"{rank}.json").read_text()) for rank in range(ranks)]
 
     def _report(self) -> None:
+        """Print the table and write the JSON."""
         options = self._options
         title = (
             f"{options.ranks} ranks with {options.megabytes:g} MB of states each; long steps of "

@@ -1,20 +1,21 @@
-"""Measure quantised collectives: the codec alone, then gathers and reductions between two nodes.
+"""Measure quantised collectives: quantisation alone, then gathers and reductions between two nodes.
 
-    python -m benchmarks.bench_collectives                   # codec, then two ranks on loopback
+    python -m benchmarks.bench_collectives                   # two ranks on loopback
     sudo .venv/bin/python -m benchmarks.bench_collectives \
         --links loopback 1gbit 200mbit --ranks-per-node 1 2  # two nodes with links of these rates
     python -m benchmarks.bench_collectives --quick           # smoke test
     python -m benchmarks.bench_collectives --json benchmarks/results/collectives_<cpu>_<date>.json
 
-The first table has the speed of the codec in GB/s of the unquantised side (fp32 or bf16), with one
-thread. `copy` is a copy of the same buffer, the upper bound set by memory. On a CPU the time is
-that of the thread, so that other processes hardly affect it.
+The codec is the code that quantises and dequantises. The first table has its speed with one thread,
+in GB/s of the unquantised buffer (fp32 or bf16). `copy` is a copy of the same buffer, whose speed
+memory limits. On a CPU the CPU time of the thread is measured, which other processes hardly affect.
 
-The second table has the collectives of a buffer of --elements elements on two nodes. Formats take
-turns. Times are those of the slowest rank, medians over rounds; `of bf16` is the time of bf16
-divided by the time of this format in the same round. `gather` and `reduce` go over all ranks in one
-hop; `two hops` reduces inside the nodes and then between them, with the same format in both hops.
-`MB between nodes` are the bytes that a rank sends, as counted.
+The second table has gathers and reductions of a buffer of --elements elements on two nodes. A flow
+is one way of communicating: `gather` and `reduce` go over all ranks in one hop, `two hops` reduces
+inside the nodes and then between them, with the same format in both hops. Formats take turns. Times
+are medians over rounds, of the slowest rank. `speed over bf16` is the time of bf16 divided by the
+time of this format in the same round. `MB between nodes` are the bytes that a rank sends to other
+nodes, as counted by frontier_llm.
 """
 
 import argparse
@@ -53,6 +54,7 @@ from frontier_llm.geometry.grid import Grid
 FORMATS = (FP32, BF16, Format("int8", 256, 2), Format("int4", 256, 2))
 """The quantised formats have the block and scale sizes of conf/collectives/."""
 NODES = 2
+"""Number of simulated nodes."""
 QUICK = {"elements": 1 << 14, "codec_elements": 1 << 16, "codec_seconds": 0.01, "rounds": 1}
 Flow = str
 """`gather`, `reduce` or `two hops`."""
@@ -64,10 +66,13 @@ class CodecFigure:
 
     kernels: str
     format: str
+    """Quantised format."""
     dtype: str
+    """Type of the unquantised buffer."""
     quantise: float
     dequantise: float
     add: float
+    """Speed of dequantising and adding to an fp32 buffer."""
 
 
 @dataclass
@@ -134,38 +139,51 @@ def codec_figures(elements: int, limit: float) -> Iterator[CodecFigure]:
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fast = choose_kernels("auto", device)
-    rows: list[BlockKernels] = [TorchKernels()] if fast.name == "torch" else [TorchKernels(), fast]
+    slow = TorchKernels()
+    implementations: list[BlockKernels] = [slow] if fast.name == slow.name else [slow, fast]
     for dtype in (torch.float32, torch.bfloat16):
         values = torch.randn(elements, device=device).to(dtype)
-        copy = (
-            values.nbytes / _seconds(partial(torch.empty_like(values).copy_, values), limit) / 1e9
-        )
-        yield CodecFigure("copy", "-", str(dtype)[6:], copy, copy, copy)
-        for implementation in rows:
-            for code in FORMATS[2:]:
-                yield _codec_figure(implementation, code, values, limit)
+        copy_seconds = _seconds(partial(torch.empty_like(values).copy_, values), limit)
+        copy = values.nbytes / copy_seconds / 1e9
+        yield CodecFigure("copy", "-", _name(dtype), copy, copy, copy)
+        for kernels in implementations:
+            for format_ in FORMATS[2:]:
+                yield _codec_figure(kernels, format_, values, limit)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _codec_figure(
-    one: BlockKernels, code: Format, values: torch.Tensor, limit: float
+    kernels: BlockKernels, format_: Format, values: torch.Tensor, limit: float
 ) -> CodecFigure:
-    slot = code.slot(values.numel(), values.numel())
-    blocks = -(-values.numel() // code.block_elements)
+    """Time one implementation of the codec in one format, `limit` seconds per function."""
+    slot = format_.slot(values.numel(), values.numel())
+    blocks = -(-values.numel() // format_.block_elements)
     scales = torch.empty(blocks, dtype=torch.bfloat16, device=values.device)
     packed = torch.empty(slot.stop - slot.values, dtype=torch.uint8, device=values.device)
     out, total = torch.empty_like(values), torch.zeros_like(values, dtype=torch.float32)
     seconds = (
-        _seconds(partial(one.quantise, values, code, scales, packed), limit),
-        _seconds(partial(one.dequantise, scales, packed, code, out), limit),
-        _seconds(partial(one.add_up, scales[None], packed[None], code, total, skip=-1), limit),
+        _seconds(partial(kernels.quantise, values, format_, scales, packed), limit),
+        _seconds(partial(kernels.dequantise, scales, packed, format_, out), limit),
+        _seconds(
+            partial(kernels.add_up, scales[None], packed[None], format_, total, skip=-1), limit
+        ),
     )
-    width = (values.element_size(), values.element_size(), 4)
-    speeds = (w * values.numel() / s / 1e9 for w, s in zip(width, seconds, strict=True))
-    return CodecFigure(one.name, code.name, str(values.dtype)[6:], *speeds)
+    element_bytes = (values.element_size(), values.element_size(), total.element_size())
+    speeds = (
+        size * values.numel() / time_ / 1e9
+        for size, time_ in zip(element_bytes, seconds, strict=True)
+    )
+    return CodecFigure(kernels.name, format_.name, _name(values.dtype), *speeds)
 
 
 def _seconds(work: Callable[[], object], limit: float) -> float:
-    """Return the median time of a call: wall time on a GPU, time of this thread on a CPU."""
+    """Call `work` for `limit` seconds; return its median time.
+
+    On a GPU this is wall time, on a CPU the CPU time of this thread.
+    """
     on_gpu = torch.cuda.is_available()
     clock = time.perf_counter if on_gpu else time.thread_time
     work()
@@ -181,7 +199,7 @@ def _seconds(work: Callable[[], object], limit: float) -> float:
 
 def flow_figures(link: str, per_node: int, options: argparse.Namespace) -> list[FlowFigure]:
     """Measure all flows in all formats on two nodes."""
-    with _places(link, per_node) as places:
+    with _namespaces_of_ranks(link, per_node) as places:
         ranks = on_ranks(
             measure_rank,
             NODES * per_node,
@@ -191,15 +209,17 @@ def flow_figures(link: str, per_node: int, options: argparse.Namespace) -> list[
             namespaces=places,
         )
     figures = []
-    for key in ranks[0]:
-        seconds = [max(times) for times in zip(*(rank[key][0] for rank in ranks), strict=True)]
-        sent = statistics.mean(rank[key][1] for rank in ranks)
-        figures.append(FlowFigure(link, per_node, key[0], key[1], seconds, sent))
+    for flow, format_name in ranks[0]:
+        of_ranks = [rank[flow, format_name] for rank in ranks]
+        slowest = [max(times) for times in zip(*(times for times, _ in of_ranks), strict=True)]
+        sent = statistics.mean(sent for _, sent in of_ranks)
+        figures.append(FlowFigure(link, per_node, flow, format_name, slowest, sent))
     return figures
 
 
 @contextmanager
-def _places(link: str, per_node: int) -> Iterator[list[str]]:
+def _namespaces_of_ranks(link: str, per_node: int) -> Iterator[list[str]]:
+    """Yield the network namespace of each rank's node; an empty list on loopback."""
     if link == "loopback":
         yield []
         return
@@ -210,34 +230,40 @@ def _places(link: str, per_node: int) -> Iterator[list[str]]:
 def measure_rank(
     rank: int, per_node: int, elements: int, rounds: int
 ) -> dict[tuple[Flow, str], tuple[list[float], float]]:
-    """Run as one rank; return the seconds of each round and the bytes sent by flow and format."""
+    """Run as one rank.
+
+    Returns:
+        By flow and name of the format: the seconds of each round, and the bytes that this rank
+        sends to other nodes.
+    """
     torch.set_num_threads(1)
     size = NODES * per_node
-    inside = [dist.new_group([n * per_node + i for i in range(per_node)]) for n in range(NODES)]
-    across = [dist.new_group([n * per_node + i for n in range(NODES)]) for i in range(per_node)]
+    in_node = [dist.new_group([n * per_node + i for i in range(per_node)]) for n in range(NODES)]
+    between = [dist.new_group([n * per_node + i for n in range(NODES)]) for i in range(per_node)]
     world = dist.group.WORLD
     hops: dict[Flow, list[Any]] = {"gather": [world], "reduce": [world]}
     if per_node > 1:
-        hops["two hops"] = [inside[rank // per_node], across[rank % per_node]]
-    elements = -(-elements // size) * size
+        hops["two hops"] = [in_node[rank // per_node], between[rank % per_node]]
+    elements = -(-elements // size) * size  # every rank has the same number of elements
     found: dict[tuple[Flow, str], tuple[list[float], float]] = {}
-    transports = {code.name: _transport(rank, size, per_node, code) for code in FORMATS}
-    for number in range(rounds + 1):
+    transports = {format_.name: _transport(rank, size, per_node, format_) for format_ in FORMATS}
+    for round_number in range(rounds + 1):
         for flow, groups in hops.items():
-            for code in FORMATS:
-                one = transports[code.name]
-                one.traffic.take()
-                seconds = _time_flow(one, flow, groups, code, elements)
-                times, _ = found.setdefault((flow, code.name), ([], 0.0))
-                if number:  # the first round only makes connections and buffers
+            for format_ in FORMATS:
+                transport = transports[format_.name]
+                transport.traffic.take()  # discard what was counted before
+                seconds = _time_flow(transport, flow, groups, format_, elements)
+                times, _ = found.setdefault((flow, format_.name), ([], 0.0))
+                if round_number:  # the first round only makes connections and buffers
                     times.append(seconds)
-                sent = sum(s.inter for s in one.traffic.take().values())
-                found[flow, code.name] = (times, sent)
+                inter_bytes = sum(sent.inter for sent in transport.traffic.take().values())
+                found[flow, format_.name] = (times, inter_bytes)
     return found
 
 
-def _transport(rank: int, size: int, per_node: int, code: Format) -> Transport:
-    formats = StateFormats(code, code, code, code, code)
+def _transport(rank: int, size: int, per_node: int, format_: Format) -> Transport:
+    """Return a transport that sends all states in one format."""
+    formats = StateFormats(format_, format_, format_, format_, format_)
     device = torch.device("cpu")
     return Transport(
         lambda _: formats,
@@ -249,17 +275,18 @@ def _transport(rank: int, size: int, per_node: int, code: Format) -> Transport:
 
 
 def _time_flow(
-    transport: Transport, flow: Flow, groups: Sequence[Any], code: Format, elements: int
+    transport: Transport, flow: Flow, groups: Sequence[Any], format_: Format, elements: int
 ) -> float:
+    """Return the seconds of one gather or reduction of `elements` elements over the groups."""
     buffer = torch.randn(elements)
     total = torch.empty(elements // math.prod(group.size() for group in groups))
     dist.barrier()
     start = time.perf_counter()
     if flow == "gather":
-        Chain(transport.gather(buffer, groups, code, elements, flow)).wait()
+        Chain(transport.gather(buffer, groups, format_, elements, flow)).wait()
     else:
-        kept = [None] * len(groups)
-        Chain(transport.reduce(buffer, groups, elements, flow, kept, total)).wait()
+        no_error_feedback = [None] * len(groups)
+        Chain(transport.reduce(buffer, groups, elements, flow, no_error_feedback, total)).wait()
     return time.perf_counter() - start
 
 
@@ -268,9 +295,9 @@ def codec_table(figures: Sequence[CodecFigure]) -> Table:
     table = _table("Codec, one thread, GB/s", "kernels", "format", "dtype")
     for heading in ("quantise", "dequantise", "add to fp32"):
         table.add_column(heading, justify="right")
-    for one in figures:
-        speeds = (f"{speed:.2f}" for speed in (one.quantise, one.dequantise, one.add))
-        table.add_row(one.kernels, one.format, one.dtype, *speeds)
+    for figure in figures:
+        speeds = (f"{speed:.2f}" for speed in (figure.quantise, figure.dequantise, figure.add))
+        table.add_row(figure.kernels, figure.format, figure.dtype, *speeds)
     return table
 
 
@@ -278,21 +305,24 @@ def flow_table(figures: Sequence[FlowFigure]) -> Table:
     """Return the table of the flows under one set of conditions."""
     first = figures[0]
     table = _table(f"{NODES} nodes x {first.ranks_per_node}, {first.link}", "flow", "format")
-    for heading in ("ms", "min..max", "of bf16", "of fp32", "MB between nodes"):
+    headings = ("ms", "min..max", "speed over bf16", "speed over fp32", "MB between nodes")
+    for heading in headings:
         table.add_column(heading, justify="right")
-    for one in figures:
-        base = {f.format: f.seconds for f in figures if f.flow == one.flow}
+    for figure in figures:
+        by_format = {other.format: other.seconds for other in figures if other.flow == figure.flow}
         ratios = (
-            statistics.median(b / m for b, m in zip(base[name], one.seconds, strict=True))
+            statistics.median(
+                base / own for base, own in zip(by_format[name], figure.seconds, strict=True)
+            )
             for name in ("bf16", "fp32")
         )
         table.add_row(
-            one.flow,
-            one.format,
-            f"{statistics.median(one.seconds) * 1e3:.1f}",
-            f"{min(one.seconds) * 1e3:.1f}..{max(one.seconds) * 1e3:.1f}",
+            figure.flow,
+            figure.format,
+            f"{statistics.median(figure.seconds) * 1e3:.1f}",
+            f"{min(figure.seconds) * 1e3:.1f}..{max(figure.seconds) * 1e3:.1f}",
             *(f"{ratio:.2f}" for ratio in ratios),
-            f"{one.inter_bytes / 1e6:.2f}",
+            f"{figure.inter_bytes / 1e6:.2f}",
         )
     return table
 

@@ -1,14 +1,15 @@
-"""Measure how long a run waits for data: opening a corpus at the start, and reading samples.
+"""Measure how long a run waits for data: to open a corpus at its start, and to read samples.
 
     python -m benchmarks.bench_data                       # 100 million documents, 2.6e11 tokens
     python -m benchmarks.bench_data --documents 1000000 --json bench.json
 
-The corpus is synthetic: a manifest, a tokenizer, and sparse token and index files of full size, of
-which the file system stores only headers and ends. Samples are read twice. The first time the file
-system fills pages with zeros, which on some is slower than a disk; the second time the pages are in
-memory, and the time is that of reading alone. Start-up is measured in new processes, from opening
-the manifest to the micro-batches of the first step, without imports. No index is built, so start-up
-does not depend on the number of documents. One replica reads the samples, and no model runs.
+The corpus is synthetic: a manifest, a tokenizer, and sparse token and index files of full size. The
+file system stores only the headers and the ends of these files. Samples are read twice. In the
+first pass the file system fills pages with zeros, which may take longer than reading a disk. In the
+second pass the pages are in memory, so that only the reader is measured. Start-up is measured in
+new processes, from opening the manifest to the micro-batches of the first step, without imports. It
+should not depend on the number of documents, because no index is built. One data-parallel replica
+reads the samples, and no model runs.
 """
 
 import argparse
@@ -50,6 +51,7 @@ from frontier_llm.units import format_bytes, format_count
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT_TOKENS = 2600
+"""Tokens per document."""
 SEQUENCE_LENGTH = 2048
 GLOBAL_BATCH = 64
 READERS = {
@@ -58,6 +60,7 @@ READERS = {
     "blend of 3": ("data=blend", "data.corpora=[{name: a, path: /a}, {name: b, path: /b}, "
                    "{name: c, path: /c}]"),
 }  # fmt: skip
+"""Overrides of each way to read samples."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,8 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         manifest = make_corpus(folder, options.documents)
         seconds = [_fresh_start_up(folder) for _ in range(options.rounds)]
         speeds = {
-            name: [samples_per_second(folder, name, options.steps) for _ in range(2)]
-            for name in READERS
+            reader: [samples_per_second(folder, reader, options.steps) for _ in range(2)]
+            for reader in READERS
         }
         stored = sum(path.stat().st_blocks * 512 for path in folder.iterdir())
     report(manifest, seconds, speeds, stored)
@@ -113,6 +116,7 @@ def make_corpus(folder: Path, documents: int) -> Manifest:
 
 
 def _make_split(prefix: Path, documents: int) -> Split:
+    """Write the token, index and position files of a split, with holes instead of content."""
     tokens = documents * DOCUMENT_TOKENS
     header = idx_header(np.uint16, documents)
     with prefix.with_suffix(".idx").open("wb") as stream:
@@ -173,7 +177,14 @@ def samples_per_second(folder: Path, reader: str, steps: int) -> float:
 def report(
     manifest: Manifest, seconds: Sequence[float], speeds: dict[str, list[float]], stored: int
 ) -> None:
-    """Print the results."""
+    """Print the results.
+
+    Args:
+        manifest: the corpus.
+        seconds: start-up times, one per round.
+        speeds: samples per second of the first and the second pass, by reader.
+        stored: bytes that the file system has stored.
+    """
     split = manifest.train
     console = wide_console()
     console.print(
@@ -188,8 +199,8 @@ def report(
     table.add_column("samples read as")
     for column in ("samples/s, first pass", "second pass"):
         table.add_column(column, justify="right")
-    for name, found in speeds.items():
-        table.add_row(name, *(f"{speed:,.0f}" for speed in found))
+    for reader, of_passes in speeds.items():
+        table.add_row(reader, *(f"{speed:,.0f}" for speed in of_passes))
     console.print(table)
 
 

@@ -5,18 +5,19 @@
     python -m benchmarks.bench_overlap --json benchmarks/results/overlap_<cpu>_<date>.json
 
 Two ranks with one thread each exchange messages over gloo in both directions. Then they multiply
-matrices for about the same time. Then they do both: each message is started, a share of the matrix
-products is computed, and the message is waited for. The three measurements take turns. Times are
+matrices for about the same time. Then they do both at once: they start a message, compute a share
+of the matrix products, and wait for the message. The three measurements take turns. Times are
 medians over rounds, of the slower rank.
 
 The table has one row per link:
-    transfer   seconds of the messages alone, and MB/s per direction
+    transfer   seconds of the messages alone
+    MB/s       speed of the messages alone, per direction
     compute    seconds of the matrix products alone
     together   seconds of both at once
-    hidden     overlapped share: the time saved, divided by the shorter of the first two
+    hidden     time saved by doing both at once, divided by the shorter of transfer and compute
 
-With no more cores than ranks, gloo's threads and the kernel's network code compete with the
-computation for the cores. No schedule of the training program can overlap more than this.
+If there are no more cores than ranks, gloo's threads and the kernel's network code compete with the
+computation for the cores. A training program cannot overlap more communication than this benchmark.
 """
 
 import argparse
@@ -48,7 +49,7 @@ MATRIX = 512
 
 @dataclass(frozen=True)
 class Figures:
-    """Measurements of one link, in seconds."""
+    """Measurements of one link; times are in seconds."""
 
     link: str
     megabytes: float
@@ -70,15 +71,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = [measure(link, options) for link in options.links]
     title = f"{RANKS} ranks on {os.cpu_count()} cores, seconds"
     table = plain_table(title, ["link", "transfer", "MB/s", "compute", "together", "hidden"])
-    for one in found:
-        seconds = [f"{value:.2f}" for value in (one.transfer, one.compute, one.together)]
-        speed = f"{one.megabytes / one.transfer:.0f}"
-        table.add_row(one.link, seconds[0], speed, *seconds[1:], f"{one.hidden:.0%}")
+    for figures in found:
+        times = (figures.transfer, figures.compute, figures.together)
+        transfer, compute, together = (f"{seconds:.2f}" for seconds in times)
+        speed = f"{figures.megabytes / figures.transfer:.0f}"
+        hidden = f"{figures.hidden:.0%}"
+        table.add_row(figures.link, transfer, speed, compute, together, hidden)
     wide_console().print(table)
     if options.json:
         facts = {
             **machine.about(),
-            "links": [{**asdict(one), "hidden": one.hidden} for one in found],
+            "links": [{**asdict(figures), "hidden": figures.hidden} for figures in found],
         }
         options.json.write_text(json.dumps(facts, indent=1))
     return 0
@@ -88,7 +91,7 @@ def measure(link: str, options: argparse.Namespace) -> Figures:
     """Measure one link.
 
     Raises:
-        ConfigError: a link of this rate cannot be made here.
+        ConfigError: this machine cannot simulate a link of this rate.
         LaunchError: a rank failed.
     """
     with nullcontext(()) if link == "loopback" else namespaces(RANKS, link) as names:
@@ -113,11 +116,11 @@ def _rank(rank: int, megabytes: float, messages: int, rounds: int) -> tuple[floa
     """Run as one rank; return the medians of transfer, compute and together in seconds."""
     work = _Work(rank, round(megabytes * 1e6) // 4)
     work.round(messages, products=0)  # makes the connections
-    message = work.round(messages, products=0) / messages
-    product = work.round(1, products=100, sends=False) / 100
-    ratio = torch.tensor(message / product)
-    dist.all_reduce(ratio)
-    products = max(1, round(float(ratio) / RANKS))
+    message_seconds = work.round(messages, products=0) / messages
+    product_seconds = work.round(1, products=100, sends=False) / 100
+    products_per_message = torch.tensor(message_seconds / product_seconds)
+    dist.all_reduce(products_per_message)  # both ranks must compute the same number
+    products = max(1, round(float(products_per_message) / RANKS))
     found = [
         (
             work.round(messages, products=0),
@@ -139,7 +142,13 @@ class _Work:
         self._matrix, self._product = torch.rand(MATRIX, MATRIX), torch.empty(MATRIX, MATRIX)
 
     def round(self, messages: int, products: int, *, sends: bool = True) -> float:
-        """Exchange messages and compute `products` products during each; return the seconds."""
+        """Exchange messages and compute products during each; return the seconds.
+
+        Args:
+            messages: number of messages.
+            products: number of matrix products per message.
+            sends: False computes the products without the messages.
+        """
         dist.barrier()
         start = time.perf_counter()
         for _ in range(messages):
@@ -151,6 +160,7 @@ class _Work:
         return time.perf_counter() - start
 
     def _exchange(self) -> list[dist.Work]:
+        """Start to send a message to the other rank and to receive one from it."""
         works = [dist.irecv(self._received, self._peer), dist.isend(self._sent, self._peer)]
         return [work for work in works if work is not None]
 

@@ -1,23 +1,24 @@
-"""Compare preprocessing with Megatron-LM's and Hugging Face's: tokens/s and peak memory.
+"""Compare the tokenization of text with Megatron-LM and Hugging Face: tokens/s and peak memory.
 
     python -m benchmarks.bench_preprocess                    # 200 MB of text, 2 workers, 3 rounds
     python -m benchmarks.bench_preprocess --peer-python VENV/bin/python --json bench.json
 
 Contenders take turns, each in a new process (benchmarks/peers/preprocess_peers.py):
 
-  ours         the work of frontier-llm preprocess, with digests, split, index and manifest
-  megatron     megatron-core's IndexedDatasetBuilder, fed by a multiprocessing pool that uses the
-               same sentencepiece model
-  huggingface  datasets.map with a fast tokenizer of the same size, if both are installed in this
-               environment or in that of --peer-python
+  ours         the same work as frontier-llm preprocess: tokens, digests, split into training and
+               validation, index and manifest
+  megatron     megatron-core's IndexedDatasetBuilder, which receives tokens from a multiprocessing
+               pool with the same sentencepiece model
+  huggingface  datasets.map with a fast tokenizer that has the same vocabulary size, if datasets and
+               tokenizers are installed in this environment or in that of --peer-python
 
 The text is taken from this machine: source code, headers and documentation below this environment
 and /usr, each file once, one line per file. Times start at the call and end with the last byte
 written; imports and the training of tokenizers are not included. CPU seconds add up all processes
 of a contender; on a shared machine they are more reliable than times. Memory is the peak of the
 summed proportional set sizes of all processes (a page shared by k processes counts 1/k), sampled
-ten times per second. A last run of ours on a quarter of the text shows whether memory grows with
-the input.
+ten times per second. At the end, ours also runs on a quarter of the text, which shows whether its
+memory grows with the input.
 """
 
 import argparse
@@ -47,11 +48,14 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.units import MIB
 
 ROOT = Path(__file__).resolve().parents[1]
-SUFFIXES = {".py", ".h", ".hpp", ".txt", ".md", ".rst", ".pyi", ".c", ".cpp", ".js", ".html"}
+TEXT_SUFFIXES = {".py", ".h", ".hpp", ".txt", ".md", ".rst", ".pyi", ".c", ".cpp", ".js", ".html"}
 LARGEST_FILE_BYTES = MIB
+"""Larger files are not used as text."""
 TOKENIZER_TEXT_BYTES = 16 * MIB
+"""Amount of text on which the tokenizers are trained."""
 MEGA = 1e6
 SAMPLE_SECONDS = 0.1
+"""Interval at which memory is sampled."""
 
 
 @dataclass
@@ -60,10 +64,15 @@ class Outcome:
 
     name: str
     seconds: list[float] = field(default_factory=list)
+    """Time of each round."""
     cpu_seconds: list[float] = field(default_factory=list)
+    """CPU time of all processes in each round."""
     tokens: int = 0
+    """Number of tokens that one round writes."""
     peak_bytes: int = 0
+    """Peak memory of all processes together, over all rounds."""
     error: str = ""
+    """Why the contender failed; empty if it did not."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,13 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"ours on a quarter of the text: peak {quarter.peak_bytes / MIB:.0f} MiB, on all of it "
         f"{outcomes['ours'].peak_bytes / MIB:.0f} MiB"
     )
-    every = (*outcomes.values(), quarter)
+    all_outcomes = (*outcomes.values(), quarter)
     if options.json:
-        rows = [asdict(outcome) for outcome in every]
+        rows = [asdict(outcome) for outcome in all_outcomes]
         facts = {**machine.about(), "text_bytes": text_bytes, "workers": options.workers,
                  "rows": rows}  # fmt: skip
         options.json.write_text(json.dumps(facts, indent=1))
-    return 1 if any(outcome.error for outcome in every) else 0
+    return 1 if any(outcome.error for outcome in all_outcomes) else 0
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -108,7 +117,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--vocabulary",
         type=at_least(1),
         default=32000,
-        help="tokens (default 32000)",
+        help="size of the vocabulary in tokens (default 32000)",
     )
     add("--peer-python", metavar="FILE", help="Python interpreter with datasets and tokenizers")
     options = parser.parse_args(arguments)
@@ -143,7 +152,7 @@ def text_files() -> Iterator[Path]:
         for root in roots
         for folder, _, names in os.walk(root)
         for name in names
-        if Path(name).suffix in SUFFIXES
+        if Path(name).suffix in TEXT_SUFFIXES
     )
     small = [path for path in found if 0 < path.lstat().st_size <= LARGEST_FILE_BYTES]
     return iter(sorted(small, key=lambda path: hashlib.sha256(os.fsencode(path)).digest()))
@@ -182,7 +191,15 @@ tokenizer.save(sys.argv[1] + "/tokenizer.json")
 def turn(
     outcome: Outcome, python: str, folder: Path, workers: int, contender: str | None = None
 ) -> None:
-    """Run a contender once, measure it, and delete its output."""
+    """Run a contender once, measure it, and delete its output.
+
+    Args:
+        outcome: receives the measurements.
+        python: interpreter of the contender.
+        folder: folder with the text and the tokenizers.
+        workers: number of worker processes.
+        contender: name of the contender, if it is not that of the outcome.
+    """
     name = contender or outcome.name
     shutil.rmtree(folder / name, ignore_errors=True)
     command = [python, "-m", "benchmarks.peers.preprocess_peers", name, str(folder), str(workers)]
@@ -217,7 +234,7 @@ def _tree_bytes(pid: int) -> int:
 
 
 def make_table(outcomes: Sequence[Outcome], text_bytes: int) -> Table:
-    """Return the table; `of ours` is the median over rounds of a time divided by ours."""
+    """Return the table; `of ours` is a time divided by ours, as the median over rounds."""
     table = Table(title="preprocessing", title_justify="left", box=HORIZONTALS, pad_edge=False)
     table.add_column("contender")
     headings = ("seconds", "min..max", "CPU s", "MB/s", "tokens/s", "of ours", "CPU of ours",
@@ -245,7 +262,8 @@ def make_table(outcomes: Sequence[Outcome], text_bytes: int) -> Table:
 
 
 def _times(theirs: Sequence[float], ours: Sequence[float]) -> str:
-    ratios = [a / b for a, b in zip(theirs, ours, strict=False)]
+    """Return the median ratio of two series of times, round by round."""
+    ratios = [their / our for their, our in zip(theirs, ours, strict=False)]
     return f"{statistics.median(ratios):.2f}" if ratios else "-"
 
 

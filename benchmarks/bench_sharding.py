@@ -6,21 +6,22 @@
     sudo .venv/bin/python -m benchmarks.bench_sharding --link 1gbit    # one node per rank
     python -m benchmarks.bench_sharding --json benchmarks/results/sharding_<cpu>_<date>.json
 
-Each contender is a set of forked CPU ranks with gloo. Contenders take turns: A B C, A B C, ... In a
-turn the ranks start, warm up and time some steps. All contenders use AdamW with clipping at 1.0 and
-the same random tokens. In bf16 ours, FSDP2 and DeepSpeed send parameters and scattered gradients in
-bf16; ddp uses autocast over fp32 parameters and sends fp32 gradients.
+A contender is one way to train, in forked CPU ranks with gloo. Contenders take turns: A B C, A B C,
+... and a round is one turn of each. In a turn the ranks start, warm up and time some steps. All
+contenders use AdamW with gradient clipping at 1.0 and the same random tokens. In bf16 ours, FSDP2
+and DeepSpeed send parameters and scattered gradients in bf16. ddp uses autocast over fp32
+parameters and sends gradients in fp32.
 
 The table has one row per contender:
     tokens/s     speed of all ranks together; median over rounds
     of BASELINE  tokens/s divided by the baseline's in the same round; median over rounds
     idle %       idle share of all cores during the timed steps; median over rounds
-    own MiB      growth of a rank's resident memory from before the model was built to its peak
-                 (model, states, buffers, activations), of the rank that uses most
-    peak MiB     that peak (ru_maxrss), including libraries, whose memory the ranks share
+    own MiB      peak resident memory minus the memory before the model was built (model, states,
+                 buffers, activations), of the rank that uses most
+    peak MiB     peak resident memory (ru_maxrss) with libraries, whose memory the ranks share
     sent MB      sent per rank and step between nodes, by the counters of the network interfaces
     counted MB   the same as counted by frontier_llm (`sent_bytes` in metrics.jsonl)
-MB are millions of bytes. Values that differ by rank are means over ranks.
+MB are millions of bytes. Other values that differ between ranks are means over ranks.
 """
 
 import argparse
@@ -51,9 +52,10 @@ from frontier_llm.errors import ConfigError
 
 QUICK = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 512, "sequence": 64,
          "ranks": [2], "rounds": 1, "warmup": 1, "steps": 2}  # fmt: skip
+"""Options of --quick."""
 NUMBERS = (
     ("steps", 1, 5, "timed steps per turn"),
-    ("warmup", 0, 2, "steps before them"),
+    ("warmup", 0, 2, "steps before the timed ones"),
     ("micro-batches", 1, 1, "micro-batches per rank and step"),
     ("samples", 1, 2, "samples per micro-batch"),
     ("layers", 1, 8, "layers of the model"),
@@ -67,7 +69,7 @@ NUMBERS = (
 
 @dataclass(frozen=True)
 class Case:
-    """Conditions that are the same for all contenders."""
+    """Conditions that are the same for all contenders, and the contenders."""
 
     ranks: int
     precision: Precision
@@ -102,9 +104,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="simulate nodes with links of this rate (1gbit); needs root")  # fmt: skip
     add("--ranks-per-node", type=at_least(1), default=1, metavar="N",
         help="ranks that share a node (default 1)")  # fmt: skip
-    for name, least, default, words in NUMBERS:
+    for name, least, default, meaning in NUMBERS:
         add(f"--{name}", type=at_least(least), default=default, metavar="N",
-            help=f"{words} (default {default})")  # fmt: skip
+            help=f"{meaning} (default {default})")  # fmt: skip
     add("--threads", type=at_least(1), metavar="N",
         help="CPU threads per rank (default: cores / ranks)")  # fmt: skip
     add("--limit", type=positive, default=600, metavar="SECONDS",
@@ -113,14 +115,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace, console: Console, status: Console) -> int:
-    """Compare under all conditions; print one table per condition, write the JSON.
+    """Compare the contenders in all cases; print a table per case, write the JSON.
+
+    Args:
+        options: the command line.
+        console: console for the tables.
+        status: console for progress and errors.
 
     Raises:
         ConfigError: an option is invalid, or not possible on this machine.
     """
     cases = make_cases(options)
     pythons: dict[Worker, Path] = {}
-    if any(one.worker == "deepspeed_peer" for case in cases for one in case.contenders):
+    contenders = [contender for case in cases for contender in case.contenders]
+    if any(contender.worker == "deepspeed_peer" for contender in contenders):
         pythons["deepspeed_peer"] = deepspeed_venv.ensure(status)
     compared, failed = [], False
     with (
@@ -158,14 +166,14 @@ def make_cases(options: argparse.Namespace) -> list[Case]:
                 "--ranks", ranks, f"a multiple of --ranks-per-node={options.ranks_per_node}",
                 "change one of them",
             )  # fmt: skip
-        if not any(one.fits(ranks) for one in contenders):
-            fits = ", ".join(f"{one.name}: multiples of {one.ranks_multiple}" for one in contenders)
+        if not any(contender.fits(ranks) for contender in contenders):
+            fits = ", ".join(f"{c.name}: multiples of {c.ranks_multiple}" for c in contenders)
             raise ConfigError(
                 "--contenders", f"{' '.join(names)} on {ranks} ranks",
                 f"one that can run on them ({fits})", "change --contenders or --ranks",
             )  # fmt: skip
     return [
-        Case(ranks, precision, tuple(one for one in contenders if one.fits(ranks)))
+        Case(ranks, precision, tuple(c for c in contenders if c.fits(ranks)))
         for ranks in options.ranks
         for precision in options.precision
     ]
@@ -175,22 +183,23 @@ def compare(
     case: Case, options: argparse.Namespace, workers: Workers, status: Console
 ) -> list[Outcome]:
     """Run the turns of all contenders of a case."""
-    outcomes = {one.name: Outcome(one.name) for one in case.contenders}
-    turns = [(number, one) for number in range(options.rounds) for one in case.contenders]
+    outcomes = {contender.name: Outcome(contender.name) for contender in case.contenders}
+    turns = [(index, contender) for index in range(options.rounds) for contender in case.contenders]
     with ExitStack() as stack:
-        places = stack.enter_context(_places(case.ranks, options))
+        places = stack.enter_context(_namespaces_of_ranks(case.ranks, options))
         bar = stack.enter_context(_progress(status))
         task = bar.add_task(case.title(options.link), total=len(turns), now="")
-        for number, one in turns:
-            bar.update(task, now=f"round {number + 1}: {one.name}")
-            if outcomes[one.name].error is None:
-                take_turn(outcomes[one.name], one, _turn(one, case, options, places), workers)
+        for index, contender in turns:
+            bar.update(task, now=f"round {index + 1}: {contender.name}")
+            outcome = outcomes[contender.name]
+            if outcome.error is None:
+                take_turn(outcome, contender, _turn(contender, case, options, places), workers)
             bar.advance(task)
     return list(outcomes.values())
 
 
 def take_turn(outcome: Outcome, contender: Contender, turn: Turn, workers: Workers) -> None:
-    """Run one turn; a failure is recorded, and the other contenders continue."""
+    """Run one turn, and add its measurements or its error to the outcome."""
     try:
         outcome.add(turn, workers.run(contender.worker, turn))
     except (TurnFailedError, ValueError) as error:
@@ -200,6 +209,7 @@ def take_turn(outcome: Outcome, contender: Contender, turn: Turn, workers: Worke
 def _turn(
     contender: Contender, case: Case, options: argparse.Namespace, places: tuple[str, ...]
 ) -> Turn:
+    """Return the request to a worker; `places` are the network namespaces of the ranks."""
     return Turn(
         contender=contender.name,
         ranks=case.ranks,
@@ -223,8 +233,8 @@ def _threads(options: argparse.Namespace, ranks: int) -> int:
 
 
 @contextmanager
-def _places(ranks: int, options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
-    """Yield the namespace of each rank's node; nothing without --link."""
+def _namespaces_of_ranks(ranks: int, options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
+    """Yield the network namespace of each rank's node; an empty tuple without --link."""
     if options.link is None:
         yield ()
         return
@@ -244,7 +254,7 @@ def _progress(status: Console) -> Progress:
 
 
 def _baseline(outcomes: Sequence[Outcome], name: str) -> Outcome:
-    """Return the outcome of that name, or the first one that ran."""
+    """Return the outcome of the contender `name`; if it did not run, the first one that ran."""
     ran = [outcome for outcome in outcomes if outcome.tokens_per_second] or outcomes
     return next((outcome for outcome in ran if outcome.contender == name), ran[0])
 

@@ -1,13 +1,13 @@
-"""Compare a training step with the same model in plain torch, in one process.
+"""Compare a training step of frontier_llm with the same model in plain torch, in one process.
 
     python -m benchmarks.bench_step                      # on the device of this machine
     python -m benchmarks.bench_step --quick              # smoke test
     python -m benchmarks.bench_step --json benchmarks/results/step_<cpu>_<date>.json
 
 Both models run in one process and take turns. The plain model uses nn.Module,
-scaled_dot_product_attention and fused AdamW. In bf16 it uses autocast over fp32 parameters, which
-like this project keeps fp32 master weights. The table has the median time of a step for both, and
-their ratio (ours / plain; below 1 means that ours is faster).
+scaled_dot_product_attention and fused AdamW. In bf16 it uses autocast over fp32 parameters, so that
+both programs keep fp32 master weights. The table has the median time of a step of both models, and
+the ratio of our time to the time of plain torch: below 1, frontier_llm is faster.
 """
 
 import json
@@ -46,6 +46,7 @@ from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
 
 LEARNING_RATE = 1e-4
+"""Learning rate of both models; the speed does not depend on it."""
 QUICK = {"layers": 1, "sequence": 64, "steps": 1}
 
 
@@ -63,12 +64,12 @@ def plain_step(config: RunConfig, precision: str, device: torch.device) -> Calla
 
     def step(batches: list[Batch]) -> None:
         for batch in batches:
-            compute = (
+            autocast = (
                 nullcontext()
                 if precision == "fp32"
                 else torch.autocast(device.type, dtype=torch.bfloat16)
             )
-            with compute:
+            with autocast:
                 loss = model(batch.tokens, batch.labels)
             (loss / len(batches)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -81,7 +82,7 @@ def plain_step(config: RunConfig, precision: str, device: torch.device) -> Calla
 def our_step(
     config: RunConfig, precision: str, accelerator: Accelerator, groups: Groups
 ) -> Callable[..., None]:
-    """Return a function that runs one step of this project."""
+    """Return a function that runs one step of frontier_llm."""
     kernels = resolve(config.kernels, accelerator.device)
     layout = ResolvedLayout.resolve(config, 1, 1, precision=precision)
     model = build_model(layout, groups, accelerator.device, kernels, config.trainer.seed)
@@ -99,7 +100,7 @@ def our_step(
 def measure(
     config: RunConfig, precision: str, accelerator: Accelerator, groups: Groups, steps: int
 ) -> dict[str, Any]:
-    """Time both in turns; the first turn of each is a warm-up and is not counted."""
+    """Time both models in turns; the first turn of each is a warm-up and is not counted."""
     contenders = {
         "ours": our_step(config, precision, accelerator, groups),
         "plain": plain_step(config, precision, accelerator.device),
@@ -128,11 +129,11 @@ def random_batches(config: RunConfig, device: torch.device) -> list[Batch]:
     data = config.data
     shape = (data.micro_batch, data.sequence_length + 1)
     positions = torch.arange(data.sequence_length).expand(data.micro_batch, -1)
-    made = []
+    batches = []
     for _ in range(data.global_batch // data.micro_batch):
         rows = torch.randint(config.model.vocabulary, shape)
-        made.append(Batch(rows[:, :-1], rows[:, 1:], positions).to(device))
-    return made
+        batches.append(Batch(rows[:, :-1], rows[:, 1:], positions).to(device))
+    return batches
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

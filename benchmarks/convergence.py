@@ -4,14 +4,16 @@
     python -m benchmarks.convergence --draw-only      # draw and print the runs that exist
     python -m benchmarks.convergence --minutes 20     # stop after 20 minutes, with exit code 3
 
-Trains gpt_tiny on the default corpus with each preset of `collectives=` and each seed, on four
-ranks as two nodes with sharding=zeropp in fp32. Runs with the same seed have the same initial
-weights and samples; they take turns of --slice steps. Each run has a folder under --folder and
-resumes from its newest checkpoint, also when this program is called again.
+Trains gpt_tiny on the default corpus with several presets of `collectives=`, the formats in which
+states are sent, and with several seeds. Each run has four ranks on two simulated nodes, with
+sharding=zeropp in fp32. Runs with the same seed have the same initial weights and samples, and take
+turns of --slice steps. Each run has a folder under --folder and resumes from its newest checkpoint,
+also when this program is called again.
 
 Any change of the arithmetic makes two runs diverge. The run `perturbed` shows by how much: it is
-`plain` with initial weights that are 1% larger. Only a larger difference from `plain` is an effect
-of a preset. Every validation loss is written to --json, the curves are drawn to --picture.
+the run `plain` with initial weights that are 1% larger. A preset has an effect only if it differs
+more from `plain` than `perturbed` does. All validation losses are written to --json, and the curves
+are drawn to --picture.
 """
 
 import argparse
@@ -53,11 +55,11 @@ COLOURS = {
     "zeropp": "#d97706",
     "zeropp_feedback": "#2563eb",
 }
-SETTING = (
+COMMON_OVERRIDES = (
     "parallel.pipeline=1",
     "data.global_batch=8",
     "data.micro_batch=2",
-    # with a larger rate small changes of the arithmetic make runs diverge much more
+    # with a larger learning rate, small changes of the arithmetic make runs diverge much more
     "optimizer.learning_rate=3e-4",
     "optimizer.minimum_learning_rate=3e-5",
     "sharding=zeropp",
@@ -68,6 +70,7 @@ SETTING = (
     "telemetry.progress=false",
     "trainer.sample_tokens=0",
 )
+"""Overrides of all runs."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,8 @@ class Curve:
     def read(cls, kind: str, seed: int, folder: Path) -> "Curve":
         """Read the metrics of a run; the folder may be absent."""
         history = History.read(folder)
-        done = max(history.steps, default=0)
-        return cls(kind, seed, done, history.points("validation_loss"))
+        last_step = max(history.steps, default=0)
+        return cls(kind, seed, last_step, history.points("validation_loss"))
 
     @property
     def final(self) -> float:
@@ -96,12 +99,12 @@ class Curve:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train what is missing, draw, write and print; return the exit code."""
+    """Train what is missing, draw the curves, write and print losses; return the exit code."""
     options = parse(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the run is stopped too
-    code = 0 if options.draw_only else train_all(options)
-    if code not in (0, StopRequested.exit_code):
-        return code
+    exit_code = 0 if options.draw_only else train_all(options)
+    if exit_code not in (0, StopRequested.exit_code):
+        return exit_code
     runs = product(RUNS, seeds_of(options))
     curves = [Curve.read(*run, run_folder(*run, options)) for run in runs]
     started = [curve for curve in curves if curve.steps]
@@ -110,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_json(started, options)
         for line in table(started):
             print(line)
-    return code
+    return exit_code
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -119,11 +122,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    count = at_least(1)
-    add("--steps", type=count, default=1000, help="steps per run (default 1000)")
-    add("--slice", type=count, default=250, help="steps per turn (default 250)")
-    add("--every", type=count, default=50, help="steps between two validations (default 50)")
-    add("--seeds", type=count, default=2, help="runs per kind, with seeds from 1 on (default 2)")
+    positive_integer = at_least(1)
+    add("--steps", type=positive_integer, default=1000, help="steps per run (default 1000)")
+    add("--slice", type=positive_integer, default=250, help="steps per turn (default 250)")
+    add(
+        "--every",
+        type=positive_integer,
+        default=50,
+        help="steps between two validations (default 50)",
+    )
+    add(
+        "--seeds",
+        type=positive_integer,
+        default=2,
+        help="runs per kind, with seeds from 1 on (default 2)",
+    )
     add("--folder", type=Path, default=ROOT / "runs" / "convergence", help="folder of the runs")
     add("--picture", type=picture, default=PICTURE, help="file for the curves (%(default)s)")
     add("--json", type=Path, default=RESULTS, help="file for the losses (%(default)s)")
@@ -134,7 +147,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def picture(text: str) -> Path:
-    """Type of an option: a picture file of a supported format."""
+    """Parse the value of an option: a picture file of a supported format."""
     path = Path(text)
     if path.suffix not in PICTURE_FORMATS:
         raise argparse.ArgumentTypeError(f"{path} does not end in {', '.join(PICTURE_FORMATS)}")
@@ -157,7 +170,7 @@ def command(kind: str, seed: int, goal: int, options: argparse.Namespace) -> lis
     return [
         sys.executable,
         str(ROOT / "train.py"),
-        *SETTING,
+        *COMMON_OVERRIDES,
         *RUNS[kind],
         f"trainer.seed={seed}",
         f"trainer.steps={goal}",
@@ -174,33 +187,36 @@ def train_all(options: argparse.Namespace) -> int:
     goals = [*range(options.slice, options.steps, options.slice), options.steps]
     try:
         for seed, goal, kind in product(seeds_of(options), goals, RUNS):
-            if code := train(kind, seed, goal, options, deadline):
-                return code
+            if exit_code := train(kind, seed, goal, options, deadline):
+                return exit_code
     except KeyboardInterrupt:
         return StopRequested.exit_code
     return 0
 
 
 def train(kind: str, seed: int, goal: int, options: argparse.Namespace, deadline: float) -> int:
-    """Train one run up to step `goal`; at the deadline ask it to save and stop."""
+    """Train one run up to step `goal`; return its exit code.
+
+    At the deadline, a value of time.monotonic(), the run is asked to save and stop.
+    """
     folder = run_folder(kind, seed, options)
-    done = Curve.read(kind, seed, folder).steps
-    left = deadline - time.monotonic()
-    if done >= goal:
+    completed = Curve.read(kind, seed, folder).steps
+    seconds_left = deadline - time.monotonic()
+    if completed >= goal:
         return 0
-    if left <= 0:
+    if seconds_left <= 0:
         return StopRequested.exit_code
     _clear_unsaved(folder)
-    print(f"{kind}, seed {seed}: steps {done + 1} to {goal} of {options.steps}", flush=True)
+    print(f"{kind}, seed {seed}: steps {completed + 1} to {goal} of {options.steps}", flush=True)
     process = subprocess.Popen(command(kind, seed, goal, options), cwd=ROOT)
     try:
-        return process.wait(None if math.isinf(left) else left)
+        return process.wait(None if math.isinf(seconds_left) else seconds_left)
     except (subprocess.TimeoutExpired, KeyboardInterrupt) as reason:
         process.send_signal(signal.SIGTERM)
-        code = process.wait()
+        exit_code = process.wait()
         if isinstance(reason, KeyboardInterrupt):
             raise
-        return code
+        return exit_code
 
 
 def _clear_unsaved(folder: Path) -> None:
@@ -212,25 +228,27 @@ def _clear_unsaved(folder: Path) -> None:
 def table(curves: Sequence[Curve]) -> list[str]:
     """Return the lines of a Markdown table with the last validation losses."""
     lines = [
-        "| run | steps | validation loss | of plain | standard error | seed by seed |",
+        "| run | steps | validation loss | difference from plain | standard error | by seed |",
         "|---|---|---|---|---|---|",
     ]
     for kind in dict.fromkeys(curve.kind for curve in curves):
-        mine = [curve for curve in curves if curve.kind == kind]
-        last = [found[-1][1] for curve in mine if (found := differences(curve, curves))]
-        steps, loss = min(curve.steps for curve in mine), fmean(curve.final for curve in mine)
-        mean = f"{fmean(last):+.2f}%" if last else ""
-        error = f"{stdev(last) / math.sqrt(len(last)):.2f}%" if len(last) > 1 else ""
-        each = ", ".join(f"{value:+.2f}%" for value in last)
-        lines.append(f"| `{kind}` | {steps} | {loss:.4f} | {mean} | {error} | {each} |")
+        of_kind = [curve for curve in curves if curve.kind == kind]
+        steps, loss = min(curve.steps for curve in of_kind), fmean(curve.final for curve in of_kind)
+        percents = [points[-1][1] for curve in of_kind if (points := differences(curve, curves))]
+        mean = f"{fmean(percents):+.2f}%" if percents else ""
+        error = f"{stdev(percents) / math.sqrt(len(percents)):.2f}%" if len(percents) > 1 else ""
+        by_seed = ", ".join(f"{percent:+.2f}%" for percent in percents)
+        lines.append(f"| `{kind}` | {steps} | {loss:.4f} | {mean} | {error} | {by_seed} |")
     return lines
 
 
 def differences(curve: Curve, curves: Sequence[Curve]) -> list[tuple[int, float]]:
-    """Return (step, percent) relative to the plain run of the same seed, at common steps."""
-    pairs = (c.validation for c in curves if c.kind == "plain" and c.seed == curve.seed)
-    plain = dict(next(pairs, []))
-    return [(s, 100 * (loss / plain[s] - 1)) for s, loss in curve.validation if s in plain]
+    """Return the difference in percent from the plain run of the same seed, at common steps."""
+    is_plain = (c.validation for c in curves if c.kind == "plain" and c.seed == curve.seed)
+    plain = dict(next(is_plain, []))
+    return [
+        (step, 100 * (loss / plain[step] - 1)) for step, loss in curve.validation if step in plain
+    ]
 
 
 def means(series: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
@@ -240,18 +258,18 @@ def means(series: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, floa
 
 
 def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    """Return the steps and the values of a curve."""
     return [step for step, _ in points], [value for _, value in points]
 
 
 def write_json(curves: Sequence[Curve], options: argparse.Namespace) -> None:
     """Write all validation losses and the command of the runs."""
-    individual = ("run.dir=", "trainer.seed=", *RUNS["plain"])
-    words = command("plain", 0, options.steps, options)[2:]
+    differs_by_run = ("run.dir=", "trainer.seed=", *RUNS["plain"])
+    overrides = command("plain", 0, options.steps, options)[2:]
+    common = [override for override in overrides if not override.startswith(differs_by_run)]
     facts = {
-        "command": " ".join(
-            ["train.py", *(word for word in words if not word.startswith(individual))]
-        ),
-        "of each run": {kind: " ".join(overrides) for kind, overrides in RUNS.items()},
+        "command": " ".join(["train.py", *common]),
+        "of each run": {kind: " ".join(words) for kind, words in RUNS.items()},
         "curves": [
             {"run": c.kind, "seed": c.seed, "steps": c.steps, "validation": c.validation}
             for c in curves
@@ -262,7 +280,7 @@ def write_json(curves: Sequence[Curve], options: argparse.Namespace) -> None:
 
 
 def draw(curves: Sequence[Curve], path: Path) -> None:
-    """Draw the validation losses, and their difference from plain."""
+    """Draw the validation losses, and their differences from the run `plain`."""
     style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
              "axes.grid": True, "grid.color": "#e2e8f0", "svg.hashsalt": "convergence",
              "legend.frameon": False}  # fmt: skip
@@ -270,11 +288,11 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
         figure = Figure(figsize=(9.6, 3.6), layout="constrained")
         left, right = figure.subplots(1, 2)
         for kind in dict.fromkeys(curve.kind for curve in curves):
-            mine = [curve for curve in curves if curve.kind == kind]
-            _draw_runs(left, kind, [curve.validation for curve in mine])
+            of_kind = [curve for curve in curves if curve.kind == kind]
+            _draw_runs(left, kind, [curve.validation for curve in of_kind])
             if kind != "plain":
-                _draw_runs(right, kind, [differences(curve, curves) for curve in mine])
-        for bound in (1.0, 0.3):
+                _draw_runs(right, kind, [differences(curve, curves) for curve in of_kind])
+        for bound in (1.0, 0.3):  # percent, to compare the curves with
             right.axhline(bound, color="#94a3b8", linewidth=0.8, linestyle="--")
             right.axhline(-bound, color="#94a3b8", linewidth=0.8, linestyle="--")
         left.set(title="Validation loss", xlabel="step", ylabel="nats per token")

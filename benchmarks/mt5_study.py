@@ -4,8 +4,8 @@
     python -m benchmarks.mt5_study --run          # train mt5_tiny on ranks of this machine
     python -m benchmarks.mt5_study --json benchmarks/results/mt5_study.json --picture mt5.svg
 
-Predictions use the configurations of conf/experiment/mt5_*. With --run, mt5_tiny trains a few steps
-for each ZeRO stage and number of ranks, and the median time per step is taken.
+Predictions of the planner use the configurations of conf/experiment/mt5_*. With --run, mt5_tiny
+trains a few steps for each ZeRO stage and number of ranks, and the median time per step is printed.
 """
 
 import argparse
@@ -32,14 +32,16 @@ from frontier_llm.planner.estimate import estimate
 from frontier_llm.telemetry.history import History
 
 MODELS = ("base", "large", "xl", "7b", "xxl")
+"""Sizes of the models that are predicted: the names of the experiments after `mt5_`."""
 STAGES = (1, 2, 3)
+"""Stages of ZeRO."""
 WARM_UP_STEPS = 3
 """First steps of a run, which are not counted."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration of the study and its result."""
+    """One configuration of the study and its result: a cell of the table."""
 
     model: str
     stage: int
@@ -47,7 +49,7 @@ class Cell:
     size: int
     """Number of nodes of a prediction; number of ranks of a run."""
     seconds: float | None
-    """Time per step; None = the configuration was rejected."""
+    """Time per step; None: the configuration was rejected."""
     reason: str = ""
     """Why it was rejected."""
 
@@ -57,10 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     console = wide_console()
     cells = []
-    for cell in _measured(options) if options.run else _planned(options):
+    for cell in _measured(options) if options.run else _predicted(options):
         cells.append(cell)
         if options.run:
-            console.print(f"{cell.model} ZeRO-{cell.stage} on {cell.size}: {_words(cell)}")
+            console.print(f"{cell.model} ZeRO-{cell.stage} on {cell.size}: {_text(cell)}")
     unit = "ranks" if options.run else "nodes"
     title = f"seconds per step, {'measured' if options.run else 'predicted'}"
     console.print(table(cells, title, unit))
@@ -78,8 +80,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--run", action="store_true", help="train mt5_tiny on this machine")
     add = parser.add_argument
-    add("--nodes", type=sizes, default="1,2,4,8,16", help="nodes to predict (default: %(default)s)")
-    add("--ranks", type=sizes, default="1,2,4", help="ranks of the runs (default: %(default)s)")
+    add("--nodes", type=sizes, default="1,2,4,8,16",
+        help="numbers of nodes to predict (default: %(default)s)")  # fmt: skip
+    add("--ranks", type=sizes, default="1,2,4",
+        help="numbers of ranks of the runs (default: %(default)s)")  # fmt: skip
     add("--steps", type=at_least(1), default=10, help="steps per run (default: %(default)s)")
     add("--folder", type=Path, default=Path("runs/study"), help="folder of the runs (%(default)s)")
     add("--json", type=new_file, metavar="FILE", help="write the results")
@@ -88,11 +92,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def sizes(text: str) -> list[int]:
-    """Type of an option: positive integers, separated by commas."""
+    """Parse the value of an option: positive integers, separated by commas."""
     return [at_least(1)(part) for part in text.split(",")]
 
 
-def _planned(options: argparse.Namespace) -> Iterator[Cell]:
+def _predicted(options: argparse.Namespace) -> Iterator[Cell]:
     for model in MODELS:
         for stage in STAGES:
             for nodes in options.nodes:
@@ -100,9 +104,9 @@ def _planned(options: argparse.Namespace) -> Iterator[Cell]:
 
 
 def plan(model: str, stage: int, nodes: int) -> Cell:
-    """Predict one configuration on this number of nodes, with its global batch."""
-    changed = [f"sharding=zero{stage}", f"launch.nodes={nodes}"]
-    config = decode(compose([f"experiment=mt5_{model}", *changed]))
+    """Predict the time per step of an experiment with another ZeRO stage and number of nodes."""
+    overrides = [f"experiment=mt5_{model}", f"sharding=zero{stage}", f"launch.nodes={nodes}"]
+    config = decode(compose(overrides))
     try:
         prediction = estimate(Candidate.of(config, *ranks_to_plan(config)))
     except ConfigError as error:
@@ -134,9 +138,11 @@ def measure(stage: int, ranks: int, steps: int, folder: Path) -> Cell:
         f"trainer.steps={steps + WARM_UP_STEPS}", "trainer.sample_tokens=0", "checkpoint=off",
         "telemetry.wandb=off", "run.resume=never", f"run.dir={run_dir}",
     ]  # fmt: skip
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise TrainingError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    run = subprocess.run(command, check=False, capture_output=True, text=True)
+    if run.returncode:
+        raise TrainingError(
+            f"{' '.join(command)} ended with exit code {run.returncode}:\n{run.stderr}"
+        )
     seconds = History.read(run_dir).column("step_seconds")[WARM_UP_STEPS:]
     return Cell("mt5_tiny", stage, ranks, statistics.median(seconds))
 
@@ -147,10 +153,10 @@ def table(cells: Sequence[Cell], title: str, unit: str) -> Table:
     result = Table(title=title, box=HORIZONTALS)
     for column in ("model", "ZeRO", *(f"{size} {unit}" for size in sizes)):
         result.add_column(column, justify="left" if column == "model" else "right")
-    for key, row in _rows(cells):
+    for (model, stage), row in _rows(cells):
         by_size = {cell.size: cell for cell in row}
-        words = (_words(by_size[size]) if size in by_size else "" for size in sizes)
-        result.add_row(key[0], str(key[1]), *words)
+        texts = (_text(by_size[size]) if size in by_size else "" for size in sizes)
+        result.add_row(model, str(stage), *texts)
     return result
 
 
@@ -166,9 +172,9 @@ def draw(cells: Sequence[Cell], unit: str, path: Path) -> None:
         1, len(models), figsize=(2.6 * len(models) + 1, 3), squeeze=False, layout="constrained"
     )
     for axis, model in zip(axes[0], models, strict=True):
-        for (name, stage), row in _rows(cells):
+        for (row_model, stage), row in _rows(cells):
             points = [(cell.size, cell.seconds) for cell in row if cell.seconds is not None]
-            if name == model and points:
+            if row_model == model and points:
                 axis.plot(*zip(*points, strict=True), marker="o", label=f"ZeRO-{stage}")
         sizes = sorted({cell.size for cell in cells})
         axis.set_xscale("log", base=2)
@@ -190,7 +196,7 @@ def _rows(cells: Iterable[Cell]) -> list[tuple[tuple[str, int], list[Cell]]]:
     return list(rows.items())
 
 
-def _words(cell: Cell) -> str:
+def _text(cell: Cell) -> str:
     return "rejected" if cell.seconds is None else f"{cell.seconds:.3g}"
 
 

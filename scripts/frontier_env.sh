@@ -1,9 +1,9 @@
 # The environment of a job on Frontier, sourced by frontier.sbatch. A comment gives the reason for
 # each variable and its source: OLCF = OLCF's user guide and its PyTorch page; HPE = HPE's advice,
 # quoted in olcf-user-docs.
-# A value set before sbatch wins over one that a module sets, which wins over the one given here. At
-# start-up the program compares all of them on every rank with conf/cluster/frontier_mi250x.yaml and
-# reports differences. Not tested on Frontier.
+# A variable that is set before sbatch keeps its value. If a module sets it, that value is used, and
+# otherwise the value given here. At start-up the program compares the variables of every rank with
+# conf/cluster/frontier_mi250x.yaml and reports differences. Not tested on Frontier.
 # shellcheck shell=bash
 
 # Modules may overwrite what was set before sbatch, so remember it and restore it after the modules.
@@ -23,25 +23,25 @@ export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-hsn0,hsn1,hsn2,hsn3}"
 export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-hsn0}"
 # Each package has a NIC: let RCCL send from a GCD's own memory through any of them (OLCF).
 export NCCL_NET_GDR_LEVEL="${NCCL_NET_GDR_LEVEL:-PHB}"
-# Rings may use different NICs on different nodes, hence four links instead of one (HPE, OLCF).
+# Let a ring use different NICs on different nodes, so that all four links are used (HPE, OLCF).
 export NCCL_CROSS_NIC="${NCCL_CROSS_NIC:-1}"
-# GCD-to-GCD writes without a copy through the host (OLCF).
+# Let a GCD write to another GCD without a copy through the host (OLCF).
 export HSA_FORCE_FINE_GRAIN_PCIE="${HSA_FORCE_FINE_GRAIN_PCIE:-1}"
 # How libfabric detects freed memory; the default, memhooks, can deadlock RCCL (HPE, OLCF).
 export FI_MR_CACHE_MONITOR="${FI_MR_CACHE_MONITOR:-kdreg2}"
-# A rendezvous protocol without get operations; belongs to --network=disable_rdzv_get (OLCF).
+# A rendezvous protocol without get operations, which --network=disable_rdzv_get requires (OLCF).
 export FI_CXI_RDZV_PROTO="${FI_CXI_RDZV_PROTO:-alt_read}"
-# Registering host memory with the GPU driver for each message costs more than it saves (OLCF).
+# Do not register host memory with the GPU driver for each message: it costs more than it saves (OLCF).
 export FI_CXI_DISABLE_HOST_REGISTER="${FI_CXI_DISABLE_HOST_REGISTER:-1}"
 # Queues that are long enough for thousands of ranks; the defaults overflow (HPE).
 export FI_CXI_DEFAULT_CQ_SIZE="${FI_CXI_DEFAULT_CQ_SIZE:-131072}"
 export FI_CXI_DEFAULT_TX_SIZE="${FI_CXI_DEFAULT_TX_SIZE:-2048}"
 # Match messages in hardware, and in software once its lists are full, instead of failing (OLCF).
 export FI_CXI_RX_MATCH_MODE="${FI_CXI_RX_MATCH_MODE:-hybrid}"
-# MIOpen's caches on the node: by default every rank locks the same file in $HOME (OLCF).
+# Put MIOpen's caches on the node. By default every rank locks the same file in $HOME (OLCF).
 export MIOPEN_USER_DB_PATH="${MIOPEN_USER_DB_PATH:-/tmp/miopen-$USER}"
 export MIOPEN_CUSTOM_CACHE_DIR="${MIOPEN_CUSTOM_CACHE_DIR:-/tmp/miopen-$USER}"
-# Triton's cache too: by default it is in $HOME, which compute nodes cannot write to.
+# Put Triton's cache there, too. By default it is in $HOME, to which compute nodes cannot write.
 export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-/tmp/triton-$USER}"
 
 # The NVMe of each node, given by --constraint=nvme (OLCF).

@@ -1,4 +1,4 @@
-"""Summarise the rounds of each saver, and lay out the table of all savers."""
+"""Summarise the rounds of each saver of bench_checkpoint, and build the table of all savers."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -21,6 +21,7 @@ class DiskOutcome:
     """Speed of the disk alone, in bytes per second of all ranks together."""
 
     rounds: list[list[DiskFigures]] = field(default_factory=list)
+    """Measurements of each rank, by round."""
 
     @property
     def write_rate(self) -> float:
@@ -29,17 +30,18 @@ class DiskOutcome:
 
     @property
     def read_rate(self) -> float:
-        """Read rate in bytes per second, past or through the page cache; the better median."""
+        """Read rate in bytes per second, with or without the page cache; the better median."""
         return max(self._rate("read_seconds"), self._rate("cached_read_seconds"))
 
-    def _rate(self, which: str) -> float:
+    def _rate(self, field_name: str) -> float:
+        """Return the rate for a field of DiskFigures with seconds; the slowest rank counts."""
         return statistics.median(
-            sum(rank.size for rank in ranks) / max(getattr(rank, which) for rank in ranks)
+            sum(rank.size for rank in ranks) / max(getattr(rank, field_name) for rank in ranks)
             for ranks in self.rounds
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures for JSON."""
+        """Return all measurements for JSON."""
         return {
             "write_bytes_per_second": self.write_rate,
             "direct_read_bytes_per_second": self._rate("read_seconds"),
@@ -50,12 +52,13 @@ class DiskOutcome:
 
 @dataclass
 class Outcome:
-    """Results of one saver. Each save and each restore counts with its slowest rank."""
+    """Results of one saver. The slowest rank of each save and of each restore counts."""
 
     saver: str
     what: str
     """Description of the saver."""
     rounds: list[list[SaverFigures]] = field(default_factory=list)
+    """Measurements of each rank, by round."""
     error: str | None = None
     """Why the saver did not finish; earlier rounds are kept. None if it finished."""
 
@@ -68,21 +71,21 @@ class Outcome:
 
     @property
     def durable_seconds(self) -> float | None:
-        """Seconds until a save was on disk and complete on all ranks; median; None: unknown."""
-        found = [[rank.durable_seconds for rank in save] for save in self._saves()]
-        known = [max(s for s in save if s is not None) for save in found if None not in save]
+        """Median seconds until a save was on disk and complete on all ranks; None: unknown."""
+        by_save = [[rank.durable_seconds for rank in save] for save in self._saves()]
+        known = [max(s for s in save if s is not None) for save in by_save if None not in save]
         return statistics.median(known) if known else None
 
     @property
     def compute_share(self) -> float | None:
-        """Compute during a save as a fraction of the compute without a save; median."""
+        """Median speed of the products during a save, as a fraction of the speed without a save."""
         shares = [rank.compute_share for save in self._saves() for rank in save]
         known = [share for share in shares if share is not None]
         return statistics.median(known) if known else None
 
     @property
     def step_ratio(self) -> float:
-        """Duration of a long step with a save over that of the step before without one; median."""
+        """Median time of a long step with a save, divided by that of the step before."""
         return statistics.median(
             max(rank.step_seconds for rank in save) / max(rank.plain_step_seconds for rank in save)
             for save in self._saves()
@@ -90,7 +93,7 @@ class Outcome:
 
     @property
     def short_ratio(self) -> float:
-        """Duration of short steps with a save in each over that of as many without; median."""
+        """Median time of short steps with saves, divided by that of as many without saves."""
         return statistics.median(
             max(rank.short_seconds for rank in ranks)
             / max(rank.plain_short_seconds for rank in ranks)
@@ -99,7 +102,7 @@ class Outcome:
 
     @property
     def restore_rate(self) -> float | None:
-        """Restored bytes per second of all ranks together; median; None: it cannot restore."""
+        """Median bytes per second that all ranks together restore; None: it cannot restore."""
         rates = [
             sum(rank.states_bytes for rank in ranks) / max(seconds)
             for ranks in self.rounds
@@ -108,7 +111,7 @@ class Outcome:
         return statistics.median(rates) if rates else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures for JSON."""
+        """Return all measurements for JSON."""
         names = ("blocked_seconds", "durable_seconds", "compute_share", "step_ratio",
                  "short_ratio", "restore_rate")  # fmt: skip
         return {
@@ -120,7 +123,7 @@ class Outcome:
         }
 
     def _saves(self) -> Iterator[tuple[Save, ...]]:
-        """Yield the figures of all ranks for each save."""
+        """Yield the measurements of all ranks for each save."""
         for ranks in self.rounds:
             yield from zip(*(rank.saves for rank in ranks), strict=True)
 
@@ -143,6 +146,7 @@ def make_table(title: str, outcomes: Sequence[Outcome], disk: DiskOutcome) -> Ta
 
 
 def _cells(outcome: Outcome, disk: DiskOutcome) -> list[str]:
+    """Return the columns of a saver after its name."""
     if not outcome.rounds:
         return ["failed"]
     durable, share = outcome.durable_seconds, outcome.compute_share

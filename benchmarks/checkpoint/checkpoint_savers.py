@@ -1,4 +1,4 @@
-"""Savers: ways to save and restore a rank's states, with frontier_llm and with torch.
+"""Savers of bench_checkpoint: ways to save and restore a rank's states, with frontier_llm or torch.
 
 Every rank creates its saver and calls the same methods in the same order. A saver keeps one
 checkpoint: when a newer one is complete, the previous one is deleted.
@@ -30,14 +30,16 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 TIMEOUT = timedelta(seconds=120)
+"""Time limit of collectives and of the commit of a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Rank and folder of a saver."""
+    """The rank on which a saver runs, and the folder it saves to."""
 
     rank: int
     ranks: int
+    """Number of ranks."""
     store: "Store"
     """Key-value store of all ranks."""
     folder: Path
@@ -45,7 +47,7 @@ class Place:
 
 
 class Saver:
-    """Base class of savers; its defaults are those of a saver that blocks until it is done."""
+    """Base class of savers; its default methods suit a saver that blocks until it is done."""
 
     can_restore = True
     """Whether the saver can restore states."""
@@ -95,11 +97,14 @@ class Ours(Saver):
         self._manager.begin(step, self._states.shards, {})
 
     def fence(self) -> None:
-        """Copy all chunks that are not written yet."""
+        """Copy all parts of the states that are not written yet."""
         self._manager.fence()
 
     def is_durable(self) -> bool:
-        """Check the folder on rank 0, whose thread then still deletes; elsewhere the thread."""
+        """Return whether the folder has its final name or, on other ranks, the thread has ended.
+
+        The thread of rank 0 gives the folder its final name, and then deletes the previous one.
+        """
         if self._place.rank == 0:
             return (self._place.folder / step_folder(self._step)).exists()
         return all(thread.name != "checkpoint" for thread in threading.enumerate())
@@ -125,13 +130,13 @@ class TorchSave(Saver):
 
     def save(self, step: int) -> None:
         """Write this rank's file and delete the previous one."""
-        before = self._path
+        previous = self._path
         self._path = self._place.folder / f"step_{step}_rank_{self._place.rank}.pt"
         torch.save(self._states.tensors, self._path)
         if self._sync:
             sync_file(self._path)
         dist.barrier()
-        before.unlink(missing_ok=True)
+        previous.unlink(missing_ok=True)
 
     def is_durable(self) -> bool:
         """Return whether files are synced; if not, the time until durable is unknown."""
@@ -149,31 +154,31 @@ class Dcp(Saver):
 
     def __init__(self, states: KnownStates, place: Place) -> None:
         super().__init__(states, place)
-        self._path = self._before = place.folder / "none"
+        self._path = self._previous = place.folder / "none"
 
     def save(self, step: int) -> None:
         """Write a folder and delete the previous one."""
         self._next(step)
         dcp.save(self._states.tensors, checkpoint_id=self._path)
-        self._delete_before()
+        self._delete_previous()
 
     def restore(self) -> None:
         """Read directly into the states."""
         dcp.load(self._states.tensors, checkpoint_id=self._path)
 
     def _next(self, step: int) -> None:
-        self._before, self._path = self._path, self._place.folder / f"step_{step}"
+        self._previous, self._path = self._path, self._place.folder / f"step_{step}"
 
-    def _delete_before(self) -> None:
-        if self._place.rank == 0 and self._before.is_dir():
-            shutil.rmtree(self._before)
+    def _delete_previous(self) -> None:
+        if self._place.rank == 0 and self._previous.is_dir():
+            shutil.rmtree(self._previous)
 
 
 class DcpAsync(Dcp):
     """torch.distributed.checkpoint.async_save, which writes in a thread.
 
-    By default it copies the states before it returns. With a DefaultStager it copies them in a
-    thread, into memory that is kept; the fence waits for that copy.
+    By default async_save copies the states before it returns. With a DefaultStager a thread copies
+    them, into memory that is reused by the next save, and the fence waits for that copy.
     """
 
     def __init__(self, states: KnownStates, place: Place, *, stager: bool) -> None:
@@ -195,16 +200,16 @@ class DcpAsync(Dcp):
         """Start a checkpoint after the previous one is complete."""
         self.settle()
         self._next(step)
-        answer: Any = dcp.async_save(
+        response: Any = dcp.async_save(
             self._states.tensors,
             checkpoint_id=self._path,
             process_group=self._group,
             async_stager=self._stager,
         )
         if self._stager is None:
-            self._written = answer
+            self._written = response
         else:
-            self._copied, self._written = answer.staging_completion, answer.upload_completion
+            self._copied, self._written = response.staging_completion, response.upload_completion
 
     def fence(self) -> None:
         """Wait for the copy."""
@@ -220,7 +225,7 @@ class DcpAsync(Dcp):
         if self._written is not None:
             self._written.result()
             self._written = None
-            self._delete_before()
+            self._delete_previous()
 
     def close(self) -> None:
         """End the stager's thread."""
@@ -229,9 +234,10 @@ class DcpAsync(Dcp):
 
 
 class BareWrites(Saver):
-    """Writes as many bytes from one buffer in a thread, without copying or digesting anything.
+    """A thread that writes the same number of bytes as a saver, from one buffer.
 
-    Its cost is a lower bound for every saver that writes as fast.
+    It copies no states and computes no digests, so its cost is a lower bound for every saver that
+    writes as fast.
     """
 
     can_restore = False
@@ -258,7 +264,8 @@ class BareWrites(Saver):
             self._thread.join()
 
     def _write(self) -> None:
-        disk.write_blocks(self._path, self._buffer, -(-self._states.size // disk.BLOCK_BYTES))
+        blocks = -(-self._states.size // disk.BLOCK_BYTES)
+        disk.write_blocks(self._path, self._buffer, blocks)
 
 
 SAVERS: dict[str, tuple[str, Callable[[KnownStates, Place], Saver]]] = {

@@ -1,4 +1,4 @@
-"""Weights and moments of one rank with known values, to be saved, restored and compared."""
+"""States with known values for bench_checkpoint: the weights and both moments of one rank."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from frontier_llm.protocols import ParameterRecord, Placement, StateShard
 
 COLUMNS = 1024
 ROWS = 1024
-"""Rows of one tensor on one rank; all integers up to its size are exact in fp32."""
+"""Size of a tensor on one rank. The values are integers small enough to be exact in fp32."""
 
 
 class KnownStates:
@@ -27,17 +27,19 @@ class KnownStates:
             ranks: number of ranks.
             size: bytes of this rank's weights and moments together.
         """
-        rows = max(1, size // (len(STATES) * ELEMENT_BYTES * COLUMNS))
-        full, rest = divmod(rows, ROWS)
-        heights = [ROWS] * full + ([rest] if rest else [])
-        self.shards = [_shard(index, rank, ranks, height) for index, height in enumerate(heights)]
+        all_rows = max(1, size // (len(STATES) * ELEMENT_BYTES * COLUMNS))
+        full_tensors, rest = divmod(all_rows, ROWS)
+        rows_of_tensors = [ROWS] * full_tensors + ([rest] if rest else [])
+        self.shards = [
+            _shard(index, rank, ranks, rows) for index, rows in enumerate(rows_of_tensors)
+        ]
         self.tensors = {
             f"{shard.record.name}.{state}.{rank}": getattr(shard, state)
             for shard in self.shards
             for state in STATES
         }
-        for tensor, base in self._bases():
-            tensor.copy_(base)
+        for tensor, first_values in self._tensors_with_first_values():
+            tensor.copy_(first_values)
 
     @property
     def size(self) -> int:
@@ -55,15 +57,20 @@ class KnownStates:
             tensor.fill_(-1.0)
 
     def holds(self, step: int) -> bool:
-        """Return whether every element has its value after that many steps."""
-        return all(torch.equal(tensor, base + step) for tensor, base in self._bases())
+        """Return whether every element has the value that it has after `step` updates."""
+        return all(
+            torch.equal(tensor, first_values + step)
+            for tensor, first_values in self._tensors_with_first_values()
+        )
 
-    def _bases(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _tensors_with_first_values(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield each tensor with its values at step 0."""
         for index, tensor in enumerate(self.tensors.values()):
             yield tensor, torch.arange(tensor.numel(), dtype=torch.float32) + 1000.0 * index
 
 
 def _shard(index: int, rank: int, ranks: int, rows: int) -> StateShard:
+    """Return this rank's rows of a tensor, of which every rank has the same number of rows."""
     shape, origin = (ranks * rows, COLUMNS), (0, 0)
     record = ParameterRecord(
         parameter=torch.nn.Parameter(torch.empty(shape, device="meta")),

@@ -1,4 +1,7 @@
-"""Run one rank of a saver's turn and measure it."""
+"""Run one rank of a saver's turn in bench_checkpoint, and measure it.
+
+"Compute" is the work of a training step apart from the update: a number of matrix products.
+"""
 
 import os
 import time
@@ -18,6 +21,7 @@ from frontier_llm.errors import TrainingError
 MATRIX = 512
 """Rows of the multiplied matrices: 0.27 GFLOP per product, a few milliseconds on one core."""
 CALIBRATION_SECONDS = 0.5
+"""How long the speed of the products is measured before a turn."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,13 @@ class SaverTurn:
     saves: int
     """Number of saves in long steps."""
     long_seconds: float
-    """Compute of a long step, in which every saver should finish."""
+    """Seconds of compute in a long step, in which every saver should finish."""
     short_seconds: float
-    """Compute of a short step, which takes about as long as a save."""
+    """Seconds of compute in a short step, about as long as a save takes."""
     short_steps: int
+    """Number of short steps with saves, and of short steps without."""
     restores: int
+    """Number of restores."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +52,13 @@ class Save:
     fence_seconds: float
     """Time for which training was blocked before the update."""
     durable_seconds: float | None
-    """Time from the start until the checkpoint was on disk and complete; None: unknown."""
+    """Time from the start of the save until the checkpoint was on disk; None: unknown."""
     compute_share: float | None
-    """Compute during that time as a fraction of the compute without a save."""
+    """Products computed during durable_seconds, divided by the number without a save."""
     step_seconds: float
+    """Duration of the step with the save."""
     plain_step_seconds: float
-    """Duration of the step before it, without a save."""
+    """Duration of the step before, without a save."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +73,13 @@ class SaverFigures:
     restore_seconds: tuple[float, ...]
     """Duration of each restore from an empty page cache; empty if the saver cannot restore."""
     states_bytes: int
-    """Size of this rank's states."""
+    """Size of this rank's states in bytes."""
     disk_bytes: int
-    """Size of a checkpoint of all ranks."""
+    """Size of a checkpoint of all ranks in bytes."""
 
 
 def saver_figures_from(values: dict[str, Any]) -> SaverFigures:
-    """Return a rank's figures from parsed JSON."""
+    """Return the measurements of a rank from parsed JSON."""
     saves = tuple(Save(**save) for save in values.pop("saves"))
     restores = tuple(values.pop("restore_seconds"))
     return SaverFigures(saves=saves, restore_seconds=restores, **values)
@@ -106,17 +113,19 @@ class Watch:
 
     def __init__(self, saver: Saver) -> None:
         self._saver = saver
-        self.at: float | None = None
+        self.durable_time: float | None = None
+        """Value of time.perf_counter() when the save was durable; None: it is not yet."""
         self.products = 0
+        """Number of products of the step that were computed until then."""
 
     def look(self, products: int) -> None:
-        """Ask the saver, after `products` products of this step."""
-        if self.at is None and self._saver.is_durable():
-            self.at, self.products = time.perf_counter(), products
+        """Ask the saver whether the save is durable, after `products` products of this step."""
+        if self.durable_time is None and self._saver.is_durable():
+            self.durable_time, self.products = time.perf_counter(), products
 
 
 class Rank:
-    """One rank of a turn; all ranks do the same."""
+    """One rank of a turn; all ranks run the same steps."""
 
     def __init__(self, turn: SaverTurn, place: Place) -> None:
         self._turn, self._place = turn, place
@@ -125,7 +134,7 @@ class Rank:
         self._compute, self._step = Compute(), 0
         speed = torch.tensor(self._compute.products_per_second())
         dist.all_reduce(speed, dist.ReduceOp.MIN)  # all ranks compute the same number of products
-        self._speed = float(speed)
+        self._products_per_second = float(speed)
 
     def run(self) -> SaverFigures:
         """Run the turn and return its figures.
@@ -135,16 +144,16 @@ class Rank:
         """
         turn = self._turn
         products, short_products = (
-            max(1, round(seconds * self._speed))
+            max(1, round(seconds * self._products_per_second))
             for seconds in (turn.long_seconds, turn.short_seconds)
         )
-        self._long_step(products, 0.0)  # the first one allocates
+        self._long_step(products, 0.0)  # not counted, because the first save allocates memory
         saves = [
             self._long_step(products, self._plain_steps(products, 1)) for _ in range(turn.saves)
         ]
         short, plain = self._short_steps(short_products)
-        passes = turn.restores if self._saver.can_restore else 0
-        restores = [self._restore() for _ in range(passes)]
+        number = turn.restores if self._saver.can_restore else 0
+        restores = [self._restore() for _ in range(number)]
         self._saver.close()
         return SaverFigures(
             saves=tuple(saves),
@@ -156,6 +165,7 @@ class Rank:
         )
 
     def _plain_steps(self, products: int, steps: int) -> float:
+        """Run steps without a save; return their duration in seconds."""
         self._settle_disk()
         start, computing = time.perf_counter(), 0.0
         for _ in range(steps):
@@ -164,11 +174,17 @@ class Rank:
             computing += time.perf_counter() - begin
             self._update()
         seconds = time.perf_counter() - start
-        self._speed = products * steps / computing  # reference for the compute during the next save
+        # the speed of the next step with a save is compared with this one
+        self._products_per_second = products * steps / computing
         return seconds
 
     def _long_step(self, products: int, plain_step_seconds: float) -> Save:
-        """Run a step with a save, and check after each product whether the save is durable."""
+        """Run a step with a save, and check after each product whether the save is durable.
+
+        Args:
+            products: number of matrix products of the step.
+            plain_step_seconds: duration of the step before, without a save.
+        """
         self._settle_disk()
         watch = Watch(self._saver)
         start = time.perf_counter()
@@ -183,12 +199,15 @@ class Rank:
         end = time.perf_counter()
         self._saver.settle()
         watch.look(products)
-        durable = None if watch.at is None else watch.at - start
+        durable = share = None
+        if watch.durable_time is not None:
+            durable = watch.durable_time - start
+            share = watch.products / durable / self._products_per_second
         return Save(
             begin_seconds=begun - start,
             fence_seconds=fenced - computed,
             durable_seconds=durable,
-            compute_share=None if durable is None else watch.products / durable / self._speed,
+            compute_share=share,
             step_seconds=end - start,
             plain_step_seconds=plain_step_seconds,
         )
@@ -208,6 +227,7 @@ class Rank:
         return time.perf_counter() - start, plain
 
     def _restore(self) -> float:
+        """Restore from an empty page cache and check the values; return the duration in seconds."""
         if self._place.rank == 0:
             drop_from_cache(self._files())
         self._states.clear()

@@ -5,15 +5,15 @@
         --json benchmarks/results/kills_<cpu>_<date>.json
 
 A tiny GPT trains on two ranks with a checkpoint after every step. SIGKILL is sent to all ranks, to
-one of them, or to their parent; a quarter of the kills come during start-up, the others within the
-next few steps. The same command then resumes the run (run.resume=auto) until it is complete, and
-the next run begins. A run that is killed before its first checkpoint cannot be resumed; a new run
-begins instead.
+one of them, or to their parent. A quarter of the kills come during start-up, the others within the
+next few steps. The same command then resumes the run (run.resume=auto). When the run is complete,
+the next run begins. A run that is killed before its first checkpoint cannot be resumed, and a new
+run begins instead.
 
-Two comparisons are made. The loss and the gradient norm of every step must equal those of a
-reference run that is not killed, bit by bit. A resumed run must start from the newest checkpoint
-that existed before the kill. The exit code is 1 if a checkpoint was lost, a value was wrong or a
-process did not end. Linux only.
+Two rules are checked. The loss and the gradient norm of every step must equal those of a reference
+run that is not killed, bit by bit. A resumed run must start from the newest checkpoint that existed
+before the kill, or from a later one. The exit code is 1 if a checkpoint was lost, a value was wrong
+or a process did not end. Works on Linux only.
 """
 
 import importlib
@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a fork loses pool threads
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not survive a fork
 
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -48,12 +48,12 @@ OVERRIDES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Kill the number of runs that the command line asks for; return the exit code."""
+    """Kill runs as often as the command line asks for; return the exit code."""
     parser = bench_parser(__doc__)
     add = parser.add_argument
     add("--kills", type=at_least(1), default=200, help="total number of kills (default 200)")
     add("--steps", type=at_least(1), default=100, help="steps per run (default 100)")
-    add("--seed", type=int, default=1, help="seed of moments and targets (default 1)")
+    add("--seed", type=int, default=1, help="seed of the moments and targets of kills (default 1)")
     options = parser.parse_args(arguments)
     summary = kill(options.kills, options.steps, options.seed)
     console = wide_console()
@@ -67,13 +67,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def kill(kills: int, steps: int, seed: int) -> KillSummary:
     """Kill runs `kills` times; return the result.
 
+    Args:
+        kills: total number of kills.
+        steps: steps per run.
+        seed: seed of the moments and targets of kills.
+
     Raises:
         TrainingError: the reference run failed.
     """
     for module in ("frontier_llm.cli.train", "frontier_llm.trainer.assemble"):
         importlib.import_module(module)  # once, before the forks
     columns = (TextColumn("kills"), MofNCompleteColumn(), TimeElapsedColumn())
-    # without a refresher thread, because this process forks
+    # without a thread that refreshes the bar, because this process forks
     with (
         tempfile.TemporaryDirectory(prefix="kill_loop_") as name,
         Progress(*columns, auto_refresh=False, transient=True) as progress,
@@ -91,7 +96,7 @@ def _train(overrides: Sequence[str]) -> int:
 
 
 def _corpus(folder: Path) -> Path:
-    """Write the sources of this package into one text file."""
+    """Write the source code of this package into one text file, to train on; return its path."""
     path = folder / "text.txt"
     sources = sorted((ROOT / "frontier_llm").rglob("*.py"))
     path.write_text("\n\n".join(source.read_text() for source in sources))

@@ -1,4 +1,7 @@
-"""The contenders of bench_sharding.py by name; workers build them."""
+"""The contenders of bench_sharding.py by name; the other modules of this package build them.
+
+A contender is one way to train the same model on the same ranks: a library with its settings.
+"""
 
 import math
 import re
@@ -13,7 +16,7 @@ Worker = Literal["ours", "torch_peers", "deepspeed_peer"]
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to train the same model on the same ranks."""
+    """A library and its settings, as a way to train."""
 
     name: str
     """Name on the command line and in tables."""
@@ -36,9 +39,11 @@ OUR_FACTORS: dict[str, tuple[str, str, str]] = {
     "ours-1-2-4": ("1", "2", "4"),
     "ours-zeropp": ("node", "all", "all"),
 }
-"""Values of sharding.params, .grads and .optimizer. The name `ours-P-G-O` gives any other values. A
-preset of `collectives=` may follow a name: `ours-zero3+zeropp`, `ours-zeropp+zeropp`."""
+"""Values of sharding.params, sharding.grads and sharding.optimizer: the numbers of ranks over which
+each state is sharded. The name `ours-P-G-O` stands for any other values P, G and O. A preset of
+`collectives=` may follow a name: `ours-zero3+zeropp`, `ours-zeropp+zeropp`."""
 PRESETS = ("plain", "zeropp", "zeropp_feedback")
+"""Presets of `collectives=`: the formats in which states are sent."""
 PEERS = (
     Contender("ddp", "torch DistributedDataParallel (bf16: autocast)", "torch_peers"),
     Contender("fsdp", "torch FSDP2, parameters resharded after the forward pass", "torch_peers"),
@@ -65,7 +70,7 @@ def find(name: str) -> Contender:
             return contender
     factors, formats = factors_of(name), formats_of(name)
     sizes = [int(factor) for factor in factors if factor.isdigit()]
-    # on 2 ranks factors of 2 equal zero3
+    # ours-mics needs 4 ranks: on 2 ranks it would be the same as zero3
     multiple = 4 if name == "ours-mics" else math.lcm(1, *sizes)
     description = f"ours, states sharded over {' / '.join(factors)} ranks, collectives={formats}"
     return Contender(name, description, "ours", multiple)
@@ -82,18 +87,20 @@ def factors_of(name: str) -> tuple[str, str, str]:
     Raises:
         ConfigError: the name is not that of such a contender.
     """
-    factors, plus, preset = name.partition("+")
-    known_preset = not plus or preset in PRESETS
-    if factors in OUR_FACTORS and known_preset:
-        return OUR_FACTORS[factors]
+    base, plus, preset = name.partition("+")
+    has_valid_preset = not plus or preset in PRESETS
+    if base in OUR_FACTORS and has_valid_preset:
+        return OUR_FACTORS[base]
     factor = r"([1-9]\d*|node|all)"
-    match = re.fullmatch(f"ours-{factor}-{factor}-{factor}", factors) if known_preset else None
+    match = re.fullmatch(f"ours-{factor}-{factor}-{factor}", base) if has_valid_preset else None
     if match is None:
-        known = [
+        known_names = [
             *OUR_FACTORS,
             "ours-P-G-O",
             "ours-...+PRESET",
             *(peer.name for peer in (*PEERS, *DEEPSPEED)),
         ]
-        raise ConfigError("--contenders", name, "one of " + ", ".join(known), "choose one of these")
+        raise ConfigError(
+            "--contenders", name, "one of " + ", ".join(known_names), "choose one of these"
+        )
     return match[1], match[2], match[3]

@@ -1,4 +1,7 @@
-"""DeepSpeed's ZeRO, in a separate environment that has only torch and deepspeed."""
+"""DeepSpeed as a contender of bench_sharding.py.
+
+Runs in a separate environment that has only torch and deepspeed (deepspeed_venv.py).
+"""
 
 import os
 from dataclasses import asdict
@@ -23,7 +26,7 @@ from benchmarks.peers.turn import Turn
 
 
 def make(turn: Turn, rank: int) -> "DeepSpeed":
-    """Build one rank. Collective over all ranks."""
+    """Build one rank of the contender. Collective over all ranks."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(turn.ranks)}
     return DeepSpeed(turn)
 

@@ -17,10 +17,11 @@ DEEPSPEED = "deepspeed==0.19.8"
 def ensure(console: Console) -> Path:
     """Return the interpreter of an environment with DeepSpeed; make the environment if needed.
 
-    It has the same version of torch as this one.
+    The environment has the same version of torch as this one. Its file `ready` names the packages,
+    and is written last.
 
     Raises:
-        LaunchError: it cannot be made; has the error message of pip.
+        LaunchError: the environment cannot be made; the message contains that of pip.
     """
     python, ready = FOLDER / "bin" / "python", FOLDER / "ready"
     torch = f"torch=={importlib.metadata.version('torch').partition('+')[0]}"
@@ -38,6 +39,11 @@ def ensure(console: Console) -> Path:
 
 
 def _do(command: list[str]) -> None:
+    """Run a command.
+
+    Raises:
+        LaunchError: the command failed.
+    """
     environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     if done.returncode:

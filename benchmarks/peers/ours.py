@@ -1,4 +1,4 @@
-"""This project as a contender."""
+"""frontier_llm as a contender of bench_sharding.py and its peers."""
 
 import torch
 
@@ -21,7 +21,7 @@ from frontier_llm.trainer.step import TrainStep
 
 
 def make(turn: Turn, rank: int) -> "Ours":
-    """Build one rank. Collective over all ranks."""
+    """Build one rank of the contender. Collective over all ranks."""
     return Ours(turn, rank)
 
 
@@ -54,10 +54,10 @@ def overrides(turn: Turn) -> list[str]:
 
 
 def _formats(turn: Turn) -> list[str]:
-    """Return the overrides that choose the formats of what is sent.
+    """Return the overrides that choose the formats in which states are sent.
 
-    Without a preset of `collectives`, gradients are sent in the compute format, as the other
-    contenders send them.
+    Without a preset of `collectives`, gradients are sent in the format of the computation, as the
+    other contenders do.
     """
     preset = formats_of(turn.contender)
     if preset == "plain":
@@ -66,7 +66,7 @@ def _formats(turn: Turn) -> list[str]:
 
 
 class Ours:
-    """One rank of this project."""
+    """One rank of frontier_llm."""
 
     def __init__(self, turn: Turn, rank: int) -> None:
         megatron_cpu.install()
@@ -85,18 +85,18 @@ class Ours:
         scale = LossScale(config.precision, turn.precision)
         self._step = TrainStep(model, states, groups, config, scale, traffic)
         self._ranks = turn.ranks
-        self._counted = 0.0
+        self._counted_bytes = 0.0
 
     def step(self, batches: list[MicroBatch]) -> float:
         """Run one step; return the mean loss over all ranks."""
-        made = [
+        our_batches = [
             Batch(tokens, labels, torch.arange(tokens.shape[1]).expand_as(tokens))
             for tokens, labels in batches
         ]
-        result = self._step.run(1, made, LEARNING_RATE)
-        self._counted = sum(sent.inter for sent in result.sent.values()) / self._ranks
+        result = self._step.run(1, our_batches, LEARNING_RATE)
+        self._counted_bytes = sum(sent.inter for sent in result.sent.values()) / self._ranks
         return result.loss
 
     def counted_bytes(self) -> float | None:
         """Return the bytes per rank sent between nodes in the last step, averaged over ranks."""
-        return self._counted
+        return self._counted_bytes

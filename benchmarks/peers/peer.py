@@ -1,4 +1,4 @@
-"""The interface between a contender and its worker, and the constants of all contenders."""
+"""The interface that every contender of bench_sharding.py implements, and its constants."""
 
 from typing import Protocol
 
@@ -12,7 +12,7 @@ CLIP_NORM = 1.0
 SEED = 1
 
 MicroBatch = tuple[torch.Tensor, torch.Tensor]
-"""Tokens and labels, each [b, s] int64."""
+"""Tokens and labels of a micro-batch, each [samples, sequence] int64."""
 
 
 class Peer(Protocol):

@@ -1,4 +1,4 @@
-"""GPT-2 in plain torch, as a baseline; imports only torch."""
+"""GPT-2 in plain torch, as a baseline of benchmarks; imports only torch."""
 
 import torch
 from torch import nn
@@ -18,17 +18,18 @@ class PlainLayer(nn.Module):
         self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [b, s, hidden] to the same shape."""
-        b, s, hidden = x.shape
+        """Map [samples, sequence, hidden] to the same shape."""
+        samples, sequence, hidden = x.shape
         parts = self.qkv(self.attention_norm(x)).chunk(3, dim=-1)
-        q, k, v = (part.view(b, s, self.heads, -1).transpose(1, 2) for part in parts)
+        by_head = (samples, sequence, self.heads, -1)
+        q, k, v = (part.view(by_head).transpose(1, 2) for part in parts)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.output(mixed.transpose(1, 2).reshape(b, s, hidden))
+        x = x + self.output(mixed.transpose(1, 2).reshape(samples, sequence, hidden))
         return x + self.down(F.gelu(self.up(self.ffn_norm(x)), approximate="tanh"))
 
 
 class PlainGpt(nn.Module):
-    """The model with a tied head; weights are drawn from torch's default generator."""
+    """The model, whose output layer shares the weights of the token embedding (tied)."""
 
     def __init__(
         self, *, layers: int, hidden: int, heads: int, vocabulary: int, sequence: int
@@ -46,14 +47,14 @@ class PlainGpt(nn.Module):
         """Return the mean loss of a micro-batch.
 
         Args:
-            tokens: [b, s] int64.
-            labels: [b, s] int64.
+            tokens: [samples, sequence] int64.
+            labels: [samples, sequence] int64; the next token of each token.
 
         Returns:
-            [] fp32.
+            The loss in nats per token, [] fp32.
         """
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.tokens(tokens) + self.positions(places)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.tokens(tokens) + self.positions(positions)
         for layer in self.layers:
             x = layer(x)
         logits = self.norm(x) @ self.tokens.weight.T

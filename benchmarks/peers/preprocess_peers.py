@@ -1,10 +1,11 @@
-"""Contenders of benchmarks/bench_preprocess.py: each converts one JSONL file to tokens on disk.
+"""Contenders of benchmarks/bench_preprocess.py, which convert a JSONL file to tokens on disk.
 
 Usage: python -m benchmarks.peers.preprocess_peers NAME FOLDER WORKERS
 
 Each contender runs in a separate process, so that its time and memory can be measured and it may
 use another environment. It reads FOLDER/input.jsonl and the trained models in FOLDER, writes to
-FOLDER/NAME, and prints one line of JSON.
+FOLDER/NAME, and prints one line of JSON with its seconds, CPU seconds and number of tokens. Each
+function of this module that runs a contender returns the number of tokens.
 """
 
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 VALIDATION_PERCENT = 1.0
+"""Share of the documents that ours puts into the validation split."""
 CHUNK_LINES = 32
 """Lines per task of Megatron-LM's pool, the default of its tool."""
 _STATE: dict[str, Any] = {}
@@ -24,7 +26,7 @@ _STATE: dict[str, Any] = {}
 
 
 def ours(folder: Path, workers: int) -> int:
-    """Run frontier_llm.data.prepare: parallel parts, cached words, digests and manifest."""
+    """Run frontier_llm.data.prepare, which tokenizes parts of the text in parallel."""
     from frontier_llm.cli.compose import compose
     from frontier_llm.config.data import DataConfig
     from frontier_llm.data.prepare import prepare
@@ -69,7 +71,8 @@ def megatron(folder: Path, workers: int) -> int:
 def huggingface(folder: Path, workers: int) -> int:
     """Run datasets.map with a fast tokenizer.
 
-    It is a byte-level BPE, trained on the same text with the same vocabulary size as the others.
+    The tokenizer is a byte-level BPE, which was trained on the same text with the same vocabulary
+    size as the tokenizer of the other contenders.
     """
     import datasets
     from tokenizers import Tokenizer
@@ -83,8 +86,8 @@ def huggingface(folder: Path, workers: int) -> int:
     end = tokenizer.token_to_id("</s>")
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
-        ids = [[*found.ids, end] for found in tokenizer.encode_batch(batch["text"])]
-        return {"ids": ids, "count": [len(row) for row in ids]}
+        ids = [[*encoding.ids, end] for encoding in tokenizer.encode_batch(batch["text"])]
+        return {"ids": ids, "count": [len(document) for document in ids]}
 
     encoded = lines.map(encode, batched=True, num_proc=workers, remove_columns=lines.column_names)
     return sum(encoded["count"])
@@ -98,14 +101,15 @@ CONTENDERS: dict[str, Callable[[Path, int], int]] = {
 
 
 def _load_sentencepiece(model: str) -> None:
+    """Load the tokenizer in a worker of the pool."""
     import sentencepiece
 
-    _STATE["pieces"] = sentencepiece.SentencePieceProcessor(model_file=model)
+    _STATE["tokenizer"] = sentencepiece.SentencePieceProcessor(model_file=model)
 
 
 def _encode_line(line: str) -> list[int]:
-    pieces = _STATE["pieces"]
-    return [*pieces.encode(json.loads(line)["text"]), pieces.eos_id()]
+    tokenizer = _STATE["tokenizer"]
+    return [*tokenizer.encode(json.loads(line)["text"]), tokenizer.eos_id()]
 
 
 def _cpu_seconds() -> float:
@@ -115,13 +119,13 @@ def _cpu_seconds() -> float:
 
 
 def main() -> None:
-    """Run one contender."""
+    """Run one contender and print its measurements."""
     name, folder, workers = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    start, used = time.perf_counter(), _cpu_seconds()
+    start, cpu_before = time.perf_counter(), _cpu_seconds()
     tokens = CONTENDERS[name](folder, workers)
     figures = {
         "seconds": time.perf_counter() - start,
-        "cpu_seconds": _cpu_seconds() - used,
+        "cpu_seconds": _cpu_seconds() - cpu_before,
         "tokens": tokens,
     }
     print(json.dumps(figures))

@@ -1,4 +1,4 @@
-"""Results of a contender over all rounds, and the table of all contenders."""
+"""Results of a contender of bench_sharding.py over all rounds, and the table of all contenders."""
 
 import math
 import statistics
@@ -25,15 +25,15 @@ class Outcome:
     step_seconds: list[list[float]] = field(default_factory=list)
     """Times of rank 0's steps, one list per round."""
     first_loss: float = math.nan
-    """Loss before the first update, on rank 0 (ours: over all ranks). The peers agree; ours differs
-    a little, because it draws other weights."""
+    """Loss before the first update: on rank 0, or over all ranks for frontier_llm. It is equal for
+    all other libraries. frontier_llm differs a little, because it draws other initial weights."""
     last_loss: float = math.nan
     """Loss of the last step."""
     parameters: int = 0
     peak_bytes: int = 0
     """Peak memory of the rank that uses most, over all rounds."""
     own_bytes: int = 0
-    """Growth of a rank's memory since before the model was built, the maximum likewise."""
+    """Peak memory minus the memory before the model was built, of the rank with the most growth."""
     sent_bytes: list[float] = field(default_factory=list)
     """Bytes per rank and step by the counter of the interface, mean over ranks, one per round."""
     counted_bytes: float | None = None
@@ -57,8 +57,8 @@ class Outcome:
         self.first_loss, self.last_loss = ranks[0].losses[0], ranks[0].losses[-1]
         self.parameters = ranks[0].parameters
         self.peak_bytes = max(self.peak_bytes, *(rank.peak_bytes for rank in ranks))
-        own = (rank.peak_bytes - rank.start_bytes for rank in ranks)
-        self.own_bytes = max(self.own_bytes, *own)
+        growths = (rank.peak_bytes - rank.start_bytes for rank in ranks)
+        self.own_bytes = max(self.own_bytes, *growths)
         sent = [rank.sent_bytes for rank in ranks if rank.sent_bytes is not None]
         counted = [rank.counted_bytes for rank in ranks if rank.counted_bytes is not None]
         idle = [rank.idle_share for rank in ranks if rank.idle_share is not None]
@@ -67,9 +67,9 @@ class Outcome:
         self.counted_bytes = statistics.mean(counted) if counted else None
 
     def ratios(self, baseline: "Outcome") -> list[float]:
-        """Return the ratio to the baseline's tokens/s, one per round."""
+        """Return the tokens/s divided by those of the baseline, one ratio per round."""
         pairs = zip(self.tokens_per_second, baseline.tokens_per_second, strict=False)
-        return [mine / other for mine, other in pairs]
+        return [speed / baseline_speed for speed, baseline_speed in pairs]
 
     def to_dict(self, baseline: "Outcome") -> dict[str, Any]:
         """Return all values, for JSON."""
@@ -95,20 +95,21 @@ class Outcome:
 
 
 def make_table(title: str, outcomes: Sequence[Outcome], baseline: Outcome) -> Table:
-    """Return a table with one row per contender, in the order of their turns."""
+    """Return a table with one row per contender; bench_sharding.py explains the columns."""
     table = Table(title=title, title_justify="left", box=HORIZONTALS, pad_edge=False)
     table.add_column("contender", no_wrap=True)
-    on_wire = any(outcome.sent_bytes for outcome in outcomes)
-    wire = ("sent\nMB", "counted\nMB") if on_wire else ("counted\nMB",)
-    of = f"of\n{baseline.contender}"
-    for heading in ("tokens/s", "min..max", of, "idle\n%", "own\nMiB", "peak\nMiB", *wire):
+    has_links = any(outcome.sent_bytes for outcome in outcomes)
+    sent = ("sent\nMB", "counted\nMB") if has_links else ("counted\nMB",)
+    ratio = f"of\n{baseline.contender}"
+    for heading in ("tokens/s", "min..max", ratio, "idle\n%", "own\nMiB", "peak\nMiB", *sent):
         table.add_column(heading, justify="right", no_wrap=True)
     for outcome in outcomes:
-        table.add_row(*_cells(outcome, baseline, on_wire))
+        table.add_row(*_cells(outcome, baseline, has_links))
     return table
 
 
-def _cells(outcome: Outcome, baseline: Outcome, on_wire: bool) -> list[str]:
+def _cells(outcome: Outcome, baseline: Outcome, has_links: bool) -> list[str]:
+    """Return the row of a contender; without simulated links there is no column of bytes sent."""
     if not outcome.tokens_per_second:
         return [outcome.contender, "failed"]
     speeds, ratios = outcome.tokens_per_second, outcome.ratios(baseline)
@@ -121,7 +122,7 @@ def _cells(outcome: Outcome, baseline: Outcome, on_wire: bool) -> list[str]:
         f"{100 * statistics.median(outcome.idle_share):.0f}" if outcome.idle_share else "-",
         f"{outcome.own_bytes / MIB:.0f}",
         f"{outcome.peak_bytes / MIB:.0f}",
-        *([f"{statistics.median(outcome.sent_bytes) / MEGA:.2f}"] if on_wire else []),
+        *([f"{statistics.median(outcome.sent_bytes) / MEGA:.2f}"] if has_links else []),
         "-" if counted is None else f"{counted / MEGA:.2f}",
     ]
 

@@ -1,4 +1,4 @@
-"""torch's own data parallelism: DistributedDataParallel and FSDP2."""
+"""DistributedDataParallel and FSDP2 of torch as contenders of bench_sharding.py."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -24,7 +24,7 @@ from benchmarks.peers.turn import Turn
 
 
 def make(turn: Turn, rank: int) -> Peer:
-    """Build one rank. Collective over all ranks."""
+    """Build one rank of the contender. Collective over all ranks."""
     torch.manual_seed(SEED)  # FSDP2 does not broadcast weights, so all ranks must draw the same
     model = PlainGpt(**asdict(turn.shape))
     if turn.contender == "ddp":
@@ -73,14 +73,15 @@ class Ddp(_TorchPeer):
         total = 0.0
         for index, (tokens, labels) in enumerate(batches):
             with nullcontext() if index + 1 == len(batches) else self._ddp.no_sync():
-                with self._compute():
+                with self._precision():
                     loss = self._ddp(tokens, labels)
                 (loss / len(batches)).backward()
             total += loss.item()
         self._update()
         return total / len(batches)
 
-    def _compute(self) -> AbstractContextManager[object]:
+    def _precision(self) -> AbstractContextManager[object]:
+        """Return the context of a forward pass: autocast in bf16, nothing in fp32."""
         return torch.autocast("cpu", dtype=torch.bfloat16) if self._autocast else nullcontext()
 
 
@@ -94,8 +95,8 @@ class Fsdp(_TorchPeer):
     def __init__(self, model: PlainGpt, turn: Turn, keep: bool) -> None:
         parameters = _count(model)
         mesh = init_device_mesh("cpu", (turn.ranks,))
-        low = torch.bfloat16 if turn.precision == "bf16" else None
-        policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low)
+        dtype = torch.bfloat16 if turn.precision == "bf16" else None  # None: that of the parameters
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
         for layer in model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep)
         # FSDP2 keeps the root gathered after the forward pass, since backward starts with it

@@ -71,11 +71,11 @@ class RankFigures:
     parameters: int
     """Number of parameters of the complete model."""
     start_bytes: int
-    """Peak resident memory before the model was built: the libraries."""
+    """Peak resident memory before the model was built, which libraries use."""
     peak_bytes: int
-    """Peak resident memory (ru_maxrss): libraries, model, states, buffers, activations."""
+    """Peak resident memory of the turn (ru_maxrss): libraries, model, states and activations."""
     sent_bytes: float | None
-    """Bytes per step by the counter of the network interface; None on loopback."""
+    """Bytes per step that the counter of the network interface shows; None on loopback."""
     counted_bytes: float | None
     """Bytes per step between nodes as counted by frontier_llm; None for other libraries."""
     idle_share: float | None

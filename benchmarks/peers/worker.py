@@ -1,10 +1,11 @@
-"""A worker process: imports one library, then forks the ranks of each turn that it is sent.
+"""A worker process of bench_sharding.py: imports one library, and forks the ranks of each turn.
 
     python -m benchmarks.peers.worker MODULE    # ours, torch_peers or deepspeed_peer
 
-It reads turns from standard input, one line of JSON each, and answers each turn with one line:
-{"ranks": [figures, ...]} or {"error": text}. Output of the libraries goes to standard error. The
-worker ends at the end of its input.
+A turn is one timed run of a contender (turn.py). The worker reads turns from standard input, one
+line of JSON each. It answers each turn with one line on standard output: {"ranks": [figures, ...]}
+with the measurements of each rank, or {"error": text}. Output of the libraries goes to standard
+error. The worker ends at the end of its input.
 """
 
 import ctypes
@@ -32,32 +33,34 @@ from benchmarks.testbed.namespaces import enter
 from frontier_llm.errors import FrontierError
 
 PR_SET_PDEATHSIG = 1
+"""Option of prctl(2): the signal that a process receives when its parent ends."""
 PATIENCE_SECONDS = 3.0
-"""How long the other ranks may run after one failed."""
+"""How long the other ranks may run after a rank has failed."""
 QUIET_SECONDS = 0.05
-"""If no byte is sent for this long, all messages have arrived."""
+"""If no byte is sent for this long, all messages are considered to have arrived."""
 MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
-"""Unit of ru_maxrss."""
+"""Unit of ru_maxrss in bytes."""
 
 
 def main() -> None:
     """Run turns until the end of the input."""
     _die_with_parent()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    os.dup2(2, 1)  # libraries that print to standard output now print to standard error
     module = importlib.import_module(f"benchmarks.peers.{sys.argv[1]}")
     for line in sys.stdin:
         _run_turn(module, Turn.from_json(line), answers)
 
 
 def _run_turn(module: ModuleType, turn: Turn, answers: TextIO) -> None:
+    """Fork the ranks of a turn, wait for them, and write the answer."""
     with tempfile.TemporaryDirectory(prefix="bench_turn_") as name:
         folder = Path(name)
         pids = [_fork(module, turn, rank, folder) for rank in range(turn.ranks)]
-        failed = _wait(pids, turn.limit_seconds)
+        failure = _wait(pids, turn.limit_seconds)
         answer: dict[str, Any]
-        if failed:
-            answer = {"error": _cause(folder) or failed}
+        if failure:
+            answer = {"error": _cause(folder) or failure}
         else:
             files = [folder / f"{rank}.json" for rank in range(turn.ranks)]
             answer = {"ranks": [json.loads(file.read_text()) for file in files]}
@@ -65,25 +68,27 @@ def _run_turn(module: ModuleType, turn: Turn, answers: TextIO) -> None:
 
 
 def _fork(module: ModuleType, turn: Turn, rank: int, folder: Path) -> int:
+    """Fork a rank, which writes its result or its error to `folder`; return its process id."""
     pid = os.fork()
     if pid:
         return pid
-    code = 1
+    exit_code = 1
     try:
         _die_with_parent()
         figures = _run(module, turn, rank, folder)
         (folder / f"{rank}.json").write_text(json.dumps(asdict(figures)))
         dist.barrier()  # no rank may close its sockets while another one still reads from them
-        code = 0
+        exit_code = 0
     except FrontierError as error:
         (folder / f"{rank}.error").write_text(f"rank {rank}: {error}")
     except BaseException:
         (folder / f"{rank}.error").write_text(f"rank {rank}: {traceback.format_exc()}")
     finally:
-        os._exit(code)
+        os._exit(exit_code)
 
 
 def _run(module: ModuleType, turn: Turn, rank: int, folder: Path) -> RankFigures:
+    """Build one rank of the contender, run its steps, and return its measurements."""
     interface = _enter(turn, rank)
     torch.set_num_threads(turn.threads)
     dist.init_process_group(
@@ -96,15 +101,15 @@ def _run(module: ModuleType, turn: Turn, rank: int, folder: Path) -> RankFigures
     start_bytes = _peak_bytes()
     peer: Peer = module.make(turn, rank)
     losses = [peer.step(_batches(turn, rank, index)) for index in range(turn.warmup)]
-    # Without a barrier: work that a step leaves for the next one is counted there. The timed steps
-    # take over as much from the warm-up as they leave at their end.
-    seconds, cores_before = [], _core_ticks()
+    # There is no barrier between steps. A step may leave work to the next step, which is then
+    # counted there. The last warm-up step leaves as much work as the last timed step.
+    seconds, ticks_before = [], _core_ticks()
     for index in range(turn.warmup, turn.warmup + turn.steps):
         batches = _batches(turn, rank, index)
         start = time.perf_counter()
         losses.append(peer.step(batches))
         seconds.append(time.perf_counter() - start)
-    cores_after = _core_ticks()
+    ticks_after = _core_ticks()
     peak_bytes = _peak_bytes()
     return RankFigures(
         step_seconds=tuple(seconds),
@@ -114,12 +119,12 @@ def _run(module: ModuleType, turn: Turn, rank: int, folder: Path) -> RankFigures
         peak_bytes=peak_bytes,
         sent_bytes=_count_sent(peer, turn, rank, interface) if turn.namespaces else None,
         counted_bytes=peer.counted_bytes(),
-        idle_share=idle_share(cores_before, cores_after),
+        idle_share=idle_share(ticks_before, ticks_after),
     )
 
 
 def _count_sent(peer: Peer, turn: Turn, rank: int, interface: str) -> float:
-    """Run one more step while nothing else is sent; return the bytes per rank of this node."""
+    """Run one more step while nothing else is sent; return the bytes sent per rank of this node."""
     dist.barrier()
     before = _settled_sent_bytes(interface)
     peer.step(_batches(turn, rank, turn.warmup + turn.steps))
@@ -154,16 +159,22 @@ def _sent_bytes(interface: str) -> int:
 
 
 def _core_ticks() -> list[int]:
-    """Return the ticks of all cores so far by state (/proc/stat, see proc(5)); empty if unknown."""
+    """Return the clock ticks that all cores have spent so far in each state; empty if unknown."""
     file = Path("/proc/stat")
-    # user, nice, system, idle, iowait, irq, softirq, steal; guest time is included in the first two
+    # proc(5): user, nice, system, idle, iowait, irq, softirq, steal; the first two include guests
     return [int(tick) for tick in file.read_text().split()[1:9]] if file.exists() else []
 
 
 def idle_share(before: list[int], after: list[int]) -> float | None:
-    """Return the idle share of the cores' time between two readings; None if unknown."""
+    """Return the idle share of the cores' time between two readings; None if unknown.
+
+    Args:
+        before: result of `_core_ticks`.
+        after: a later result.
+    """
     ticks = [late - early for early, late in zip(before, after, strict=True)]
-    return sum(ticks[3:5]) / sum(ticks) if sum(ticks) else None
+    idle = sum(ticks[3:5])  # idle and waiting for a disk
+    return idle / sum(ticks) if sum(ticks) else None
 
 
 def _peak_bytes() -> int:
@@ -184,19 +195,23 @@ def _batch(turn: Turn, seed: int) -> MicroBatch:
 
 
 def _wait(pids: list[int], limit_seconds: float) -> str | None:
-    """Wait for all ranks, kill those that exceed the limit; return why a rank failed, or None."""
+    """Wait for all ranks, and kill those that exceed the limit.
+
+    Returns:
+        The first failure in words; None if all ranks succeeded.
+    """
     running = {pid: rank for rank, pid in enumerate(pids)}
-    deadline, failed = time.monotonic() + limit_seconds, None
+    deadline, failure = time.monotonic() + limit_seconds, None
     try:
         while running and time.monotonic() < deadline:
             for pid in list(running):
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 rank = running.pop(pid) if ended else None
-                if status and not failed:
-                    failed = f"rank {rank} ended with {os.waitstatus_to_exitcode(status)}"
+                if status and not failure:
+                    failure = f"rank {rank} ended with {os.waitstatus_to_exitcode(status)}"
                     deadline = min(deadline, time.monotonic() + PATIENCE_SECONDS)
             time.sleep(0.01)
-        return failed or (f"not done after {limit_seconds:.0f} s" if running else None)
+        return failure or (f"not done after {limit_seconds:.0f} s" if running else None)
     finally:
         for pid in running:
             os.kill(pid, signal.SIGKILL)

@@ -27,11 +27,11 @@ class Workers:
     """The worker processes; the end of the context kills them and their ranks."""
 
     def __init__(self, log: Path, pythons: Mapping[Worker, Path]) -> None:
-        """Prepare; no worker is started yet.
+        """Store the settings; no worker is started yet.
 
         Args:
             log: file for the output of libraries; temporary files are written to its folder.
-            pythons: interpreters of the workers that need another environment.
+            pythons: Python interpreters of the workers that need another environment.
         """
         self._log, self._pythons = log, pythons
         self._processes: dict[Worker, subprocess.Popen[str]] = {}
@@ -49,7 +49,8 @@ class Workers:
         """Run a turn on a worker; return the measurements of its ranks.
 
         Raises:
-            TurnFailedError: the turn failed; has the traceback of the first rank that failed.
+            TurnFailedError: the turn failed; the message has the traceback of the first rank that
+                failed.
         """
         process = self._process(worker)
         assert process.stdin is not None
@@ -69,6 +70,7 @@ class Workers:
         return [figures_from(values) for values in answer["ranks"]]
 
     def _process(self, worker: Worker) -> "subprocess.Popen[str]":
+        """Return the process of a worker; start it if it does not run."""
         if worker not in self._processes:
             python = self._pythons.get(worker, Path(sys.executable))
             # torch must start with one thread, because thread pools do not survive a fork
@@ -83,7 +85,7 @@ class Workers:
                 stdout=subprocess.PIPE,
                 stderr=self._file,
                 text=True,
-                start_new_session=True,  # only the driver gets Ctrl-C; it ends the workers
+                start_new_session=True,  # Ctrl-C reaches this process only, which ends the workers
             )
         return self._processes[worker]
 

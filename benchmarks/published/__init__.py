@@ -1,1 +1,1 @@
-"""Published figures of training systems, and the planner's predictions for them."""
+"""Published training speeds of other systems, and the planner's predictions for them."""

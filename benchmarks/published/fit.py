@@ -1,8 +1,8 @@
-"""Fit constants of a cluster file to published figures, by a deterministic search.
+"""Fit constants of a cluster file to published training speeds, by a deterministic search.
 
-The search minimises the sum of squared logarithms of predicted over printed figures. It changes one
-constant at a time, by smaller and smaller factors. A weak pull towards the starting values decides
-constants that the figures leave open.
+The search minimises the sum of log(predicted / published) ** 2 over the published values. It
+changes one constant at a time, by smaller and smaller factors. Some constants hardly affect any
+prediction. A small penalty for the distance from the starting values keeps them there.
 """
 
 import math
@@ -20,8 +20,9 @@ STARTING_POINT: Constants = {
     "near": 0.6,
     "far": 0.6,
 }
-"""Orders of magnitude from the literature: large products at 75% of the peak, streams at 80% of the
-memory's bandwidth, collectives at 60% of the links'."""
+"""Orders of magnitude from the literature: large matrix products reach 75% of the peak FLOP/s,
+memory streams reach 80% of the memory's bandwidth, and collectives reach 60% of the links'
+bandwidth."""
 LARGEST: Constants = {
     "tflops": 0.95,
     "attention_share": 1.0,
@@ -30,19 +31,22 @@ LARGEST: Constants = {
     "near": 1.0,
     "far": 1.0,
 }
+"""Upper limits of the constants."""
 FACTORS = (1.5, 1.2, 1.08, 1.03, 1.01)
-PULL = 0.01
-"""Weight of the squared distance to the starting point, relative to a row's squared error."""
+"""Factors by which constants are changed, one after the other."""
+PENALTY = 0.01
+"""Weight of the squared distance from the starting point, relative to a row's squared error."""
 ROUNDS = 6
+"""Maximum number of rounds over all constants per factor."""
 
 
 def fit(rows: Sequence[Row], free: Sequence[str], start: Constants = STARTING_POINT) -> Constants:
-    """Fit some constants to figures, and leave the others as they are.
+    """Fit some constants to published values; return all constants.
 
     Args:
-        rows: the figures that count.
-        free: names of the constants to change.
-        start: starting values, towards which the fit is pulled.
+        rows: the published values.
+        free: names of the constants to change; the others keep their starting values.
+        start: starting values of all constants.
     """
     best, loss = dict(start), _loss(rows, start, start)
     for factor in FACTORS:
@@ -59,10 +63,10 @@ def fit(rows: Sequence[Row], free: Sequence[str], start: Constants = STARTING_PO
 
 
 def _loss(rows: Sequence[Row], constants: Constants, start: Constants) -> float:
-    pulled = sum(math.log(constants[name] / start[name]) ** 2 for name in start)
-    return PULL * pulled + sum(_squared(row, constants) for row in rows)
+    distance = sum(math.log(constants[name] / start[name]) ** 2 for name in start)
+    return PENALTY * distance + sum(_squared_error(row, constants) for row in rows)
 
 
-def _squared(row: Row, constants: Constants) -> float:
-    """Return the squared error beyond rounding."""
+def _squared_error(row: Row, constants: Constants) -> float:
+    """Return the squared logarithm of predicted over published, without the error of rounding."""
     return math.log(1 + predict(row, constants).error_beyond_rounding) ** 2

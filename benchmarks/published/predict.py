@@ -1,4 +1,4 @@
-"""The planner's prediction of a published figure."""
+"""Predict a published training speed with the planner."""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,43 +18,48 @@ from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.step_time import step_time
 
 Constants = dict[str, float]
-"""By name: `tflops`, `half_size`, `attention_share`, `memory_share`, `hidden_share`, `near`, `far`.
+"""Constants of a device and its links, by name.
 
-`near` and `far` are the efficiencies of links inside a node and between nodes; `tflops` is a share
-of the peak."""
+`tflops` is the speed of large matrix products as a share of the peak. `near` and `far` are the
+efficiencies of the links inside a node and between nodes. frontier_llm/config/calibration.py
+explains `half_size`, `attention_share`, `memory_share` and `hidden_share`."""
 CHUNKS = (1, 2, 4)
+"""Numbers of model chunks per stage that are tried if a paper does not give the number."""
 MICRO_BATCHES = (1, 2, 4, 8)
+"""Samples per micro-batch that are tried if a paper does not give the number."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A published figure and its prediction."""
+    """A published value and its prediction."""
 
     row: Row
     predicted: float
+    """The predicted value of the quantity `row.quantity`."""
     estimate: Estimate
+    """The estimate that the value is taken from."""
 
     @property
     def error(self) -> float:
-        """Relative error against the printed figure."""
+        """Relative error of the prediction against the published value."""
         return self.predicted / self.row.published - 1
 
     @property
     def error_beyond_rounding(self) -> float:
-        """Relative error against the nearest value that rounds to the printed figure."""
+        """Relative error against the nearest value that rounds to the published value."""
         low = self.row.published - self.row.rounding
         high = self.row.published + self.row.rounding
         return self.predicted / min(max(self.predicted, low), high) - 1
 
 
 def predict(row: Row, constants: Constants | None = None) -> Prediction:
-    """Predict a figure.
+    """Predict a published value; if the set-up is open, the fastest one is predicted.
 
     Args:
-        row: the figure.
-        constants: used instead of those of the cluster file.
+        row: the published value.
+        constants: constants to use instead of those of the cluster file.
     """
-    estimates = [_judge(candidate, row, constants) for candidate in _candidates(row)]
+    estimates = [_estimate(candidate, row, constants) for candidate in _candidates(row)]
     best = max(estimates, key=lambda estimate: _quantity(estimate, row))
     return Prediction(row, _quantity(best, row), best)
 
@@ -76,7 +81,7 @@ def constants_of(config: RunConfig) -> Constants:
 
 
 def with_constants(cluster: ClusterConfig, constants: Constants) -> ClusterConfig:
-    """Return a cluster with other constants."""
+    """Return the cluster with these constants instead of its own."""
     device = cluster.device
     curves = {
         name: curve.model_copy(
@@ -119,11 +124,11 @@ def _experiment(override: str) -> dict[str, Any]:
 
 @cache
 def _candidates(row: Row) -> tuple[Candidate, ...]:
-    """Return every layout of a row that its reading leaves open."""
+    """Return the layout of a row, or every layout to try if its reading is TUNED."""
     config = composed(row.overrides)
-    per_node = config.cluster.ranks_per_node
+    ranks_per_node = config.cluster.ranks_per_node
     if row.reading != TUNED:
-        return (Candidate.of(config, row.ranks, per_node),)
+        return (Candidate.of(config, row.ranks, ranks_per_node),)
     found = []
     for micro_batch in MICRO_BATCHES:
         for chunks in CHUNKS:
@@ -131,13 +136,13 @@ def _candidates(row: Row) -> tuple[Candidate, ...]:
             parallel = config.parallel.model_copy(update={"chunks": chunks})
             changed = config.model_copy(update={"data": data, "parallel": parallel})
             try:
-                found.append(Candidate.of(changed, row.ranks, per_node))
-            except ConfigError:  # does not divide
+                found.append(Candidate.of(changed, row.ranks, ranks_per_node))
+            except ConfigError:  # the numbers do not divide the batch or the layers
                 continue
     return tuple(found)
 
 
-def _judge(candidate: Candidate, row: Row, constants: Constants | None) -> Estimate:
+def _estimate(candidate: Candidate, row: Row, constants: Constants | None) -> Estimate:
     if constants is not None:
         candidate = candidate.with_cluster(with_constants(candidate.config.cluster, constants))
     layout = LayoutTime(candidate, row.engine)
@@ -145,5 +150,6 @@ def _judge(candidate: Candidate, row: Row, constants: Constants | None) -> Estim
 
 
 def _quantity(estimate: Estimate, row: Row) -> float:
+    """Return the predicted value of the quantity that the row's paper publishes."""
     value: float = getattr(estimate, row.quantity)
     return value

@@ -1,7 +1,8 @@
-"""Training speeds printed in papers, with their set-ups.
+"""Training speeds that papers have published, with their set-ups.
 
-A figure is compared as it is printed. If a paper leaves the set-up open, `reading` names the one
-that is predicted: the first reading of a figure counts, others are shown for comparison.
+If a paper does not describe the set-up completely, several set-ups are possible. Each is a
+*reading* of the published value, and has a row. The first reading counts in the planner's error,
+the others are shown for comparison.
 """
 
 from collections.abc import Iterator
@@ -11,18 +12,21 @@ from typing import Literal
 from frontier_llm.planner.compute import Engine
 
 MEGATRON, FRONTIER, AMSP = "Megatron-LM", "Frontier", "AMSP"
+"""Names of the published tables."""
 SOURCES = {
-    MEGATRON: "Narayanan et al., SC'21 (arXiv:2104.04473), table 1: TFLOP/s of an A100, "
-    "recomputation counted; these figures have not been checked against the paper",
-    FRONTIER: "Dash et al. (arXiv:2312.12705): share of a GCD's peak, recomputation counted",
-    AMSP: "AMSP (arXiv:2311.00257): MFU on A800, attention counted without causal halving",
+    MEGATRON: "Narayanan et al., SC'21 (arXiv:2104.04473), table 1: TFLOP/s per A100 "
+    "with recomputation; these figures have not been checked against the paper",
+    FRONTIER: "Dash et al. (arXiv:2312.12705): HFU as a share of a GCD's peak",
+    AMSP: "AMSP (arXiv:2311.00257): MFU on A800, counting the masked half of attention",
 }
 ZERO3_MESSAGE = 19_500_000
-"""Elements per message of ZeRO-3 and ZeRO++, fitted to the figures of these systems."""
+"""Elements per message of ZeRO-3 and ZeRO++, fitted to the published values of these systems."""
 ZERO1_MESSAGE = 500_000_000
 """Elements per bucket of ZeRO-1: DeepSpeed's default."""
-TUNED = "micro-batch and chunks that are fastest"
+TUNED = "fastest micro-batch and chunks"
+"""Reading: the authors used the fastest micro-batch and number of model chunks per stage."""
 
+# How each system communicates and computes; Engine explains the fields.
 _MEGATRON_ENGINE = Engine(fused_attention=False, overlaps=False, sums_bytes=2, split_exchange=True)
 _FRONTIER_ENGINE = Engine(overlaps=False, sums_bytes=2)
 _AMSP_ENGINE = Engine(sums_bytes=2)
@@ -34,18 +38,23 @@ _HPZ = replace(_ZERO3, second_copy_ranks=8)
 
 @dataclass(frozen=True)
 class Row:
-    """One published figure, or one more reading of it."""
+    """One published value and one reading of it."""
 
     table: str
+    """Name of the published table."""
     name: str
+    """Model, number of ranks and system, for tables."""
     published: float
-    """MFU or HFU as a share, or TFLOP/s."""
+    """The published value: MFU or HFU as a share, or TFLOP/s."""
     quantity: Literal["mfu", "hfu", "hardware_tflops"]
     rounding: float
-    """Half of the last digit that is printed."""
+    """Largest error of rounding: half of the last digit that is published."""
     overrides: tuple[str, ...]
+    """The configuration: an experiment, then settings `key=value`."""
     ranks: int
+    """Number of GPUs."""
     engine: Engine
+    """How the system communicates and computes."""
     reading: str = ""
     """The predicted set-up, if the paper leaves it open."""
     counts: bool = True
@@ -53,12 +62,12 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Return every figure and reading, table by table."""
+    """Return every published value with all its readings, table by table."""
     return [*_megatron(), *_frontier(), *_amsp()]
 
 
 def _megatron() -> Iterator[Row]:
-    printed = {
+    published = {  # billions of parameters: (TFLOP/s of a GPU, number of GPUs)
         "1.7": (137, 32),
         "7.5": (142, 128),
         "18.4": (135, 256),
@@ -67,7 +76,7 @@ def _megatron() -> Iterator[Row]:
         "529.6": (163, 2520),
         "1008": (163, 3072),
     }
-    for size, (tflops, ranks) in printed.items():
+    for size, (tflops, ranks) in published.items():
         name = f"megatron_{size.replace('.', '_')}b"
         row = Row(
             table=MEGATRON,
@@ -85,14 +94,14 @@ def _megatron() -> Iterator[Row]:
 
 
 def _frontier() -> Iterator[Row]:
-    replica = "the batch is that of one replica"
+    replica = "batch per replica"
     readings = [
         ("22B", 0.3838, "frontier_22b", 16, (), ""),
         ("175B", 0.3614, "frontier_175b", 64, (), replica),
-        ("175B", 0.3614, "frontier_175b", 1024, (), "the batch is that of 1024 GCDs"),
+        ("175B", 0.3614, "frontier_175b", 1024, (), "batch of all 1024 GCDs"),
         ("1T", 0.3196, "frontier_1t_tp8", 512, ("data.global_batch=1600",), f"TP 8, {replica}"),
         ("1T", 0.3196, "frontier_1t", 512, (), f"TP 4, {replica}"),
-        ("1T", 0.3196, "frontier_1t", 1024, (), "TP 4, the batch is that of 1024 GCDs"),
+        ("1T", 0.3196, "frontier_1t", 1024, (), "TP 4, batch of all 1024 GCDs"),
     ]
     seen: set[str] = set()
     for name, share, experiment, ranks, overrides, reading in readings:
@@ -112,9 +121,13 @@ def _frontier() -> Iterator[Row]:
 
 
 def _amsp() -> Iterator[Row]:
-    """Yield rows of (model, ranks, system, MFU, factors, engine)."""
+    """Yield the rows of AMSP.
+
+    `published` has the model, the number of GPUs, the system, the MFU, the numbers of GPUs over
+    which parameters, gradients and optimizer states are sharded, and the engine.
+    """
     chosen = {"7b": (1, 1, 8), "13b": (4, 4, 8), "30b": (8, 8, 32)}
-    printed: list[tuple[str, int, str, float, tuple[int, int, int], Engine]] = [
+    published: list[tuple[str, int, str, float, tuple[int, int, int], Engine]] = [
         ("7b", 8, "AMSP", 0.64, chosen["7b"], _AMSP_ENGINE),
         ("7b", 8, "ZeRO-1", 0.63, (1, 1, 8), _ZERO1),
         ("7b", 8, "MiCS", 0.50, (8, 8, 8), _BASELINE),
@@ -132,7 +145,7 @@ def _amsp() -> Iterator[Row]:
         ("7b", 1024, "ZeRO-3", 0.04, (1024, 1024, 1024), _ZERO3),
         ("13b", 1024, "ZeRO-3", 0.04, (1024, 1024, 1024), _ZERO3),
     ]
-    for model, ranks, system, mfu, factors, engine in printed:
+    for model, ranks, system, mfu, factors, engine in published:
         keys = ("params", "grads", "optimizer")
         row = Row(
             table=AMSP,
@@ -144,7 +157,7 @@ def _amsp() -> Iterator[Row]:
                 f"experiment=amsp_llama_{model}",
                 "collectives.grads_format=bf16",
                 f"recompute={'full' if model == '30b' else 'none'}",
-                *(f"sharding.{k}={f}" for k, f in zip(keys, factors, strict=True)),
+                *(f"sharding.{key}={number}" for key, number in zip(keys, factors, strict=True)),
             ),
             ranks=ranks,
             engine=engine,
@@ -152,5 +165,5 @@ def _amsp() -> Iterator[Row]:
         )
         yield row
         if model == "30b":
-            none = (*row.overrides, "recompute=none")
-            yield replace(row, overrides=none, reading="no recomputation", counts=False)
+            overrides = (*row.overrides, "recompute=none")
+            yield replace(row, overrides=overrides, reading="no recomputation", counts=False)

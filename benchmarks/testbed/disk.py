@@ -1,4 +1,4 @@
-"""Bandwidth of the disk for large writes and reads without other load, for comparison."""
+"""Measure the speed of the disk alone, with which bench_checkpoint compares savers."""
 
 import mmap
 import os
@@ -13,20 +13,21 @@ from frontier_llm.units import MIB
 
 BLOCK_BYTES = 16 * MIB
 DIRECT = getattr(os, "O_DIRECT", 0)
+"""Flag that bypasses the page cache; 0 where the system has none."""
 
 
 @dataclass(frozen=True)
 class DiskFigures:
-    """Times of one rank while all other ranks do the same."""
+    """Measurements of one rank while all other ranks do the same."""
 
     size: int
-    """Bytes per write or read."""
+    """Size of the file in bytes."""
     write_seconds: float
-    """Direct write including fsync, without the page cache."""
+    """Time of a write with fsync that bypasses the page cache."""
     read_seconds: float
-    """Direct read, without the page cache."""
+    """Time of a read that bypasses the page cache."""
     cached_read_seconds: float
-    """Read through the page cache, which is empty at the start."""
+    """Time of a read through the page cache, which is empty at the start."""
 
 
 def measure(folder: Path, rank: int, size: int) -> DiskFigures:
@@ -35,7 +36,7 @@ def measure(folder: Path, rank: int, size: int) -> DiskFigures:
     Args:
         folder: a folder on the disk to measure.
         rank: number of this rank.
-        size: bytes per rank; rounded down to whole blocks of 16 MiB.
+        size: size of the file in bytes; rounded down to whole blocks of 16 MiB.
     """
     path, blocks = folder / f"plain_{rank}", max(1, size // BLOCK_BYTES)
     buffer = filled_buffer()
@@ -56,11 +57,11 @@ def filled_buffer() -> mmap.mmap:
 
 
 def write_blocks(path: Path, buffer: mmap.mmap, blocks: int) -> None:
-    """Write a block `blocks` times without the page cache, then fsync."""
+    """Write the buffer `blocks` times to a file, bypassing the page cache, then fsync."""
     descriptor = _open(path, os.O_WRONLY | os.O_CREAT | DIRECT)
     for index in range(blocks):
-        moved = os.pwrite(descriptor, buffer, index * BLOCK_BYTES)
-        assert moved == BLOCK_BYTES, (path, moved)
+        written = os.pwrite(descriptor, buffer, index * BLOCK_BYTES)
+        assert written == BLOCK_BYTES, (path, written)
     os.fsync(descriptor)
     os.close(descriptor)
 
@@ -88,8 +89,8 @@ def drop_from_cache(paths: Iterable[Path]) -> None:
 def _read_blocks(path: Path, flags: int, buffer: mmap.mmap, blocks: int) -> None:
     descriptor = _open(path, os.O_RDONLY | flags)
     for index in range(blocks):
-        moved = os.preadv(descriptor, [buffer], index * BLOCK_BYTES)
-        assert moved == BLOCK_BYTES, (path, moved)
+        read = os.preadv(descriptor, [buffer], index * BLOCK_BYTES)
+        assert read == BLOCK_BYTES, (path, read)
     os.close(descriptor)
 
 
@@ -102,7 +103,8 @@ def _time(work: Callable[[], None]) -> float:
 
 
 def _open(path: Path, flags: int) -> int:
+    """Open a file; without DIRECT if its file system does not support it."""
     try:
         return os.open(path, flags, 0o644)
-    except OSError:  # the file system does not support direct access
+    except OSError:
         return os.open(path, flags & ~DIRECT, 0o644)

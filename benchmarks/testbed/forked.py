@@ -1,4 +1,4 @@
-"""Call a function on forked gloo ranks, each in the network namespace of its node."""
+"""Call a function on forked gloo ranks, each in the network namespace of its simulated node."""
 
 import os
 import pickle
@@ -31,11 +31,11 @@ def on_ranks(
         function: its first argument is the number of the rank; its result must be picklable.
         ranks: number of ranks.
         arguments: further arguments, the same on every rank.
-        namespaces: network namespace of each rank; empty = loopback.
+        namespaces: network namespace of each rank; empty: all ranks use the loopback interface.
         limit_seconds: time limit after which the ranks are killed.
 
     Raises:
-        LaunchError: a rank failed or did not end in time; has the first traceback.
+        LaunchError: a rank failed or did not end in time; the message has the first traceback.
     """
     torch.set_num_threads(1)  # a process with a thread pool must not fork
     with tempfile.TemporaryDirectory(prefix="bench_ranks_") as name:
@@ -61,7 +61,8 @@ def _run_rank(
     folder: Path,
     arguments: tuple[Any, ...],
 ) -> None:
-    code = 1
+    """Run as a rank: write the result or the traceback to `folder`, then exit."""
+    exit_code = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -75,15 +76,18 @@ def _run_rank(
         )
         (folder / f"{rank}.result").write_bytes(pickle.dumps(function(rank, *arguments)))
         dist.barrier()  # no rank may close its sockets while another one still reads from them
-        code = 0
+        exit_code = 0
     except BaseException:
         (folder / f"{rank}.error").write_text(f"rank {rank}: {traceback.format_exc()}")
     finally:
-        os._exit(code)
+        os._exit(exit_code)
 
 
 def _wait(pids: Sequence[int], limit_seconds: float) -> bool:
-    """Wait for all ranks, kill those that exceed the limit; return whether one failed."""
+    """Wait for all ranks and kill those that exceed the limit; return whether a rank failed.
+
+    After a failure the other ranks may run for three more seconds.
+    """
     running, failed = set(pids), False
     deadline = time.monotonic() + limit_seconds
     try:

@@ -1,4 +1,4 @@
-"""The properties of this machine that are needed to interpret a measurement."""
+"""Describe this machine, for the JSON files of benchmarks."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def about() -> dict[str, Any]:
-    """Return date, processor, cores and torch version, which every benchmark writes to its JSON."""
+    """Return the date, the processor, its cores and the version of torch."""
     return {
         "date": date.today().isoformat(),
         "machine": platform.machine(),

@@ -1,8 +1,10 @@
-"""Simulated nodes: network namespaces on this machine, joined by links of a given rate.
+"""Simulate nodes: network namespaces on this machine, joined by links of a given rate.
 
-Needs Linux, root, and `ip` and `tc` of iproute2. Each namespace has one interface, eth0, with a
-token bucket filter in each direction. Names contain the process id, so that simultaneous runs do
-not interfere; namespaces of a run that was killed are removed by the next run.
+Needs Linux, root, and the programs `ip` and `tc` of iproute2. Each namespace has one interface,
+eth0, which is one end of a virtual link. Its other end is in this machine's own namespace and
+belongs to a bridge. A token bucket filter (tbf) limits the rate in each direction. Names contain
+the process id, so that simultaneous runs do not interfere. Namespaces of a run that was killed are
+removed by the next run.
 """
 
 import ctypes
@@ -18,24 +20,26 @@ from pathlib import Path
 from frontier_llm.errors import ConfigError
 
 CLONE_NEWNET = 0x40000000
+"""Argument of setns(2): the kind of namespace to enter."""
 BURST, LATENCY = "512kb", "200ms"
-"""Token bucket: size of a burst, and how long a packet may wait before it is dropped."""
+"""Token bucket filter: size of a burst, and how long a packet may wait before it is dropped."""
 _NAME = re.compile(r"flm(\d+)n\d+")
+"""Name of a namespace: the process id and the number of the node."""
 
 
 @contextmanager
 def namespaces(count: int, rate: str) -> Iterator[tuple[str, ...]]:
-    """Make namespaces; remove them at the end of the context, also after an exception.
+    """Make network namespaces; remove them at the end of the context, also after an exception.
 
     Args:
         count: number of nodes, at most 254.
         rate: rate per link and direction in the syntax of tc: `1gbit`, `200mbit`.
 
     Yields:
-        The names, in the order of the nodes.
+        The names of the namespaces, in the order of the nodes.
 
     Raises:
-        ConfigError: this machine or user cannot make them, or the rate is invalid.
+        ConfigError: this machine or user cannot make namespaces, or the rate is invalid.
     """
     check(rate)
     _remove_stale()
@@ -55,7 +59,7 @@ def enter(name: str | None) -> str:
     """Move this process permanently into a namespace; None leaves it where it is.
 
     Returns:
-        The network interface that the ranks in it must use.
+        The network interface that ranks in this process must use.
     """
     if name is None:
         return "lo"
@@ -70,7 +74,7 @@ def check(rate: str) -> None:
     """Check that namespaces can be made here.
 
     Raises:
-        ConfigError: no Linux, not root, or a program is missing.
+        ConfigError: this is not Linux, the user is not root, or a program is missing.
     """
     missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
     if sys.platform != "linux":
@@ -92,8 +96,9 @@ def check(rate: str) -> None:
 
 
 def _make(name: str, node: int, bridge: str, rate: str) -> None:
-    outer = _outer(name)
-    shape = ["root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY]
+    """Make the namespace of a node and its link to the bridge."""
+    outer = _outer_end(name)
+    limit = ["root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY]
     for command in (
         ["ip", "netns", "add", name],
         ["ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", name],
@@ -101,16 +106,21 @@ def _make(name: str, node: int, bridge: str, rate: str) -> None:
         ["ip", "-n", name, "link", "set", "lo", "up"],
         ["ip", "-n", name, "addr", "add", f"10.77.0.{node + 1}/24", "dev", "eth0"],
         ["ip", "-n", name, "link", "set", "eth0", "up"],
-        ["tc", "-n", name, "qdisc", "add", "dev", "eth0", *shape],
-        ["tc", "qdisc", "add", "dev", outer, *shape],
+        ["tc", "-n", name, "qdisc", "add", "dev", "eth0", *limit],
+        ["tc", "qdisc", "add", "dev", outer, *limit],
     ):
         _do(rate, *command)
 
 
 def _do(rate: str, *command: str) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        output = " ".join((done.stderr or done.stdout).split())
+    """Run a command; the error message names the rate.
+
+    Raises:
+        ConfigError: the command failed.
+    """
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    if ended.returncode:
+        output = " ".join((ended.stderr or ended.stdout).split())
         raise ConfigError(
             "--link",
             f"{rate}; {' '.join(command)!r} failed: {output}",
@@ -121,17 +131,18 @@ def _do(rate: str, *command: str) -> None:
 
 def _remove(names: tuple[str, ...], bridge: str) -> None:
     # the kernel would remove a link with its namespace, but only later
-    links = [["ip", "link", "del", name] for name in (*map(_outer, names), bridge)]
+    links = [["ip", "link", "del", name] for name in (*map(_outer_end, names), bridge)]
     for command in (*links, *(["ip", "netns", "del", name] for name in names)):
         subprocess.run(command, check=False, capture_output=True)
 
 
-def _outer(name: str) -> str:
-    """Return the name of the outer end of a namespace's link."""
+def _outer_end(name: str) -> str:
+    """Return the name of the interface at the bridge's end of a namespace's link."""
     return name.replace("n", "v")
 
 
 def _remove_stale() -> None:
+    """Remove the namespaces of processes that have ended."""
     listed = subprocess.run(["ip", "netns", "list"], check=False, capture_output=True, text=True)
     names = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
     for name in names:

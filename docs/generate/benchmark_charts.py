@@ -1,9 +1,9 @@
 """Draw the charts of measured figures: docs/images/*.svg from benchmarks/results/*.json.
 
-`python -m docs.generate.benchmark_charts` says whether they are current; with `--write` it writes
+`python -m docs.generate.benchmark_charts` reports which charts are out of date, and `--write` draws
 them. Text and lines are mid-grey on a transparent background, which is readable on light and dark
-pages. A chart begins with a digest of its data and of this module, so that it can be checked
-without drawing it: another version of matplotlib draws other bytes.
+pages. A chart begins with a digest of its data and of this module. The digest tells whether the
+chart is current without drawing it, because another version of matplotlib draws other bytes.
 """
 
 import hashlib
@@ -23,12 +23,13 @@ from frontier_llm.cli.options import run_command, tool_parser
 IMAGES = ROOT / "docs" / "images"
 TEXT, GRID = "#768390", "#76839055"
 OURS, THEIRS, NEUTRAL = "#2f81f7", "#d97706", "#8b949e"
+"""Colours of frontier_llm, of other libraries, and of neither."""
 PEERS = ("ddp", "fsdp", "deepspeed-zero1", "deepspeed-zero3")
 FORMAT_COLOURS = {"fp32": NEUTRAL, "bf16": THEIRS, "int8": OURS, "int4": "#1a7f64"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the charts with `--write`, or say which are not current; return the exit code."""
+    """Write the charts with `--write`, or report which are out of date; return the exit code."""
     parser = tool_parser(__doc__)
     parser.add_argument("--write", action="store_true", help="draw and write them")
     if parser.parse_args(arguments).write:
@@ -50,7 +51,7 @@ def chart_file(name: str) -> Path:
 def is_current(name: str) -> bool:
     """Return whether a chart's file was drawn from the present data by the present module."""
     file = chart_file(name)
-    return file.exists() and _mark(name) in file.read_text()
+    return file.exists() and _digest_comment(name) in file.read_text()
 
 
 def draw(name: str) -> str:
@@ -73,7 +74,7 @@ def draw(name: str) -> str:
             buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None}
         )
     text = re.sub(r"[ \t]+$", "", buffer.getvalue(), flags=re.MULTILINE)
-    return text.replace("<svg ", f"{_mark(name)}\n<svg ", 1)
+    return text.replace("<svg ", f"{_digest_comment(name)}\n<svg ", 1)
 
 
 def sharding() -> Figure:
@@ -85,7 +86,7 @@ def sharding() -> Figure:
     figure = Figure(figsize=(9, 3.2))
     for axes, (link, names) in zip(_panels(figure, 2), panels.items(), strict=True):
         rows = sharding_case(0, ranks=2, precision="bf16", link=link)
-        _speeds(axes, names, [rows[name] for name in names])
+        _draw_speeds(axes, names, [rows[name] for name in names])
         axes.set_title(f"{link}: tokens/s", loc="left", color=TEXT)
     return figure
 
@@ -96,7 +97,7 @@ def quantised_step() -> Figure:
     figure = Figure(figsize=(9, 2.6))
     for axes, link in zip(_panels(figure, 2), ("1 Gbit/s", "200 Mbit/s"), strict=True):
         rows = sharding_case(0, ranks=2, precision="fp32", link=link)
-        _speeds(axes, names, [rows[name] for name in names])
+        _draw_speeds(axes, names, [rows[name] for name in names])
         axes.set_title(f"{link}, fp32: tokens/s", loc="left", color=TEXT)
     return figure
 
@@ -107,26 +108,26 @@ def checkpoint() -> Figure:
     names = [row["saver"] for row in rows]
     figure = Figure(figsize=(9, 2.8))
     blocked, durable = _panels(figure, 2)
-    _bars(blocked, names, [row["blocked_ms"] for row in rows], "{:g} ms")
+    _draw_bars(blocked, names, [row["blocked_ms"] for row in rows], "{:g} ms")
     blocked.set_xscale("log")
     blocked.set_xlim(0.5, 5000)
     blocked.set_title("training is blocked (logarithmic)", loc="left", color=TEXT)
-    _bars(durable, names, [row["durable_s"] or 0 for row in rows], "{:g} s", zero="never")
+    _draw_bars(durable, names, [row["durable_s"] or 0 for row in rows], "{:g} s", zero="never")
     durable.set_title("until the checkpoint is durable", loc="left", color=TEXT)
     return figure
 
 
 def collectives() -> Figure:
-    """Draw how many times as fast as bf16 gathers and reductions are, by format and link."""
+    """Draw the speed of gathers and reductions relative to bf16, by format and link."""
     rows = select(load("collectives")["rows"], nodes_x_ranks="2 x 1")
     figure = Figure(figsize=(9, 2.8))
     links = ("loopback", "1 Gbit/s", "200 Mbit/s")
     for axes, flow in zip(_panels(figure, 2, 0.2), ("gather", "reduce"), strict=True):
         for offset, (name, colour) in enumerate(FORMAT_COLOURS.items()):
-            found = [select(rows, flow=flow, format=name, link=link)[0] for link in links]
-            values = [row["times_as_fast_as_bf16"] for row in found]
-            places = [place + 0.2 * (offset - 1.5) for place in range(len(links))]
-            axes.bar(places, values, 0.18, color=colour, label=name)
+            by_link = [select(rows, flow=flow, format=name, link=link)[0] for link in links]
+            values = [row["times_as_fast_as_bf16"] for row in by_link]
+            positions = [position + 0.2 * (offset - 1.5) for position in range(len(links))]
+            axes.bar(positions, values, 0.18, color=colour, label=name)
         axes.set_xticks(range(len(links)), links)
         axes.grid(axis="y", color=GRID)
         axes.set_title(f"{flow}: speed over bf16", loc="left", color=TEXT)
@@ -135,17 +136,18 @@ def collectives() -> Figure:
 
 
 def faults() -> Figure:
-    """Draw per fault the seconds until Slurm has the nodes back."""
+    """Draw, for each fault, the seconds until Slurm has the nodes back."""
     rows = load("faults")["rows"]
     names = [row["fault"].replace("`", "") for row in rows]
     figure = Figure(figsize=(7, 3.6))
     (axes,) = _panels(figure, 1)
-    _bars(axes, names, [_seconds(row["nodes_free_after"]) for row in rows], "{:.3g} s")
+    _draw_bars(axes, names, [_seconds(row["nodes_free_after"]) for row in rows], "{:.3g} s")
     axes.set_title("seconds from the fault until the nodes are free", loc="left", color=TEXT)
     return figure
 
 
 def _panels(figure: Figure, number: int, gap: float = 0.75) -> list[Axes]:
+    """Divide a figure into panels side by side; `gap` is relative to the width of a panel."""
     figure.subplots(1, number)
     figure.subplots_adjust(wspace=gap)
     for axes in figure.axes:
@@ -155,16 +157,16 @@ def _panels(figure: Figure, number: int, gap: float = 0.75) -> list[Axes]:
     return list(figure.axes)
 
 
-def _speeds(axes: Axes, names: Sequence[str], rows: Sequence[Row]) -> None:
-    """Draw median tokens per second as bars, with a line from the least to the most."""
+def _draw_speeds(axes: Axes, names: Sequence[str], rows: Sequence[Row]) -> None:
+    """Draw median tokens per second as bars, with a line from the slowest to the fastest round."""
     speeds = [row["tokens_per_second"] for row in rows]
-    _bars(axes, names, speeds, ends=[row["most"] for row in rows])
+    _draw_bars(axes, names, speeds, ends=[row["most"] for row in rows])
     below = [speed - row["least"] for speed, row in zip(speeds, rows, strict=True)]
     above = [row["most"] - speed for speed, row in zip(speeds, rows, strict=True)]
     axes.errorbar(speeds, range(len(rows)), xerr=[below, above], fmt="none", ecolor=TEXT, lw=1)
 
 
-def _bars(
+def _draw_bars(
     axes: Axes,
     names: Sequence[str],
     values: Sequence[float],
@@ -172,26 +174,26 @@ def _bars(
     zero: str = "0",
     ends: Sequence[float] = (),
 ) -> None:
-    """Draw horizontal bars, the first at the top, with their values; ours in blue.
+    """Draw horizontal bars with their values, the first at the top; those of frontier_llm are blue.
 
     Args:
         axes: where to draw.
-        names: one per bar.
-        values: one per bar.
-        form: how a value is written.
-        zero: how a value of 0 is written.
-        ends: where the text of each bar begins; absent: at the end of the bar.
+        names: name of each bar.
+        values: value of each bar.
+        form: format string of a value.
+        zero: text for a value of 0.
+        ends: x coordinate at which the text of each bar begins; empty: at the end of the bar.
     """
-    colours = [THEIRS if name.startswith(_OTHERS) else OURS for name in names]
+    colours = [THEIRS if name.startswith(_OTHER_LIBRARIES) else OURS for name in names]
     axes.barh(range(len(names)), values, color=colours, height=0.68)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(axis="x", color=GRID)
     axes.margins(x=0.22)
-    for place, (value, end) in enumerate(zip(values, ends or values, strict=True)):
+    for position, (value, end) in enumerate(zip(values, ends or values, strict=True)):
         text = form.format(value) if value else zero
         axes.annotate(
-            text, (end, place), (5, 0), textcoords="offset points", va="center", color=TEXT
+            text, (end, position), (5, 0), textcoords="offset points", va="center", color=TEXT
         )
 
 
@@ -201,14 +203,15 @@ def _seconds(text: str) -> float:
     return float(number) / (1000 if unit == "ms" else 1)
 
 
-def _mark(name: str) -> str:
+def _digest_comment(name: str) -> str:
+    """Return the comment at the beginning of a chart: a digest of its data and this module."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for source in CHARTS[name][0]:
         digest.update((RESULTS / f"{source}.json").read_bytes())
     return f"<!-- sha256 of data and drawing: {digest.hexdigest()} -->"
 
 
-_OTHERS = ("ddp", "fsdp", "deepspeed", "torch", "dcp")
+_OTHER_LIBRARIES = ("ddp", "fsdp", "deepspeed", "torch", "dcp")
 CHARTS: Mapping[str, tuple[tuple[str, ...], Callable[[], Figure]]] = {
     "sharding_speed": (("sharding",), sharding),
     "quantised_step": (("sharding",), quantised_step),
@@ -216,7 +219,7 @@ CHARTS: Mapping[str, tuple[tuple[str, ...], Callable[[], Figure]]] = {
     "collectives_speed": (("collectives",), collectives),
     "faults": (("faults",), faults),
 }
-"""By the name of the file: the results that it is drawn from, and the function that draws it."""
+"""For each chart, by the name of its file: the results it shows, and the function that draws it."""
 
 if __name__ == "__main__":
     sys.exit(run_command(main))

@@ -1,7 +1,7 @@
 """Write the tables of docs/collectives.md: bytes between nodes, and what can be combined.
 
-`python -m docs.generate.collectives_page` says whether they are current; with `--write` it writes
-them.
+`python -m docs.generate.collectives_page` reports whether the tables are out of date, and `--write`
+writes them.
 """
 
 import sys
@@ -23,12 +23,16 @@ from frontier_llm.geometry.state_traffic import StateTraffic
 
 PAGE = CONF.parent / "docs" / "collectives.md"
 NODES, PER_NODE = 4, 8
+"""Nodes, and ranks per node, of the table of bytes."""
 DATA = NODES * PER_NODE
+"""Number of data-parallel ranks."""
 ELEMENTS, SMALL = 12 * 6144**2, 13 * 6144
-"""Elements of a layer of the 18B model: of matrices, and of norms and biases."""
+"""Elements of a layer of the 18B model: those of matrices, and those of norms and biases."""
 MICRO_BATCHES = (1, 4, 16)
+"""Numbers of micro-batches per step, `M` in the table."""
 SIGNS = {"tested": "yes", "untested": "not run", "refused": "refused"}
 
+"""Cells of the table of combinations."""
 IN_BF16 = "collectives.grads_format=bf16"
 
 
@@ -37,7 +41,9 @@ class Scheme:
     """One row of the table of bytes."""
 
     name: str
+    """First column of the row."""
     factors: tuple[int, int, int]
+    """Ranks over which parameters, gradients and optimizer states are sharded."""
     collectives: str
     """Overrides of `conf/collectives`."""
 
@@ -51,7 +57,7 @@ SCHEMES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page's tables, or check whether they are current."""
+    """Write the page's tables, or report whether they are out of date; return the exit code."""
     return keep_current(__doc__, "docs.generate.collectives_page", arguments, files)
 
 
@@ -61,33 +67,37 @@ def files() -> dict[Path, str]:
 
 
 def volumes() -> Iterator[str]:
-    """Yield the table of bytes that leave a node in a step, in multiples of the 16-bit model."""
+    """Yield the table of bytes that leave a node in a step.
+
+    The unit is the size of the model in 16 bits.
+    """
     yield (
         "| scheme | "
         + " | ".join(f"M = {m}" for m in MICRO_BATCHES)
         + " | "
-        + " | ".join(f"of ZeRO-3, M = {m}" for m in MICRO_BATCHES)
+        + " | ".join(f"relative to ZeRO-3, M = {m}" for m in MICRO_BATCHES)
         + " |"
     )
     yield "|---|" + "---|" * (2 * len(MICRO_BATCHES))
-    base = [leaves_a_node(SCHEMES[0], m) for m in MICRO_BATCHES]
-    yield _row("ZeRO++ as published, without scales", [published(m) for m in MICRO_BATCHES], base)
+    zero3 = [leaves_a_node(SCHEMES[0], m) for m in MICRO_BATCHES]
+    yield _row("ZeRO++ as published, without scales", [published(m) for m in MICRO_BATCHES], zero3)
     for scheme in SCHEMES:
-        yield _row(scheme.name, [leaves_a_node(scheme, m) for m in MICRO_BATCHES], base)
+        yield _row(scheme.name, [leaves_a_node(scheme, m) for m in MICRO_BATCHES], zero3)
 
 
 def published(micro_batches: int) -> float:
     """Return the volume of ZeRO++ (arXiv:2306.10209) in multiples of the 16-bit model.
 
-    It sends int8 parameters forward, none backward, and int4 gradients.
+    ZeRO++ sends int8 parameters in the forward pass, no parameters in the backward pass, and int4
+    gradients.
     """
     return micro_batches * (0.5 + 0.25) * (1 - 1 / NODES)
 
 
 def leaves_a_node(scheme: Scheme, micro_batches: int) -> float:
-    """Count what the ranks of a node send to other nodes in a step, in multiples of the model.
+    """Return what the ranks of a node send to other nodes in a step, relative to the 16-bit model.
 
-    Plain formats use rings; quantised gradients use messages between pairs.
+    Collectives in plain formats use rings. Quantised gradients are sent between pairs of ranks.
     """
     factors = Factors(*scheme.factors, DATA)
     size = factors.padded(ELEMENTS + SMALL)
@@ -98,8 +108,9 @@ def leaves_a_node(scheme: Scheme, micro_batches: int) -> float:
         params_bytes=2,
         formats=_formats(scheme.collectives),
     )
-    sent = [traffic.unit(rank, size, decayed=ELEMENTS) for rank in range(PER_NODE)]
-    return sum(one.inter for rank in sent for one in rank.values()) / (2 * size)
+    by_rank = [traffic.unit(rank, size, decayed=ELEMENTS) for rank in range(PER_NODE)]
+    inter_bytes = sum(sent.inter for of_rank in by_rank for sent in of_rank.values())
+    return inter_bytes / (2 * size)
 
 
 @cache
@@ -119,26 +130,33 @@ def support() -> Iterator[str]:
             ]
             yield f"| {precision} | `{preset}` | " + " | ".join(map(_sign, cells)) + " |"
     yield ""
-    yield "Refused, in the words of the error:"
+    yield "Refused combinations, with the error message:"
     yield ""
     for refusal in REFUSALS:
-        where = " and ".join(f"{name} = {' or '.join(v)}" for name, v in refusal.where.items())
-        yield f"- If {where}: `{refusal.key}` wants {refusal.why}"
+        conditions = " and ".join(
+            f"{axis} = {' or '.join(values)}" for axis, values in refusal.where.items()
+        )
+        yield f"- If {conditions}: `{refusal.key}` wants {refusal.why}"
 
 
 def _sign(part: Cell) -> str:
-    """Return the sign of a combination; factors and pipelines do not change it."""
+    """Return the sign of a combination of precision, preset and device.
+
+    The sign is usually the same for all sharding factors and pipelines; otherwise all signs are
+    returned.
+    """
     found = {
         verdict({**part, "sharding": sharding, "pipeline": pipeline})[0]
         for sharding in AXES["sharding"]
         for pipeline in AXES["pipeline"]
     }
-    return " or ".join(sorted(SIGNS[one] for one in found))
+    return " or ".join(sorted(SIGNS[name] for name in found))
 
 
 def _row(name: str, volumes: Sequence[float], base: Sequence[float]) -> str:
+    """Return a row with volumes, and with these volumes relative to others, such as 1/4.0."""
     cells = [f"{volume:.2f}" for volume in volumes]
-    cells += [f"1/{b / volume:.1f}" for volume, b in zip(volumes, base, strict=True)]
+    cells += [f"1/{other / volume:.1f}" for volume, other in zip(volumes, base, strict=True)]
     return f"| {name} | " + " | ".join(cells) + " |"
 
 

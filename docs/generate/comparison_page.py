@@ -1,8 +1,8 @@
 """Write the table of the README that compares frontier_llm with other projects.
 
-`python -m docs.generate.comparison_page` says whether the table is current; with `--write` it
-writes it. Features come from features.yaml, where each cell names its source; speeds are quotients
-of the measured tokens per second in benchmarks/results/sharding.json.
+`python -m docs.generate.comparison_page` reports whether the table is out of date, and `--write`
+writes it. The features come from features.yaml, where each cell names its source. The speeds are
+ratios of the measured tokens per second in benchmarks/results/sharding.json.
 """
 
 import json
@@ -21,18 +21,19 @@ PAGE = ROOT / "README.md"
 FEATURES = Path(__file__).with_name("features.yaml")
 RESULTS = ROOT / "benchmarks" / "results" / "sharding.json"
 SIGNS = {True: "✓", False: "✗", "?": ""}
-"""How the cells that are no text are printed; an empty cell means that no source says."""
+"""Signs for yes, no and unknown; a cell is empty if no source answers the question."""
 LINKS = ("loopback", "1 Gbit/s")
 RANKS, PRECISION = 2, "bf16"
+"""Conditions of the measurements that are shown."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the table, or say whether it is current."""
+    """Write the table, or report whether it is out of date; return the exit code."""
     return keep_current(__doc__, "docs.generate.comparison_page", arguments, files)
 
 
 def files() -> dict[Path, str]:
-    """Make the page."""
+    """Return the page with a new table."""
     return {PAGE: filled(PAGE.read_text(), {"comparison": table()})}
 
 
@@ -49,7 +50,7 @@ def table() -> Iterator[str]:
             ratios = {
                 peer: _ratio(speed["ours"], name, link) for peer, name in speed["peers"].items()
             }
-            name = f"tokens/s of frontier_llm over theirs: {speed['what']}, {link}"
+            name = f"tokens/s of frontier_llm divided by theirs: {speed['what']}, {link}"
             yield _row(name, ["1", *(ratios.get(peer, "") for peer in peers)])
 
 
@@ -57,7 +58,7 @@ def read_features() -> Mapping[str, Any]:
     """Read features.yaml.
 
     Raises:
-        ValueError: a cell that claims something names no source.
+        ValueError: a cell with an answer names no source.
     """
     features: Mapping[str, Any] = yaml.safe_load(FEATURES.read_text())
     for row in features["rows"]:
@@ -78,7 +79,7 @@ def _cell(cell: Mapping[str, Any]) -> str:
 
 
 def _ratio(ours: str, theirs: str, link: str) -> str:
-    """Return the quotient of two medians, from the first case in which both took turns."""
+    """Return the ratio of two median speeds, from the first case in which both were measured."""
     for case in json.loads(RESULTS.read_text())["machines"][0]["cases"]:
         if (case["ranks"], case["precision"], case["link"]) != (RANKS, PRECISION, link):
             continue

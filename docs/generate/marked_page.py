@@ -1,6 +1,7 @@
-"""Replace generated tables of a page, between `<!-- NAME -->` and `<!-- end of NAME -->`.
+"""Replace the generated blocks of a page, between `<!-- NAME -->` and `<!-- end of NAME -->`.
 
-The text around the markers is written by hand and stays.
+The text around these markers is written by hand and is not changed. All generators of this folder
+use this module.
 """
 
 import sys
@@ -11,20 +12,20 @@ from frontier_llm.cli.options import tool_parser
 
 
 def filled(text: str, tables: Mapping[str, Iterable[str]]) -> str:
-    """Return a page with new tables between their markers.
+    """Return a page with new blocks between their markers.
 
     Args:
         text: the page.
-        tables: the lines of each table, by the name of its markers.
+        tables: the lines of each block, by the name in its markers.
 
     Raises:
         ValueError: a marker is missing.
     """
     for name, lines in tables.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, begun, rest = text.partition(begin)
-        _, ended, after = rest.partition(end)
-        if not (begun and ended):
+        before, found_begin, rest = text.partition(begin)
+        _, found_end, after = rest.partition(end)
+        if not (found_begin and found_end):
             raise ValueError(f"the markers of {name} are missing")
         text = "".join([before, begin, *(f"{line}\n" for line in lines), end, after])
     return text
@@ -36,16 +37,19 @@ def keep_current(
     arguments: Sequence[str] | None,
     make: Callable[[], Mapping[Path, str]],
 ) -> int:
-    """Write files with `--write`, or print which are not current; return the exit code.
+    """Run a generator: write files with `--write`, or else print which are out of date.
 
     Args:
-        doc: docstring of the program that makes the files; its help text.
-        tool: module of that program.
-        arguments: its command line; None: that of this process.
+        doc: docstring of the generator, which is its help text.
+        tool: name of the generator's module.
+        arguments: command line of the generator; None: the command line of this process.
         make: returns the content of each file; called after the command line is parsed.
+
+    Returns:
+        The exit code: 1 if a file is out of date and was not written.
     """
     parser = tool_parser(doc)
-    parser.add_argument("--write", action="store_true", help="write it")
+    parser.add_argument("--write", action="store_true", help="write the files")
     options = parser.parse_args(arguments)
     wanted = make()
     if options.write:

@@ -1,7 +1,8 @@
-"""Write the tables of measured figures into the pages, from benchmarks/results/*.json.
+"""Write the tables of measurements into the pages, from benchmarks/results/*.json.
 
-`python -m docs.generate.measured_tables` says whether they are current; with `--write` it writes
-them. A page shows the rows that matter; the files have all of them.
+`python -m docs.generate.measured_tables` reports which pages are out of date, and `--write` writes
+them. A page shows the most important rows; the JSON files have all rows. Each function that yields
+a table yields its lines in Markdown.
 """
 
 import sys
@@ -15,15 +16,16 @@ from frontier_llm.cli.options import run_command
 
 DOCS = ROOT / "docs"
 AMD, INTEL = "AMD", "Intel"
+"""Names of the processors in the results."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the tables, or say which pages are not current."""
+    """Write the tables, or report which pages are out of date; return the exit code."""
     return keep_current(__doc__, "docs.generate.measured_tables", arguments, files)
 
 
 def files() -> dict[Path, str]:
-    """Make the pages."""
+    """Return the content of each page with new tables."""
     return {
         DOCS / page: filled(
             (DOCS / page).read_text(), {name: make() for name, make in tables.items()}
@@ -33,7 +35,7 @@ def files() -> dict[Path, str]:
 
 
 def step() -> Iterator[str]:
-    """Yield one training step against plain torch."""
+    """Yield the times of a training step, compared with plain torch."""
     rows = [
         (row["date"], row["hardware"], row["precision"], f"{row['ours_ms']:.0f} ms",
          f"{row['plain_torch_ms']:.0f} ms", f"{row['ratio']:.3f}")
@@ -43,24 +45,31 @@ def step() -> Iterator[str]:
 
 
 def sharding() -> Iterator[str]:
-    """Yield the ratios to the peers with their targets."""
+    """Yield the speeds relative to other libraries, with their targets."""
     columns = ((AMD, "fp32"), (AMD, "bf16"), (INTEL, "fp32"), (INTEL, "bf16"))
     found = load("sharding")["ratios"]
     rows = []
     for link, contender, peers in dict.fromkeys(
         (row["link"], row["contender"], tuple(row["over"])) for row in found
     ):
-        same = select(found, link=link, contender=contender, over=list(peers))
+        of_row = select(found, link=link, contender=contender, over=list(peers))
         better = "the better of " if len(peers) > 1 else ""
         name = f"{link}: `{contender}` to {better}" + " and ".join(f"`{peer}`" for peer in peers)
         cells = [
             _ratio(row)
             for processor, precision in columns
-            for row in select(same, precision=precision)
+            for row in select(of_row, precision=precision)
             if processor in row["hardware"]
         ]
-        rows.append((name, same[0]["target"], *cells))
-    head = ("", "target", "AMD, fp32", "AMD, bf16", "Intel, fp32", "Intel, bf16 (emulated)")
+        rows.append((name, of_row[0]["target"], *cells))
+    head = (
+        "ratio of tokens/s",
+        "target",
+        "AMD, fp32",
+        "AMD, bf16",
+        "Intel, fp32",
+        "Intel, bf16 (emulated)",
+    )
     yield from _table(head, rows)
 
 
@@ -76,17 +85,17 @@ def overlap() -> Iterator[str]:
 
 
 def checkpoint() -> Iterator[str]:
-    """Yield the savers that matter."""
+    """Yield the comparison of ways to save a checkpoint."""
     shown = ("ours-lazy", "ours-blocking", "torch.save-fsync", "dcp-async-stager", "bare-writes")
     keys = ("blocked_ms", "durable_s", "compute_meanwhile", "long_step", "short_steps", "restore_s")
-    found = {row["saver"]: row for row in load("checkpoint")["rows"]}
+    by_saver = {row["saver"]: row for row in load("checkpoint")["rows"]}
     rows = [
-        (f"`{name}`", *(_cell(found[name][key]) for key in keys),
-         _cell(found[name]["of_disk_percent"], "%"))
+        (f"`{name}`", *(_cell(by_saver[name][key]) for key in keys),
+         _cell(by_saver[name]["of_disk_percent"], "%"))
         for name in shown
     ]  # fmt: skip
-    head = ("saver", "blocked ms", "durable s", "compute meanwhile", "long step", "short steps",
-            "restore s", "of disk's rate")  # fmt: skip
+    head = ("saver", "blocked, ms", "durable after, s", "compute meanwhile", "long step",
+            "short steps", "restore, s", "of the disk's rate")  # fmt: skip
     yield from _table(head, rows)
 
 
@@ -99,18 +108,18 @@ def kernels() -> Iterator[str]:
     for name, form in names:
         cells = [
             _cell(row[key])
-            for wide in ("fp32", "bf16")
-            for row in select(found, kernels=name, format=form, wide=wide)
+            for unquantised in ("fp32", "bf16")
+            for row in select(found, kernels=name, format=form, wide=unquantised)
             for key in keys
         ]
         rows.append((name, form or "-", *cells))
-    head = ("kernels", "format", "fp32: quantise", "dequantise", "add to fp32", "bf16: quantise",
-            "dequantise", "add to fp32")  # fmt: skip
+    head = ("kernels", "format", "fp32: quantise", "fp32: dequantise", "fp32: add to fp32",
+            "bf16: quantise", "bf16: dequantise", "bf16: add to fp32")  # fmt: skip
     yield from _table(head, rows)
 
 
 def wire_bytes() -> Iterator[str]:
-    """Yield the bytes that interfaces saw, beside those that were counted."""
+    """Yield the bytes that network interfaces and frontier_llm have counted."""
     found = select(load("wire_bytes")["rows"], precision="fp32", micro_batches=1)
     rows = [
         (row["nodes_x_ranks"], f"{row['sharding']}, {row['collectives']}",
@@ -129,26 +138,27 @@ def quantised_step() -> Iterator[str]:
     )  # fmt: skip
     found = load("quantised_step")["rows"]
     rows = []
-    for what in dict.fromkeys(row["what"] for row in found):
-        target = next((row["target"] for row in select(found, what=what) if row["target"]), None)
+    for comparison in dict.fromkeys(row["what"] for row in found):
+        of_comparison = select(found, what=comparison)
+        target = next((row["target"] for row in of_comparison if row["target"]), None)
         cells = [
             ", ".join(
                 f"{row['ratio']:.{row['decimals']}f}"
-                for row in select(found, what=what, nodes_x_ranks=grid, link=link, processor=cpu)
+                for row in select(of_comparison, nodes_x_ranks=grid, link=link, processor=cpu)
             )
             for grid, link, cpu in columns
         ]
-        rows.append((what, _cell(target), *cells))
+        rows.append((comparison, _cell(target), *cells))
     head = (
-        "", "target", "2 x 1, AMD: fp32, bf16", "2 x 1, Intel: fp32", "2 x 2, AMD: fp32, bf16",
-        "2 x 2, Intel: fp32", "2 x 1, 200 Mbit/s, AMD: fp32, bf16",
+        "ratio of tokens/s", "target", "2 x 1, AMD: fp32, bf16", "2 x 1, Intel: fp32",
+        "2 x 2, AMD: fp32, bf16", "2 x 2, Intel: fp32", "2 x 1, 200 Mbit/s, AMD: fp32, bf16",
         "2 x 1, 200 Mbit/s, Intel: fp32",
     )  # fmt: skip
     yield from _table(head, rows)
 
 
 def collectives() -> Iterator[str]:
-    """Yield single gathers and reductions over a link of 1 Gbit/s."""
+    """Yield the times of single gathers and reductions, by link."""
     shown = (
         ("2 x 1", "gather", "int8"), ("2 x 1", "gather", "int4"), ("2 x 1", "reduce", "int4"),
         ("2 x 2", "two hops", "int8"), ("2 x 2", "two hops", "int4"),
@@ -156,8 +166,8 @@ def collectives() -> Iterator[str]:
     found = load("collectives")["rows"]
     rows = []
     for grid, flow, form in shown:
-        one = select(found, nodes_x_ranks=grid, flow=flow, format=form)
-        cells = [f"{row['ms']} ms, {row['times_as_fast_as_bf16']}" for row in one]
+        by_link = select(found, nodes_x_ranks=grid, flow=flow, format=form)
+        cells = [f"{row['ms']} ms, {row['times_as_fast_as_bf16']}" for row in by_link]
         rows.append((grid, flow, form, *cells))
     head = ("nodes x ranks", "flow", "format", "loopback", "1 Gbit/s", "200 Mbit/s")
     yield from _table(head, rows)
@@ -170,26 +180,27 @@ def preprocess() -> Iterator[str]:
          f"{row['tokens_per_second'] / 1e6:.2f}M", row["peak_mib"])
         for row in load("preprocess")["rows"]
     ]  # fmt: skip
-    yield from _table(("", "seconds", "of ours", "CPU seconds", "tokens/s", "peak MiB"), rows)
+    head = ("contender", "seconds", "relative to ours", "CPU seconds", "tokens/s", "peak MiB")
+    yield from _table(head, rows)
 
 
 def kills() -> Iterator[str]:
-    """Yield the kills by moment, and what they led to."""
+    """Yield the numbers of kills by moment, and their consequences."""
     found = load("kills")
     rows: list[tuple[object, ...]] = [(row["moment"], row["kills"]) for row in found["rows"]]
     yield from _table(("moment of the kill", "kills"), rows)
     yield ""
     yield (
-        f"After them: {found['resumes']} resumes from a checkpoint, {found['lost_commits']} lost "
-        f"commits, {found['losses_that_differ']} losses that differ in a bit from those of an "
-        f"undisturbed run ({found['steps_compared']:,} steps compared), and at most "
-        f"{found['most_seconds_to_end']} s from a kill to the end of all processes "
+        f"After these kills: {found['resumes']} resumes from a checkpoint, "
+        f"{found['lost_commits']} lost commits, {found['losses_that_differ']} losses that differ "
+        f"in a bit from those of an undisturbed run ({found['steps_compared']:,} steps compared), "
+        f"and at most {found['most_seconds_to_end']} s from a kill to the end of all processes "
         f"({found['date']}, {found['hardware']}; `{found['command']}`)."
     )
 
 
 def faults() -> Iterator[str]:
-    """Yield what every fault led to."""
+    """Yield the consequences of every fault."""
     rows = [
         (row["fault"], row["nodes_free_after"], row["job"], row["first_new_step_after"],
          row["steps_done_twice"],
@@ -204,7 +215,7 @@ def faults() -> Iterator[str]:
 
 
 def elastic() -> Iterator[str]:
-    """Yield the run that continued on other numbers of ranks."""
+    """Yield the parts of a run that continued on other numbers of ranks."""
     rows = [
         (row["ranks"], row["micro_batch"], row["steps"],
          "all" if row["samples_as_undisturbed"] else "no", f"{row['largest_loss_difference']:.2g}")
@@ -216,7 +227,7 @@ def elastic() -> Iterator[str]:
 
 
 def starts() -> Iterator[str]:
-    """Yield the seconds of a start, and the store operations of a rank."""
+    """Yield the seconds of a start-up, and the store operations of a rank."""
     found = load("starts")
     seconds = [(row["ranks"], row["seconds"]) for row in found["seconds"]]
     yield from _table(("ranks", "seconds to the end of the first step"), seconds)
@@ -242,11 +253,13 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[st
 
 
 def _ratio(row: Row) -> str:
+    """Return a ratio with the smallest and the largest of the rounds, if these are known."""
     spread = f" ({row['least']:.2f}, {row['most']:.2f})" if row["least"] else ""
     return f"{row['ratio']:.2f}{spread}"
 
 
 def _cell(value: Any, unit: str = "") -> str:
+    """Return a value with its unit; nothing if it was not measured."""
     return "" if value is None else f"{value}{unit}"
 
 
@@ -262,7 +275,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
     "checkpoint.md": {"kills": kills},
     "reliability.md": {"faults": faults, "elastic": elastic, "starts": starts},
 }  # fmt: skip
-"""By page: the names of its markers, and the functions that make their tables."""
+"""For each page: the names in its markers, and the functions that yield the tables."""
 
 if __name__ == "__main__":
     sys.exit(run_command(main))

@@ -23,7 +23,7 @@ PAGE = CONF.parent / "docs" / "models_and_clusters.md"
 BASES = ("gpt", "llama", "mt5")
 """Files of conf/model/ without dimensions, which other models extend."""
 SEQUENCE_LENGTH = 2048
-"""Rows of learned position tables in the parameter counts."""
+"""Tokens per sample assumed in the parameter counts; learned positions have one row per token."""
 
 
 def models() -> list[str]:
@@ -32,7 +32,7 @@ def models() -> list[str]:
 
 
 def resolved(config: RunConfig, ranks: int) -> ResolvedLayout:
-    """Return the layout of a configuration on a number of ranks in mixed precision."""
+    """Resolve the layout of a configuration on `ranks` ranks, with bf16 mixed precision."""
     return ResolvedLayout.resolve(config, ranks, config.cluster.ranks_per_node, precision="bf16")
 
 
@@ -62,20 +62,22 @@ def _models() -> Iterator[str]:
     yield "## Models (`model=NAME`)"
     yield ""
     yield (
-        "Parameters are counted from the shapes, without padding; shared matrices count once, and "
-        f"learned positions have {SEQUENCE_LENGTH} rows."
+        "Parameters are counted from the shapes of the matrices, without padding. A matrix that is "
+        "both embedding and head counts once, and a table of learned positions has "
+        f"{SEQUENCE_LENGTH} rows. *Hidden* and *FFN* are widths; *gated* feed-forward blocks have "
+        "three matrices, others two. *KV heads* are the heads of keys and values."
     )
     yield ""
     rows = []
     for name in models():
         model = composed(f"model={name}").model
-        title = " ".join(comments(CONF / "model" / f"{name}.yaml"))
-        rows.append((f"`{name}`", *_dimensions(model), title))
+        source = " ".join(comments(CONF / "model" / f"{name}.yaml"))
+        rows.append((f"`{name}`", *_dimension_cells(model), source))
     columns = "name|parameters|layers|hidden|heads|KV heads|FFN|vocabulary|positions|source"
     yield from _table(columns, rows)
 
 
-def _dimensions(model: ModelConfig) -> tuple[object, ...]:
+def _dimension_cells(model: ModelConfig) -> tuple[object, ...]:
     ffn = f"{model.ffn}{', gated' if model.gated else ''}"
     return (
         format_count(count_parameters(model, SEQUENCE_LENGTH)),
@@ -93,28 +95,33 @@ def _experiments() -> Iterator[str]:
     yield "## Experiments (`experiment=NAME`)"
     yield ""
     yield (
-        "The first lines of each file in `conf/experiment` give its source, the figures that we "
-        "chose, and the command that starts it. All train on the sources of Python's standard "
-        "library unless `data=text data.path=FILE` (for mT5 `data=text_spans`) names a corpus. "
-        "Every choice of a group can be changed on the command line, such as `sharding=zero3`. "
-        "Factors are the ranks over which parameters, gradients and optimizer states are sharded. "
-        "States are the model states of the fullest rank in mixed precision, with gathered "
-        "parameters and without activations."
+        "The first lines of each file in `conf/experiment` name the source of the experiment, the "
+        "values that we chose ourselves, and the command that starts it. All experiments train on "
+        "the source files of Python's standard library. To train on another corpus, add "
+        "`data=text data.path=FILE` (for mT5 `data=text_spans data.path=FILE`). The choices of an "
+        "experiment can be changed on the command line, for example with `sharding=zero3`."
+    )
+    yield ""
+    yield (
+        "*Factors* are the numbers of ranks over which parameters, gradients and optimizer states "
+        "are sharded. *Model states* is the memory of these three on the fullest rank in mixed "
+        "precision, including gathered parameters but not activations, next to the memory of the "
+        "device."
     )
     yield ""
     rows = []
     for name in groups()["experiment"]:
         header = Header.read(CONF / "experiment" / f"{name}.yaml")
         config = composed(f"experiment={name}")
-        rows.append((f"`{name}`", *_layout(config, header)))
+        rows.append((f"`{name}`", *_layout_cells(config, header)))
     columns = (
         "name|model|cluster|ranks|tensor x pipeline x data|sequence|global batch|"
-        "micro-batches per replica|recompute|factors|states, GiB of device"
+        "micro-batches per replica|recompute|factors|model states, GiB"
     )
     yield from _table(columns, rows)
 
 
-def _layout(config: RunConfig, header: Header) -> tuple[object, ...]:
+def _layout_cells(config: RunConfig, header: Header) -> tuple[object, ...]:
     data, layout = config.data, resolved(config, header.ranks)
     grid, factors = layout.grid, layout.factors
     return (
@@ -135,19 +142,27 @@ def _clusters() -> Iterator[str]:
     yield "## Clusters (`cluster=NAME`)"
     yield ""
     yield (
-        "A rank is one device (on MI250X one GCD). Peaks are dense, by compute format; a dash "
-        "means unknown or unsupported, and no MFU is printed. Links are in GB/s per rank and "
-        "direction, nearest first, with the number of ranks that share them."
+        "A rank uses one device (on MI250X one GCD, half of the package). The TFLOP/s columns are "
+        "peak speeds of dense matrix products. A dash means that the peak is unknown or that the "
+        "device does not support the format; a run then prints no MFU. Links are listed from the "
+        "nearest to the farthest, with the number of ranks that each link connects in parentheses "
+        "and its bandwidth in GB/s per rank and direction."
     )
     yield ""
     clusters = [composed(f"cluster={name}").cluster for name in groups()["cluster"]]
-    rows = [(f"`{cluster.name}`", *_hardware(cluster)) for cluster in clusters]
+    rows = [(f"`{cluster.name}`", *_hardware_cells(cluster)) for cluster in clusters]
     columns = (
-        "name|device|ranks per node|memory, GiB|memory, GB/s|fp32 TFLOP/s|bf16|fp16|links|"
+        "name|device|ranks per node|memory, GiB|memory, GB/s|fp32, TFLOP/s|bf16, TFLOP/s|"
+        "fp16, TFLOP/s|links, GB/s|"
         "host cores|host memory, GiB"
     )
     yield from _table(columns, rows)
     yield "### Sources"
+    yield ""
+    yield (
+        "The sources of each cluster's figures, for the device, the host of a node, each link and "
+        "each place for checkpoints. A NIC is a network adapter."
+    )
     yield ""
     for cluster in clusters:
         yield f"`{cluster.name}`"
@@ -155,11 +170,11 @@ def _clusters() -> Iterator[str]:
         yield f"- device: {cluster.device.source}"
         yield f"- host: {cluster.host.source}"
         yield from (f"- {link.name}: {link.source}" for link in cluster.links)
-        yield from (f"- {place.name}: {place.source}" for place in cluster.storage)
+        yield from (f"- {storage.name}: {storage.source}" for storage in cluster.storage)
         yield ""
 
 
-def _hardware(cluster: ClusterConfig) -> tuple[object, ...]:
+def _hardware_cells(cluster: ClusterConfig) -> tuple[object, ...]:
     device = cluster.device
     links = (
         f"{link.name} ({link.ranks or 'all'}): {link.gb_per_second:g}" for link in cluster.links
@@ -180,6 +195,7 @@ def _hardware(cluster: ClusterConfig) -> tuple[object, ...]:
 
 
 def _table(columns: str, rows: Iterable[Iterable[object]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table; `columns` are names separated by `|`."""
     names = columns.split("|")
     yield "| " + " | ".join(names) + " |"
     yield "|" + "---|" * len(names)

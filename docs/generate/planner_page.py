@@ -1,6 +1,6 @@
-"""The tables of docs/planner.md, predicted from `conf/` by `planner/`.
+"""Write the tables of docs/planner.md, which the planner predicts for configurations of `conf/`.
 
-`python -m docs.generate.planner_page` checks whether they are current; `--write` writes them.
+`python -m docs.generate.planner_page` checks whether the tables are current; `--write` writes them.
 """
 
 import sys
@@ -22,35 +22,39 @@ from frontier_llm.planner.estimate import Estimate, estimate
 from frontier_llm.planner.search import Goal, search
 
 PAGE = CONF.parent / "docs" / "planner.md"
-PAPER_WIRE = "collectives.grads_format=bf16"
+BF16_GRADIENTS = "collectives.grads_format=bf16"
+"""Override that sends gradients in two bytes per element, as the papers do."""
 BF16_SUMS = Engine(sums_bytes=2)
-"""This program, but with gradients summed in bf16 as in AMSP and DeepSpeed."""
-AMSP_PAPER = {"7b": (1, 1, 8), "13b": (4, 4, 8), "30b": (8, 8, 32)}
+"""Our engine, except that replicas sum gradients in bf16, as in AMSP and DeepSpeed."""
+AMSP_PAPER_FACTORS = {"7b": (1, 1, 8), "13b": (4, 4, 8), "30b": (8, 8, 32)}
+"""Factors of parameters, gradients and optimizer states in the AMSP paper, by model size."""
 AMSP_RANKS = (8, 64, 256, 1024)
-FRONTIER = {
+FRONTIER_RUNS = {
     "175B": ("experiment=frontier_175b", (64, 128, 256, 512, 1024), 8000, 640),
     "1T": ("experiment=frontier_1t_tp8", (512, 1024, 1536, 3072), 8016, 1336),
 }
-"""Overrides, ranks, batch of strong scaling, batch per replica of weak scaling."""
-MT5 = ("mt5_base", "mt5_large", "mt5_xl", "mt5_7b", "mt5_xxl")
+"""By model: the experiment, the numbers of ranks, the samples of a step in strong scaling, and the
+samples per replica and step in weak scaling."""
+MT5_MODELS = ("mt5_base", "mt5_large", "mt5_xl", "mt5_7b", "mt5_xxl")
 MT5_NODES = (2, 4, 8)
-MT5_SAMPLES = 8
-"""Samples per GPU and step; the batch grows with the nodes."""
+GPUS_PER_NODE = 8
+MT5_SAMPLES_PER_GPU = 8
+"""Samples per GPU and step. The global batch therefore grows with the number of nodes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page's tables, or check whether they are current."""
+    """Write the tables of the page, or check whether they are current."""
     return keep_current(__doc__, "docs.generate.planner_page", arguments, files)
 
 
 def files() -> dict[Path, str]:
-    """Return the page with its tables."""
+    """Return the text of the page with newly predicted tables, by its path."""
     tables = {
         "validation": validation(),
-        "left out": unseen(),
-        "amsp": amsp(),
-        "frontier": frontier(),
-        "mt5": mt5(),
+        "left out": left_out_table(),
+        "amsp": amsp_table(),
+        "frontier": frontier_table(),
+        "mt5": mt5_table(),
     }
     return {PAGE: filled(PAGE.read_text(), tables)}
 
@@ -61,7 +65,7 @@ def validation() -> Iterator[str]:
     for table, source in SOURCES.items():
         yield f"**{table}** ({source})"
         yield ""
-        yield "| figure | reading | printed | predicted | error | beyond rounding |"
+        yield "| figure | assumption | published | predicted | error | error beyond rounding |"
         yield "|---|---|---|---|---|---|"
         for prediction in predictions:
             if prediction.row.table == table:
@@ -69,85 +73,94 @@ def validation() -> Iterator[str]:
         yield ""
     mean, worst = errors(predictions)
     yield (
-        f"Mean absolute error {mean:.1%}, worst {worst:.1%}, over the readings that count (bold), "
-        "beyond rounding."
+        f"Over the rows in bold, the mean absolute error beyond rounding is {mean:.1%} and the "
+        f"largest is {worst:.1%}."
     )
 
 
-def unseen() -> Iterator[str]:
-    """Yield the error of each table under constants that were fitted without it."""
-    yield "| table | predicted with | mean absolute error | worst |"
+def left_out_table() -> Iterator[str]:
+    """Yield the error of each published table with constants that were fitted without it."""
+    yield "| table left out | predicted with | mean absolute error | largest error |"
     yield "|---|---|---|---|"
-    for name, words, predictions in left_out():
+    for name, constants, predictions in left_out():
         mean, worst = errors(predictions)
-        yield f"| {name} | {words} | {mean:.1%} | {worst:.1%} |"
+        yield f"| {name} | {constants} | {mean:.1%} | {worst:.1%} |"
 
 
-def amsp() -> Iterator[str]:
-    """Yield the factors that the search chooses, those of the paper, and the gain over others."""
+def amsp_table() -> Iterator[str]:
+    """Yield the factors that the search chooses, the paper's factors, and the speed-ups."""
     yield (
-        "| model | ranks | chosen | MFU | the paper's | MFU | over MiCS | over ZeRO-1 | "
-        "over ZeRO-3 |"
+        "| model | ranks | chosen factors | MFU | paper's factors | MFU | speed-up over MiCS | "
+        "over ZeRO-1 | over ZeRO-3 |"
     )
     yield "|" + "---|" * 9
-    for model, paper in AMSP_PAPER.items():
+    for model, paper_factors in AMSP_PAPER_FACTORS.items():
         for ranks in AMSP_RANKS:
-            yield f"| {model.upper()} | {ranks} | " + " | ".join(_amsp(model, ranks, paper)) + " |"
+            cells = _amsp_cells(model, ranks, paper_factors)
+            yield f"| {model.upper()} | {ranks} | " + " | ".join(cells) + " |"
 
 
-def frontier() -> Iterator[str]:
+def frontier_table() -> Iterator[str]:
     """Yield the scaling curves of Frontier's layouts."""
-    yield ("| model | GCDs | replicas | weak: HFU | efficiency | strong: HFU | efficiency |")
+    yield (
+        "| model | GCDs | replicas | weak scaling: HFU | weak: efficiency | strong scaling: HFU | "
+        "strong: efficiency |"
+    )
     yield "|" + "---|" * 7
-    for name, (experiment, numbers, batch, of_replica) in FRONTIER.items():
-        config = composed((experiment, PAPER_WIRE))
-        first: list[Estimate] = []
-        for ranks in numbers:
+    for name, (experiment, rank_counts, strong_batch, replica_batch) in FRONTIER_RUNS.items():
+        config = composed((experiment, BF16_GRADIENTS))
+        first_row: list[Estimate] = []
+        for ranks in rank_counts:
             replicas = ranks // (config.parallel.tensor * config.parallel.pipeline)
-            points = [_batch(config, ranks, of_replica * replicas), _batch(config, ranks, batch)]
-            first = first or points
+            row = [
+                _with_batch(config, ranks, replica_batch * replicas),
+                _with_batch(config, ranks, strong_batch),
+            ]
+            first_row = first_row or row
             cells = [
-                f"{point.hfu or 0:.1%} | {_per_device(point) / _per_device(start):.0%}"
-                for point, start in zip(points, first, strict=True)
+                f"{here.hfu or 0:.1%} | {_tokens_per_device(here) / _tokens_per_device(first):.0%}"
+                for here, first in zip(row, first_row, strict=True)
             ]
             yield f"| {name} | {ranks} | {replicas} | " + " | ".join(cells) + " |"
 
 
-def mt5() -> Iterator[str]:
-    """Yield the seconds of a step of mT5 models over ZeRO's stages and nodes of 8 A100."""
-    head = " | ".join(f"ZeRO-{stage}" for stage in (1, 2, 3))
-    yield f"| model | nodes | samples a step | {head} | the best one's seconds go to |"
+def mt5_table() -> Iterator[str]:
+    """Yield the step times of mT5 models on A100 nodes, with each ZeRO stage."""
+    zero_columns = " | ".join(f"ZeRO-{stage}" for stage in (1, 2, 3))
+    yield f"| model | nodes | samples per step | {zero_columns} | parts of the fastest step |"
     yield "|" + "---|" * 7
-    for model in MT5:
+    for model in MT5_MODELS:
         for nodes in MT5_NODES:
-            estimated = [_mt5(model, nodes, stage) for stage in (1, 2, 3)]
-            cells = [_seconds(one) for one in estimated]
-            fitting = [one for one in estimated if one and not one.refused]
-            best = min(fitting, key=lambda one: one.time.seconds, default=None)
-            samples = nodes * 8 * MT5_SAMPLES
-            words = _largest_parts(best) if best else ""
-            yield f"| {model} | {nodes} | {samples} | " + " | ".join([*cells, words]) + " |"
+            estimates = [_mt5_estimate(model, nodes, stage) for stage in (1, 2, 3)]
+            cells = [_step_seconds(estimated) for estimated in estimates]
+            fitting = [estimated for estimated in estimates if not estimated.refused]
+            fastest = min(fitting, key=lambda fits: fits.time.seconds, default=None)
+            samples = nodes * GPUS_PER_NODE * MT5_SAMPLES_PER_GPU
+            parts = _largest_parts(fastest) if fastest else ""
+            yield f"| {model} | {nodes} | {samples} | " + " | ".join([*cells, parts]) + " |"
 
 
 def _validation_row(prediction: Prediction) -> str:
     row = prediction.row
-    write = "{:.1f}" if row.quantity == "hardware_tflops" else "{:.1%}"
+    number_format = "{:.1f}" if row.quantity == "hardware_tflops" else "{:.1%}"
     name = f"**{row.name}**" if row.counts else row.name
     cells = [
         name,
         row.reading,
-        write.format(row.published),
-        write.format(prediction.predicted),
+        number_format.format(row.published),
+        number_format.format(prediction.predicted),
         f"{prediction.error:+.1%}",
         f"{prediction.error_beyond_rounding:+.1%}",
     ]
     return "| " + " | ".join(cells) + " |"
 
 
-def _amsp(model: str, ranks: int, paper: tuple[int, int, int]) -> Iterator[str]:
-    again = "full" if model == "30b" else "none"
-    config = composed((f"experiment=amsp_llama_{model}", PAPER_WIRE, f"recompute={again}"))
-    fixed = config.planner.model_copy(
+def _amsp_cells(model: str, ranks: int, paper_factors: tuple[int, int, int]) -> Iterator[str]:
+    """Yield the cells of a row of the AMSP table, from the chosen factors on."""
+    recompute = "full" if model == "30b" else "none"
+    overrides = (f"experiment=amsp_llama_{model}", BF16_GRADIENTS, f"recompute={recompute}")
+    config = composed(overrides)
+    only_factors_free = config.planner.model_copy(
         update={
             "tensor": (1,),
             "pipeline": (1,),
@@ -156,25 +169,26 @@ def _amsp(model: str, ranks: int, paper: tuple[int, int, int]) -> Iterator[str]:
             "rows": 1,
         }
     )
-    free = config.model_copy(update={"planner": fixed})
-    found = search(free, Goal(ranks, config.cluster.ranks_per_node, BF16_SUMS)).best
-    if not found:
+    searched = config.model_copy(update={"planner": only_factors_free})
+    layouts = search(searched, Goal(ranks, config.cluster.ranks_per_node, BF16_SUMS)).best
+    if not layouts:
         yield from ["none fits", *[""] * 6]
         return
-    best = found[0]
+    best = layouts[0]
     factors = best.candidate.factors
     yield f"{factors.params}, {factors.grads}, {factors.optimizer}"
     yield f"{best.mfu or 0:.1%}"
-    node = min(8, ranks)
-    others = [paper, (node, node, node), (1, 1, ranks), (ranks, ranks, ranks)]
-    estimated = [_factors(config, ranks, chosen) for chosen in others]
-    yield ", ".join(map(str, paper))
-    yield _share(estimated[0])
-    yield from (_gain(best, one) for one in estimated[1:])
+    in_node = min(GPUS_PER_NODE, ranks)
+    mics, zero1, zero3 = (in_node, in_node, in_node), (1, 1, ranks), (ranks, ranks, ranks)
+    with_paper_factors = _with_factors(config, ranks, paper_factors)
+    yield ", ".join(map(str, paper_factors))
+    yield _mfu(with_paper_factors)
+    for other_factors in (mics, zero1, zero3):
+        yield _speed_up(best, _with_factors(config, ranks, other_factors))
 
 
-def _factors(config: RunConfig, ranks: int, factors: tuple[int, int, int]) -> Estimate | None:
-    """Predict a step with other factors and the same engine; None = they do not divide."""
+def _with_factors(config: RunConfig, ranks: int, factors: tuple[int, int, int]) -> Estimate | None:
+    """Predict a step with other factors; None if these factors do not divide the ranks."""
     keys = ("params", "grads", "optimizer")
     changed = config.sharding.model_copy(update=dict(zip(keys, factors, strict=True)))
     try:
@@ -186,29 +200,31 @@ def _factors(config: RunConfig, ranks: int, factors: tuple[int, int, int]) -> Es
     return estimate(candidate, BF16_SUMS)
 
 
-def _share(estimated: Estimate | None) -> str:
+def _mfu(estimated: Estimate | None) -> str:
     if estimated is None or estimated.refused:
         return "does not fit" if estimated else "-"
     return f"{estimated.mfu or 0:.1%}"
 
 
-def _gain(best: Estimate, other: Estimate | None) -> str:
+def _speed_up(best: Estimate, other: Estimate | None) -> str:
     if other is None or other.refused:
         return "does not fit" if other else "-"
     return f"{other.time.seconds / best.time.seconds:.2f}x"
 
 
-def _batch(config: RunConfig, ranks: int, batch: int) -> Estimate:
+def _with_batch(config: RunConfig, ranks: int, batch: int) -> Estimate:
+    """Predict a step with another number of samples per step."""
     data = config.data.model_copy(update={"global_batch": batch})
     changed = config.model_copy(update={"data": data})
     return estimate(Candidate.of(changed, ranks, config.cluster.ranks_per_node), BF16_SUMS)
 
 
-def _per_device(estimated: Estimate) -> float:
+def _tokens_per_device(estimated: Estimate) -> float:
     return estimated.tokens_per_second / estimated.candidate.grid.size
 
 
-def _mt5(model: str, nodes: int, stage: int) -> Estimate | None:
+def _mt5_estimate(model: str, nodes: int, stage: int) -> Estimate:
+    ranks = nodes * GPUS_PER_NODE
     config = composed_anew(
         f"model={model}",
         "data=stdlib_spans",
@@ -218,20 +234,21 @@ def _mt5(model: str, nodes: int, stage: int) -> Estimate | None:
         "parallel.pipeline=1",
         "recompute=full",
         "data.sequence_length=1024",
-        f"data.global_batch={nodes * 8 * MT5_SAMPLES}",
-        f"data.micro_batch={MT5_SAMPLES}",
-        PAPER_WIRE,
+        f"data.global_batch={ranks * MT5_SAMPLES_PER_GPU}",
+        f"data.micro_batch={MT5_SAMPLES_PER_GPU}",
+        BF16_GRADIENTS,
     )
-    return estimate(Candidate.of(config, nodes * 8, 8), BF16_SUMS)
+    return estimate(Candidate.of(config, ranks, GPUS_PER_NODE), BF16_SUMS)
 
 
-def _seconds(estimated: Estimate | None) -> str:
-    if estimated is None or estimated.refused:
+def _step_seconds(estimated: Estimate) -> str:
+    if estimated.refused:
         return "does not fit"
     return f"{estimated.time.seconds:.2f} s"
 
 
 def _largest_parts(estimated: Estimate) -> str:
+    """Name the three largest parts of a step, with their shares of its seconds."""
     parts = sorted(estimated.time.parts.items(), key=lambda item: -item[1])[:3]
     total = estimated.time.seconds
     return ", ".join(f"{name.replace('_', ' ')} {seconds / total:.0%}" for name, seconds in parts)

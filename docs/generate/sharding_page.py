@@ -1,7 +1,8 @@
-"""Write the figure and the tables of docs/sharding.md, counted from `conf/` and `geometry/`.
+"""Write the figure and the tables of docs/sharding.md.
 
-`python -m docs.generate.sharding_page` says whether they are current; with `--write` it writes
-them.
+The bytes are computed from the presets in conf/sharding and the formulas in frontier_llm/geometry.
+`python -m docs.generate.sharding_page` reports whether the page is out of date, and `--write`
+writes it.
 """
 
 import sys
@@ -28,6 +29,7 @@ FIGURE_OVERRIDES = (
     "sharding.grads=4",
     "sharding.optimizer=8",
 )
+"""Layout that the figure shows: 16 data ranks on 4 nodes."""
 PRESET_OVERRIDES = (
     "parallel.pipeline=1",
     "launch.ranks=32",
@@ -36,18 +38,20 @@ PRESET_OVERRIDES = (
     "data.micro_batch=1",
     "data.global_batch=128",
 )
-"""32 data ranks on 4 nodes, 4 micro-batches."""
+"""Layout of the table of presets: 32 data ranks on 4 nodes, 4 micro-batches."""
 COLLECTIVES = ("gather_params", "reduce_grads", "reduce_states", "refresh_params")
+"""Columns of the table of presets: the collectives of sharded data parallelism."""
 AMSP_CHOICES = {
     "amsp_llama_7b": (1, 1, 8),
     "amsp_llama_13b": (4, 4, 8),
     "amsp_llama_30b": (8, 8, 32),
 }
-"""The factors that the paper's search found, from 8 to 1024 GPUs (arXiv:2311.00257)."""
+"""The factors that AMSP's search found for 8 to 1024 GPUs (arXiv:2311.00257): the numbers of ranks
+over which parameters, gradients and optimizer states are sharded."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page's tables and its figure, or check whether they are current."""
+    """Write the page and its figure, or report which is out of date; return the exit code."""
     return keep_current(__doc__, "docs.generate.sharding_page", arguments, files)
 
 
@@ -65,7 +69,7 @@ def figure() -> str:
 def presets() -> Iterator[str]:
     """Yield the table of bytes per element for each file of conf/sharding, most bytes kept first.
 
-    Without AMSP's files, whose factors suit one model.
+    The files of AMSP are left out, because each of them is meant for a single model.
     """
     yield (
         "| `sharding=` | params, grads, optimizer | kept | "
@@ -80,7 +84,7 @@ def presets() -> Iterator[str]:
 
 
 def amsp() -> Iterator[str]:
-    """Yield the table that compares bytes per element with those of AMSP's flows."""
+    """Yield the table that compares the bytes sent per element with those of AMSP."""
     yield (
         "| model | params, grads, optimizer | ranks | micro-batches | AMSP's flows | here, "
         "`grads_format=fp32` | `bf16` |"
@@ -92,17 +96,20 @@ def amsp() -> Iterator[str]:
 
 
 def amsp_elements(factors: Factors, micro_batches: int) -> float:
-    """Count what a rank sends in a step with AMSP's flows, in buffers (arXiv:2311.00257).
+    """Return what a rank sends in a step of AMSP, relative to the size of a buffer.
 
-    Each micro-batch has two gathers and a reduce-scatter over p, and an all-reduce of 1/p: over g/p
-    in all micro-batches but the last, over D/p in the last. After it follow o/p broadcasts of 1/o
-    over o/p ranks; a rank passes each of them on, except the one for which it is the last in line.
+    Parameters are sharded over p ranks, gradients over g, optimizer states over o, and there are D
+    data ranks. In each micro-batch AMSP (arXiv:2311.00257) makes two gathers and a reduce-scatter
+    over p ranks, and an all-reduce of 1/p of the buffer. This all-reduce is over g/p ranks in all
+    micro-batches but the last, and over D/p ranks in the last one. At the end of the step there are
+    o/p broadcasts of 1/o of the buffer over o/p ranks, in which data is passed from rank to rank.
+    A rank passes on all of them but one, for which it is the last rank.
     """
-    p, g, o, data = factors.params, factors.grads, factors.optimizer, factors.data
+    p, g, o, d = factors.params, factors.grads, factors.optimizer, factors.data
     return (
         micro_batches * 3 * gather_bytes(1, p)
         + (micro_batches - 1) * all_reduce_bytes(1 / p, g // p)
-        + all_reduce_bytes(1 / p, data // p)
+        + all_reduce_bytes(1 / p, d // p)
         + (o // p - 1) / o
     )
 
@@ -113,14 +120,15 @@ def _layout(*overrides: str) -> StateLayout:
 
 
 def _preset(layout: StateLayout) -> Iterator[str]:
+    """Yield the cells of the table of presets after the name."""
     factors, sent = layout.factors, _sent(layout)
     yield f"{factors.params}, {factors.grads}, {factors.optimizer}"
     yield _number(_kept(layout))
-    of_a_rank = sent[0]
-    yield from (_number(_all_links(of_a_rank.get(name, Sent()))) for name in COLLECTIVES)
-    yield _number(sum(map(_all_links, of_a_rank.values())))
-    node = sent[: layout.grid.ranks_per_node]
-    yield _number(sum(one.inter for rank in node for one in rank.values()))
+    of_rank_0 = sent[0]
+    yield from (_number(_all_links(of_rank_0.get(name, Sent()))) for name in COLLECTIVES)
+    yield _number(sum(map(_all_links, of_rank_0.values())))
+    of_node_0 = sent[: layout.grid.ranks_per_node]
+    yield _number(sum(bytes_.inter for of_rank in of_node_0 for bytes_ in of_rank.values()))
 
 
 def _kept(layout: StateLayout) -> float:
@@ -129,6 +137,7 @@ def _kept(layout: StateLayout) -> float:
 
 
 def _choice(experiment: str, numbers: tuple[int, int, int], ranks: int) -> Iterator[str]:
+    """Yield the cells of AMSP's table after the name; `numbers` are the factors."""
     keys = ("params", "grads", "optimizer")
     chosen = [f"sharding.{key}={number}" for key, number in zip(keys, numbers, strict=True)]
     where = [f"experiment={experiment}", f"launch.ranks={ranks}", "launch.ranks_per_node=8"]
@@ -145,7 +154,12 @@ def _choice(experiment: str, numbers: tuple[int, int, int], ranks: int) -> Itera
 
 
 def _sent(layout: StateLayout, ranks: int | None = None) -> list[dict[str, Sent]]:
-    """Return the bytes that ranks send per element of a buffer gathered in every pass."""
+    """Return the bytes that ranks send in a step, per element of a buffer and by collective.
+
+    Args:
+        layout: the layout.
+        ranks: number of ranks to count for, from the first; None: all ranks.
+    """
     size = layout.factors.padded(1)
     return [
         {
@@ -157,6 +171,7 @@ def _sent(layout: StateLayout, ranks: int | None = None) -> list[dict[str, Sent]
 
 
 def _all_links(sent: Sent) -> float:
+    """Return the bytes sent inside a node and between nodes together."""
     return sent.intra + sent.inter
 
 

@@ -1,9 +1,10 @@
-"""Fit the pages to the site that `mkdocs build` makes; mkdocs calls these functions.
+"""Adapt the pages to the website that `mkdocs build` makes. mkdocs calls these functions.
 
-On GitHub pages link to each other and to source files by paths in the repository. In the site the
-README is the home page, CONTRIBUTING and CHANGELOG are pages of it, and source files lie outside:
-links to them lead to the repository (`repo_url` in mkdocs.yml) or, without one, become plain text.
-A link to a file that does not exist is a warning, with which `mkdocs build --strict` fails.
+On GitHub, pages link to each other and to source files by paths in the repository. The website has
+the README as its home page, CONTRIBUTING and CHANGELOG as further pages, and no source files. Links
+to source files therefore lead to the repository (`repo_url` in mkdocs.yml). Without a repo_url they
+become plain text. A link to a file that does not exist causes a warning, and `mkdocs build
+--strict` then fails.
 """
 
 import logging
@@ -20,10 +21,11 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-"""Pages of the site by their files in the repository, outside docs/."""
+"""Pages of the website whose files lie outside docs/: the file, and the path of the page."""
 FENCE = re.compile(r"(^```.*?^```[ ]*$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 MARKER = re.compile(r"^<!-- .* -->$", re.MULTILINE)
+"""Marker of a generated block (marked_page.py)."""
 _log = logging.getLogger("mkdocs.hooks.site_hooks")
 
 
@@ -38,22 +40,22 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Return a page's text with the links and markers of the site."""
+    """Return the text of a page as the website needs it."""
     uri = page.file.src_uri
-    source = next((name for name, other in PAGES.items() if other == uri), f"docs/{uri}")
+    source = next((file for file, page_uri in PAGES.items() if page_uri == uri), f"docs/{uri}")
     if uri == "index.md":
         markdown = (ROOT / source).read_text()
     return fit(markdown, source, uri, config.get("repo_url"))
 
 
 def fit(markdown: str, source: str, uri: str, repo_url: str | None) -> str:
-    """Rewrite links outside code blocks, and drop the markers of generated tables.
+    """Rewrite links outside code blocks, and remove the markers of generated blocks.
 
     Args:
         markdown: text of the page.
-        source: its file, relative to the repository.
-        uri: its place in the site's sources.
-        repo_url: where the repository can be read; None = nowhere.
+        source: file of the page, relative to the repository.
+        uri: path of the page in the website.
+        repo_url: address of the repository; None: it has no address.
     """
 
     def rewrite(match: re.Match[str]) -> str:
@@ -61,19 +63,21 @@ def fit(markdown: str, source: str, uri: str, repo_url: str | None) -> str:
         if "://" in target or target.startswith(("#", "mailto:")):
             return match[0]
         path, hash_sign, anchor = target.partition("#")
-        place = os.path.normpath(Path(source).parent / path)
-        if not (ROOT / place).exists():
+        file = os.path.normpath(Path(source).parent / path)
+        if not (ROOT / file).exists():
             _log.warning("%s: dead link %s", source, target)
             return match[0]
-        inside = PAGES.get(place) or (place[5:] if place.startswith("docs/") else None)
-        if inside and not inside.startswith("generate/"):
-            new = os.path.relpath(inside, Path(uri).parent)
-            return f"{image}[{text}]({new}{hash_sign}{anchor})"
-        return f"[{text}]({repo_url}/blob/main/{place})" if repo_url else text
+        in_docs = file.removeprefix("docs/") if file.startswith("docs/") else None
+        linked_page = PAGES.get(file) or in_docs
+        if linked_page and not linked_page.startswith("generate/"):
+            new_path = os.path.relpath(linked_page, Path(uri).parent)
+            return f"{image}[{text}]({new_path}{hash_sign}{anchor})"
+        return f"[{text}]({repo_url}/blob/main/{file})" if repo_url else text
 
     return _outside_code(markdown, lambda text: MARKER.sub("\n", LINK.sub(rewrite, text)))
 
 
 def _outside_code(markdown: str, change: Callable[[str], str]) -> str:
+    """Apply `change` to the text between code blocks."""
     parts = FENCE.split(markdown)
     return "".join(part if part.startswith("```") else change(part) for part in parts)

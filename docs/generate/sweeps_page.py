@@ -3,8 +3,9 @@
     python -m docs.generate.sweeps_page optuna [--page docs/sweeps.md]   12 trials, on this machine
     python -m docs.generate.sweeps_page slurm [--page docs/sweeps.md]    6 Slurm jobs; as root
 
-The second starts a Slurm cluster on this machine (benchmarks/faults/slurm_lab/cluster.py names the
-packages). Each prints its block of the page; the first also draws pictures in docs/images.
+The second command starts a Slurm cluster on this machine (benchmarks/faults/slurm_lab/cluster.py
+names the packages that it needs). Each command prints its block of the page. `--page` also writes
+the block into the page, and the charts of the first example into the folder `images` beside it.
 """
 
 import argparse
@@ -45,8 +46,10 @@ EXAMPLES = {
         "hydra.launcher.tasks_per_node=1", "model.layers=2,4", "data.micro_batch=1,2,3", *SMALL,
     ),
 }  # fmt: skip
-"""Overrides of train.py: a rate of 1e30 makes points fail, 3 samples do not divide the batch."""
+"""Arguments of train.py. Some trials fail on purpose: a learning rate of 1e30 makes the loss NaN,
+and micro-batches of 3 samples do not divide the global batch of 8."""
 PICTURES = {"pareto": "speed against memory", "sensitivity": "share of the variance of the speed"}
+"""Charts of the first example, with their descriptions."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,9 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("example", choices=tuple(EXAMPLES))
-    parser.add_argument("--page", type=Path, help="a page whose block of that name is replaced")
+    parser.add_argument("--page", type=Path, help="page whose block is replaced")
     parser.add_argument(
-        "--folder", type=Path, default=Path("runs/sweep_examples"), help="of runs (%(default)s)"
+        "--folder",
+        type=Path,
+        default=Path("runs/sweep_examples"),
+        help="folder of the runs (default %(default)s)",
     )
     chosen = parser.parse_args(arguments)
     folder: Path = chosen.folder.absolute() / chosen.example
@@ -66,14 +72,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         with SlurmCluster(folder.parent / "lab", 2, 4, 2, folder.parent / "local") as cluster:
             run(chosen.example, folder, {"USER": "root", **os.environ, **cluster.environ})
-    points = read(folder)
-    lines = block(chosen.example, points)
+    trials = read(folder)
+    lines = block(chosen.example, trials)
     if chosen.page is not None:
         page: Path = chosen.page
         page.write_text(filled(page.read_text(), {chosen.example: lines}))
         if chosen.example == "optuna":
-            draw_pareto(points, page.parent / "images" / "sweep_pareto.svg")
-            draw_sensitivity(points, page.parent / "images" / "sweep_sensitivity.svg")
+            draw_pareto(trials, page.parent / "images" / "sweep_pareto.svg")
+            draw_sensitivity(trials, page.parent / "images" / "sweep_sensitivity.svg")
     print("\n".join(lines))
     return 0
 
@@ -82,24 +88,25 @@ def run(example: str, folder: Path, environ: Mapping[str, str]) -> None:
     """Run an example's sweep in a folder.
 
     Raises:
-        LaunchError: it failed as a whole.
+        LaunchError: the sweep itself failed, not only some of its trials.
     """
     command = [sys.executable, "train.py", "-m", *EXAMPLES[example], f"hydra.sweep.dir={folder}"]
-    if code := subprocess.run(command, cwd=CONF.parent, env=environ, check=False).returncode:
-        raise LaunchError(f"the sweep ended with exit code {code}; see above")
+    sweep = subprocess.run(command, cwd=CONF.parent, env=environ, check=False)
+    if sweep.returncode:
+        raise LaunchError(f"the sweep ended with exit code {sweep.returncode}; see above")
 
 
-def block(example: str, points: Sequence[Trial]) -> list[str]:
-    """Return what the page shows: the command, its points, and which axes matter."""
-    words = [f"'{word}'" if "(" in word else word for word in EXAMPLES[example]]
+def block(example: str, trials: Sequence[Trial]) -> list[str]:
+    """Return the lines of an example's block: the command and the tables of its trials."""
+    arguments = [f"'{word}'" if "(" in word else word for word in EXAMPLES[example]]
     command = textwrap.wrap(
-        " ".join(["python train.py -m", *words]), 96, subsequent_indent="  ",
+        " ".join(["python train.py -m", *arguments]), 96, subsequent_indent="  ",
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
-    lines = ["", "```bash", *" \\\n".join(command).split("\n"), "```", "", *table(points), ""]
+    lines = ["", "```bash", *" \\\n".join(command).split("\n"), "```", "", *table(trials), ""]
     if example == "optuna":
-        pictures = [f"![{words}](images/sweep_{name}.svg)" for name, words in PICTURES.items()]
-        lines += [*sensitivity_table(points), "", *pictures, ""]
+        charts = [f"![{text}](images/sweep_{name}.svg)" for name, text in PICTURES.items()]
+        lines += [*sensitivity_table(trials), "", *charts, ""]
     return lines
 
 

@@ -6,6 +6,7 @@ shift
 run=${RUN:-runs/laptop_text}
 cd "$(dirname "$0")/../.."
 frontier_llm() { "${PYTHON:-.venv/bin/python}" -m frontier_llm "$@"; }
+# preprocess takes the settings of the data only; train takes all settings
 data=(data=text data.path="$text")
 for setting in "$@"; do
   [[ $setting == data.* ]] && data+=("$setting")

@@ -3,8 +3,12 @@
     python examples/own_model_amsp/train_own_model.py
     python examples/own_model_amsp/train_own_model.py --factors 1 4 4 --steps 20
 
-Four gloo ranks on two simulated nodes train the same model as a single process with torch's AdamW;
-the losses of both are printed and must agree.
+Four gloo ranks on two simulated nodes train a model with sharded states. A single process trains
+the same model with torch's AdamW. The losses of both are printed and must agree.
+
+AMSP shards parameters, gradients and optimizer states over three different numbers of ranks: the
+factors PARAMS, GRADS and OPTIMIZER of --factors. A unit is a group of parameters that are gathered
+together; here each block of the model is a unit.
 """
 
 import argparse
@@ -39,7 +43,8 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 RANKS, RANKS_PER_NODE = 4, 2
-WIDTH, BLOCKS, SAMPLES = 64, 4, 64
+WIDTH, BLOCKS = 64, 4  # size of the model
+SAMPLES = 64  # samples per step over all ranks
 CLIP_NORM = 1.0
 CPU = torch.device("cpu")
 ADAMW = OptimizerConfig(
@@ -112,28 +117,34 @@ def train_rank(factors: Factors, steps: int, world: World, store: "Store") -> No
 
 def records(model: OwnModel) -> list[ParameterRecord]:
     """Describe the parameters in the order of the forward pass; each child module is one unit."""
-    found = []
+    all_records = []
     for unit, module in model.named_children():
         for name, parameter in module.named_parameters():
             shape, zeros = tuple(parameter.shape), (0,) * parameter.dim()
-            found.append(
+            all_records.append(
                 ParameterRecord(
                     parameter=parameter,
                     unit=unit,
+                    # where the parameter lies in the whole tensor: without tensor parallelism it is
+                    # the whole tensor
                     placements=(Placement(f"{unit}.{name}", shape, zeros, zeros, shape),),
-                    decayed=parameter.dim() > 1,
-                    counted=True,  # no tensor parallelism: no other rank of the replica holds it
+                    decayed=parameter.dim() > 1,  # weight decay of matrices only
+                    counted=True,  # this rank adds the parameter to the norm of the gradients
                     tensor_partial=False,
                     tied=False,
                 )
             )
-    return found
+    return all_records
 
 
 def make_groups(factors: Factors, rank: int) -> StateGroups:
-    """Make the process groups that follow from the factors. Collective over all ranks."""
+    """Make the process groups that follow from the factors. Collective over all ranks.
+
+    The factors give each rank four digits: params, grads, optimizer and replica. Ranks that differ
+    in one digit only form a group (docs/sharding.md).
+    """
     groups = {digit: make_group(factors, digit, rank) for digit in DIGITS}
-    alone = [dist.new_group([other]) for other in range(RANKS)][rank]
+    this_rank_alone = [dist.new_group([other]) for other in range(RANKS)][rank]
     return StateGroups(
         factors=factors,
         data_rank=rank,
@@ -141,39 +152,44 @@ def make_groups(factors: Factors, rank: int) -> StateGroups:
         grads_group=groups["grads"],
         optimizer_group=groups["optimizer"],
         replica_group=groups["replica"],
-        tensor_group=alone,
+        tensor_group=this_rank_alone,
         tied_groups={},
     )
 
 
 def make_group(factors: Factors, digit: Digit, rank: int) -> dist.ProcessGroup | None:
-    """Make all groups along one digit; return that of this rank, or None if it has one rank."""
+    """Make the groups of ranks that differ in one digit; return the group of this rank.
+
+    Returns:
+        None if each group would have a single rank.
+    """
     if factors.width(digit) == 1:
         return None
-    mine = None
+    group_of_this_rank = None
     for ranks in sorted({factors.group(digit, other) for other in range(RANKS)}):
-        group = dist.new_group(list(ranks))
+        group = dist.new_group(list(ranks))  # every rank must call new_group for every group
         if rank in ranks:
-            mine = group
-    return mine
+            group_of_this_rank = group
+    return group_of_this_rank
 
 
 def make_transport(world: World) -> Transport:
-    """Send all states in fp32; other formats in `StateFormats` quantise them."""
+    """Return a transport that sends all states in fp32; other `StateFormats` quantise them."""
     grid = Grid(tensor=1, data=RANKS, pipeline=1, ranks_per_node=RANKS_PER_NODE)
     return Transport(
         lambda step: StateFormats(),
-        Traffic(grid, world.rank),
-        choose_kernels("torch", CPU),
+        Traffic(grid, world.rank),  # counts the bytes that are sent
+        choose_kernels("torch", CPU),  # quantises in other formats
         torch.float32,
         CPU,
     )
 
 
 def attach(model: OwnModel, states: ShardedStates) -> None:
-    """Gather the parameters of a unit before its forward and backward pass.
+    """Add hooks that gather the parameters of a unit before its forward and its backward pass.
 
-    They are released after the forward pass here, and after the backward pass by `states`.
+    A hook also releases the parameters after the forward pass. `states` releases them itself after
+    the backward pass.
     """
     for name, module in model.named_children():
         units = states.units([name])
@@ -190,22 +206,22 @@ def attach(model: OwnModel, states: ShardedStates) -> None:
 
 
 def train_step(step: int, model: OwnModel, states: ShardedStates, world: World) -> float:
-    """Run one step on this rank's samples; return the loss over all samples."""
+    """Run one step on this rank's samples; return the mean loss over the samples of all ranks."""
     inputs, targets = (tensor.chunk(world.size)[world.rank] for tensor in batch(step))
     states.begin_step(step)
     loss = nn.functional.mse_loss(model(inputs), targets) / world.size
     states.begin_backward()
     loss.backward()
     states.finish_backward()
-    squared_norm, total = states.squared_norm(), loss.detach().clone()
+    squared_norm, total_loss = states.squared_norm(), loss.detach().clone()
     dist.all_reduce(squared_norm)
-    dist.all_reduce(total)
+    dist.all_reduce(total_loss)
     states.step(ADAMW.learning_rate, clip_divisor(squared_norm.sqrt()))
-    return total.item()
+    return total_loss.item()
 
 
 def clip_divisor(norm: torch.Tensor) -> torch.Tensor:
-    """Return [] fp32: the number by which gradients are divided to limit their norm."""
+    """Return the number by which gradients are divided to limit their norm, [] fp32."""
     return (norm / CLIP_NORM).clamp(min=1.0).float()
 
 
@@ -235,10 +251,10 @@ def single_process_losses(steps: int) -> list[float]:
 
 
 def compare(sharded: Sequence[float], single: Sequence[float]) -> None:
-    """Print both series of losses.
+    """Print the losses of both trainings, step by step.
 
     Raises:
-        TrainingError: they differ by more than rounding.
+        TrainingError: the losses of a step differ by more than rounding.
     """
     print("step  sharded   single process")
     for step, (loss, expected) in enumerate(zip(sharded, single, strict=True), start=1):

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 NEW_TOKENS = 20
+"""Length of the continuation."""
 
 
 def main(folder: str, prompt: str) -> None:

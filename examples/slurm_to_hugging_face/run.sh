@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Train in a Slurm job, or here without Slurm; then convert the weights and load them with transformers.
+# Train in a Slurm job, or on this machine if it has no Slurm. Then convert the weights to the format
+# of Hugging Face, and load them with transformers.
 #   SBATCH_OPTIONS="-A PROJECT" examples/slurm_to_hugging_face/run.sh OUT [key=value ...]
 set -euo pipefail
 out=$(realpath --canonicalize-missing "$1")

@@ -1,1 +1,1 @@
-"""Measure this machine for frontier-llm calibrate."""
+"""Measure the speed of this machine, for the cluster file that frontier-llm calibrate writes."""

@@ -1,4 +1,4 @@
-"""Measure latency and bandwidth of all-gathers between processes of this machine."""
+"""Measure latency and bandwidth between ranks of this machine, with all-gathers."""
 
 import tempfile
 import time
@@ -14,29 +14,31 @@ from frontier_llm.errors import LaunchError
 from frontier_llm.geometry.wire import gather_bytes
 
 SMALL_ELEMENTS, LARGE_ELEMENTS = 1, 1 << 22
-"""Elements per rank in fp32: 4 bytes and 16 MiB."""
+"""Elements that each rank contributes to a small and to a large all-gather: 4 bytes and 16 MiB."""
 CALLS = {SMALL_ELEMENTS: 200, LARGE_ELEMENTS: 5}
+"""Number of measured calls, by elements per rank."""
 TIMEOUT = timedelta(seconds=60)
+"""Time after which a collective fails."""
 
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """Speed of the link between ranks of one machine."""
+    """Measured speed of the link between ranks of one machine."""
 
     ranks: int
     latency_seconds: float
-    """Latency of one step of a ring."""
+    """Latency of one step around a ring."""
     bytes_per_second: float
     """Bytes per second that each rank sends."""
 
 
 def measure_links(ranks: int) -> LinkFigures:
-    """Start processes and measure all-gathers between them.
+    """Start `ranks` processes and measure all-gathers between them.
 
-    On a machine with GPUs, each rank uses the device of its number.
+    On a machine with GPUs, each rank uses the GPU whose number is the rank.
 
     Raises:
-        LaunchError: fewer GPUs than ranks.
+        LaunchError: the machine has GPUs, but fewer than ranks.
     """
     if torch.cuda.is_available() and torch.cuda.device_count() < ranks:
         raise LaunchError(
@@ -44,15 +46,15 @@ def measure_links(ranks: int) -> LinkFigures:
             "  do: set --ranks to a smaller number"
         )
     with tempfile.TemporaryDirectory(prefix="calibrate_") as folder:
-        multiprocessing.spawn(_rank, args=(ranks, folder), nprocs=ranks)
+        multiprocessing.spawn(_run_rank, args=(ranks, folder), nprocs=ranks)
         small, large = map(float, (Path(folder) / "seconds").read_text().split())
-    latency = small / (ranks - 1)
+    latency = small / (ranks - 1)  # a ring has ranks - 1 steps
     sent = gather_bytes(4 * LARGE_ELEMENTS * ranks, ranks)
     return LinkFigures(ranks, latency, sent / max(large - small, 1e-9))
 
 
-def _rank(rank: int, ranks: int, folder: str) -> None:
-    """Be one process. Rank 0 writes the median seconds of small and of large all-gathers."""
+def _run_rank(rank: int, ranks: int, folder: str) -> None:
+    """Take part as one rank. Rank 0 writes the median seconds of small and of large all-gathers."""
     torch.set_num_threads(1)
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -65,7 +67,9 @@ def _rank(rank: int, ranks: int, folder: str) -> None:
         timeout=TIMEOUT,
     )
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
-    seconds = [_gather_seconds(n, ranks, device) for n in (SMALL_ELEMENTS, LARGE_ELEMENTS)]
+    seconds = [
+        _gather_seconds(elements, ranks, device) for elements in (SMALL_ELEMENTS, LARGE_ELEMENTS)
+    ]
     if rank == 0:
         (Path(folder) / "seconds").write_text(" ".join(map(str, seconds)))
     dist.barrier()
@@ -73,6 +77,7 @@ def _rank(rank: int, ranks: int, folder: str) -> None:
 
 
 def _gather_seconds(elements: int, ranks: int, device: torch.device) -> float:
+    """Return the median seconds of an all-gather, without the first call."""
     part = torch.zeros(elements, device=device)
     whole = torch.zeros(elements * ranks, device=device)
     times = []

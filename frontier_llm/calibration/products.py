@@ -26,12 +26,14 @@ SHAPES = {
         (2048, 25600, 12800),
     ),
 }
+"""Measured shapes by type of device: rows, inner size and columns of a product."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HALF_SIZES = tuple(range(0, 1001, 2))
+"""Values of `MatrixCurve.half_size` that the fit tries."""
 
 
 class Sample(NamedTuple):
-    """The measurement of one shape."""
+    """The measured seconds of a product of [rows, inner] and [inner, columns]."""
 
     rows: int
     inner: int
@@ -46,20 +48,23 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class ProductFigures:
-    """The fitted curve of one format."""
+    """The measurements in one number format, and the curve that was fitted to them."""
 
     precision: str
+    """Number format: `fp32`, `bf16` or `fp16`."""
     tflops: float
+    """Fitted speed of very large products."""
     half_size: float
+    """Fitted size below which products are slow (`MatrixCurve`)."""
     samples: tuple[Sample, ...]
 
     def curve(self, m: int, k: int, n: int) -> float:
-        """Return the TFLOP/s of the curve for a product of [m, k] and [k, n]."""
+        """Return the TFLOP/s that the fitted curve gives for a product of [m, k] and [k, n]."""
         return self.tflops / (1 + self.half_size * (1 / m + 1 / k + 1 / n))
 
 
 def measure_products(precision: str) -> ProductFigures:
-    """Measure all shapes in one format and fit the curve."""
+    """Measure all shapes in one number format and fit the curve to them."""
     samples = [_measure(shape, DTYPES[precision]) for shape in SHAPES[device().type]]
     tflops, half_size = fit_curve(samples)
     return ProductFigures(precision, tflops, half_size, tuple(samples))
@@ -68,8 +73,9 @@ def measure_products(precision: str) -> ProductFigures:
 def fit_curve(samples: Sequence[Sample]) -> tuple[float, float]:
     """Return the speed and the half size with the smallest sum of squared relative errors.
 
-    The half sizes are tried one by one. For each, the best speed is sum((x/y)^2) / sum(x/y), where
-    x is the time of the curve at speed 1 and y the measured time.
+    The half sizes are tried one by one. For each of them, the best speed is
+    sum((x/y)^2) / sum(x/y) over all samples. Here x is the time that the curve gives at a speed of
+    1 TFLOP/s, and y is the measured time.
     """
     best: tuple[float, float, float] | None = None
     for half_size in HALF_SIZES:
@@ -77,10 +83,10 @@ def fit_curve(samples: Sequence[Sample]) -> tuple[float, float]:
             2e-12 * (m * k * n + half_size * (m * k + k * n + m * n)) / seconds
             for m, k, n, seconds in samples
         ]
-        tflops = sum(r * r for r in ratios) / sum(ratios)
-        loss = sum((r / tflops - 1) ** 2 for r in ratios)
-        if best is None or loss < best[0]:
-            best = (loss, tflops, float(half_size))
+        tflops = sum(ratio * ratio for ratio in ratios) / sum(ratios)
+        squared_errors = sum((ratio / tflops - 1) ** 2 for ratio in ratios)
+        if best is None or squared_errors < best[0]:
+            best = (squared_errors, tflops, float(half_size))
     assert best is not None
     return best[1], best[2]
 

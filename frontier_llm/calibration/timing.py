@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 
 SECONDS = 0.05
-"""Minimum duration of one measurement."""
+"""Minimum duration of one measurement, in seconds."""
 REPETITIONS = 3
-"""Number of measurements. The fastest counts, because other processes disturb the others."""
+"""Number of measurements. Only the fastest counts, because other processes can slow down some."""
 
 
 def device() -> torch.device:
@@ -24,13 +24,14 @@ def device_name() -> str:
 
 
 def seconds_of(action: Callable[[], object]) -> float:
-    """Return the seconds of one call, after a call that is not measured."""
+    """Return the seconds of one call of `action`. A first call, as warm-up, is not measured."""
     action()
     _finish()
     return min(_measure(action) for _ in range(REPETITIONS))
 
 
 def _measure(action: Callable[[], object]) -> float:
+    """Return the average seconds of a call over calls that take at least `SECONDS` together."""
     calls, start = 0, time.perf_counter()
     while (passed := time.perf_counter() - start) < SECONDS or not calls:
         action()
@@ -42,5 +43,6 @@ def _measure(action: Callable[[], object]) -> float:
 
 
 def _finish() -> None:
+    """Wait until the device has finished all work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -1,5 +1,6 @@
-"""Save the training states of all ranks and load them again, under any layout.
+"""Save the training states of all ranks, and load them again in any parallel layout.
 
-Stored elements are placed by tensor name and position in the global tensor, so no file depends on
-the layout that wrote it.
+A file stores each element under the name of its tensor and its position in that tensor of the whole
+model. No file therefore depends on the layout that wrote it. `manager` is the interface of this
+package for a run.
 """

@@ -1,8 +1,9 @@
-"""Host memory for copies of a file's chunks: buffers of one chunk each, and a check for room.
+"""Host memory into which `snapshot` copies states before the optimizer changes them.
 
-The memory is allocated once, private, on huge pages where the system has them, and aligned for
-O_DIRECT. For states on a GPU it is registered with the driver (pinned), so that copies overlap
-with computation.
+The memory is divided into buffers of one chunk each. A chunk is the part of a checkpoint file that
+is written at once (16 MiB by default). The memory is allocated once per run. It is private to the
+process, on huge pages where the system has them, and aligned for O_DIRECT. For states on a GPU it
+is registered with the driver (pinned), so that copies overlap with computation.
 """
 
 import contextlib
@@ -24,23 +25,26 @@ if TYPE_CHECKING:
 class ChunkPool:
     """A fixed number of buffers of one chunk each.
 
+    Attributes:
+        size: size of all buffers in bytes.
+
     Not thread-safe: `Snapshot` calls it under its lock.
     """
 
-    def __init__(self, slots: int, chunk_bytes: int, device: torch.device) -> None:
+    def __init__(self, buffers: int, chunk_bytes: int, device: torch.device) -> None:
         """Allocate the memory and touch every page of it.
 
         Args:
-            slots: number of buffers; 0 allocates nothing.
-            chunk_bytes: bytes per buffer, a multiple of a page.
+            buffers: number of buffers; 0 allocates nothing.
+            chunk_bytes: size of a buffer in bytes, a multiple of 4096 (a page).
             device: device of the states that are copied into the buffers.
 
         Raises:
             CheckpointError: the host has not enough memory.
         """
-        self.size = size = slots * chunk_bytes
+        self.size = size = buffers * chunk_bytes
         self._free: list[torch.Tensor] = []
-        if not slots:
+        if not buffers:
             return
         try:
             self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -63,7 +67,7 @@ class ChunkPool:
         return bool(self._free)
 
     def take(self) -> torch.Tensor | None:
-        """Return a free buffer, [chunk_bytes] uint8, or None if all are in use."""
+        """Return a free buffer, [chunk_bytes] uint8, or None if all buffers are in use."""
         return self._free.pop() if self._free else None
 
     def give_back(self, buffer: torch.Tensor) -> None:
@@ -75,11 +79,11 @@ def check_host_memory(needed: int, ranks_on_host: int) -> None:
     """Check that the pools of all ranks of this host fit into its free memory.
 
     Args:
-        needed: bytes that this rank will allocate; the other ranks allocate as much.
+        needed: bytes that this rank will allocate; the other ranks allocate the same amount.
         ranks_on_host: number of ranks on this host.
 
     Raises:
-        CheckpointError: the host has less free memory.
+        CheckpointError: the host has too little free memory.
     """
     free = psutil.virtual_memory().available
     if needed * ranks_on_host > free:
@@ -96,12 +100,12 @@ def wait_for_host_ranks(
 ) -> None:
     """Wait until all ranks of this host have checked the free memory.
 
-    A rank that allocated earlier would reduce the free memory that another rank sees, and its pool
-    would be counted twice.
+    Without this wait, a rank could allocate its pool before another rank checks. The other rank
+    would then find less free memory, and would also count the first rank's pool as not allocated.
 
     Args:
         store: key-value store of all ranks.
-        key: prefix of the keys, different for each call and host.
+        key: prefix of the keys in the store. It must differ between calls and between hosts.
         rank: rank of this process.
         ranks: ranks on this host.
         timeout: how long to wait for the other ranks.
@@ -123,6 +127,7 @@ def wait_for_host_ranks(
 
 
 def _unpin(memory: torch.Tensor) -> None:
+    """Undo `_pin`. Not covered by tests, which run without a GPU."""
     torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
 

@@ -1,19 +1,27 @@
-"""Two-phase commit of one checkpoint through the ranks' key-value store, without collectives.
+"""Two-phase commit of one checkpoint, through torch's key-value store instead of collectives.
 
+Collectives belong to the main thread, but a checkpoint is committed in the writer threads.
 States of a checkpoint:
 
-- writing: ranks write their files; each calls `arrive` when its file is on disk.
-- sealed: all ranks have arrived and rank 0 has decided to commit (`seal`).
+- writing: ranks write their files. Each rank calls `arrive` when its file is on disk.
+- sealed: all ranks have arrived, and rank 0 has decided to commit (`seal`).
 - committed: rank 0 has renamed the folder and published success (`conclude`).
-- failed: a rank has called `abort`, or did not arrive in time; the first cause is published.
+- failed: a rank called `abort` or did not arrive in time. The first cause is published.
 
     writing -> sealed -> committed
     writing -> failed
 
-The key `decision` is written once, by compare-and-set: by rank 0 to seal, or by any rank to abort.
-No rank can therefore treat a checkpoint as failed that rank 0 commits. Each wait blocks on one key
-in the store's server, so ranks do not poll. The caller passes a clone of the store, because a
-blocking wait occupies its connection.
+Keys in the store, all below one prefix per checkpoint:
+
+- `rank/N`: record of rank N, for the manifest. `arrived`: number of ranks that have written it.
+- `ready`: set when all ranks have arrived or one has aborted. Rank 0 waits for this key.
+- `decision`: "commit", or the cause of an abort. Set once, by compare-and-set: by rank 0 to seal,
+  or by any rank to abort. After rank 0 has sealed, no rank can therefore make the checkpoint fail.
+- `end`: the outcome, published by rank 0. The other ranks wait for this key.
+- `late`: number of ranks whose wait for `end` timed out.
+
+A wait blocks in the store's server, so ranks do not poll. It also occupies its connection to the
+store, so the caller passes a clone of the store.
 """
 
 import json
@@ -27,19 +35,23 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _COMMIT = "commit"
+"""Value of the key `decision` after rank 0 has sealed the checkpoint."""
 _COMMITTED = ""
+"""Value of the key `end` after success; after a failure its value is the cause."""
 _MAX_NAMED_RANKS = 8
+"""Most ranks that an error message lists."""
 
 
 class UnknownOutcomeError(CheckpointError):
-    """Rank 0 or its store is lost; the checkpoint may or may not have been committed."""
+    """Rank 0 or its store is lost, so it is unknown whether the checkpoint was committed."""
 
 
 class CommitBarrier:
     """Lets all ranks agree on whether one checkpoint is committed.
 
-    Every rank calls `arrive` or `abort`. Rank 0 then calls `wait_for_ranks`, `seal` and `conclude`
-    in this order, and calls `conclude` also after a failure; other ranks call `wait_for_outcome`.
+    Every rank calls `arrive` or `abort`. Then rank 0 calls `wait_for_ranks`, `seal` and `conclude`
+    in this order; after a failure it calls `conclude` at once. The other ranks call
+    `wait_for_outcome`.
     """
 
     def __init__(
@@ -49,7 +61,7 @@ class CommitBarrier:
 
         Args:
             store: key-value store of all ranks; no other thread may use this connection.
-            prefix: prefix of the keys, different for each checkpoint.
+            prefix: prefix of the keys in the store, different for each checkpoint.
             rank: rank of this process.
             world_size: number of ranks.
             timeout: how long this rank waits for the other ranks after it has arrived.
@@ -71,14 +83,14 @@ class CommitBarrier:
             if self._store.add(self._key("arrived"), 1) == self._size:
                 self._store.set(self._key("ready"), "")
         except RuntimeError as error:
-            raise UnknownOutcomeError(_no_answer(error)) from None
+            raise UnknownOutcomeError(_describe_lost_store(error)) from None
 
     def abort(self, cause: str) -> str:
         """Make the checkpoint fail, unless the decision has already been made.
 
         Returns:
-            The cause of the first abort, or "" if rank 0 has sealed the checkpoint, which may then
-            still succeed.
+            The cause of the first abort; "" if rank 0 has already sealed the checkpoint, so that
+            it may still succeed.
         """
         decision = self._decide(cause)
         self._store.set(self._key("ready"), "")
@@ -93,7 +105,7 @@ class CommitBarrier:
         try:
             self._store.wait([self._key("ready")], self._timeout)
         except RuntimeError:
-            raise CheckpointError(self._late()) from None
+            raise CheckpointError(self._describe_late_ranks()) from None
         if self._store.check([self._key("decision")]):
             raise CheckpointError(self._read("decision"))
         return self.records(range(self._size))
@@ -108,20 +120,24 @@ class CommitBarrier:
         try:
             return [record.decode() for record in self._store.multi_get(keys)]
         except RuntimeError as error:
-            raise UnknownOutcomeError(_no_answer(error)) from None
+            raise UnknownOutcomeError(_describe_lost_store(error)) from None
 
     def seal(self) -> None:
         """Decide to commit the checkpoint. Rank 0 only.
 
         Raises:
-            CheckpointError: another rank has aborted first.
+            CheckpointError: another rank has aborted before.
         """
         decision = self._decide(_COMMIT)
         if decision != _COMMIT:
             raise CheckpointError(decision)
 
     def conclude(self, cause: str = _COMMITTED) -> None:
-        """Publish the outcome to all ranks: "" for success, else the cause. Rank 0 only."""
+        """Publish the outcome to all ranks. Rank 0 only.
+
+        Args:
+            cause: why the checkpoint failed; "" if it is committed.
+        """
         self._store.set(self._key("end"), json.dumps(cause))
 
     def wait_for_outcome(self) -> None:
@@ -132,11 +148,12 @@ class CommitBarrier:
             UnknownOutcomeError: rank 0 is lost.
         """
         try:
-            cause = self._outcome()
+            cause = self._wait_for_end()
             if cause is None:
-                cause = self._abort_late() or self._outcome()
+                # after an abort its cause is the outcome; if rank 0 has sealed, wait once more
+                cause = self._abort_after_timeout() or self._wait_for_end()
         except RuntimeError as error:
-            raise UnknownOutcomeError(_no_answer(error)) from None
+            raise UnknownOutcomeError(_describe_lost_store(error)) from None
         if cause is None:
             raise UnknownOutcomeError(
                 "rank 0 started to commit the checkpoint and did not report the outcome"
@@ -150,8 +167,8 @@ class CommitBarrier:
         for name in [*names, *(f"rank/{rank}" for rank in range(self._size))]:
             self._store.delete_key(self._key(name))
 
-    def _outcome(self) -> str | None:
-        """Wait for the outcome that rank 0 publishes; return None after the timeout."""
+    def _wait_for_end(self) -> str | None:
+        """Wait for the outcome that rank 0 publishes, and return it; None after the timeout."""
         try:
             self._store.wait([self._key("end")], self._timeout)
         except RuntimeError:
@@ -159,24 +176,24 @@ class CommitBarrier:
         cause: str = json.loads(self._store.get(self._key("end")))
         return cause
 
-    def _abort_late(self) -> str:
-        """Abort after a timeout; return the same as `abort`.
+    def _abort_after_timeout(self) -> str:
+        """Abort because a rank is late, and return the same as `abort`.
 
-        Only the first waiting rank asks the store which ranks are missing: thousands of ranks that
-        asked would block the store's only thread.
+        Only the first rank whose wait times out asks the store which ranks are missing. If
+        thousands of ranks asked, they would block the store, which has a single thread.
         """
         if self._store.add(self._key("late"), 1) == 1:
-            return self.abort(self._late())
+            return self.abort(self._describe_late_ranks())
         self._store.wait([self._key("decision")], self._timeout)
         decision = self._read("decision")
         return "" if decision == _COMMIT else decision
 
     def _decide(self, decision: str) -> str:
-        """Write the decision if there is none yet; return the one that is in force."""
+        """Set the key `decision` unless it is set already; return its value."""
         return str(self._store.compare_set(self._key("decision"), "", decision).decode())
 
-    def _late(self) -> str:
-        """Describe which ranks have not arrived."""
+    def _describe_late_ranks(self) -> str:
+        """Return an error message that names the ranks that have not arrived."""
         try:
             missing = [
                 rank
@@ -184,12 +201,12 @@ class CommitBarrier:
                 if not self._store.check([self._key(f"rank/{rank}")])
             ]
         except RuntimeError as error:
-            return _no_answer(error)
+            return _describe_lost_store(error)
         seconds = f"within {self._timeout.total_seconds():g} s"
         if not missing:
             return f"rank {self._rank}: all ranks wrote, and rank 0 did not commit {seconds}"
         return (
-            f"{_ranks(missing)} did not write {seconds} of rank {self._rank} "
+            f"{_name_ranks(missing)} did not write {seconds} of rank {self._rank} "
             "(checkpoint.timeout_seconds)"
         )
 
@@ -200,11 +217,12 @@ class CommitBarrier:
         return f"{self._prefix}/{name}"
 
 
-def _no_answer(error: RuntimeError) -> str:
+def _describe_lost_store(error: RuntimeError) -> str:
+    """Return an error message for an operation of the store that has failed."""
     return f"the ranks' store does not answer (is rank 0 gone?): {str(error).splitlines()[0]}"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _name_ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     more = f" and {len(ranks) - _MAX_NAMED_RANKS} more" if len(ranks) > _MAX_NAMED_RANKS else ""

@@ -1,4 +1,7 @@
-"""Find the checkpoints in a folder and check that they are complete."""
+"""Find the checkpoints in a folder and check that they are complete.
+
+A checkpoint is a folder such as `step_00000012`; `folders` lists the suffixes that mark others.
+"""
 
 import logging
 from dataclasses import dataclass
@@ -66,8 +69,8 @@ def never_committed(folder: Path) -> list[Path]:
 def newest(folder: Path) -> Checkpoint | None:
     """Return the newest checkpoint that is not damaged.
 
-    Damaged checkpoints that are newer are logged; older checkpoints are not opened. Checkpoints
-    that were never committed count as absent.
+    Newer checkpoints that are damaged are skipped and logged. Older checkpoints are not opened.
+    Checkpoints that were never committed are ignored.
 
     Args:
         folder: folder of all checkpoints of a run; it may be absent.
@@ -116,4 +119,4 @@ def _folders(folder: Path) -> list[tuple[int, str, Path]]:
         for path in folder.iterdir()
         if (parsed := parse_folder(path.name)) is not None and path.is_dir()
     ]
-    return sorted(found, key=lambda each: (-each[0], each[1]))
+    return sorted(found, key=lambda entry: (-entry[0], entry[1]))

@@ -1,7 +1,7 @@
-"""Export the weights of a checkpoint to one plain safetensors file.
+"""Export the weights of a checkpoint to one plain safetensors file (`inspect --export`).
 
-The file begins with the length of the header, 8 bytes little-endian. The header is JSON and gives
-the dtype, shape and byte range of each tensor. The tensors follow without gaps.
+The file begins with the length of its header as an 8-byte little-endian integer. The header is JSON
+and gives the dtype, shape and byte range of each tensor. The tensors follow without gaps.
 Source: the description of the format, https://github.com/huggingface/safetensors.
 """
 
@@ -21,22 +21,27 @@ from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.errors import CheckpointError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""torch's type for each accepted value of `dtype`."""
 _NAMES = {"fp32": "F32", "bf16": "BF16"}
+"""Name of each type in a safetensors header."""
 _ALIGNMENT = 8
 """Alignment of the first tensor in bytes, so that a reader can map the file into memory."""
+_WRITE_ELEMENTS = 1 << 22
+"""Number of elements that are converted and written at once (16 MiB in fp32)."""
 
 
 def export(checkpoint: Checkpoint, path: Path, dtype: str, advance: Callable[[int], None]) -> None:
-    """Write all weights under their global names, one tensor after another.
+    """Write all weights under their names in the model, one tensor after another.
 
-    The file gets its final name when it is complete and on disk. Memory: the largest tensor in
-    fp32, and the two chunks of a reader.
+    The file gets its final name when it is complete and on disk. The export needs memory for the
+    largest tensor in fp32, and for two chunks of a checkpoint file (16 MiB each by default).
 
     Args:
         checkpoint: a checkpoint of any layout; all chunks that are read are verified.
         path: path of the file, overwritten.
         dtype: `fp32`, as stored, or `bf16`, rounded to nearest.
-        advance: called with the number of elements that were written.
+        advance: called after each write with the number of elements that it has written, to show
+            progress.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or the file cannot be written.
@@ -61,6 +66,7 @@ def export(checkpoint: Checkpoint, path: Path, dtype: str, advance: Callable[[in
 
 
 def _header(checkpoint: Checkpoint, dtype: str) -> bytes:
+    """Return the length of the header and the header, padded with blanks."""
     manifest = checkpoint.manifest
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", "step": str(manifest.step)}}
     position = 0
@@ -78,6 +84,6 @@ def _header(checkpoint: Checkpoint, dtype: str) -> bytes:
 def _write(
     file: BinaryIO, weights: torch.Tensor, dtype: torch.dtype, advance: Callable[[int], None]
 ) -> None:
-    for part in weights.flatten().split(1 << 22):
+    for part in weights.flatten().split(_WRITE_ELEMENTS):
         file.write(part.to(dtype).view(torch.uint8).numpy().data)
         advance(part.numel())

@@ -1,4 +1,4 @@
-"""Names of checkpoint folders and files, and durable changes of folders.
+"""Names of checkpoint folders and files, and changes of folders that survive a power failure.
 
 This module imports no torch: the launcher uses it before torch is loaded.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 FOLDER = "checkpoints"
 """Folder below `run.dir` that holds the checkpoints of a run."""
 MANIFEST = "manifest.json"
+"""File in a checkpoint's folder that lists its files and tensors."""
 COMMITTED = ("", ".replaced")
 """Suffixes returned by `parse_folder` that mark a committed checkpoint."""
 _FOLDER = re.compile(r"step_(\d{8,})((?:\.[a-z]+)*)")
@@ -22,7 +23,7 @@ def rank_file_name(rank: int) -> str:
 
 
 def node_file_name(first_rank: int) -> str:
-    """Return the name of the file that the ranks of a node share, given the first of them."""
+    """Return the name of the file that the ranks of a node share, given the node's first rank."""
     return f"ranks_from_{first_rank:05d}.safetensors"
 
 
@@ -53,7 +54,7 @@ def parse_folder(name: str) -> tuple[int, str] | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the entries of a folder are on disk."""
+    """Wait until the file names in a folder are on disk, for example after a rename."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

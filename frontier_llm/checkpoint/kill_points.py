@@ -1,8 +1,8 @@
 """Points of a save at which a test can kill this process, to check what a crash leaves behind.
 
-With `FRONTIER_LLM_KILL_AT=file.half` in the environment, `reach("file.half")` ends the process by
-SIGKILL; `file.half@3` does so on rank 3 only. The variable is unset outside of tests, and a point
-then costs one look-up in the environment. The points, in the order of a save:
+With `FRONTIER_LLM_KILL_AT=file.half` in the environment, `reach("file.half")` kills the process by
+SIGKILL. The value `file.half@3` does so on rank 3 only. Outside of tests the variable is unset, so
+`reach` only reads the environment. The points, in the order of a save:
 
 | point | reached when |
 |---|---|
@@ -23,6 +23,7 @@ import os
 import signal
 
 VARIABLE = "FRONTIER_LLM_KILL_AT"
+"""Environment variable that names the point."""
 POINTS = (
     "file.created", "file.half", "file.written", "file.synced", "reported", "manifest.half",
     "manifest.synced", "sealed", "renamed", "concluded", "deleting",
@@ -30,6 +31,6 @@ POINTS = (
 
 
 def reach(point: str, rank: int) -> None:
-    """Kill this process if the environment names this point, for all ranks or for this one."""
+    """Kill this process if the environment names this point, for all ranks or for this rank."""
     if os.environ.get(VARIABLE) in (point, f"{point}@{rank}"):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,10 +1,10 @@
 """The interface of this package for a run: write checkpoints of this rank, one at a time.
 
-manager.begin(step, shards, meta)   after an update; returns at once in lazy mode
-manager.wait()                      wait for the last checkpoint and raise its error
+manager.begin(step, shards, meta)   after an update: write a checkpoint, or start to in lazy mode
+manager.fence()                     before the next update: wait until the states may change
+manager.wait()                      wait until the last checkpoint is written; raise its error
 manager.poll()                      raise the last checkpoint's error if it is known; never waits
-manager.fence()                     before the next update
-manager.close()                     at the end of the run; the last checkpoint is then committed
+manager.close()                     at the end of the run: `fence`, then `wait`
 """
 
 import json
@@ -44,17 +44,17 @@ class Options:
     keep_every_steps: int | None = None
     """Checkpoints whose step is a multiple of this number are kept forever."""
     pool_bytes: int | None = None
-    """Limit of host memory for chunks that `fence` captures, in bytes; None: enough for all
-    chunks. With less, `fence` waits if the disk is slow."""
+    """Limit in bytes of the host memory into which `fence` copies chunks; None: enough for all
+    chunks. With less memory, `fence` waits if the disk is slow."""
     chunk_bytes: int = CHUNK_BYTES
-    """Bytes per write, a multiple of a page."""
+    """Size of a chunk in bytes, a multiple of 4096 (a page). Each write is one chunk."""
     folder_ranks: range | None = None
-    """Ranks of this node, if each node has its own folder; None if all ranks share one folder. A
-    node's folder holds all shards that its ranks pass to `begin`, even if another node has them."""
+    """Ranks of this node, if each node has its own folder; None if all ranks share one folder. Two
+    nodes may store the same elements, since each stores all that its ranks pass to `begin`."""
     file_ranks: range | None = None
     """Ranks of this node, if they write one file together; None if each rank writes its own."""
     ranks_on_host: int = 1
-    """Number of ranks on this host; each allocates as much memory as this one."""
+    """Number of ranks on this host. Each of them allocates the same amount of host memory."""
 
 
 class CheckpointManager:
@@ -64,8 +64,8 @@ class CheckpointManager:
     all methods. After a failure the manager remains usable and the previous checkpoint is intact.
 
     Attributes:
-        committed_step: step of the last checkpoint that was begun, once this rank knows that it is
-            committed; else None. The writer thread sets it.
+        committed_step: step of the newest checkpoint, as soon as this rank knows that the
+            checkpoint is committed; None before. The writer thread sets it.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class CheckpointManager:
             rank: rank of this process.
             world_size: number of ranks.
             store: key-value store of all ranks; it must outlive `close` on every rank.
-            mode: `blocking`: `begin` returns when the checkpoint is committed. `lazy`: `begin`
-                returns at once and a thread writes.
+            mode: with `blocking`, `begin` returns when the checkpoint is committed. With `lazy`,
+                `begin` returns at once and a thread writes.
             keep: number of newest checkpoints to keep.
             timeout: how long this rank waits for the other ranks after it has finished writing.
-            options: further settings.
+            options: settings that most runs leave at their defaults.
         """
         assert keep >= 1, keep
         assert options.chunk_bytes % PAGE_BYTES == 0, options
@@ -100,10 +100,10 @@ class CheckpointManager:
         self._timeout, self._is_lazy = timeout, mode == "lazy"
         self._keep, self._options = keep, options
         # the managers of a rank are numbered, so that two of them never use the same key
-        self._number = self._store.add(f"checkpoint/managers/{rank}", 1)
-        self._attempt = self._layouts = 0
+        self._manager_number = self._store.add(f"checkpoint/managers/{rank}", 1)
+        self._begun = self._planned = 0  # numbers of checkpoints and of write plans so far
         self._old_barriers: list[CommitBarrier] = []
-        self._layout_key: list[object] | None = None
+        self._plan_key: list[object] | None = None
         self._plan: WritePlan | None = None
         self._pool: ChunkPool | None = None
         self._snapshot: Snapshot | None = None
@@ -113,22 +113,22 @@ class CheckpointManager:
         self.committed_step: int | None = None
 
     def take_stall_seconds(self) -> float:
-        """Return for how many seconds the caller was blocked since the last call of this method."""
+        """Return how many seconds the caller was blocked since the last call of this method."""
         seconds, self._stall_seconds = self._stall_seconds, 0.0
         return seconds
 
     @property
     def failed(self) -> bool:
-        """Whether `poll` would raise; ranks compare this before any of them stops."""
+        """Whether `poll` would raise. All ranks exchange this value, so that they stop together."""
         return self._error is not None
 
     def prepare(self, shards: Iterable[StateShard]) -> None:
-        """Plan the file and allocate host memory now, instead of in the first `begin`.
+        """Plan the file and allocate host memory, so that the first `begin` does not have to.
 
         Collective over the ranks that write one file together.
 
         Args:
-            shards: the same as for `begin`.
+            shards: the shards that will be passed to `begin`.
 
         Raises:
             CheckpointError: the host has not enough memory.
@@ -139,10 +139,10 @@ class CheckpointManager:
         for shard in shards:
             key += [shard.record, shard.start, len(shard.master)]
             key += [getattr(shard, state).data_ptr() for state in STATES]
-        if key == self._layout_key:
+        if key == self._plan_key:
             return
         self._pool = None  # free the old pool before the new one is allocated
-        self._layouts += 1
+        self._planned += 1
         self._plan = make_write_plan(
             shards,
             self._rank,
@@ -152,7 +152,7 @@ class CheckpointManager:
             everything=self._options.folder_ranks is not None,
         )
         self._pool = self._make_pool(self._plan)
-        self._layout_key = key
+        self._plan_key = key
         _log.info(
             "checkpoints take %s on disk and %s of host memory on rank %d",
             format_bytes(self._plan.size),
@@ -168,14 +168,15 @@ class CheckpointManager:
 
         Args:
             step: number of optimizer steps done.
-            shards: shards that this rank saves; empty if another replica saves them.
-            meta: plain JSON that is stored in the manifest; that of rank 0 is used.
+            shards: shards that this rank saves; empty if other ranks save all that it holds.
+            meta: plain JSON for the manifest, which stores the value that rank 0 passes.
 
         Raises:
             CheckpointError: the previous checkpoint failed, or in blocking mode this one.
         """
-        # Keys contain this number, so ranks must agree on it: count before anything can fail here.
-        self._attempt += 1
+        # Keys in the store contain this number. So that it stays equal on all ranks, it is
+        # increased before anything can fail on this rank.
+        self._begun += 1
         self.wait()
         self.committed_step = None
         with self._stalling("begin"):
@@ -194,7 +195,7 @@ class CheckpointManager:
         self.poll()
 
     def fence(self) -> None:
-        """Return when the states may change, after capturing chunks that are not written yet."""
+        """Copy the chunks that are not written yet to host memory; then the states may change."""
         if self._snapshot is not None:
             with self._stalling("fence"):
                 self._snapshot.fence()
@@ -232,14 +233,14 @@ class CheckpointManager:
 
     def _task(self, step: int, meta: dict[str, Any]) -> tuple[Task, CommitBarrier]:
         assert self._plan is not None
-        plain = json.loads(json.dumps(meta, allow_nan=False))  # a copy: the caller may change it
-        prefix = f"checkpoint/{self._number}/{self._attempt}"
+        meta = json.loads(json.dumps(meta, allow_nan=False))  # a copy, safe from later changes
+        prefix = f"checkpoint/{self._manager_number}/{self._begun}"
         barrier = CommitBarrier(self._store, prefix, self._rank, self._size, self._timeout)
         folder_ranks = self._options.folder_ranks
         task = Task(
             self._folder,
             step,
-            plain,
+            meta,
             self._rank,
             self._plan,
             folder_ranks or range(self._size),
@@ -248,7 +249,7 @@ class CheckpointManager:
         return task, barrier
 
     def _exchange(self, entries: Entries) -> list[Entries]:
-        """Exchange entries among the ranks that write the same file.
+        """Exchange keys and sizes of entries between the ranks that write one file together.
 
         Returns:
             The entries of each of these ranks, in the order of ranks.
@@ -257,7 +258,7 @@ class CheckpointManager:
             CheckpointError: another rank timed out.
         """
         assert self._options.file_ranks is not None
-        prefix = f"checkpoint/{self._number}/layout/{self._layouts}"
+        prefix = f"checkpoint/{self._manager_number}/layout/{self._planned}"
         self._store.set(f"{prefix}/{self._rank}", json.dumps(list(entries)))
         try:
             keys = [f"{prefix}/{rank}" for rank in self._options.file_ranks]
@@ -270,31 +271,31 @@ class CheckpointManager:
             ) from None
 
     def _make_pool(self, plan: WritePlan) -> ChunkPool:
-        """Allocate one buffer for the writer and, when lazy, one per chunk that may wait.
+        """Allocate one buffer for the writer thread and, in lazy mode, buffers for `fence`.
 
         Raises:
-            CheckpointError: the host has not enough memory, or a rank of it timed out.
+            CheckpointError: the host has not enough memory, or another of its ranks timed out.
         """
         options, chunks = self._options, len(plan.chunks)
-        waiting = chunks if self._is_lazy else 0
+        for_fence = chunks if self._is_lazy else 0
         if options.pool_bytes is not None:
-            waiting = min(waiting, options.pool_bytes // options.chunk_bytes)
+            for_fence = min(for_fence, options.pool_bytes // options.chunk_bytes)
+        buffers = for_fence + 1 if chunks else 0
         try:
-            needed = (waiting + 1) * options.chunk_bytes if chunks else 0
-            check_host_memory(needed, options.ranks_on_host)
+            check_host_memory(buffers * options.chunk_bytes, options.ranks_on_host)
         finally:
-            if self._layouts == 1:  # a later layout may change on this rank only
+            if self._planned == 1:  # later, perhaps only this rank makes a new plan
                 self._wait_for_host_ranks()
-        return ChunkPool(waiting + 1 if chunks else 0, options.chunk_bytes, plan.device)
+        return ChunkPool(buffers, options.chunk_bytes, plan.device)
 
     def _wait_for_host_ranks(self) -> None:
-        width = self._options.ranks_on_host
-        first = self._rank // width * width
+        count = self._options.ranks_on_host
+        first = self._rank // count * count
         wait_for_host_ranks(
             self._store,
-            f"checkpoint/{self._number}/memory/{first}",
+            f"checkpoint/{self._manager_number}/memory/{first}",
             self._rank,
-            range(first, min(first + width, self._size)),
+            range(first, min(first + count, self._size)),
             self._timeout,
         )
 
@@ -315,7 +316,7 @@ class CheckpointManager:
             self._old_barriers.append(barrier)
 
     def _delete_keys(self, barrier: CommitBarrier) -> None:
-        """Delete the keys of earlier barriers, which every rank has left by now."""
+        """Delete the keys of earlier checkpoints from the store; no rank reads them any more."""
         with suppress(RuntimeError):  # the store is lost, and its keys with it
             for old in self._old_barriers:
                 old.delete_keys()
@@ -327,7 +328,8 @@ class CheckpointManager:
             self._thread = None
 
     @contextmanager
-    def _stalling(self, where: str) -> Iterator[None]:
+    def _stalling(self, method: str) -> Iterator[None]:
+        """Count the seconds inside the context as a stall of training, and log a long stall."""
         begin = time.monotonic()
         try:
             yield
@@ -335,7 +337,8 @@ class CheckpointManager:
             seconds = time.monotonic() - begin
             self._stall_seconds += seconds
             if self._is_lazy and seconds > _LOGGED_STALL_SECONDS:
-                _log.info("training waited %s for checkpoints (%s)", format_seconds(seconds), where)
+                waited = format_seconds(seconds)
+                _log.info("training waited %s for checkpoints (%s)", waited, method)
 
 
 def _as_checkpoint_error(task: Task, error: BaseException) -> CheckpointError:

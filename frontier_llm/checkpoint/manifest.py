@@ -1,10 +1,12 @@
 """The format on disk: which files a checkpoint has, and where each element is stored.
 
-    step_00000012/rank_00003.safetensors   ranges of flattened boxes of global tensors, fp32
-    step_00000012/manifest.json            maps each range to its place in its global tensor
+    step_00000012/rank_00003.safetensors   elements of tensors, fp32
+    step_00000012/manifest.json            says which elements of which tensor each file stores
 
-The manifest begins with the digest of all bytes after it. No layout is on disk: a stored range
-names a box of a global tensor and a contiguous range of that box's elements.
+A global tensor is a whole tensor of the model, before tensor parallelism splits it. A box is a
+rectangular block of a global tensor. Files store contiguous ranges of flattened boxes. The manifest
+describes each range by its position in the global tensor, so it does not depend on the parallel
+layout. The manifest begins with the digest of its own remaining bytes.
 """
 
 import re
@@ -22,11 +24,15 @@ from frontier_llm.errors import CheckpointError
 from frontier_llm.units import MIB
 
 FORMAT = 1
+"""Version of the format."""
 STATES = ("master", "exp_avg", "exp_avg_sq")
+"""States that are saved of each parameter: fp32 weights, first moments, second moments."""
 ELEMENT_BYTES = 4
+"""Size of an element in bytes: all states are fp32."""
 CHUNK_BYTES = 16 * MIB
 """Default number of bytes that are written, digested and verified at once."""
 _HEAD = re.compile(rb'\{"xxh3_128":"([0-9a-f]{32})",(?="format":(\d+),)')
+"""The beginning of a manifest: its digest and its format."""
 
 
 class _Model(BaseModel):
@@ -57,13 +63,13 @@ class StoredRange(_Model):
 
 
 class Tensor(_Model):
-    """A tensor of the model."""
+    """A global tensor, and where its elements are stored."""
 
     shape: Shape
     """Shape of the whole tensor, without padding."""
     stored_ranges: tuple[StoredRange, ...] = Field(alias="pieces")
-    """Ranges that together store each element once. The JSON key `pieces` is part of the format:
-    checkpoints written before must stay readable."""
+    """Ranges that together store every element. The JSON key `pieces` is part of the format: a new
+    key would make existing checkpoints unreadable."""
 
 
 class File(_Model):
@@ -72,13 +78,14 @@ class File(_Model):
     size: int
     """Size in bytes."""
     chunks: tuple[str, ...]
-    """xxh3_128 digest of each `chunk_bytes` of the file; a reader verifies chunk by chunk."""
+    """xxh3_128 digest of each chunk, `chunk_bytes` long, so that a reader can verify single
+    chunks."""
 
 
 class FilePart(File):
     """The part of a file that one rank wrote: whole chunks, or the end of the file."""
 
-    at: int
+    offset_bytes: int
     """Offset of the part in the file in bytes."""
 
 
@@ -86,7 +93,9 @@ class RankRecord(_Model):
     """Description of what one rank has written; rank 0 merges the records into the manifest."""
 
     files: dict[str, FilePart]
+    """What the rank has written of each file, by the file's name."""
     tensors: dict[str, Tensor]
+    """Ranges of each tensor that the rank has written, by the tensor's name."""
 
 
 class Manifest(_Model):
@@ -101,13 +110,13 @@ class Manifest(_Model):
     """Whether elements may be stored more than once. True for checkpoints on node-local disks,
     each of which holds everything that the ranks of its node need."""
     chunk_bytes: int
-    """Number of bytes of a file that share one digest."""
+    """Size of a chunk, the part of a file that has one digest, in bytes."""
     files: dict[str, File]
     """Files by name."""
     tensors: dict[str, Tensor]
-    """Tensors by global name."""
+    """Global tensors by name."""
     meta: dict[str, Any]
-    """Plain JSON that the caller stores with the checkpoint."""
+    """Plain JSON that the caller stores with the checkpoint: configuration and counters."""
 
     @classmethod
     def merged(
@@ -120,6 +129,13 @@ class Manifest(_Model):
         repeats: bool = False,
     ) -> "Manifest":
         """Merge the records of ranks into one manifest.
+
+        Args:
+            step: number of optimizer steps done.
+            chunk_bytes: size of a chunk in bytes.
+            records: record of each rank that writes into the checkpoint's folder.
+            meta: plain JSON to store with the checkpoint.
+            repeats: whether elements may be stored more than once.
 
         Raises:
             CheckpointError: the parts of a file leave a gap or overlap.
@@ -142,7 +158,7 @@ class Manifest(_Model):
             world=len(records),
             repeats=repeats,
             chunk_bytes=chunk_bytes,
-            files={name: _joined(name, found) for name, found in parts.items()},
+            files={name: _join_parts(name, found) for name, found in parts.items()},
             tensors=tensors,
             meta=meta,
         )
@@ -200,16 +216,16 @@ class Manifest(_Model):
             raise CheckpointError(f"{name} is damaged at {where}: {first['msg']}") from None
 
 
-def _joined(name: str, parts: Sequence[FilePart]) -> File:
+def _join_parts(name: str, parts: Sequence[FilePart]) -> File:
     """Join the parts of a file that ranks wrote.
 
     Raises:
         CheckpointError: the parts leave a gap or overlap.
     """
-    ordered = sorted(parts, key=attrgetter("at"))
+    ordered = sorted(parts, key=attrgetter("offset_bytes"))
     end = 0
     for part in ordered:
-        if part.at != end:
+        if part.offset_bytes != end:
             raise CheckpointError(f"{name}: byte {end} was written by no rank or by several")
         end += part.size
     return File(size=end, chunks=tuple(chunk for part in ordered for chunk in part.chunks))

@@ -1,7 +1,8 @@
-"""Write one rank's file with large aligned writes and digest it chunk by chunk.
+"""Write the file of one rank, chunk by chunk, and compute the digest of each chunk.
 
-Space is reserved first, so a full disk is detected before anything is written. A file that cannot
-be finished is removed, because it would keep its reserved blocks.
+A chunk (16 MiB by default) is written at once and bypasses the page cache where the file system
+allows it. Space is reserved first, so a full disk is detected before anything is written. A file
+that cannot be finished is removed, because it would keep its reserved blocks.
 """
 
 import errno
@@ -20,38 +21,43 @@ from frontier_llm.errors import CheckpointError
 from frontier_llm.units import format_bytes
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
+"""Flag that bypasses the page cache; 0 on systems without it."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk, an exhausted quota and an exceeded file size."""
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors of file systems that cannot reserve space."""
 
 
 class RankFile:
     """A new file, or one rank's part of a shared file, to which chunks are appended in order.
 
-    A context manager that removes the file on failure.
+    It is a context manager that removes the file if an exception leaves the context.
     """
 
-    def __init__(self, path: Path, size: int, at: int = 0, total: int | None = None) -> None:
+    def __init__(
+        self, path: Path, size: int, offset_bytes: int = 0, total: int | None = None
+    ) -> None:
         """Create the file and reserve the space of this rank's part.
 
         Args:
-            path: path of the file, whose folder is created. An existing file is overwritten; of a
-                shared file only this rank's part.
+            path: path of the file. Its folder is created if absent. If the file exists, this
+                rank's part of it is overwritten.
             size: size of this rank's part in bytes.
-            at: offset of this rank's part in a shared file in bytes, a multiple of a page.
+            offset_bytes: offset of this rank's part in a shared file, a multiple of 4096 (a page).
             total: size of a shared file in bytes; None if this rank writes the file alone.
 
         Raises:
             CheckpointError: the file cannot be created, or the disk has no room for it.
         """
-        self._path, self._size, self._at, self._written = path, size, at, 0
-        self._ends_file = total is None or at + size == total
+        self._path, self._size, self._offset, self._written = path, size, offset_bytes, 0
+        self._ends_file = total is None or offset_bytes + size == total
         self._chunks: list[str] = []
         try:
             self._fd = _create(path, os.O_TRUNC if total is None else 0)
         except OSError as error:
             raise self._failure(error) from None
         try:
-            os.posix_fallocate(self._fd, at, size)
+            os.posix_fallocate(self._fd, offset_bytes, size)
         except OSError as error:
             # Where the file system cannot reserve space, the C library writes single bytes instead.
             # O_DIRECT rejects such writes; the file is then written without reserved space.
@@ -75,7 +81,8 @@ class RankFile:
         """Append a chunk.
 
         Args:
-            buffer: [size or more, whole pages] uint8 on the host, page-aligned; not changed.
+            buffer: [whole pages, at least `size` bytes] uint8 on the host, page-aligned. It is not
+                changed.
             size: size of the chunk in bytes; the rest of the buffer is padding.
 
         Raises:
@@ -90,26 +97,27 @@ class RankFile:
             raise self._failure(error) from None
 
     def finish(self) -> FilePart:
-        """Truncate the padding and fsync.
+        """Cut off the padding after the last chunk, wait until the file is on disk, and close it.
 
         Raises:
             CheckpointError: the file cannot be written.
         """
         try:
             if self._ends_file:
-                os.ftruncate(self._fd, self._at + self._size)
+                os.ftruncate(self._fd, self._offset + self._size)
             os.fsync(self._fd)
             os.close(self._fd)
         except OSError as error:
             raise self._failure(error) from None
         self._fd = -1
-        return FilePart(at=self._at, size=self._size, chunks=tuple(self._chunks))
+        return FilePart(offset_bytes=self._offset, size=self._size, chunks=tuple(self._chunks))
 
     def _write(self, content: memoryview) -> None:
         while content:
             try:
-                count = os.pwrite(self._fd, content, self._at + self._written)
+                count = os.pwrite(self._fd, content, self._offset + self._written)
             except OSError as error:
+                # some file systems accept O_DIRECT in `open` and reject the write
                 flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
                 if error.errno != errno.EINVAL or not flags & _DIRECT:
                     raise
@@ -134,7 +142,12 @@ class RankFile:
 
 
 def _create(path: Path, truncate: int) -> int:
-    """Open a file for writing, past the page cache where the file system supports it."""
+    """Open a file for writing, and bypass the page cache where the file system supports this.
+
+    Args:
+        path: path of the file.
+        truncate: `os.O_TRUNC` to empty an existing file, else 0.
+    """
     flags = os.O_WRONLY | os.O_CREAT | truncate | os.O_CLOEXEC
     for direct in (_DIRECT, _DIRECT, _DIRECT, 0):
         path.parent.mkdir(parents=True, exist_ok=True)

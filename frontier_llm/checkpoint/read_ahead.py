@@ -1,8 +1,7 @@
-"""Read ranges of a checkpoint's files in a thread, ahead of the caller that uses them.
+"""Read parts of a checkpoint's files in a thread, while the caller uses earlier parts.
 
-Each buffer cycles through these states: free -> filled by the thread -> verified and used by the
-caller -> free. There are two buffers, so one is read while the other is used and the disk does not
-wait for the processor.
+There are two buffers. While the thread fills one of them, the caller verifies and uses the content
+of the other, so the disk does not wait for the processor.
 """
 
 import errno
@@ -25,12 +24,16 @@ from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.errors import CheckpointError
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
+"""Flag that bypasses the page cache; 0 on systems without it."""
 _BUFFERS = 2
 
 
 @dataclass(frozen=True)
 class FileRange:
-    """Bytes [start, stop) of one chunk of a file; the whole chunk if it is to be verified."""
+    """Bytes [start, stop) of a file, inside one chunk: the part of a file that has one digest.
+
+    A range that is to be verified is the whole chunk.
+    """
 
     file: str
     start: int
@@ -48,32 +51,38 @@ class FileRange:
 
 
 def chunk_ranges(checkpoint: Checkpoint, name: str) -> list[FileRange]:
-    """Return the chunks of a file."""
-    size, chunk = checkpoint.manifest.files[name].size, checkpoint.manifest.chunk_bytes
-    return [FileRange(name, start, min(start + chunk, size)) for start in range(0, size, chunk)]
+    """Return all chunks of the file `name`."""
+    size, chunk_bytes = checkpoint.manifest.files[name].size, checkpoint.manifest.chunk_bytes
+    return [
+        FileRange(name, start, min(start + chunk_bytes, size))
+        for start in range(0, size, chunk_bytes)
+    ]
 
 
 class ReadAhead:
-    """Iterates over the content of file ranges. A context manager that ends its thread."""
+    """Iterates over the content of file ranges.
+
+    It is a context manager: entering starts the reader thread, and leaving ends it.
+    """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         ranges: Sequence[FileRange],
         verify: bool,
-        past_cache: bool = True,
+        bypass_cache: bool = True,
     ) -> None:
-        """Allocate the buffers; reading starts on entering the context.
+        """Allocate the buffers. Nothing is read before the context is entered.
 
         Args:
             checkpoint: checkpoint whose files are read.
-            ranges: ranges to read; those of one file must be adjacent in the sequence.
-            verify: whether to compare digests; then each range must be a whole chunk.
-            past_cache: whether to bypass the page cache where the file system supports it. This
+            ranges: ranges to read, grouped by file.
+            verify: whether to compare digests. If so, each range must be a whole chunk.
+            bypass_cache: whether to bypass the page cache where the file system supports this. It
                 is faster, unless other processes of this host read the same ranges.
         """
         self._checkpoint, self._ranges, self._verify = checkpoint, ranges, verify
-        self._flags = os.O_RDONLY | os.O_CLOEXEC | (_DIRECT if past_cache else 0)
+        self._flags = os.O_RDONLY | os.O_CLOEXEC | (_DIRECT if bypass_cache else 0)
         largest = max((range_.pages_bytes for range_ in ranges), default=0)
         pool = ChunkPool(min(_BUFFERS, len(ranges)), largest, torch.device("cpu"))
         self._free: SimpleQueue[torch.Tensor | None] = SimpleQueue()
@@ -112,12 +121,12 @@ class ReadAhead:
             self._free.put(buffer)
 
     def _read(self) -> None:
-        """Fill buffers until all ranges are read or the context is left."""
+        """Fill buffers until all ranges are read or the context is left. Runs in the thread."""
         with ExitStack() as opened:
             name, descriptor = "", -1
             for range_ in self._ranges:
                 buffer = self._free.get()
-                if buffer is None:
+                if buffer is None:  # the context is left
                     return
                 error: Exception | None = None
                 try:
@@ -126,7 +135,7 @@ class ReadAhead:
                         descriptor, name = self._open(range_.file), range_.file
                         opened.callback(os.close, descriptor)
                     self._fetch(descriptor, range_, buffer)
-                except Exception as failure:  # pass on every error: the caller waits for this range
+                except Exception as failure:  # the caller waits for this range: pass it any error
                     error = failure
                 self._filled.put((buffer, error))
 
@@ -146,12 +155,13 @@ class ReadAhead:
         return descriptor
 
     def _fetch(self, descriptor: int, range_: FileRange, buffer: torch.Tensor) -> None:
+        """Read all pages that a range touches into a buffer."""
         path, needed = self._checkpoint.folder / range_.file, range_.stop - range_.first_page
         content = buffer.numpy().data[: range_.pages_bytes]
-        got = 0
-        while got < needed:
+        done = 0
+        while done < needed:
             try:
-                count = os.preadv(descriptor, [content[got:]], range_.first_page + got)
+                count = os.preadv(descriptor, [content[done:]], range_.first_page + done)
             except OSError as error:
                 flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
                 if error.errno != errno.EINVAL or not flags & _DIRECT:
@@ -159,12 +169,12 @@ class ReadAhead:
                 fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
                 continue
             if not count:
-                end = range_.first_page + got
+                end = range_.first_page + done
                 raise CheckpointError(f"{path} is damaged: it ends at byte {end}")
-            got += count
+            done += count
 
     def _damage(self, range_: FileRange, content: torch.Tensor) -> CheckpointError | None:
-        """Return an error if the content does not match its digest and is to be verified."""
+        """Return an error if a range is to be verified and does not match its digest."""
         if not self._verify:
             return None
         manifest, path = self._checkpoint.manifest, self._checkpoint.folder / range_.file

@@ -1,8 +1,10 @@
-"""Plan which stored elements are copied into which elements of a state.
+"""Plan which stored elements of a checkpoint are copied into which elements of a rank's states.
 
-Stored ranges and wanted ranges are split into boxes of global tensors. The intersection of two
-boxes is one copy. A copy is split where chunks of its file end, so that each chunk can be used by
-itself.
+Global tensors are the whole tensors of the model. A checkpoint stores contiguous ranges of their
+flattened boxes, and a rank wants other ranges. A box is a rectangular block of a tensor. Both kinds
+of ranges are split into smaller boxes whose elements are contiguous. The intersection of a stored
+box and a wanted box is one copy. A copy that reads two chunks (the parts of a file that have one
+digest) is split, so that chunks can be read one after the other.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,22 +26,23 @@ from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import ParameterRecord
 
 Slices = tuple[slice, ...]
+"""A part of a box: one slice per dim."""
 Targets = Mapping[str, torch.Tensor]
-"""Contiguous elements to fill, [elements], by the name of the state, as "master"."""
+"""Tensors to fill, [elements], by the name of the state ("master", for example)."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """A box of a tensor whose elements are contiguous in a range."""
+    """A box of a global tensor whose elements are contiguous in a stored or wanted range."""
 
     start: Shape
-    """Index of the first element in the tensor."""
+    """Index of the box's first element in the tensor, one number per dim."""
     shape: Shape
     offset: int
-    """Index of the first element in the range."""
+    """Index of the box's first element in the range."""
 
     def view(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the box's elements of a range's values, in the shape of the box."""
+        """Return the elements of the box as a view of the values of the range."""
         return values[self.offset : self.offset + prod(self.shape)].view(self.shape)
 
 
@@ -49,30 +52,33 @@ class FileCopy:
 
     file: str
     """Name of the file."""
-    at: int
-    """Offset of the stored box in the file in bytes."""
+    offset_bytes: int
+    """Offset of the stored box in the file."""
     stored_shape: Shape
     """Shape of the stored box."""
     source: Slices
-    """Slices of the stored box to copy."""
+    """Part of the stored box that is copied."""
     target: torch.Tensor
-    """View of the state to overwrite, in the shape of the slices."""
+    """Elements of the state that are overwritten, in the shape of `source`."""
 
     @property
     def end(self) -> int:
-        """Offset of the end of the stored box in the file in bytes."""
-        return self.at + prod(self.stored_shape) * ELEMENT_BYTES
+        """Offset of the end of the stored box in the file, in bytes."""
+        return self.offset_bytes + prod(self.stored_shape) * ELEMENT_BYTES
 
     def split(self, chunk_bytes: int) -> Iterator["FileCopy"]:
         """Split the copy into copies that each read one chunk of the file."""
-        if self.at // chunk_bytes == (self.end - 1) // chunk_bytes:
+        if self.offset_bytes // chunk_bytes == (self.end - 1) // chunk_bytes:
             yield self
             return
         wanted = Box(*_start_and_shape(self.source), offset=0)
-        position = self.at
+        position = self.offset_bytes
         while position < self.end:
             stop = min((position // chunk_bytes + 1) * chunk_bytes, self.end)
-            first, count = (position - self.at) // ELEMENT_BYTES, (stop - position) // ELEMENT_BYTES
+            first, count = (
+                (position - self.offset_bytes) // ELEMENT_BYTES,
+                (stop - position) // ELEMENT_BYTES,
+            )
             for start, shape in split_into_boxes(self.stored_shape, first, count):
                 common = _intersection(Box(start, shape, 0), wanted)
                 if common is not None:
@@ -84,23 +90,23 @@ class FileCopy:
         """Copy the elements.
 
         Args:
-            content: [bytes] uint8, bytes of the file; not changed.
+            content: [bytes] uint8, a part of the file that holds the stored box; not changed.
             begin: offset of `content` in the file in bytes, a multiple of the element size.
         """
-        stored = content[self.at - begin : self.end - begin].view(torch.float32)
+        stored = content[self.offset_bytes - begin : self.end - begin].view(torch.float32)
         self.target.copy_(stored.view(self.stored_shape)[self.source])
 
 
 def plan_copies(
     checkpoint: Checkpoint, record: ParameterRecord, start: int, targets: Targets
 ) -> Iterator[FileCopy]:
-    """Yield the copies that fill each element of a range of a parameter's states once.
+    """Yield copies that together fill each element of a range of a parameter's states once.
 
     Args:
         checkpoint: a checkpoint of any layout.
         record: the parameter.
-        start: first element of the targets in the flattened parameter.
-        targets: elements to fill, by state; all of the same length.
+        start: index of the range's first element in the flattened parameter.
+        targets: for each state, the tensor that holds the range. All have the same length.
 
     Raises:
         CheckpointError: a tensor is absent or has another shape, or an element is not stored
@@ -108,9 +114,9 @@ def plan_copies(
     """
     count = len(next(iter(targets.values())))
     for part in placed_ranges(record.placements, record.parameter.shape, start, count):
-        inside = slice(part.offset, part.offset + part.count)
+        elements = slice(part.offset, part.offset + part.count)
         yield from _copies_of(
-            checkpoint, {state: values[inside] for state, values in targets.items()}, part
+            checkpoint, {state: values[elements] for state, values in targets.items()}, part
         )
 
 
@@ -129,6 +135,7 @@ def stored_tensor(checkpoint: Checkpoint, name: str) -> Tensor:
 
 
 def _copies_of(checkpoint: Checkpoint, targets: Targets, part: PlacedRange) -> Iterator[FileCopy]:
+    """Yield copies that fill a range of one box; `targets` are the elements of this range."""
     placement = part.placement
     tensor = stored_tensor(checkpoint, placement.name)
     if tensor.shape != placement.global_shape:
@@ -144,12 +151,17 @@ def _copies_of(checkpoint: Checkpoint, targets: Targets, part: PlacedRange) -> I
             for stored_box in boxes
             if (common := _intersection(stored_box, wanted)) is not None
         ]
-        for intersection in _chosen(checkpoint, placement.name, wanted.shape, found):
+        for intersection in _choose(checkpoint, placement.name, wanted.shape, found):
             yield from intersection.copies(wanted, targets)
 
 
 def _boxes(box_start: Shape, elements: StoredRange | PlacedRange) -> Iterator[Box]:
-    """Split a range of a box into boxes of the global tensor."""
+    """Split a range of a flattened box into boxes of the global tensor.
+
+    Args:
+        box_start: index of the box's first element in the global tensor.
+        elements: the range.
+    """
     if isinstance(elements, StoredRange):
         box_shape = elements.shape
     else:
@@ -170,9 +182,9 @@ class _Intersection:
     box: Box
     """The stored box."""
     source: Slices
-    """Slices of the stored box."""
+    """The intersection as a part of the stored box."""
     target: Slices
-    """Slices of the wanted box."""
+    """The intersection as a part of the wanted box."""
 
     @property
     def elements(self) -> int:
@@ -180,31 +192,46 @@ class _Intersection:
         return prod(_start_and_shape(self.target)[1])
 
     def copies(self, wanted: Box, targets: Targets) -> Iterator[FileCopy]:
-        """Yield one copy per state."""
+        """Yield one copy per state.
+
+        Args:
+            wanted: the wanted box.
+            targets: for each state, the values of the range that holds the wanted box.
+        """
         for state, values in targets.items():
-            at = self.stored.bytes_at[state] + self.box.offset * ELEMENT_BYTES
+            offset_bytes = self.stored.bytes_at[state] + self.box.offset * ELEMENT_BYTES
             target = wanted.view(values)[self.target]
-            yield FileCopy(self.stored.file, at, self.box.shape, self.source, target)
+            yield FileCopy(self.stored.file, offset_bytes, self.box.shape, self.source, target)
 
 
-def _chosen(
+def _choose(
     checkpoint: Checkpoint, name: str, shape: Shape, found: list[_Intersection]
 ) -> list[_Intersection]:
-    """Choose intersections that together hold every element of a box."""
+    """Choose intersections that together hold every element of a wanted box.
+
+    Args:
+        checkpoint: the checkpoint that is read.
+        name: name of the global tensor, for error messages.
+        shape: shape of the wanted box.
+        found: all intersections of stored boxes with the wanted box.
+
+    Raises:
+        CheckpointError: an element is not stored, or is stored twice without permission.
+    """
     may_repeat = checkpoint.manifest.repeats  # elements may be stored more than once
-    for each in found if may_repeat or len(found) == 1 else ():
-        if each.elements == prod(shape):  # the usual case; filling the mask below takes time
-            return [each]
+    for intersection in found if may_repeat or len(found) == 1 else ():
+        if intersection.elements == prod(shape):  # the usual case, faster than the mask below
+            return [intersection]
     filled, chosen = np.zeros(shape, dtype=np.bool_), []
-    for each in found:
-        known = filled[each.target]
-        if known.any() and not may_repeat:
+    for intersection in found:
+        already_filled = filled[intersection.target]
+        if already_filled.any() and not may_repeat:
             raise CheckpointError(
                 f"{checkpoint.folder}: elements of {name} are stored more than once"
             )
-        if not known.all():
-            chosen.append(each)
-            filled[each.target] = True
+        if not already_filled.all():
+            chosen.append(intersection)
+            filled[intersection.target] = True
     if not filled.all():
         raise CheckpointError(
             f"{checkpoint.folder}: {np.count_nonzero(~filled)} of {filled.size} elements of "
@@ -214,16 +241,17 @@ def _chosen(
 
 
 def _intersection(stored: Box, wanted: Box) -> tuple[Slices, Slices] | None:
-    """Return the intersection of two boxes as slices of each, or None if it is empty."""
+    """Return the intersection as slices of the stored and of the wanted box; None if empty."""
     source, target = [], []
-    for first, size, start, length in zip(
+    for stored_start, stored_size, wanted_start, wanted_size in zip(
         stored.start, stored.shape, wanted.start, wanted.shape, strict=True
     ):
-        low, high = max(first, start), min(first + size, start + length)
-        if low >= high:
+        start = max(stored_start, wanted_start)
+        stop = min(stored_start + stored_size, wanted_start + wanted_size)
+        if start >= stop:
             return None
-        source.append(slice(low - first, high - first))
-        target.append(slice(low - start, high - start))
+        source.append(slice(start - stored_start, stop - stored_start))
+        target.append(slice(start - wanted_start, stop - wanted_start))
     return tuple(source), tuple(target)
 
 

@@ -1,10 +1,11 @@
-"""Fill states of any layout from a checkpoint of any other layout.
+"""Fill a rank's states from a checkpoint. Either side may have any parallel layout.
 
-Only chunks that hold wanted elements are read. Without verification only the bytes from the first
-to the last wanted element of a chunk are read; verification needs the whole chunk.
+A chunk is the part of a file that has one digest. Only chunks that hold wanted elements are read.
+If digests are compared, the whole chunk is read, otherwise only the bytes from its first to its
+last wanted element.
 
-Memory in addition to the states: two chunks, and one byte per element of one shard if the layout
-differs from the one that saved, for the check that each element is stored.
+In addition to the states, a rank needs memory for two chunks. If another layout saved the
+checkpoint, it also needs one byte per element of its largest shard, to detect missing elements.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,23 +28,24 @@ def load(
     checkpoint: Checkpoint,
     shards: Iterable[StateShard],
     verify: bool = True,
-    alone: bool = True,
+    is_only_reader: bool = True,
 ) -> None:
     """Load this rank's states.
 
     Args:
         checkpoint: a checkpoint of any layout.
-        shards: shards of any layout, overwritten; also those that another rank saves.
+        shards: all shards of this rank, also those that another rank saves. They are overwritten.
         verify: whether to compare the digests of all chunks that are read.
-        alone: whether no other rank of this host reads the same chunks. If so, reads bypass the
-            page cache, which is faster; if not, the page cache serves all ranks after one read.
+        is_only_reader: whether no other rank of this host reads the same chunks. Then reads bypass
+            the page cache, which is faster. Otherwise the first rank that reads a chunk leaves it
+            in the page cache for the other ranks.
 
     Raises:
         CheckpointError: a tensor is absent or has another shape, an element is not stored exactly
             once, or a file is damaged; the message names it. Some states may be overwritten.
     """
-    found = [copy for shard in shards for copy in _shard_copies(checkpoint, shard)]
-    _run(found, checkpoint, verify, alone)
+    copies = [copy for shard in shards for copy in _shard_copies(checkpoint, shard)]
+    _run_copies(copies, checkpoint, verify, is_only_reader)
 
 
 def load_masters(checkpoint: Checkpoint, shards: Iterable[StateShard], verify: bool = True) -> None:
@@ -55,12 +57,12 @@ def load_masters(checkpoint: Checkpoint, shards: Iterable[StateShard], verify: b
         verify: whether to compare the digests of all chunks that are read.
 
     Raises:
-        CheckpointError: as `load`.
+        CheckpointError: for the same reasons as `load`.
     """
-    found: list[FileCopy] = []
+    copies: list[FileCopy] = []
     for shard in shards:
-        found += plan_copies(checkpoint, shard.record, shard.start, {"master": shard.master})
-    _run(found, checkpoint, verify)
+        copies += plan_copies(checkpoint, shard.record, shard.start, {"master": shard.master})
+    _run_copies(copies, checkpoint, verify)
 
 
 def load_weights(
@@ -74,28 +76,30 @@ def load_weights(
         verify: whether to compare the digests of all chunks that are read.
 
     Raises:
-        CheckpointError: as `load`.
+        CheckpointError: for the same reasons as `load`.
     """
-    found: list[FileCopy] = []
+    copies: list[FileCopy] = []
     for record in records:
         targets = {"master": record.parameter.data.view(-1)}
-        found += plan_copies(checkpoint, record, 0, targets)
-    _run(found, checkpoint, verify)
+        copies += plan_copies(checkpoint, record, 0, targets)
+    _run_copies(copies, checkpoint, verify)
 
 
 def check_stored(checkpoint: Checkpoint, shards: Iterable[StateShard]) -> None:
-    """Check that a checkpoint holds every element of some shards; a node-local one may not.
+    """Check that a checkpoint holds every element of some shards, without reading them.
+
+    A node-local checkpoint may lack elements if the layout has changed since it was saved.
 
     Raises:
-        CheckpointError: as `load`, except that damaged files are not detected.
+        CheckpointError: for the same reasons as `load`, except that damaged files are not detected.
     """
     for shard in shards:
         for _ in _shard_copies(checkpoint, shard):
-            pass
+            pass  # planning the copies raises the error
 
 
 def check_model(checkpoint: Checkpoint, model: Mapping[str, Shape]) -> None:
-    """Reject a checkpoint with tensors that the model lacks; `load` would silently skip them.
+    """Reject a checkpoint with tensors that the model lacks. `load` alone would ignore them.
 
     Args:
         checkpoint: a checkpoint of a run.
@@ -116,19 +120,19 @@ def check_model(checkpoint: Checkpoint, model: Mapping[str, Shape]) -> None:
 def read_tensor(
     checkpoint: Checkpoint, name: str, verify: bool = True, states: Sequence[str] = STATES
 ) -> dict[str, torch.Tensor]:
-    """Read the whole of one tensor of the model.
+    """Read one whole tensor of the model.
 
     Args:
         checkpoint: a checkpoint of any layout.
-        name: global name of the tensor.
+        name: name of the tensor in the model.
         verify: whether to compare the digests of all chunks that are read.
         states: names of the states to read.
 
     Returns:
-        [global shape] fp32, by state.
+        By state: a tensor of the whole shape, fp32.
 
     Raises:
-        CheckpointError: as `load`.
+        CheckpointError: for the same reasons as `load`.
     """
     shape = stored_tensor(checkpoint, name).shape
     zeros = (0,) * len(shape)
@@ -142,20 +146,21 @@ def read_tensor(
         tied=False,
     )
     targets = {state: torch.empty(prod(shape)) for state in states}
-    _run(plan_copies(checkpoint, record, 0, targets), checkpoint, verify)
+    _run_copies(plan_copies(checkpoint, record, 0, targets), checkpoint, verify)
     return {state: values.view(shape) for state, values in targets.items()}
 
 
-def _run(
-    found: Iterable[FileCopy], checkpoint: Checkpoint, verify: bool, alone: bool = True
+def _run_copies(
+    copies: Iterable[FileCopy], checkpoint: Checkpoint, verify: bool, is_only_reader: bool = True
 ) -> None:
-    """Run copies, one chunk of a file after another."""
+    """Run copies, sorted by file and chunk, so that each chunk is read once."""
     chunk_bytes = checkpoint.manifest.chunk_bytes
-    split = (part for copy in found for part in copy.split(chunk_bytes))
-    ordered = sorted(split, key=attrgetter("file", "at"))
-    groups = [list(g) for _, g in groupby(ordered, key=lambda c: (c.file, c.at // chunk_bytes))]
-    ranges = [_range(checkpoint, group, verify) for group in groups]
-    with ReadAhead(checkpoint, ranges, verify, past_cache=alone) as reader:
+    split = (part for copy in copies for part in copy.split(chunk_bytes))
+    ordered = sorted(split, key=attrgetter("file", "offset_bytes"))
+    by_chunk = groupby(ordered, key=lambda copy: (copy.file, copy.offset_bytes // chunk_bytes))
+    groups = [list(group) for _, group in by_chunk]
+    ranges = [_range_of(checkpoint, group, verify) for group in groups]
+    with ReadAhead(checkpoint, ranges, verify, bypass_cache=is_only_reader) as reader:
         for (range_, content), group in zip(reader, groups, strict=True):
             if isinstance(content, CheckpointError):
                 raise content
@@ -163,12 +168,18 @@ def _run(
                 copy.run(content, range_.start)
 
 
-def _range(checkpoint: Checkpoint, group: Sequence[FileCopy], verify: bool) -> FileRange:
-    """Return the bytes that copies from one chunk need."""
+def _range_of(checkpoint: Checkpoint, group: Sequence[FileCopy], verify: bool) -> FileRange:
+    """Return which bytes of the file must be read for copies from one chunk.
+
+    Args:
+        checkpoint: the checkpoint that is read.
+        group: copies from one chunk, in the order of the file.
+        verify: whether the digest of the chunk is compared, so that all of it must be read.
+    """
     name, chunk_bytes = group[0].file, checkpoint.manifest.chunk_bytes
     if not verify:
-        return FileRange(name, group[0].at, max(copy.end for copy in group))
-    start = group[0].at // chunk_bytes * chunk_bytes
+        return FileRange(name, group[0].offset_bytes, max(copy.end for copy in group))
+    start = group[0].offset_bytes // chunk_bytes * chunk_bytes
     return FileRange(name, start, min(start + chunk_bytes, checkpoint.manifest.files[name].size))
 
 

@@ -1,8 +1,8 @@
-"""Decide which checkpoints are kept, and delete or void the others.
+"""Delete old checkpoints, and rename checkpoints from which no run may resume any more.
 
-Old checkpoints are deleted only after a newer one is committed, so the number of checkpoints never
-falls below the number to keep. A folder is renamed before its files are deleted, so a half-deleted
-folder is never taken for a checkpoint.
+Old checkpoints are deleted only after a newer checkpoint is committed, so there are always as many
+as `checkpoint.keep` asks for. A folder is renamed before its files are deleted, so a half-deleted
+folder is never mistaken for a checkpoint.
 """
 
 import logging
@@ -18,10 +18,11 @@ _log = logging.getLogger(__name__)
 
 
 def prune(folder: Path, committed_step: int, keep: int, keep_every_steps: int | None) -> None:
-    """Delete checkpoints that are no longer to be kept. One rank per folder calls this.
+    """Delete checkpoints that need not be kept any longer. One rank per folder calls this.
 
-    Damaged checkpoints are neither counted nor deleted, so that they can be inspected. Folders
-    that earlier attempts left unfinished, up to this step, are deleted. A failure is only logged.
+    Damaged checkpoints are neither counted nor deleted, so that they can be inspected. Unfinished
+    folders of this and earlier steps, which a crash has left, are deleted too. A failure to delete
+    is only logged.
 
     Args:
         folder: folder of all checkpoints of the run.
@@ -34,7 +35,7 @@ def prune(folder: Path, committed_step: int, keep: int, keep_every_steps: int | 
         undamaged = 0
         for step, path in committed(folder):
             if undamaged >= keep and keep_every_steps is not None and step % keep_every_steps == 0:
-                continue  # not opened: a long run has many of them
+                continue  # kept without a check: a long run has many of them
             if step != committed_step and not _is_undamaged(path):
                 continue
             undamaged += 1
@@ -47,16 +48,16 @@ def prune(folder: Path, committed_step: int, keep: int, keep_every_steps: int | 
 def void_later(folder: Path, step: int) -> None:
     """Rename checkpoints after a step to `step_N.void`, so that no run resumes from them.
 
-    Call this when the run resumes from `step`: later checkpoints belong to the abandoned
-    continuation. A renamed folder stays until the user deletes it, or until a later call needs its
-    name. One process per folder calls this.
+    A run that resumes from `step` repeats the later steps, perhaps with other samples. A renamed
+    folder stays until the user deletes it, or until the same step is voided again. One process per
+    folder calls this.
 
     Args:
         folder: folder of all checkpoints of the run; it may be absent.
         step: step that the run resumes from.
 
     Raises:
-        CheckpointError: a folder cannot be renamed; the next start would resume from it.
+        CheckpointError: a folder cannot be renamed, so the next start would resume from it.
     """
     renamed = False
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -85,6 +86,7 @@ def _is_undamaged(path: Path) -> bool:
 
 
 def _remove_leftovers(folder: Path, committed_step: int) -> None:
+    """Delete folders whose suffix shows that a crash interrupted their writing or deletion."""
     for path in folder.iterdir():
         parsed = parse_folder(path.name)
         if parsed is None or not path.is_dir():

@@ -1,12 +1,13 @@
 """Write and commit one checkpoint, as seen from each rank.
 
-    step_N.partial/   every rank writes and syncs its file, and reports its size and digests
-    manifest.json     rank 0 writes and syncs it after all ranks have reported
-    step_N/           rank 0 renames the folder; only now the checkpoint exists
+1. Every rank writes its file into the folder `step_N.partial`, syncs it, and reports its size and
+   digests to rank 0.
+2. When all ranks have reported, rank 0 writes and syncs `manifest.json` in this folder.
+3. Rank 0 renames the folder to `step_N`. Only now the checkpoint exists.
 
-With one folder per node (node-local disks), rank 0 decides for all nodes as above and completes
-its own node's folder; then the first rank of each other node writes its node's manifest and
-renames its node's folder. `commit_barrier` lists the states of a checkpoint.
+With node-local disks, each node has its own folder. Rank 0 does steps 2 and 3 for its own node, and
+thereby decides for all nodes. Then the first rank of each other node does steps 2 and 3 for its
+node. `commit_barrier` is the part in which the ranks agree.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ from frontier_llm.errors import CheckpointError, FrontierError
 class NodeCommitError(CheckpointError):
     """This node could not complete its folder of a checkpoint that rank 0 has committed.
 
-    Only the first rank of the node raises it; other ranks are not told.
+    Only the first rank of the node raises it. The other ranks do not learn of it.
     """
 
 
@@ -48,7 +49,7 @@ class Task:
     step: int
     """Number of optimizer steps done."""
     meta: dict[str, Any]
-    """Plain JSON for the manifest; a folder gets that of its first rank."""
+    """Plain JSON for the manifest. The first rank of a folder writes its own value."""
     rank: int
     """Rank of this process."""
     plan: WritePlan
@@ -60,7 +61,7 @@ class Task:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is the first of its folder, which writes the manifest and renames."""
+        """Whether this rank writes the manifest and renames the folder."""
         return self.rank == self.folder_ranks.start
 
     @property
@@ -80,8 +81,9 @@ def save(task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
     Every rank calls this, on any thread.
 
     Raises:
-        CheckpointError: the checkpoint failed, on every rank with the first cause; this rank's
-            file is removed.
+        CheckpointError: the checkpoint failed. All ranks raise this error, with the first cause,
+            and remove their files.
+        UnknownOutcomeError: rank 0 is lost, so this rank keeps its file.
     """
     path = task.partial / task.plan.name
     try:
@@ -97,16 +99,17 @@ def save(task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
     except FrontierError:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
-            task.partial.rmdir()  # fails on all ranks but the last
+            task.partial.rmdir()  # fails if another rank has not removed its file yet
         raise
 
 
 def _write_and_arrive(task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
+    """Write this rank's file and report it to rank 0; after an error, abort the checkpoint."""
     try:
         record = task.plan.record(_write(task, snapshot))
-    except Exception as error:  # abort after every error: the other ranks wait for this one
+    except Exception as error:  # any error must abort: the other ranks wait for this one
         cause = f"rank {task.rank}: {_describe(error)}"
-        with contextlib.suppress(RuntimeError):  # the store is lost; the others find out themselves
+        with contextlib.suppress(RuntimeError):  # the store is lost, as the other ranks will notice
             cause = barrier.abort(cause) or cause
             if task.rank == 0:
                 barrier.conclude(cause)
@@ -118,26 +121,27 @@ def _write_and_arrive(task: Task, snapshot: Snapshot, barrier: CommitBarrier) ->
 
 
 def _write(task: Task, snapshot: Snapshot) -> FilePart | None:
+    """Write this rank's file; return None if the rank has nothing to save."""
     plan, rank = task.plan, task.rank
     if not plan.chunks:
         return None
-    with RankFile(task.partial / plan.name, plan.size, plan.at, plan.total) as file:
+    with RankFile(task.partial / plan.name, plan.size, plan.offset_bytes, plan.total) as file:
         reach("file.created", rank)
         for index, (buffer, size) in enumerate(snapshot.chunks()):
             if index == len(plan.chunks) // 2:
                 reach("file.half", rank)
             file.write(buffer, size)
         reach("file.written", rank)
-        done = file.finish()
+        part = file.finish()
         reach("file.synced", rank)
-    return done
+    return part
 
 
 def _commit(task: Task, barrier: CommitBarrier) -> None:
     """Commit the checkpoint and publish the outcome. Rank 0 only."""
     try:
         records = barrier.wait_for_ranks()
-        _complete(task, [records[rank] for rank in task.folder_ranks])
+        _write_folder_manifest(task, [records[rank] for rank in task.folder_ranks])
         barrier.seal()
         reach("sealed", task.rank)
         _rename(task)
@@ -153,21 +157,26 @@ def _commit(task: Task, barrier: CommitBarrier) -> None:
 
 
 def _complete_node(task: Task, barrier: CommitBarrier) -> None:
-    """Complete and rename this node's folder, after rank 0 has committed its own.
+    """Write the manifest of this node's folder and rename it, after rank 0 has committed.
 
     Raises:
         NodeCommitError: this node's folder is not complete, so no run will resume from this
             checkpoint.
     """
     try:
-        _complete(task, barrier.records(task.folder_ranks))
+        _write_folder_manifest(task, barrier.records(task.folder_ranks))
         _rename(task)
     except Exception as error:
         raise NodeCommitError(f"rank {task.rank}: {_describe(error)}") from error
 
 
-def _complete(task: Task, records: Sequence[str]) -> None:
-    """Check that the folder has all files, and write the manifest into it."""
+def _write_folder_manifest(task: Task, records: Sequence[str]) -> None:
+    """Check that the folder has all files, and write the manifest into it.
+
+    Args:
+        task: the checkpoint.
+        records: what each rank of this folder has written, as JSON.
+    """
     parsed = [RankRecord.model_validate_json(record) for record in records]
     manifest = Manifest.merged(
         task.step, task.plan.chunk_bytes, parsed, task.meta, repeats=task.repeats
@@ -178,20 +187,21 @@ def _complete(task: Task, records: Sequence[str]) -> None:
 
 
 def _check_files(partial: Path, files: Mapping[str, File]) -> None:
-    """Check that all written files are in the folder, and remove those of an earlier attempt."""
-    here = {path.name: path.stat().st_size for path in partial.iterdir()}
+    """Check that all written files are in the folder, and remove files of an earlier attempt."""
+    size_of = {path.name: path.stat().st_size for path in partial.iterdir()}
     for name, file in files.items():
-        if here.get(name) != file.size:
-            found = f"has {here[name]} bytes" if name in here else "is not there"
+        if size_of.get(name) != file.size:
+            found = f"has {size_of[name]} bytes" if name in size_of else "is not there"
             raise CheckpointError(
                 f"rank 0 cannot see what another rank wrote: {partial / name} {found} and should "
                 f"have {file.size}; run.dir must be on a file system that all nodes share"
             )
-    for name in here.keys() - files.keys():
+    for name in size_of.keys() - files.keys():
         (partial / name).unlink()
 
 
 def _write_manifest(task: Task, content: bytes) -> None:
+    """Write the manifest in two halves, so that tests can kill the process between them."""
     middle = len(content) // 2
     with (task.partial / MANIFEST).open("wb") as stream:
         stream.write(content[:middle])
@@ -205,7 +215,7 @@ def _write_manifest(task: Task, content: bytes) -> None:
 
 
 def _rename(task: Task) -> None:
-    """Give the folder its final name; an existing checkpoint of the same step is replaced."""
+    """Give the folder its final name, and replace an existing checkpoint of the same step."""
     replaced = task.final.with_name(f"{task.final.name}.replaced")
     if task.final.exists():
         if replaced.exists():
@@ -213,11 +223,12 @@ def _rename(task: Task) -> None:
         task.final.rename(replaced)
     task.partial.rename(task.final)
     sync_folder(task.folder)
-    with contextlib.suppress(OSError):  # the new checkpoint is committed whether or not this works
+    with contextlib.suppress(OSError):  # the new checkpoint is committed even if this fails
         remove_folder(replaced)
 
 
 def _describe(error: Exception) -> str:
+    """Return an error in one line, with the file and the cause."""
     if isinstance(error, FrontierError):
         return str(error)
     if isinstance(error, OSError):

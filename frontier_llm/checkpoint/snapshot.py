@@ -1,20 +1,21 @@
-"""Keep the states of a step available to the writer while training continues.
+"""Keep the states of one step available to the writer thread while training continues.
 
-The states do not change between two updates, so nothing is copied when a checkpoint begins: the
-writer reads chunks straight from the states, from the first chunk on. Before the next update the
-fence copies the chunks that the writer has not reached into the pool, from the last chunk on.
-States of a chunk:
+The file of a rank is divided into chunks. The optimizer states do not change between two updates,
+so nothing is copied when a checkpoint begins. The writer thread reads chunks directly from the
+states, beginning with the first chunk. Before the next update, the trainer's thread calls `fence`.
+The fence captures the chunks that the writer has not reached: it copies them into the pool, a set
+of buffers in host memory, beginning with the last chunk. A chunk is in one of these situations:
 
 - in the states: not read yet.
 - being captured: the fence is copying it into the pool.
-- in the pool: waits for the writer.
-- read: in the writer's hands; neither the states nor the pool are needed.
+- captured: in the pool, where it waits for the writer.
+- read: the writer has the content, so neither the states nor the pool are needed for it.
 
     in the states -> read                                       (the writer was first)
-    in the states -> being captured -> in the pool -> read      (the fence was first)
+    in the states -> being captured -> captured -> read         (the fence was first)
 
-If the pool is full the fence waits for the writer: memory stays bounded and training is delayed.
-For states on a GPU the pool is filled when the checkpoint begins, on a separate stream.
+If the pool is full, the fence waits for the writer. Memory stays bounded, but training is delayed.
+For states on a GPU, the chunks are captured when the checkpoint begins, on a separate CUDA stream.
 """
 
 import threading
@@ -28,27 +29,27 @@ from frontier_llm.errors import CheckpointError
 
 
 class Snapshot:
-    """The content of a plan's chunks as of one step.
+    """The content of a rank's file as of one step.
 
-    The trainer's thread calls `fence`; the writer's thread iterates over `chunks`.
+    The trainer's thread calls `fence`, while the writer thread iterates over `chunks`.
     """
 
     def __init__(self, plan: WritePlan, pool: ChunkPool) -> None:
         """Begin a snapshot. The plan's states must not change until `fence` returns.
 
         Args:
-            plan: layout of the file.
-            pool: buffers for captured chunks, all free; at least one if the plan has chunks.
+            plan: chunks of the file, and the states that fill them.
+            pool: buffers for captured chunks and one for the writer; all of them are free.
         """
         self._plan, self._pool = plan, pool
-        self._bounce = pool.take()  # for chunks that the writer reads straight from the states
+        self._writer_buffer = pool.take()  # for chunks that the writer reads from the states
         self._changed = threading.Condition()
-        self._taken = 0  # the writer has started to read chunks [0, taken)
+        self._started = 0  # the writer has started to read chunks [0, started)
         self._read = 0  # the writer no longer needs the states for chunks [0, read)
         self._fenced = len(plan.chunks)  # the fence has captured, or is capturing, [fenced, end)
-        # captured chunks: by index, their buffer of the pool and the event of their copy
-        self._held: dict[int, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
-        self._dead = False  # closed, or a capture failed
+        # captured chunks by index: their buffer of the pool, and the CUDA event of their copy
+        self._captured: dict[int, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
+        self._is_abandoned = False  # the writer has closed the snapshot, or a capture has failed
         self._stream: torch.cuda.Stream | None = None
         if plan.device.type != "cpu" and plan.chunks:
             self._begin_on_device()
@@ -58,7 +59,7 @@ class Snapshot:
 
         Yields:
             (buffer, size of the chunk in bytes). The buffer is [chunk_bytes] uint8 on the host,
-            valid until the next chunk is drawn.
+            valid until the caller asks for the next chunk.
 
         Raises:
             CheckpointError: the fence failed to capture a chunk.
@@ -76,47 +77,52 @@ class Snapshot:
                     self._give_back(buffer)
 
     def fence(self) -> None:
-        """Return when the states may change: all chunks are read or captured in the pool."""
+        """Wait until the states may change, because all chunks are read or captured."""
         done = False
         while not done:
             while self._capture_last():
                 pass
             with self._changed:
-                self._changed.wait_for(lambda: self._is_over() or self._can_capture())
-                done = self._is_over()
-        if self._stream is not None:  # the update waits for the copies, the host does not
+                self._changed.wait_for(lambda: self._states_are_free() or self._can_capture())
+                done = self._states_are_free()
+        if self._stream is not None:  # the update waits on the GPU, the host does not
             torch.cuda.current_stream(self._plan.device).wait_stream(self._stream)
 
     def close(self) -> None:
-        """Return all buffers to the pool and wake the fence, even if chunks were left unread.
+        """Return all buffers to the pool and wake the fence, even if some chunks are unread.
 
-        The writer's thread calls this after the last chunk that it draws.
+        The writer thread calls this after the last chunk that it needs.
         """
         self._abandon()
-        if self._bounce is not None:
-            self._give_back(self._bounce)
-            self._bounce = None
+        if self._writer_buffer is not None:
+            self._give_back(self._writer_buffer)
+            self._writer_buffer = None
 
-    def _is_over(self) -> bool:
-        return self._dead or self._read >= self._fenced
+    def _states_are_free(self) -> bool:
+        """Whether no chunk needs the states any more."""
+        return self._is_abandoned or self._read >= self._fenced
 
     def _can_capture(self) -> bool:
-        return self._fenced > self._taken and self._pool.has_free
+        """Whether a chunk is still in the states and a buffer is free."""
+        return self._fenced > self._started and self._pool.has_free
 
     def _next(self, index: int) -> tuple[torch.Tensor, bool]:
-        """Return a chunk's buffer, and whether it belongs to the pool."""
+        """Return a buffer with the chunk, and whether the caller must return it to the pool.
+
+        Runs in the writer thread.
+        """
         event = None
         with self._changed:
-            self._taken = index + 1
-            from_states = index < self._fenced and index not in self._held
+            self._started = index + 1
+            from_states = index < self._fenced and index not in self._captured
             if not from_states:
-                self._changed.wait_for(lambda: index in self._held or self._dead)
-                if index not in self._held:
+                self._changed.wait_for(lambda: index in self._captured or self._is_abandoned)
+                if index not in self._captured:
                     raise CheckpointError("the states could not be copied for the checkpoint")
-                buffer, event = self._held.pop(index)
+                buffer, event = self._captured.pop(index)
         if from_states:
-            assert self._bounce is not None
-            buffer = self._bounce
+            assert self._writer_buffer is not None
+            buffer = self._writer_buffer
             self._fill(index, buffer)
         if event is not None:
             event.synchronize()
@@ -126,12 +132,12 @@ class Snapshot:
         return buffer, not from_states
 
     def _capture_last(self) -> bool:
-        """Capture the last chunk that is still in the states; return whether to try again."""
+        """Capture the last chunk that is still in the states; return whether to call this again."""
         with self._changed:
             index = self._fenced - 1
-            if index < self._taken or self._dead:
+            if index < self._started or self._is_abandoned:
                 return False
-            if index in self._held:  # captured when the snapshot began
+            if index in self._captured:  # captured when the snapshot began
                 self._fenced = index
                 return True
             buffer = self._pool.take()
@@ -144,14 +150,15 @@ class Snapshot:
             self._abandon()
             raise
         with self._changed:
-            if self._dead:
+            if self._is_abandoned:
                 self._pool.give_back(buffer)
             else:
-                self._held[index] = (buffer, None)
+                self._captured[index] = (buffer, None)
             self._changed.notify_all()
         return True
 
     def _fill(self, index: int, buffer: torch.Tensor) -> None:
+        """Copy a chunk from the states into a buffer, and wait until it is copied."""
         if self._stream is None:
             self._plan.fill(index, buffer)
             return
@@ -162,7 +169,7 @@ class Snapshot:
         event.synchronize()
 
     def _begin_on_device(self) -> None:
-        """Start to copy as many chunks as the pool holds. Not covered by tests without a GPU."""
+        """Start to capture as many chunks as the pool holds. Not covered by tests without a GPU."""
         self._stream = torch.cuda.Stream(self._plan.device)
         self._stream.wait_stream(torch.cuda.current_stream(self._plan.device))
         with torch.cuda.stream(self._stream):
@@ -173,7 +180,7 @@ class Snapshot:
                 self._plan.fill(index, buffer, non_blocking=True)
                 event = torch.cuda.Event()
                 event.record(self._stream)
-                self._held[index] = (buffer, event)
+                self._captured[index] = (buffer, event)
 
     def _give_back(self, buffer: torch.Tensor) -> None:
         with self._changed:
@@ -185,7 +192,7 @@ class Snapshot:
         if self._stream is not None:
             self._stream.synchronize()  # no copy may still write into a buffer that is freed
         with self._changed:
-            self._dead = True
-            while self._held:
-                self._pool.give_back(self._held.popitem()[1][0])
+            self._is_abandoned = True
+            while self._captured:
+                self._pool.give_back(self._captured.popitem()[1][0])
             self._changed.notify_all()

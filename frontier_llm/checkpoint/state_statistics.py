@@ -1,4 +1,7 @@
-"""Compute mean, deviation and extremes of the states in a checkpoint, reading each file once."""
+"""Compute mean, deviation and extremes of the states in a checkpoint (`inspect --statistics`).
+
+Each file is read once, chunk by chunk.
+"""
 
 import math
 from collections.abc import Callable
@@ -14,9 +17,9 @@ from frontier_llm.errors import CheckpointError
 
 @dataclass
 class Spread:
-    """Running mean, deviation and extremes of values that are added in parts.
+    """Mean, deviation and extremes of values that are added in parts, computed in fp64.
 
-    Values that are not finite are counted and otherwise ignored. Computed in fp64.
+    Infinite values and NaN are counted and otherwise ignored.
 
     Source: Chan, Golub and LeVeque, Updating formulae and a pairwise algorithm for computing
     sample variances (1979), equation 2.1.
@@ -28,22 +31,22 @@ class Spread:
     """Number of finite values added."""
     mean: float = 0.0
     squares: float = 0.0
-    """Sum of squared distances from the mean."""
+    """Sum of the squared differences between the values and their mean."""
     smallest: float = math.inf
     largest: float = -math.inf
 
     def add(self, values: torch.Tensor) -> None:
-        """Add values, [n] fp32, which are not changed."""
+        """Add values, [n] fp32."""
         self.elements += values.numel()
         part = values[torch.isfinite(values)].double()
         if not part.numel():
             return
-        mean = float(part.mean())
-        apart, before = mean - self.mean, self.finite
+        part_mean = float(part.mean())
+        difference, previous = part_mean - self.mean, self.finite
         self.finite += part.numel()
-        self.mean += apart * part.numel() / self.finite
-        self.squares += float((part - mean).square().sum())
-        self.squares += apart**2 * before * part.numel() / self.finite
+        self.mean += difference * part.numel() / self.finite
+        self.squares += float((part - part_mean).square().sum())
+        self.squares += difference**2 * previous * part.numel() / self.finite
         self.smallest = min(self.smallest, float(part.min()))
         self.largest = max(self.largest, float(part.max()))
 
@@ -60,12 +63,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class _StateBytes:
-    """Bytes [at, end) of a file, which store elements of one state of one tensor."""
+    """Bytes [start, stop) of a file, which store elements of one state of one tensor."""
 
-    at: int
-    end: int
+    start: int
+    stop: int
     name: str
-    """Global name of the tensor."""
+    """Name of the tensor."""
     state: str
 
 
@@ -74,12 +77,13 @@ def spreads(
 ) -> dict[tuple[str, str], Spread]:
     """Read a whole checkpoint, verify its digests, and return the spread of its values.
 
-    Memory: two chunks of a file, and twice a chunk for its values in fp64.
+    This needs memory for two chunks of a file, and twice the size of a chunk for values in fp64.
 
     Args:
         checkpoint: a checkpoint of any layout.
-        group: maps a tensor's name to the name of the group in which it is counted.
-        advance: called with the number of bytes that were read.
+        group: maps the name of a tensor to the name of a group. The values of all tensors of a
+            group are counted together.
+        advance: called after each chunk with its size in bytes, to show progress.
 
     Returns:
         Spreads by (group, state), in the order of the manifest.
@@ -95,11 +99,11 @@ def spreads(
         for range_, content in reader:
             if isinstance(content, CheckpointError):
                 raise content
-            for each in content_of[range_.file]:
-                start, stop = max(each.at, range_.start), min(each.end, range_.stop)
+            for stored in content_of[range_.file]:
+                start, stop = max(stored.start, range_.start), min(stored.stop, range_.stop)
                 if start < stop:
                     values = content[start - range_.start : stop - range_.start]
-                    found[group(each.name), each.state].add(values.view(torch.float32))
+                    found[group(stored.name), stored.state].add(values.view(torch.float32))
             advance(range_.stop - range_.start)
     return found
 
@@ -109,7 +113,7 @@ def _state_bytes(checkpoint: Checkpoint) -> dict[str, list[_StateBytes]]:
     found: dict[str, list[_StateBytes]] = {name: [] for name in checkpoint.manifest.files}
     for name, tensor in checkpoint.manifest.tensors.items():
         for stored in tensor.stored_ranges:
-            for state, at in stored.bytes_at.items():
-                end = at + stored.count * ELEMENT_BYTES
-                found[stored.file].append(_StateBytes(at, end, name, state))
+            for state, start in stored.bytes_at.items():
+                stop = start + stored.count * ELEMENT_BYTES
+                found[stored.file].append(_StateBytes(start, stop, name, state))
     return found

@@ -1,10 +1,12 @@
-"""Find the elements of global tensors that a shard holds.
+"""Find the elements of the model's tensors that a shard holds.
 
-A shard is a range of a flattened *local* parameter. A placement says where a box (a contiguous
-block of indices) of a global tensor lies inside a local parameter. Local parameters and boxes are
-stored row by row, so a shard holds contiguous ranges of flattened boxes. A checkpoint can therefore
-store "elements [first, first + count) of this box of that tensor" without knowing the layout. A
-reader splits such a range into smaller boxes, which it can copy as slices of a tensor.
+A global tensor is a whole tensor of the model. A local parameter is what one rank computes with,
+after tensor parallelism; it may hold parts of several global tensors. A placement says where a box
+(a rectangular block) of a global tensor lies inside a local parameter. A shard is a range of a
+flattened local parameter. Local parameters and boxes are both stored row by row, so a shard holds
+contiguous ranges of flattened boxes. A checkpoint stores "elements [first, first + count) of this
+box of this tensor", which does not depend on the layout. A reader splits such a range into smaller
+boxes, which it can copy as slices of a tensor.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,13 +36,13 @@ class PlacedRange:
 def placed_ranges(
     placements: Sequence[Placement], local_shape: Sequence[int], start: int, count: int
 ) -> Iterator[PlacedRange]:
-    """Yield the parts of a range that placements cover. All other elements are padding.
+    """Yield the parts of a shard that placements cover. All other elements are padding.
 
     Args:
         placements: placements of the parameter.
         local_shape: shape of the local parameter.
-        start: first element of the range in the flattened parameter.
-        count: number of elements in the range.
+        start: index of the shard's first element in the flattened local parameter.
+        count: number of elements in the shard.
     """
     for placement in placements:
         for local_first, box_first, length in _contiguous_ranges(placement, local_shape):
@@ -54,8 +56,8 @@ def placed_ranges(
 def split_into_boxes(shape: Sequence[int], first: int, count: int) -> Iterator[tuple[Shape, Shape]]:
     """Split a range of a flattened box into boxes, in the order of the range.
 
-    In d dimensions there are at most 2 d - 1 of them: the end of a row, whole rows, and the
-    beginning of a row.
+    In two dimensions there are at most three boxes: the end of a row, whole rows, and the beginning
+    of a row. In d dimensions there are at most 2 d - 1 boxes.
 
     Args:
         shape: shape of the box.
@@ -63,7 +65,7 @@ def split_into_boxes(shape: Sequence[int], first: int, count: int) -> Iterator[t
         count: number of elements in the range, at least one.
 
     Yields:
-        (first index inside the box, shape).
+        (index of the first element inside the given box, shape of the smaller box).
     """
     if not shape:
         yield (), ()
@@ -71,14 +73,14 @@ def split_into_boxes(shape: Sequence[int], first: int, count: int) -> Iterator[t
     row_elements = prod(shape[1:])
     position, stop = first, first + count
     while position < stop:
-        row, within = divmod(position, row_elements)
-        if not within and stop - position >= row_elements:
+        row, column = divmod(position, row_elements)
+        if not column and stop - position >= row_elements:
             rows = (stop - position) // row_elements
             yield (row, *[0] * (len(shape) - 1)), (rows, *shape[1:])
             position += rows * row_elements
             continue
-        length = min(row_elements - within, stop - position)
-        for start, extent in split_into_boxes(shape[1:], within, length):
+        length = min(row_elements - column, stop - position)
+        for start, extent in split_into_boxes(shape[1:], column, length):
             yield (row, *start), (1, *extent)
         position += length
 
@@ -94,14 +96,14 @@ def _contiguous_ranges(
     shape = placement.shape
     if 0 in shape:
         return
-    inner = len(shape)  # the box spans all dims from here on, so they do not interrupt a range
+    inner = len(shape)  # from this dim on, the box is as large as the parameter
     while inner and shape[inner - 1] == local_shape[inner - 1]:
         inner -= 1
-    outer = max(inner - 1, 0)
+    outer = max(inner - 1, 0)  # from this dim on, elements of the box are contiguous
     length = prod(shape[outer:])
     for number, index in enumerate(product(*map(range, shape[:outer]))):
         first = 0
         for dim, size in enumerate(local_shape):
-            inside = index[dim] if dim < outer else 0
-            first = first * size + placement.local_start[dim] + inside
+            index_in_box = index[dim] if dim < outer else 0
+            first = first * size + placement.local_start[dim] + index_in_box
         yield first, number * length, length

@@ -1,7 +1,8 @@
-"""Lay out the file that one rank writes: a safetensors file, and its part of the manifest.
+"""Lay out the safetensors file that one rank writes, and the rank's part of the manifest.
 
-A plan is made once for a rank's shards and used for every checkpoint: the state tensors keep their
-memory, and only their values change.
+The plan says which elements of the rank's states fill each chunk (the part of a file that is
+written at once). It is made once and used for every checkpoint, because the state tensors keep
+their memory and only their values change.
 """
 
 import json
@@ -26,8 +27,9 @@ from frontier_llm.protocols import StateShard
 PAGE_BYTES = 4096
 """Alignment of the data in a file, as O_DIRECT requires."""
 _BYTES = {"F32": ELEMENT_BYTES, "U8": 1}
+"""Size of an element in bytes, by dtype of safetensors."""
 Entries = Sequence[tuple[str, int]]
-"""(key, number of fp32 elements) of each entry that a rank writes, in order."""
+"""(key, number of fp32 elements) of each safetensors entry that a rank writes, in order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +38,8 @@ class ChunkCopy:
 
     source: torch.Tensor
     """[elements] fp32, a view of the state."""
-    at: int
-    """Index of the first element in the chunk."""
+    first: int
+    """Position of the first element in the chunk, in fp32 elements."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,18 +48,18 @@ class WritePlan:
 
     name: str
     """Name of the file."""
-    at: int
-    """Offset of this rank's part in the file in bytes."""
+    offset_bytes: int
+    """Offset of this rank's part in the file."""
     size: int
     """Size of this rank's part in bytes; 0 if this rank writes nothing."""
     total: int | None
     """Size in bytes of a file that ranks share; None if this rank writes the file alone."""
     chunk_bytes: int
-    """Size of every chunk but the last in bytes."""
+    """Size of every chunk but the last, in bytes."""
     head: torch.Tensor
-    """[bytes] uint8, a multiple of a page: header before the data in this rank's part."""
+    """[bytes] uint8, whole pages: the header of the file, if it belongs to this rank's part."""
     chunks: tuple[tuple[ChunkCopy, ...], ...]
-    """Copies that fill each chunk."""
+    """For each chunk, the copies that fill it."""
     tensors: dict[str, Tensor]
     """This rank's part of the manifest."""
     device: torch.device
@@ -73,7 +75,7 @@ class WritePlan:
         Args:
             index: index of the chunk.
             buffer: [chunk_bytes] uint8 on the host, overwritten.
-            non_blocking: whether to return before copies from a device are done.
+            non_blocking: whether to return before copies from a GPU are done.
         """
         begin = index * self.chunk_bytes
         head = self.head[begin : begin + self.chunk_bytes]
@@ -81,12 +83,12 @@ class WritePlan:
         elements = buffer.view(torch.float32)
         end = head.numel() // ELEMENT_BYTES
         for copy in self.chunks[index]:
-            end = copy.at + copy.source.numel()
-            elements[copy.at : end].copy_(copy.source, non_blocking=non_blocking)
+            end = copy.first + copy.source.numel()
+            elements[copy.first : end].copy_(copy.source, non_blocking=non_blocking)
         elements[end : -(-self.chunk_size(index) // ELEMENT_BYTES)] = 0
 
     def record(self, file: FilePart | None) -> RankRecord:
-        """Return the record of what was written.
+        """Return the description of what was written, for the manifest.
 
         Args:
             file: size and digests of the written part; None if the plan is empty.
@@ -95,7 +97,8 @@ class WritePlan:
 
 
 Exchange = Callable[[Entries], Sequence[Entries]]
-"""Sends this rank's entries to the ranks that share the file; returns the entries of each."""
+"""A function that sends this rank's entries to the ranks that share its file, and returns the
+entries of each of these ranks."""
 
 
 def make_write_plan(
@@ -107,17 +110,18 @@ def make_write_plan(
     *,
     everything: bool = False,
 ) -> WritePlan:
-    """Lay out a rank's file: all masters, then all first moments, then all second moments.
+    """Lay out a rank's file: all master weights, then all first moments, then all second moments.
 
-    Padding is not stored. Neither are shards that another rank counts, unless `everything` is set.
+    Padding is not stored. If several ranks hold the same parameter, for example a norm that tensor
+    parallelism does not split, `record.counted` is set on exactly one of them, which stores it.
 
     Args:
-        shards: shards of this rank; no replica of it saves the same ones.
+        shards: shards of this rank.
         rank: rank of this process; part of the file's name.
         chunk_bytes: size of a chunk in bytes, a multiple of a page.
-        file_ranks: ranks that share one file; None if each rank writes its own.
-        exchange: function that exchanges entries among `file_ranks`.
-        everything: whether to save also the shards that another rank counts.
+        file_ranks: ranks that write one file together; None if each rank writes its own.
+        exchange: exchanges entries between `file_ranks`.
+        everything: whether to store also shards that are not counted on this rank.
     """
     parts = [
         (shard, part)
@@ -137,21 +141,21 @@ def make_write_plan(
     ]
     entries = [(key, tensor.numel()) for key, tensor in values]
     if file_ranks is None or exchange is None:
-        name, extent = rank_file_name(rank), _extent_alone(entries)
+        name, part_of_file = rank_file_name(rank), _whole_file(entries)
     else:
         name = node_file_name(file_ranks.start)
-        extent = _extent_among(exchange(entries), rank - file_ranks.start, chunk_bytes)
-    chunks, offsets = _split_into_chunks(values, extent.head.numel(), chunk_bytes)
-    tensors = _tensors(
-        name, keys, [part for _, part in parts], {k: extent.at + b for k, b in offsets.items()}
-    )
+        index = rank - file_ranks.start
+        part_of_file = _part_of_shared_file(exchange(entries), index, chunk_bytes)
+    chunks, offsets = _split_into_chunks(values, part_of_file.head.numel(), chunk_bytes)
+    offsets = {key: part_of_file.offset_bytes + offset for key, offset in offsets.items()}
+    tensors = _describe_tensors(name, keys, [part for _, part in parts], offsets)
     return WritePlan(
         name=name,
-        at=extent.at,
-        size=extent.size,
-        total=extent.total,
+        offset_bytes=part_of_file.offset_bytes,
+        size=part_of_file.size,
+        total=part_of_file.total,
         chunk_bytes=chunk_bytes,
-        head=extent.head,
+        head=part_of_file.head,
         chunks=chunks,
         tensors=tensors,
         device=values[0][1].device if values else torch.device("cpu"),
@@ -159,30 +163,39 @@ def make_write_plan(
 
 
 @dataclass(frozen=True)
-class _Extent:
-    """Position of a rank's part in its file; the fields are those of `WritePlan`."""
+class _PartOfFile:
+    """Position of a rank's part in its file. `WritePlan` has fields with the same meaning."""
 
     head: torch.Tensor
-    at: int
+    offset_bytes: int
     size: int
     total: int | None
 
 
-def _extent_alone(entries: Entries) -> _Extent:
+def _whole_file(entries: Entries) -> _PartOfFile:
+    """Lay out a file that a rank writes alone."""
     head = _head([(key, "F32", count) for key, count in entries], PAGE_BYTES)
     size = head.numel() + sum(count for _, count in entries) * ELEMENT_BYTES
-    return _Extent(head, 0, size, None)
+    return _PartOfFile(head, 0, size, None)
 
 
-def _extent_among(entries_by_rank: Sequence[Entries], index: int, chunk_bytes: int) -> _Extent:
-    """Lay out a shared file in which each rank's part begins with a chunk.
+def _part_of_shared_file(
+    entries_by_rank: Sequence[Entries], index: int, chunk_bytes: int
+) -> _PartOfFile:
+    """Lay out a file that several ranks write, and return one rank's part.
 
-    The header lists the entries of all ranks, and the gaps between parts as entries too, because
-    safetensors allows no unnamed bytes. The first rank with entries writes the header.
+    Each part begins at a multiple of `chunk_bytes`. The header lists the entries of all ranks, and
+    also the gaps between the parts, because safetensors allows no unnamed bytes. The first rank
+    that has entries writes the header.
+
+    Args:
+        entries_by_rank: entries of each rank that shares the file.
+        index: position of this rank among these ranks.
+        chunk_bytes: size of a chunk in bytes.
     """
     writers = [rank for rank, entries in enumerate(entries_by_rank) if entries]
     named: list[tuple[str, str, int]] = []
-    starts, position = {}, 0
+    starts, position = {}, 0  # both count the bytes after the header
     for rank in writers:
         starts[rank] = position
         named += [(key, "F32", count) for key, count in entries_by_rank[rank]]
@@ -194,28 +207,31 @@ def _extent_among(entries_by_rank: Sequence[Entries], index: int, chunk_bytes: i
     head = _head(named, chunk_bytes)
     empty = torch.empty(0, dtype=torch.uint8)
     if index not in starts:
-        return _Extent(empty, 0, 0, None)
+        return _PartOfFile(empty, 0, 0, None)
     total = head.numel() + position
-    first = index == writers[0]
-    at = 0 if first else head.numel() + starts[index]
-    following = [starts[rank] for rank in writers if rank > index]
-    end = head.numel() + following[0] if following else total
-    return _Extent(head if first else empty, at, end - at, total)
+    writes_head = index == writers[0]
+    start = 0 if writes_head else head.numel() + starts[index]
+    later_starts = [starts[rank] for rank in writers if rank > index]
+    stop = head.numel() + later_starts[0] if later_starts else total
+    return _PartOfFile(head if writes_head else empty, start, stop - start, total)
 
 
 def _keys(parts: Sequence[PlacedRange]) -> list[str]:
-    """Return a key per range: its tensor's name, numbered from the tensor's second range on."""
-    seen: dict[str, int] = {}
+    """Return a key per range: the name of its tensor, with a number if it is not the first range.
+
+    For example, three ranges of the tensor `x` have the keys `x`, `x.1` and `x.2`.
+    """
+    last_number: dict[str, int] = {}
     keys = []
     for part in parts:
         name = part.placement.name
-        number = seen[name] = seen.get(name, -1) + 1
+        number = last_number[name] = last_number.get(name, -1) + 1
         keys.append(f"{name}.{number}" if number else name)
     return keys
 
 
 def _head(named: Sequence[tuple[str, str, int]], multiple: int) -> torch.Tensor:
-    """Return a safetensors header, padded with blanks; an empty tensor if there are no entries.
+    """Return a safetensors header, padded with blanks; [bytes] uint8, empty without entries.
 
     Args:
         named: (key, dtype, number of elements) of each entry, in the order of the data.
@@ -237,15 +253,15 @@ def _head(named: Sequence[tuple[str, str, int]], multiple: int) -> torch.Tensor:
 def _split_into_chunks(
     values: Sequence[tuple[str, torch.Tensor]], begin: int, chunk_bytes: int
 ) -> tuple[tuple[tuple[ChunkCopy, ...], ...], dict[str, int]]:
-    """Distribute values over chunks.
+    """Say which elements of the entries fill each chunk of a rank's part.
 
     Args:
         values: (key, [elements] fp32) of each entry, in order.
-        begin: offset of the first entry in bytes.
+        begin: offset of the first entry in the part, in bytes.
         chunk_bytes: size of a chunk in bytes.
 
     Returns:
-        The copies that fill each chunk, and the offset of each entry in bytes, by key.
+        The copies that fill each chunk; and the offset of each entry in the part, in bytes, by key.
     """
     chunk_elements = chunk_bytes // ELEMENT_BYTES
     position = begin // ELEMENT_BYTES
@@ -257,16 +273,24 @@ def _split_into_chunks(
         offsets[key] = position * ELEMENT_BYTES
         done = 0
         while done < tensor.numel():
-            index, at = divmod(position, chunk_elements)
-            count = min(chunk_elements - at, tensor.numel() - done)
-            chunks[index].append(ChunkCopy(tensor[done : done + count], at))
+            index, first = divmod(position, chunk_elements)
+            count = min(chunk_elements - first, tensor.numel() - done)
+            chunks[index].append(ChunkCopy(tensor[done : done + count], first))
             done, position = done + count, position + count
     return tuple(map(tuple, chunks)), offsets
 
 
-def _tensors(
+def _describe_tensors(
     file: str, keys: Sequence[str], parts: Sequence[PlacedRange], offsets: dict[str, int]
 ) -> dict[str, Tensor]:
+    """Return what the manifest says about the stored ranges, by the name of the tensor.
+
+    Args:
+        file: name of the file.
+        keys: key of each range, without the name of the state.
+        parts: the ranges.
+        offsets: offset of each entry in the file in bytes, by its full key.
+    """
     found: dict[str, list[StoredRange]] = {}
     shapes = {}
     for key, part in zip(keys, parts, strict=True):

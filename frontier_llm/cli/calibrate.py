@@ -1,9 +1,10 @@
 """Measure this machine for the planner: `frontier-llm calibrate [cluster=NAME]`.
 
-Measures matrix products of many shapes in each format, the memory bandwidth, attention, the start
-of a kernel, and collectives between `--ranks` processes on this machine. Fits the constants of
-config/calibration.py to the measurements and prints them. `--write NAME` writes the figures of
-`cluster`, with measured values where there are any, to cluster/NAME.yaml in --conf-dir or conf/.
+Measures matrix products of many shapes in each number format, the memory bandwidth, attention, the
+time to start a kernel, and collectives between `--ranks` processes on this machine. Fits the
+constants of config/calibration.py to the measurements and prints them. `--write NAME` copies the
+file of `cluster` to cluster/NAME.yaml in --conf-dir or conf/, and replaces the values that were
+measured.
 """
 
 import argparse
@@ -27,16 +28,17 @@ from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 
 FORMATS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}
-"""Formats that are measured. A CPU is a thousand times slower in fp16, which nobody uses there."""
+"""Number formats that are measured, by type of device. Not fp16 on a CPU, which is a thousand times
+slower than fp32 and therefore not used."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print the figures and write them if asked to; return the exit code."""
+    """Measure, print the results, write them with `--write`; return the exit code."""
     options = _parse(arguments)
     console = wide_console()
     cluster = decode(compose(options.overrides)).cluster
     path = None if options.write is None else cluster_file(options.write)
-    # Before anything starts torch's threads, because the ranks are forked.
+    # The links come first: their ranks are forked, which must happen before torch starts threads.
     links = measure_links(options.ranks) if options.ranks > 1 else None
     products = [measure_products(name) for name in FORMATS[timing.device().type]]
     device = measure_device()
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def cluster_file(name: str) -> Path:
-    """Return the path of a new cluster file, or of a measured one, which may be replaced.
+    """Return the path to write to: a new file, or one that an earlier calibration has written.
 
     Raises:
         ConfigError: the name is not a valid file name, belongs to a file that was not measured, or
@@ -70,10 +72,17 @@ def measured(
     device: DeviceFigures,
     links: LinkFigures | None,
 ) -> dict[str, Any]:
-    """Return the values of a cluster file, replaced by measured ones where there are any."""
+    """Return the content of the new cluster file: `cluster` with the measured values replaced.
+
+    Args:
+        cluster: content of the file that the calibration is based on.
+        products: measured speed of matrix products, one element per number format.
+        device: measured speed of memory, attention and kernel starts.
+        links: measured all-gathers between the ranks; None if there was only one rank.
+    """
     source = f"measured on {device.name} by frontier-llm calibrate"
     calibration = dict(cluster["device"]["calibration"])
-    of_format = next(p.tflops for p in products if p.precision == device.attention_format)
+    product_tflops = next(p.tflops for p in products if p.precision == device.attention_format)
     calibration |= {
         "products": {
             **calibration["products"],
@@ -82,25 +91,25 @@ def measured(
                 for p in products
             },
         },
-        "attention_share": round(device.attention_tflops / of_format, 3),
+        "attention_share": round(device.attention_tflops / product_tflops, 3),
         "kernel_us": round(device.kernel_seconds * 1e6, 2),
         "source": f"{source}; hidden_share, reserved_gib, slack_share from the file it is based on",
     }
-    stream = device.memory_bytes_per_second / 1e9
-    share = min(1.0, stream / cluster["device"]["memory_gb_per_second"])
-    calibration["memory_share"] = round(share, 3)
-    changed: dict[str, Any] = {**cluster["device"], "calibration": calibration}
-    if stream > cluster["device"]["memory_gb_per_second"]:
-        changed |= {"memory_gb_per_second": round(stream, 1), "source": source}
-    nearest = dict(cluster["links"][0])
+    measured_gb = device.memory_bytes_per_second / 1e9
+    nominal_gb = cluster["device"]["memory_gb_per_second"]
+    calibration["memory_share"] = round(min(1.0, measured_gb / nominal_gb), 3)
+    new_device: dict[str, Any] = {**cluster["device"], "calibration": calibration}
+    if measured_gb > nominal_gb:
+        new_device |= {"memory_gb_per_second": round(measured_gb, 1), "source": source}
+    local_link = dict(cluster["links"][0])
     if links is not None:
-        nearest |= {
+        local_link |= {
             "latency_us": round(links.latency_seconds * 1e6, 1),
             "gb_per_second": round(links.bytes_per_second / 1e9, 2),
             "efficiency": 1.0,
             "source": f"{source}: all-gathers between {links.ranks} ranks",
         }
-    return {**cluster, "device": changed, "links": [nearest, *cluster["links"][1:]]}
+    return {**cluster, "device": new_device, "links": [local_link, *cluster["links"][1:]]}
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -111,9 +120,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=2,
         help="processes that communicate; 1 measures no collectives (default 2)",
     )
-    parser.add_argument("--write", metavar="NAME", help="write the figures to cluster/NAME.yaml")
+    parser.add_argument("--write", metavar="NAME", help="write the results to cluster/NAME.yaml")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="overrides; cluster=NAME is the basis"
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="overrides; cluster=NAME names the file to start from",
     )
     return parser.parse_intermixed_args(arguments)
 
@@ -124,23 +136,23 @@ def _tables(
     table = Table(title=f"Matrix products on {device.name}", title_justify="left")
     for column in ("format", "m", "k", "n", "TFLOP/s", "fitted", "error"):
         table.add_column(column)
-    for figures in products:
-        for sample in figures.samples:
-            curve = figures.curve(sample.rows, sample.inner, sample.columns)
+    for of_format in products:
+        for sample in of_format.samples:
+            fitted_tflops = of_format.curve(sample.rows, sample.inner, sample.columns)
             table.add_row(
-                figures.precision,
+                of_format.precision,
                 *map(str, sample[:3]),
                 f"{sample.tflops:.4g}",
-                f"{curve:.4g}",
-                f"{curve / sample.tflops - 1:+.0%}",
+                f"{fitted_tflops:.4g}",
+                f"{fitted_tflops / sample.tflops - 1:+.0%}",
             )
     yield table
-    table = Table(title="Everything else", title_justify="left")
-    table.add_column("figure")
+    table = Table(title="Other measurements", title_justify="left")
+    table.add_column("quantity")
     table.add_column("measured")
-    table.add_row("memory stream", f"{device.memory_bytes_per_second / 1e9:.1f} GB/s")
+    table.add_row("memory bandwidth", f"{device.memory_bytes_per_second / 1e9:.1f} GB/s")
     table.add_row("attention", f"{device.attention_tflops:.4g} TFLOP/s")
-    table.add_row("start of a kernel", f"{device.kernel_seconds * 1e6:.1f} us")
+    table.add_row("time to start a kernel", f"{device.kernel_seconds * 1e6:.1f} us")
     if links is not None:
         table.add_row("all-gather, bandwidth", f"{links.bytes_per_second / 1e9:.2f} GB/s")
         table.add_row("all-gather, latency", f"{links.latency_seconds * 1e6:.0f} us")

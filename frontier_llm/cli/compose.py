@@ -1,7 +1,9 @@
-"""Compose `conf/` and the command line into plain values. Only frontier_llm/cli imports hydra.
+"""Compose the files of `conf/` and the command line into nested values, with hydra.
 
-One process of a run composes, once. Interpolations such as `${now:}` are resolved here, so that
-all ranks read the same values. Every mistake in an override is a `ConfigError`.
+An override is an argument `key=value`. A group is a folder of `conf/`, such as `model`. The
+override `model=gpt_22b` is a choice: it takes the values of conf/model/gpt_22b.yaml. Only one
+process of a run composes, and sends the values to the others, because interpolations such as
+`${now:}` would differ between processes. Every mistake in an override is a `ConfigError`.
 """
 
 import difflib
@@ -34,13 +36,13 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.elastic import refit
 
 _NOT_KEYS = ("hydra", "experiment")
-"""Roots of the composed tree that are no sections of the configuration."""
+"""Top-level keys of the composed values that are not sections of the configuration."""
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose `conf/train.yaml` with overrides such as `model=gpt_22b` or `trainer.steps=9`.
 
-    Keys that were renamed may be given by their old names; a line on stderr says the new one.
+    Keys that were renamed are accepted under their old names; stderr shows the new name.
 
     Returns:
         Nested plain dictionaries with all interpolations resolved. Types are not checked here but
@@ -48,7 +50,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 
     Raises:
         ConfigError: an override is malformed, names a key or a choice that does not exist, or
-            chooses a file whose values an experiment would override silently.
+            chooses a file whose values the chosen experiment would replace silently.
     """
     overrides = [current_names(text) for text in overrides]
     parsed = [_parse(text) for text in overrides]
@@ -69,12 +71,12 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     sections = {str(key): value for key, value in values.items() if key not in _NOT_KEYS}
     for old in old_names(sections):
         _announce(old)
-    given = {override.key_or_group for override in parsed}
-    return _in_order(with_current_names(sections, given))
+    given_keys = {override.key_or_group for override in parsed}
+    return _in_order(with_current_names(sections, given_keys))
 
 
 def current_names(override: str) -> str:
-    """Return an override with the present name of its key; say so when it has the old one."""
+    """Return an override with the present name of its key; print that name if it is new."""
     current = current_override(override)
     if current != override:
         _announce(override.partition("=")[0].lstrip("+~"))
@@ -93,24 +95,26 @@ def _in_order(values: Mapping[str, Any], section: type[Section] = RunConfig) -> 
     ordered: dict[str, Any] = {}
     for name in sorted(values, key=lambda name: [*fields, name].index(name)):
         value = values[name]
-        kind = fields[name].annotation if name in fields else None
-        if isinstance(kind, type) and issubclass(kind, Section) and isinstance(value, Mapping):
-            value = _in_order(value, kind)
+        type_ = fields[name].annotation if name in fields else None
+        if isinstance(type_, type) and issubclass(type_, Section) and isinstance(value, Mapping):
+            value = _in_order(value, type_)
         ordered[name] = value
     return ordered
 
 
 def fitted(values: dict[str, Any], ranks: int) -> dict[str, Any]:
-    """Fit the micro-batch and the sharding factors of an elastic run to a number of ranks.
+    """Fit the micro-batch and the sharding factors to a number of ranks, if launch.elastic=true.
 
-    Each change is printed. A configuration with launch.elastic=false is returned unchanged.
+    An elastic run may resume on another number of ranks. Each change is printed. A configuration
+    with launch.elastic=false is returned unchanged.
 
     Raises:
         ConfigError: a value is illegal, or the ranks cannot share the global batch.
     """
     config = decode(values)
-    elastic = config.launch.elastic
-    changed = refit(config.parallel, config.data, config.sharding, ranks) if elastic else {}
+    if not config.launch.elastic:
+        return values
+    changed = refit(config.parallel, config.data, config.sharding, ranks)
     for key, value in changed.items():
         section, name = key.split(".")
         print(f"{'elastic':<11}{key}: {values[section][name]} -> {value}", file=sys.stderr)
@@ -119,7 +123,7 @@ def fitted(values: dict[str, Any], ranks: int) -> dict[str, Any]:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the choices of each group of `conf/` and of `--conf-dir`: the names of its files."""
+    """Return the names of the files of each group, in `conf/` and in the user's `--conf-dir`."""
     found: dict[str, set[str]] = {}
     for folder in conf_folders():
         for file in folder.glob("*/*.yaml"):
@@ -164,7 +168,7 @@ def _parse(text: str) -> Override:
 
 
 def _check_choice(override: Override) -> None:
-    """Refuse a choice that names no file of its group."""
+    """Refuse a choice if its group has no file of that name."""
     group = override.key_or_group
     choices = groups().get(group)
     if choices is None or override.is_delete():
@@ -184,37 +188,44 @@ def _check_choice(override: Override) -> None:
 
 
 def _check_experiment(overrides: Sequence[Override]) -> None:
-    """Refuse a choice whose values the chosen experiment would override silently.
+    """Refuse a choice whose values the chosen experiment would replace silently.
 
-    The experiments of `conf/` set no key that a file of a group sets. A user's own may.
+    With `experiment=E sharding=S`, hydra prefers the values of E to those of S. If both set the
+    same key to different values, the command line must give the value. The experiments of `conf/`
+    set no key that a file of another group sets. A user's own experiments may.
     """
     chosen = {o.key_or_group: o.value() for o in overrides if o.key_or_group in groups()}
     experiment = chosen.pop("experiment", None)
     if experiment is None:
         return
-    given = [o.key_or_group for o in overrides]
-    values = leaves(file_values("experiment", str(experiment)))
-    own = {RENAMED_KEYS.get(key, key): value for key, value in values}
+    given_keys = [o.key_or_group for o in overrides if "." in o.key_or_group]
+    of_experiment = {
+        RENAMED_KEYS.get(key, key): value
+        for key, value in leaves(file_values("experiment", str(experiment)))
+    }
     for group, name in chosen.items():
-        for old, value in leaves(file_values(group, str(name)), f"{group}."):
-            key = RENAMED_KEYS.get(old, old)
-            is_given = any(key == one or key.startswith(f"{one}.") for one in given if "." in one)
-            if own.get(key, value) != value and not is_given:
+        for old_key, value in leaves(file_values(group, str(name)), f"{group}."):
+            key = RENAMED_KEYS.get(old_key, old_key)
+            is_given = any(key == given or key.startswith(f"{given}.") for given in given_keys)
+            if of_experiment.get(key, value) != value and not is_given:
                 raise ConfigError(
                     group,
                     f"{name}, whose {key}={value} experiment={experiment} overrides",
                     "a key that is set by the experiment or by the chosen file, not by both",
-                    f"add {key}={value} for the value of {group}={name}, or {key}={own[key]} for "
-                    f"that of the experiment; or take the key out of experiment {experiment}",
+                    f"add {key}={value} for the value of {group}={name}, or "
+                    f"{key}={of_experiment[key]} for the value of the experiment; or take the key "
+                    f"out of experiment {experiment}",
                 )
 
 
 def _missing(key: str) -> ConfigError:
-    words, doc = next(((w, d) for name, w, d in keys() if name == key), ("a value", ""))
-    return ConfigError(key, "nothing", words, f"set {key}=...: {doc}" if doc else f"set {key}=...")
+    """Build the error for a key without a value, from the documentation of the key."""
+    wanted, doc = next(((kind, doc) for name, kind, doc in keys() if name == key), ("a value", ""))
+    return ConfigError(key, "nothing", wanted, f"set {key}=...: {doc}" if doc else f"set {key}=...")
 
 
 def _unresolved(error: OmegaConfBaseException) -> ConfigError:
+    """Build the error for a reference `${...}` that cannot be resolved."""
     message = str(error).splitlines()[0]
     renamed = [f"{old} is now {new}" for old, new in RENAMED_KEYS.items() if f"'{old}'" in message]
     return ConfigError(
@@ -226,12 +237,11 @@ def _unresolved(error: OmegaConfBaseException) -> ConfigError:
 
 
 def _refused(overrides: Sequence[Override], error: Exception) -> ConfigError:
-    """Build the error for the override that hydra refused."""
+    """Build the error for the override that hydra refused and that its message names."""
     known = {name for name, _, _ in keys()}
     message = str(error).splitlines()[0]
-    named = [o for o in overrides if f"'{o.key_or_group}'" in message] or [
-        o for o in overrides if o.key_or_group in message
-    ]
+    in_quotes = [o for o in overrides if f"'{o.key_or_group}'" in message]
+    named = in_quotes or [o for o in overrides if o.key_or_group in message]
     if not named:
         return ConfigError(
             "conf/", message, "files that compose", "correct the file that the message names"

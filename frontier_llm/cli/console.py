@@ -1,13 +1,18 @@
-"""Provide consoles that are as wide as the terminal, or as the widest table without a terminal."""
+"""Make consoles that are wide enough for the tables of the commands."""
 
 from rich.console import Console
 
 WIDTH = 200
-"""Columns of output to files and pipes. Rich would assume 80 columns and truncate figures."""
+"""Characters per line of output to files and pipes. Rich would assume 80 and cut numbers off."""
 
 
 def wide_console(*, stderr: bool = False, highlight: bool = True) -> Console:
-    """Return a console on standard output, or on standard error."""
+    """Return a console of the terminal's width, or of WIDTH characters without a terminal.
+
+    Args:
+        stderr: whether to write to standard error instead of standard output.
+        highlight: whether rich colours numbers and paths.
+    """
     console = Console(stderr=stderr, highlight=highlight)
     if console.is_terminal:
         return console

@@ -1,13 +1,16 @@
 """Convert weights: `frontier-llm convert --to hf RUN OUT`, or `--from hf DIR OUT`.
 
-`--to hf` reads the newest checkpoint of a run directory and writes a folder for from_pretrained of
-transformers. `--from hf` writes a run directory with a checkpoint of step 0 and a config.yaml, and
-prints the command that starts a run with these weights. Families: gpt2, gpt_neox (with Pythia),
-llama, t5 (1.1) and mt5.
+`--to hf` exports: it reads the newest checkpoint of the run directory RUN and writes a folder that
+from_pretrained of transformers loads. `--from hf` imports: it reads such a folder, writes a run
+directory with a checkpoint of step 0 and a config.yaml, and prints the command that starts a run
+with these weights. The supported families of models are gpt2, gpt_neox (with Pythia), llama, t5
+(1.1) and mt5.
 
 The conversion runs on the CPU, a few tensors at a time. Then both models are run on the same
-tokens, which needs transformers and memory for both. If their logits differ by more than the
-tolerance, the output is removed and the exit code is 1. `--no-check` skips the comparison.
+tokens, which needs transformers and memory for both models. If their logits differ by more than the
+tolerance, the output is removed and the exit code is 1. `--no-check` skips this comparison.
+
+In the code, "ours" is this project's format and "theirs" is the format of Hugging Face.
 """
 
 import argparse
@@ -38,6 +41,7 @@ from frontier_llm.trainer.single_process_model import single_process_config
 from frontier_llm.units import GIB, format_count
 
 SHARD_BYTES = 2 * GIB
+"""Largest size of one file of weights."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -78,7 +82,7 @@ class Converted:
         config: the configuration of our model.
         ours: the run directory or checkpoint of this project.
         theirs: the Hugging Face folder.
-        overrides: overrides of a run with imported weights; empty for an export.
+        overrides: overrides that start a run with imported weights; empty for an export.
     """
 
     config: RunConfig
@@ -88,7 +92,7 @@ class Converted:
 
 
 def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
-    """Write a Hugging Face folder.
+    """Export: write a Hugging Face folder.
 
     Args:
         run: the run directory.
@@ -96,7 +100,7 @@ def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
         options: the command line.
 
     Raises:
-        DataError: our model belongs to no family.
+        DataError: our model belongs to no supported family.
         CheckpointError: the weights are absent, damaged or of another model.
     """
     config = single_process_config(run)
@@ -107,12 +111,13 @@ def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
     weights.check_names(shapes)
     dtype = DTYPES[options.dtype]
 
-    def shard(numbers: range) -> Iterator[tuple[str, Tensor]]:
+    def converted_rows(numbers: range) -> Iterator[tuple[str, Tensor]]:
         for row in (rows[number] for number in numbers):
-            parts = row.transform.to_theirs(weights.read(row.ours))
-            yield from ((n, p.to(dtype)) for n, p in zip(row.theirs, parts, strict=True))
+            tensors = row.transform.to_theirs(weights.read(row.ours))
+            for name, tensor in zip(row.theirs, tensors, strict=True):
+                yield name, tensor.to(dtype)
 
-    plan = plan_shards([4 * prod(shapes[row.ours]) for row in rows], SHARD_BYTES)
+    file_plan = plan_shards([4 * prod(shapes[row.ours]) for row in rows], SHARD_BYTES)
     settings = {
         "model_type": family.name,
         "architectures": [family.architecture],
@@ -120,12 +125,13 @@ def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
         **write_theirs(config, out),
         **family.to_theirs(config),
     }
-    write_model(out, settings, (list(shard(numbers)) for numbers in plan), len(plan))
+    files = (list(converted_rows(numbers)) for numbers in file_plan)
+    write_model(out, settings, files, len(file_plan))
     return Converted(config, weights.checkpoint.folder, out, [])
 
 
 def from_theirs(folder: Path, out: Path, home: Path) -> Converted:
-    """Write a run directory.
+    """Import: write a run directory.
 
     Args:
         folder: a Hugging Face folder.
@@ -139,21 +145,21 @@ def from_theirs(folder: Path, out: Path, home: Path) -> Converted:
     family = family_of(settings)
     family.refuse_variants(settings)
     tokenizer = copy_to_ours(folder, out)
-    kept = None if tokenizer is None else home.absolute() / tokenizer.name
-    overrides = model_overrides(family, settings, home, kept)
+    final_tokenizer = None if tokenizer is None else home.absolute() / tokenizer.name
+    overrides = model_overrides(family, settings, home, final_tokenizer)
     config = _write_config(overrides, out)
     shapes = model_shapes(config.model, config.data.sequence_length)
     rows = select(family.rows(config.model), shapes)
     weights = TheirWeights(folder, family.prefix)
     check_names(rows, weights.names, family.unused)
 
-    def shard(numbers: range) -> Iterator[tuple[str, Tensor]]:
+    def converted_rows(numbers: range) -> Iterator[tuple[str, Tensor]]:
         for row in (rows[number] for number in numbers):
-            yield row.ours, _take(row, weights, shapes[row.ours])
+            yield row.ours, _to_ours(row, weights, shapes[row.ours])
 
-    plan = plan_shards([4 * prod(shapes[row.ours]) for row in rows], SHARD_BYTES)
+    file_plan = plan_shards([4 * prod(shapes[row.ours]) for row in rows], SHARD_BYTES)
     meta = {"converted_from": str(folder), "family": family.name}
-    write_weights(out, (list(shard(numbers)) for numbers in plan), meta)
+    write_weights(out, (list(converted_rows(numbers)) for numbers in file_plan), meta)
     return Converted(config, out, folder, overrides)
 
 
@@ -166,9 +172,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("source", type=Path, help="a run directory or a Hugging Face folder")
     parser.add_argument("out", type=Path, help="the folder to write")
-    parser.add_argument("--family", help="--to: t5 or mt5, which are the same model")
+    parser.add_argument("--family", help="--to: t5 or mt5, whose models are equal")
     parser.add_argument("--checkpoint", type=Path, help="--to: a checkpoint (default: the newest)")
-    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="--to: format of weights")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="--to: number format")
     parser.add_argument(
         "--check", action=argparse.BooleanOptionalAction, default=True,
         help="compare the logits of both models (default)",
@@ -177,7 +183,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _check(converted: Converted) -> None:
-    """Refuse a conversion that does not compute the same.
+    """Run both models on the same tokens, and refuse the conversion if they differ.
 
     Raises:
         DataError: the logits differ.
@@ -186,12 +192,17 @@ def _check(converted: Converted) -> None:
 
     comparison = compare(converted.config, converted.ours, converted.theirs)
     if not comparison.passes:
-        raise DataError(f"the converted model is another one: {comparison}; nothing was written")
+        raise DataError(f"the converted model differs: {comparison}; nothing was written")
     print(comparison)
 
 
-def _take(row: Row, weights: TheirWeights, shape: tuple[int, ...]) -> Tensor:
-    """Return our tensor of a row, made of theirs.
+def _to_ours(row: Row, weights: TheirWeights, shape: tuple[int, ...]) -> Tensor:
+    """Return our tensor that corresponds to one or more of their tensors.
+
+    Args:
+        row: the names of the corresponding tensors, and the transformation between them.
+        weights: the weights of the Hugging Face folder.
+        shape: shape that our tensor must have.
 
     Raises:
         DataError: the shapes of their tensors contradict config.json.
@@ -216,7 +227,7 @@ def _elements(config: RunConfig) -> int:
 
 
 def _write_config(overrides: Sequence[str], out: Path) -> RunConfig:
-    """Write the config.yaml of a run directory that holds imported weights.
+    """Write the config.yaml of a run directory with imported weights; return the configuration.
 
     Args:
         overrides: overrides of the configuration.

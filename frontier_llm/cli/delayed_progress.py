@@ -7,12 +7,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 DELAY_SECONDS = 1.0
+"""Seconds of work before the bar appears."""
 
 
 class DelayedProgress:
-    """A progress bar that appears late and disappears at the end of a `with` block."""
+    """A progress bar that appears after DELAY_SECONDS and disappears at the end of its context."""
 
     def __init__(self, console: Console) -> None:
+        """Start the delay; the bar will appear on `console`."""
         self._console, self._start = console, time.monotonic()
         self._bar: Progress | None = None
 

@@ -6,9 +6,10 @@ usage: frontier-llm doctor [key=value ...]
     frontier-llm doctor launch.ranks=8       eight ranks
     srun -N 2 ... frontier-llm doctor experiment=... run.dir=runs/doctor    every rank of a job
 
-Prints what a bug report needs: versions, device and architecture, the kernels that are used and the
-reason, the plugin and the variables of the network, cores, interfaces and free space. Then creates
-every process group of the configuration and runs one collective on each. Overrides as for train.
+Prints what a bug report needs: versions, the device and its architecture, which kernels are used
+and why, the plugin and the environment variables of the network, cores, network interfaces and free
+disk space. Then creates every process group of the configuration and runs one collective on each.
+Overrides are the same as for frontier-llm train.
 """
 
 import os
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 MEETING_TIMEOUT = timedelta(minutes=5)
+"""Limit of the rendezvous. Under srun, nodes may start minutes apart."""
 PLUGINS = ("librccl-net.so", "libnccl-net.so", "librccl-net-ofi.so", "libnccl-net-ofi.so")
-"""Plugins of RCCL and NCCL for networks other than InfiniBand; without one they use TCP there."""
+"""Plugins of RCCL and NCCL for networks other than InfiniBand. Without a plugin these libraries use
+TCP on such networks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     config = decode(compose(arguments))
     world = World.from_environment(os.environ)
-    return _here(config) if world is None else _as_rank(config, world)
+    return _on_this_machine(config) if world is None else _as_rank(config, world)
 
 
 def examine(config: RunConfig, world: World, store: "Store") -> None:
@@ -80,22 +83,23 @@ def examine(config: RunConfig, world: World, store: "Store") -> None:
 
 
 def describe(config: RunConfig, world: World) -> Iterator[tuple[str, str]]:
-    """Yield the lines of the output, as names and descriptions."""
+    """Yield the lines of the output, each as a name and a description."""
     from frontier_llm.device import identity
     from frontier_llm.device.accelerator import Accelerator
     from frontier_llm.device.kernels import resolve
     from frontier_llm.health.rank_report import free_bytes, tiers
 
     accelerator = Accelerator.of_rank(world.local_rank)
-    found = identity.versions()
-    yield "versions", ", ".join(f"{name} {version}" for name, version in found.items())
-    unique = identity.device_id(accelerator)
-    yield "device", f"{accelerator.name} ({identity.architecture(accelerator)}) {unique}".rstrip()
+    versions = identity.versions()
+    yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+    device_id = identity.device_id(accelerator)
+    architecture = identity.architecture(accelerator)
+    yield "device", f"{accelerator.name} ({architecture}) {device_id}".rstrip()
     kernels = resolve(config.kernels, accelerator.device)
     yield "kernels", f"{kernels.source} ({kernels.reason})"
     yield "network", network(accelerator.kind)
     variables = identity.variables(os.environ, config.cluster.environment)
-    yield "variables", ", ".join(f"{n}={v}" for n, v in variables.items()) or "none set"
+    yield "variables", ", ".join(f"{k}={value}" for k, value in variables.items()) or "none set"
     yield "interfaces", ", ".join(identity.interfaces()) or "only the loopback"
     yield "cores", identity.cores()
     for tier, folder in tiers(config).items():
@@ -117,7 +121,7 @@ def network(kind: str) -> str:
     return f"{library}; no plugin in LD_LIBRARY_PATH, hence InfiniBand or TCP"
 
 
-def _here(config: RunConfig) -> int:
+def _on_this_machine(config: RunConfig) -> int:
     """Start `launch.ranks` processes on this machine."""
     check(config, config.launch.ranks)
     prepare_environment(share(config.launch.ranks, os.environ), os.environ)
@@ -128,17 +132,17 @@ def _here(config: RunConfig) -> int:
     import frontier_llm.trainer.connect  # noqa: F401  (imported once, before the fork)
 
     torch.set_num_threads(1)
-    what = LaunchOptions(
+    options = LaunchOptions(
         ranks=config.launch.ranks,
-        failure_dir=_failures(),
+        failure_dir=_failure_folder(),
         ranks_per_node=config.launch.ranks_per_node,
         port=config.launch.port,
     )
-    return launch(partial(examine, config), what)
+    return launch(partial(examine, config), options)
 
 
 def _as_rank(config: RunConfig, world: World) -> int:
-    """Be one rank of srun or torchrun."""
+    """Examine as one of the ranks that srun or torchrun has started."""
     check(config, world.size)
     prepare_environment(share(world.ranks_per_node, os.environ), os.environ)
     limit_device_queues(config.parallel.tensor, os.environ)
@@ -148,10 +152,12 @@ def _as_rank(config: RunConfig, world: World) -> int:
     def work() -> None:
         run_and_wait_for_all(partial(examine, config), world, make_store(world, MEETING_TIMEOUT))
 
-    code = run_rank(work, world.rank, _failures())
-    return report_failure(world.rank, world.size, _failures(), code) if code else 0
+    exit_code = run_rank(work, world.rank, _failure_folder())
+    if exit_code:
+        return report_failure(world.rank, world.size, _failure_folder(), exit_code)
+    return 0
 
 
-def _failures() -> Path:
-    """Return the folder for errors of ranks, which all ranks of a Slurm job must agree on."""
+def _failure_folder() -> Path:
+    """Return the folder for the errors of ranks, which is the same for all ranks of a Slurm job."""
     return Path("runs") / f"doctor-{os.environ.get('SLURM_JOB_ID', os.getpid())}" / "failures"

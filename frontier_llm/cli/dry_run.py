@@ -1,8 +1,10 @@
-"""Build the stages of experiments without memory: `frontier-llm dry-run [NAME ...]`.
+"""Build the pipeline stages of experiments without memory: `frontier-llm dry-run [NAME ...]`.
 
-Builds the named experiments, or all of them, on the number of ranks that the header of the file
-gives, and compares every stage with the plan. Of equal stages only the first is built, unless
-`--every` is given; `frontier-llm train experiment=NAME plan=dry_run` builds all of them, too.
+Builds the models of the named experiments, or of all experiments, on torch's meta device, which
+allocates no memory. The number of ranks is the one in the header of the experiment's file. Compares
+the parameters and the memory of every stage with the prediction of the planner. Of equal stages
+only the first is built, unless `--every` is given. `plan=dry_run` among the settings of
+frontier-llm train also builds every stage.
 """
 
 import time
@@ -24,7 +26,7 @@ from frontier_llm.units import format_bytes, format_count
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build the experiments, compare them with the plan and print a line each; return 0."""
+    """Build the experiments, compare them with the planner, print one line for each; return 0."""
     parser = tool_parser(__doc__)
     parser.add_argument(
         "--every", action="store_true", help="also build stages that equal another one"
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def candidate_of(name: str, *overrides: str) -> Candidate:
-    """Return the layout of an experiment on the number of ranks that it is made for."""
+    """Return the layout of an experiment on the number of ranks that its header names."""
     config = composed(f"experiment={name}", *overrides)
     ranks = Header.read(conf_file("experiment", name)).ranks
     per_node = config.launch.ranks_per_node or config.cluster.ranks_per_node
@@ -53,13 +55,13 @@ def candidate_of(name: str, *overrides: str) -> Candidate:
 
 
 def build(candidate: Candidate, *, every: bool) -> list[BuiltStage]:
-    """Build one stage of each kind, or every stage.
+    """Build the first stage of each kind (stages of a kind are equal), or every stage.
 
     Raises:
-        DryRunError: a stage differs from the plan.
+        DryRunError: a stage differs from the prediction.
     """
-    kinds = [kind.first for kind in candidate.stages.kinds]
-    stages = list(range(candidate.grid.pipeline)) if every else kinds
+    first_of_kinds = [kind.first for kind in candidate.stages.kinds]
+    stages = list(range(candidate.grid.pipeline)) if every else first_of_kinds
     with DelayedProgress(wide_console(stderr=True)) as progress:
         built = dry_run(candidate, stages, lambda share: progress("stages", share))
     if every:

@@ -1,10 +1,10 @@
 """Evaluate weights on the validation split: `frontier-llm evaluate RUN_DIR [--checkpoint PATH]`.
 
 Prints the loss of each corpus in nats per token and, for a GPT, in bits per byte (loss * tokens /
-bytes / ln 2), which allows comparisons between tokenizers. For a blend it also prints the mean,
-weighted as in training. Reads every window of the validation split once, or `--samples` of them,
-evenly spread. Runs in one process in fp32, on a GPU if there is one. The layout of the run does not
-matter.
+bytes / ln 2), which allows comparisons between tokenizers. For a blend of several corpora it also
+prints the mean loss, weighted as in training. Reads every sample of the validation split once, or
+`--samples N` of them, evenly spread. Runs in one process in fp32, on a GPU if there is one. The
+parallel layout of the run does not matter.
 """
 
 import json
@@ -84,27 +84,34 @@ def evaluate(config: RunConfig, corpora: Corpora, model: Model, samples: int | N
     scores = []
     for name, corpus in zip(corpora.names, corpora.corpora, strict=True):
         windows = window_corpus(config, corpus, train=False)
-        chosen = spread(len(windows), samples or len(windows))
-        micro = config.data.micro_batch
-        parts = [chosen[first : first + micro] for first in range(0, len(chosen), micro)]
-        batches = (make_batch([windows[i] for i in part], part) for part in parts)
-        loss = mean_loss(model, batches, len(parts), name)
+        indices = spread(len(windows), samples or len(windows))
+        size = config.data.micro_batch
+        by_batch = [indices[first : first + size] for first in range(0, len(indices), size)]
+        batches = (make_batch([windows[index] for index in batch], batch) for batch in by_batch)
+        loss = mean_loss(model, batches, len(by_batch), name)
         split = corpus.manifest.validation
         bits = loss * split.tokens / split.text_bytes / math.log(2)
         predicts_all = config.data.objective == "causal"
         weight = corpora.weights[name]
-        scores.append(Score(name, weight, len(chosen), loss, bits if predicts_all else None))
+        scores.append(Score(name, weight, len(indices), loss, bits if predicts_all else None))
     return scores
 
 
 def spread(count: int, wanted: int) -> list[int]:
-    """Return `wanted` evenly spread numbers of range(count), or all if there are fewer."""
+    """Return `wanted` evenly spread integers below `count`; all of them if there are fewer."""
     wanted = min(wanted, count)
     return [number * count // wanted for number in range(wanted)]
 
 
 def mean_loss(model: Model, batches: Iterator[AnyBatch], count: int, name: str) -> float:
-    """Return the mean over all samples, in nats per token."""
+    """Return the mean loss over all samples, in nats per token.
+
+    Args:
+        model: the complete model.
+        batches: the samples.
+        count: number of batches, for the progress bar.
+        name: name of the corpus, for the progress bar.
+    """
     device = next(model.chunks[0].parameters()).device
     pipeline = Pipeline(model)
     total, samples = 0.0, 0

@@ -1,4 +1,4 @@
-"""Experiments of `conf/`: their configurations, and the headers of their files."""
+"""Read the experiments of `conf/`: their configurations, and the headers of their files."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Header:
     """The comments at the top of an experiment's file."""
 
     title: str
-    """The first sentence or two."""
+    """The description: all comments above the line `# ranks: N`."""
     ranks: int
     """Number of ranks that the experiment is meant for (`# ranks: N`)."""
     run: str
@@ -34,9 +34,9 @@ class Header:
             raise ValueError(
                 f"{path.name}: '# ranks: N' and '# run: COMMAND' must be above the first key"
             )
-        first = next(i for i, line in enumerate(lines) if line.startswith("ranks: "))
+        ranks_line = next(i for i, line in enumerate(lines) if line.startswith("ranks: "))
         return cls(
-            title=" ".join(lines[:first]),
+            title=" ".join(lines[:ranks_line]),
             ranks=int(keyed["ranks"]),
             run=keyed["run"],
         )
@@ -44,12 +44,12 @@ class Header:
 
 @cache
 def composed(*overrides: str) -> RunConfig:
-    """Compose and decode overrides. Results are cached, since configurations are immutable."""
+    """Return the configuration of overrides. Results are cached: configurations are immutable."""
     return decode(compose(overrides))
 
 
 def comments(path: Path) -> list[str]:
-    """Return the comments above the first key. A backslash joins a line to the next one."""
+    """Return the comments above the first key; a backslash at the end joins two lines."""
     lines: list[str] = []
     for line in path.read_text().splitlines():
         if not line.startswith("#"):

@@ -1,7 +1,13 @@
 """Show which rank holds which model states: `frontier-llm explain-layout [key=value ...]`.
 
-Overrides as for train; `launch.ranks` and `launch.ranks_per_node` set the number of ranks and of
-ranks per node. Prints the pipeline stage that has most elements. `--svg FILE` draws it instead.
+Overrides are the same as for frontier-llm train. `launch.ranks` sets the number of ranks, and
+`launch.ranks_per_node` the number per node. Prints the pipeline stage that has most elements.
+`--svg FILE` draws it instead.
+
+Parameters, gradients and optimizer states of a unit (usually one transformer layer) lie in flat
+buffers. Three factors say over how many data ranks each kind of state is sharded. A data rank has
+four digits that follow from the factors: params, grads, optimizer and replica. Ranks that differ in
+one digit only form a process group (docs/sharding.md).
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,18 +26,25 @@ from frontier_llm.planner.state_layout import StateLayout
 from frontier_llm.units import GIB, format_bytes, format_count
 
 NARROW_BAR, WIDE_BAR = 16, 32
-"""Width of a bar in characters, on narrow and on wide terminals. A bar is the complete buffer."""
+"""Characters of a bar, which shows one complete buffer, on narrow and on wide terminals."""
 COLUMNS_FOR_WIDE_BARS = 128
+"""A terminal with this number of characters per line is wide."""
 MOST_ROWS = 32
+"""Maximum number of ranks that are shown."""
 MOST_GROUPS = 3
+"""Maximum number of groups of a digit that are shown."""
 MOST_MEMBERS = 6
+"""Maximum number of ranks of a group that are shown."""
 STATES = (("parameters", "blue"), ("gradients", "yellow"), ("optimizer", "green"))
-FLOWS: dict[Digit, str] = {
+"""Kinds of states and their colours."""
+COLLECTIVES: dict[Digit, str] = {
     "params": "gather parameters, reduce gradients",
     "grads": "reduce gradients, refresh parameters",
     "optimizer": "reduce states, refresh parameters",
     "replica": "reduce states",
 }
+"""What the groups of a digit communicate. "Reduce states" sums the gradient shards for the
+optimizer, and "refresh parameters" distributes the updated parameters."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,12 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def explain(layout: StateLayout, bar: int = NARROW_BAR) -> Iterator[RenderableType]:
-    """Yield the output: a summary, and tables of shards, groups, bytes sent and memory."""
+    """Yield the output: a summary, and tables of shards, groups, bytes sent and memory.
+
+    Args:
+        layout: the layout to show.
+        bar: width of a bar in characters.
+    """
     yield _summary(layout)
-    yield _bars(layout, bar)
-    yield _groups(layout)
-    yield _bytes(layout)
-    yield _memory(layout)
+    yield _shards_table(layout, bar)
+    yield _groups_table(layout)
+    yield _sent_table(layout)
+    yield _memory_table(layout)
 
 
 def _summary(layout: StateLayout) -> Text:
@@ -79,7 +97,7 @@ def _summary(layout: StateLayout) -> Text:
     )
 
 
-def _bars(layout: StateLayout, bar: int) -> Table:
+def _shards_table(layout: StateLayout, bar: int) -> Table:
     factors = layout.factors
     columns = [
         "rank",
@@ -88,8 +106,8 @@ def _bars(layout: StateLayout, bar: int) -> Table:
         *(f"[{colour}]{name}" for name, colour in STATES),
     ]
     table = plain_table(
-        "What each data rank holds of a buffer (a line is a node's border; p g o r are the rank's "
-        "params, grads, optimizer and replica digits)",
+        "Part of a buffer that each data rank holds (a line separates nodes; p g o r are the "
+        "digits params, grads, optimizer and replica of the rank)",
         columns,
     )
     size = factors.padded(1)
@@ -104,7 +122,10 @@ def _bars(layout: StateLayout, bar: int) -> Table:
             f"{rank}",
             f"{layout.node(rank)}",
             " ".join(map(str, factors.digits(rank))),
-            *(_bar(i, size, bar, c) for i, (_, c) in zip(intervals, STATES, strict=True)),
+            *(
+                _bar(interval, size, bar, colour)
+                for interval, (_, colour) in zip(intervals, STATES, strict=True)
+            ),
             end_section=rank + 1 < shown and layout.node(rank) != layout.node(rank + 1),
         )
     if shown < factors.data:
@@ -113,6 +134,7 @@ def _bars(layout: StateLayout, bar: int) -> Table:
 
 
 def _bar(interval: Interval, size: int, width: int, colour: str) -> Text:
+    """Draw an interval of a buffer of `size` elements as a bar of `width` characters."""
     first = interval.start * width // size
     last = max(first + 1, interval.stop * width // size)
     return Text.assemble(
@@ -120,45 +142,45 @@ def _bar(interval: Interval, size: int, width: int, colour: str) -> Text:
     )
 
 
-def _groups(layout: StateLayout) -> Table:
+def _groups_table(layout: StateLayout) -> Table:
     factors = layout.factors
-    columns = ["digit", "ranks", "groups", "across nodes", "what flows"]
+    columns = ["digit", "ranks", "groups", "across nodes", "collectives"]
     table = plain_table("Groups: data ranks that differ in one digit", columns)
     for digit in DIGITS:
         groups = sorted({factors.group(digit, rank) for rank in range(factors.data)})
         if factors.width(digit) == 1:
-            table.add_row(digit, "1", "each alone", "", "", style="dim")
+            table.add_row(digit, "1", "each rank alone", "", "", style="dim")
             continue
         crossing = sum(len({layout.node(rank) for rank in group}) > 1 for group in groups)
         table.add_row(
             digit,
             str(factors.width(digit)),
-            _some([f"({_some(group, MOST_MEMBERS)})" for group in groups], MOST_GROUPS),
+            _first([f"({_first(group, MOST_MEMBERS)})" for group in groups], MOST_GROUPS),
             f"{crossing} of {len(groups)}",
-            FLOWS[digit],
+            COLLECTIVES[digit],
         )
     return table
 
 
-def _bytes(layout: StateLayout) -> Table:
-    columns = ["collective", "in the node", "between nodes", "between, busiest rank"]
+def _sent_table(layout: StateLayout) -> Table:
+    columns = ["collective", "in the node", "between nodes", "between nodes, busiest rank"]
     batch, count = layout.config.data.global_batch, layout.resolved.micro_batches
-    title = f"Sent per rank and step of {batch} samples (micro-batches: {count})"
+    title = f"Bytes sent per rank and step of {batch} samples (micro-batches: {count})"
     table = plain_table(title, columns)
     for name, sent in layout.sent().items():
         table.add_row(
             name,
-            format_bytes(sum(s.intra for s in sent) / len(sent)),
-            format_bytes(sum(s.inter for s in sent) / len(sent)),
-            format_bytes(max(s.inter for s in sent)),
+            format_bytes(sum(of_rank.intra for of_rank in sent) / len(sent)),
+            format_bytes(sum(of_rank.inter for of_rank in sent) / len(sent)),
+            format_bytes(max(of_rank.inter for of_rank in sent)),
         )
     if layout.config.precision.name == "auto":
         table.caption = "precision=auto is counted as bf16"
     return table
 
 
-def _memory(layout: StateLayout) -> Table:
-    table = plain_table("Kept per rank", ["state", "bytes"])
+def _memory_table(layout: StateLayout) -> Table:
+    table = plain_table("Memory per rank", ["state", "bytes"])
     stored = layout.stored()
     for name, size in stored.items():
         table.add_row(name, format_bytes(size))
@@ -169,7 +191,7 @@ def _memory(layout: StateLayout) -> Table:
     return table
 
 
-def _some(items: Sequence[object], most: int) -> str:
+def _first(items: Sequence[object], most: int) -> str:
     """Return the first items as text, with an ellipsis if there are more."""
     text = " ".join(map(str, items[:most]))
     return f"{text} ..." if len(items) > most else text

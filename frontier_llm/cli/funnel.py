@@ -1,4 +1,4 @@
-r"""Choose hyper-parameters on small models for large ones: many short trials, then fewer, longer.
+r"""Find hyper-parameters of a large model with trials of small models.
 
     frontier-llm funnel --stage "model=mt5_tiny trainer.steps=50" 24 \
                         --stage "model=mt5_small trainer.steps=200" 6 \
@@ -6,12 +6,15 @@ r"""Choose hyper-parameters on small models for large ones: many short trials, t
         data=stdlib_spans 'optimizer.learning_rate=tag(log, interval(1e-4, 3e-2))' \
         'optimizer.warmup_steps=choice(10,40)'
 
-Each stage has its own overrides and a number of trials. Optuna searches in the first stage, which
-needs the extra `sweep` of this package. Each later stage repeats the best settings of the preceding
-stage without changes. Trials are compared by the validation loss at their end, so the last stage
-shows which settings suit a model of its size. A trial that fails or takes longer than
-launch.trial_minutes counts as the worst. The same command continues an interrupted funnel: trials
-in --folder that are done are kept. Writes funnel.md there and prints it.
+A funnel is a sequence of stages: many short trials first, fewer and longer ones later. `--stage
+OVERRIDES TRIALS` gives the overrides `key=value` of all trials of a stage, and their number. In the
+first stage the library optuna chooses values for the axes, which are the overrides with several
+possible values (it needs the extra `sweep` of this package). Each later stage repeats the best
+settings of the preceding stage, usually on a larger model. Trials are compared by the validation
+loss at their end, so the last stage shows which settings suit a model of its size. A trial that
+fails or takes longer than launch.trial_minutes counts as the worst. The same command continues an
+interrupted funnel, because finished trials in --folder are kept. Writes the report funnel.md to
+--folder and prints it.
 """
 
 import argparse
@@ -34,13 +37,14 @@ REPORT = "funnel.md"
 
 @dataclass(frozen=True)
 class Stage:
-    """Trials that are compared with each other."""
+    """One stage of a funnel: trials that are compared with each other."""
 
     overrides: tuple[str, ...]
     """Overrides of all trials of the stage, such as the model and the number of steps."""
     trials: int
     """Number of trials."""
     folder: Path
+    """Folder of the trials."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(stages: Sequence[Stage], overrides: Sequence[str]) -> list[list[Trial]]:
     """Run all stages; return the trials of each stage, the best first.
+
+    Args:
+        stages: the stages in their order.
+        overrides: overrides of all stages, and the axes.
 
     Raises:
         ConfigError: the overrides contain no axis to search, or one of them is wrong.
@@ -86,33 +94,33 @@ def run(stages: Sequence[Stage], overrides: Sequence[str]) -> list[list[Trial]]:
 
 
 def best_settings(ranked: Sequence[Trial], axes: Sequence[str], count: int) -> list[list[str]]:
-    """Return the different settings of the best trials.
+    """Return the settings of the best trials without repetitions.
 
     Args:
         ranked: trials, the best first.
         axes: the overrides that were searched.
         count: maximum number of settings.
     """
-    settings = (settings_of(trial, axes) for trial in ranked if trial.status == "done")
-    return [list(one) for one in dict.fromkeys(settings)][:count]
+    found = (settings_of(trial, axes) for trial in ranked if trial.status == "done")
+    return [list(settings) for settings in dict.fromkeys(found)][:count]
 
 
 def settings_of(trial: Trial, axes: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides of a trial that belong to the axes."""
+    """Return the overrides of a trial that give values to the axes."""
     keys = {_key(axis) for axis in axes}
     return tuple(sorted(override for override in trial.overrides if _key(override) in keys))
 
 
 def report(stages: Sequence[Stage], results: Sequence[Sequence[Trial]]) -> str:
-    """Return the stages as Markdown. The last stage comes first, because it decides."""
+    """Return the report in Markdown. The last stage comes first, because it decides."""
     lines = ["# Funnel", ""]
-    varied = _varied(results[0])
+    varied = _keys_that_differ(results[0])
     for stage, ranked in reversed(list(zip(stages, results, strict=True))):
         lines += [f"## {' '.join(stage.overrides)}: {len(ranked)} trials", ""]
         lines += ["| validation loss | " + " | ".join(varied) + " | result |"]
         lines += ["|" + "---|" * (len(varied) + 2)]
         for trial in ranked:
-            values = {_key(o): o.partition("=")[2] for o in trial.overrides}
+            values = {_key(text): text.partition("=")[2] for text in trial.overrides}
             loss = "-" if trial.validation_loss is None else f"{trial.validation_loss:.4f}"
             cells = [loss, *(values[key] for key in varied), trial.status]
             lines.append("| " + " | ".join(cells) + " |")
@@ -141,24 +149,25 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _search(stage: Stage, overrides: Sequence[str]) -> None:
-    """Let optuna choose the trials that are not done yet, in a new folder."""
-    done = len(list(stage.folder.rglob(TRIAL_FILE)))
-    if done >= stage.trials:
+    """Let optuna choose and run the remaining trials of a stage, in a new folder."""
+    finished = len(list(stage.folder.rglob(TRIAL_FILE)))
+    if finished >= stage.trials:
         return
-    folder = stage.folder.absolute() / f"from_{done}"
+    folder = stage.folder.absolute() / f"from_{finished}"
     command = [
         sys.executable, "-m", "frontier_llm", "sweep", "hydra/sweeper=optuna",
-        f"hydra.sweeper.n_trials={stage.trials - done}", "launch.trial_value=loss",
+        f"hydra.sweeper.n_trials={stage.trials - finished}", "launch.trial_value=loss",
         f"hydra.sweep.dir={folder}", *stage.overrides, *overrides,
     ]  # fmt: skip
-    ended = subprocess.run(command, check=False)
-    if ended.returncode:
+    search = subprocess.run(command, check=False)
+    if search.returncode:
         raise TrainingError(
-            f"the search ended with exit code {ended.returncode}: see its message above"
+            f"the search ended with exit code {search.returncode}: see its message above"
         )
 
 
 def _run_unless_done(stage: Stage, settings: Sequence[str], folder: Path) -> None:
+    """Run one trial of a later stage in a folder, unless the folder has its result already."""
     if (folder / TRIAL_FILE).exists():
         return
     overrides = [*stage.overrides, *settings]
@@ -189,7 +198,7 @@ def _loss(trial: Trial) -> float:
     return math.inf if trial.validation_loss is None else trial.validation_loss
 
 
-def _varied(trials: Sequence[Trial]) -> list[str]:
+def _keys_that_differ(trials: Sequence[Trial]) -> list[str]:
     """Return the keys in which trials differ."""
     values: dict[str, set[str]] = {}
     for trial in trials:

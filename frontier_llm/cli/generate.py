@@ -1,9 +1,9 @@
-"""Sample text from the newest checkpoint of a run.
+"""Continue prompts with the model of a run, from its newest checkpoint.
 
     frontier-llm generate runs/gpt_tiny-20260131-120000 "def main("
     frontier-llm generate RUN_DIR --tokens 200 --temperature 0.6 "import os" "class Node:"
 
-Runs in one process, on a GPU if there is one. The layout of the run does not matter.
+Runs in one process, on a GPU if there is one. The parallel layout of the run does not matter.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from frontier_llm.trainer.single_process_model import single_process_config, sin
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Sample and print the texts; return the exit code."""
+    """Print each prompt with its continuation; return the exit code."""
     parser = tool_parser(__doc__)
     parser.add_argument("run", type=folder, metavar="RUN_DIR", help="the run directory")
     parser.add_argument(
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
-    """Build the model on one rank, load the run's weights and return one text per prompt."""
+    """Load the run's model in this process; return the continuation of each prompt."""
     from frontier_llm.data.corpora import open_data
     from frontier_llm.device.accelerator import Accelerator
     from frontier_llm.trainer.sample import Sampler

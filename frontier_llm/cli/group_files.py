@@ -1,4 +1,8 @@
-"""What one file of `conf/` sets, read without composing."""
+"""Read the values that a single file of `conf/` sets, without composing a configuration.
+
+A group is a folder of `conf/`, such as `model`. `frontier_llm.cli.compose` uses these values to
+find contradictions between an experiment and other choices.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,10 +13,14 @@ from frontier_llm.cli.package_files import conf_file
 
 
 def file_values(group: str, name: str) -> dict[str, Any]:
-    """Return the values that a file sets, and those of the files of its group that it extends.
+    """Return the values of a file and of the files that it extends (`defaults: [BASE]`).
 
-    Interpolations are left unresolved. Choices of other groups, as an experiment makes them, are
-    left out.
+    Interpolations stay unresolved. Files of other groups, which an experiment chooses, are not
+    read.
+
+    Args:
+        group: folder of the file.
+        name: name of the file without `.yaml`.
     """
     content = OmegaConf.to_container(OmegaConf.load(conf_file(group, name)))
     assert isinstance(content, dict)
@@ -24,10 +32,10 @@ def file_values(group: str, name: str) -> dict[str, Any]:
     return overlaid(values, own)
 
 
-def overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values: those of `above`, and those of `below` that `above` does not set."""
-    values = dict(below)
-    for key, value in above.items():
+def overlaid(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge nested values; where both have a key, the value of `top` is taken."""
+    values = dict(base)
+    for key, value in top.items():
         old = values.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             values[key] = overlaid(old, value)
@@ -37,7 +45,12 @@ def overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of nested values; an empty dictionary counts as a value."""
+    """Yield pairs of dotted key and value, such as ("model.layers", 4).
+
+    Args:
+        values: nested values; an empty dictionary counts as a value.
+        prefix: beginning of all keys.
+    """
     for name, value in values.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:

@@ -1,4 +1,7 @@
-"""Write the text of `frontier-llm train --help` from the documentation of the configuration."""
+"""Write the text of `frontier-llm train --help`.
+
+The description of each key is the docstring of its field in frontier_llm/config.
+"""
 
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -11,6 +14,7 @@ from frontier_llm.config.decode import keys
 from frontier_llm.config.section import Section
 
 _WIDTH = 100
+"""Characters per line."""
 _INTRODUCTION = """\
 Train a GPT or an encoder-decoder model with tensor, pipeline and sharded data parallelism.
 
@@ -66,32 +70,33 @@ def _first_comment(group: str, name: str) -> str:
 def _keys(defaults: Mapping[str, Any]) -> Iterator[str]:
     yield "keys: type (default)"
     section: str | None = None
-    described = {""}
-    for key, words, doc in keys():
+    described = {""}  # sections whose description has been written
+    for key, kind, doc in keys():
         if key.rpartition(".")[0] != section:
             section = key.rpartition(".")[0]
             yield ""
-            yield section or "keys of no section"
+            yield section or "keys without a section"
             if section not in described:
                 yield from _description(section)
             described.add(section)
-        yield f"  {key}: {words}{_default(key, defaults)}"
+        yield f"  {key}: {kind}{_default(key, defaults)}"
         yield textwrap.fill(doc, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
 
 
 def _description(section: str) -> Iterator[str]:
     """Yield the documentation of a section, wrapped."""
-    kind: type[Section] = RunConfig
+    section_type: type[Section] = RunConfig
     for name in filter(None, section.split(".")):
-        annotation = kind.model_fields[name].annotation
+        annotation = section_type.model_fields[name].annotation
         assert isinstance(annotation, type)
-        kind = annotation
-    for paragraph in (kind.__doc__ or "").split("\n\n"):
+        section_type = annotation
+    for paragraph in (section_type.__doc__ or "").split("\n\n"):
         text = " ".join(paragraph.split())
         yield textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def _default(key: str, defaults: Mapping[str, Any]) -> str:
+    """Return the default of a key in parentheses; nothing if it is longer than 60 characters."""
     value: Any = defaults
     for part in key.split("."):
         value = value[part]

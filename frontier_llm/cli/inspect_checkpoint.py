@@ -6,10 +6,10 @@
     frontier-llm inspect PATH --diff OTHER     compare the values with another checkpoint
     frontier-llm inspect PATH --export FILE    write the weights as one safetensors file
 
-PATH is a checkpoint, or a run.dir or a folder of checkpoints, of which the newest is taken. The
-layouts of the two checkpoints of --diff may differ. All options read the complete checkpoint and
-verify its digests. The exit code is 1 if damage, a difference or a value that is not finite was
-found.
+PATH is a checkpoint. A run.dir or a folder of checkpoints stands for its newest checkpoint. The
+two checkpoints of --diff may have been saved with different parallel layouts. All options read the
+complete checkpoint and verify its digests. The exit code is 1 if an option has found damage, a
+difference, or a value that is not finite.
 """
 
 import argparse
@@ -88,11 +88,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def show(checkpoint: Checkpoint, console: Console) -> None:
-    """Print the tensors, one row for all layers that are cut equally, and the metadata."""
+    """Print the metadata and the tensors; equal tensors of several layers share a row."""
     table = Table(box=HORIZONTALS, caption_justify="left")
     table.caption = (
-        "boxes: parts of the tensor, one per tensor-parallel rank; ranges: most "
-        "stored ranges of a box, at most one per data-parallel rank; size: weights and both moments"
+        "boxes: number of parts of the tensor, at most one per tensor-parallel rank; ranges: "
+        "largest number of stored ranges of a box, at most one per data-parallel rank; size: bytes "
+        "of the weights and both moments"
     )
     for title in ("tensor", "count", "shape", "boxes", "ranges", "size"):
         table.add_column(title, justify="left" if title in ("tensor", "shape") else "right")
@@ -129,10 +130,10 @@ def show_statistics(checkpoint: Checkpoint, console: Console, *, each: bool) -> 
         console: where to print.
         each: whether to print one row per tensor instead of one per kind of layer.
     """
-    group = str if each else _group
+    row_of = str if each else _name_for_all_layers
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("reading", total=checkpoint.manifest.size)
-        found = spreads(checkpoint, group, lambda size: progress.advance(bar, size))
+        found = spreads(checkpoint, row_of, lambda size: progress.advance(bar, size))
     table = Table(box=HORIZONTALS)
     table.add_column("tensor", overflow="fold")
     table.add_column("state")
@@ -140,9 +141,9 @@ def show_statistics(checkpoint: Checkpoint, console: Console, *, each: bool) -> 
         table.add_column(title, justify="right")
     for (name, state), spread in found.items():
         numbers = (spread.mean, spread.deviation, spread.smallest, spread.largest)
-        bad = f"{spread.not_finite} of {spread.elements}" if spread.not_finite else "0"
+        not_finite = f"{spread.not_finite} of {spread.elements}" if spread.not_finite else "0"
         name_once = name if state == STATES[0] else ""
-        table.add_row(name_once, state, *(f"{number:.4g}" for number in numbers), bad)
+        table.add_row(name_once, state, *(f"{number:.4g}" for number in numbers), not_finite)
     console.print(table)
     return 1 if any(spread.not_finite for spread in found.values()) else 0
 
@@ -158,18 +159,18 @@ def write_weights(checkpoint: Checkpoint, console: Console, path: Path, dtype: s
     return 0
 
 
-def diff(one: Checkpoint, other: Checkpoint, console: Console) -> int:
+def diff(first: Checkpoint, second: Checkpoint, console: Console) -> int:
     """Compare all values of two checkpoints; return the exit code."""
-    first, second = one.manifest.tensors, other.manifest.tensors
+    in_first, in_second = first.manifest.tensors.keys(), second.manifest.tensors.keys()
     table = Table(box=HORIZONTALS)
     for title in ("tensor", "state", "elements that differ", "largest difference"):
         table.add_column(title, justify="left" if title in ("tensor", "state") else "right")
-    for name in sorted(first.keys() ^ second.keys()):
-        table.add_row(name, "", "only in the " + ("first" if name in first else "second"), "")
-    common = sorted(first.keys() & second.keys())
+    for name in sorted(in_first ^ in_second):
+        table.add_row(name, "", "only in the " + ("first" if name in in_first else "second"), "")
+    common = sorted(in_first & in_second)
     with Progress(console=console, transient=True) as progress:
         for name in progress.track(common, description="comparing"):
-            for row in _differences(one, other, name):
+            for row in _differences(first, second, name):
                 table.add_row(name, *row)
     if not table.row_count:
         console.print(f"equal: all {len(common)} tensors, weights and moments, bit by bit")
@@ -178,31 +179,39 @@ def diff(one: Checkpoint, other: Checkpoint, console: Console) -> int:
     return 1
 
 
-def _differences(one: Checkpoint, other: Checkpoint, name: str) -> list[tuple[str, str, str]]:
-    """Return (state, number of elements, largest difference) of the states that differ."""
-    shapes = [c.manifest.tensors[name].shape for c in (one, other)]
+def _differences(first: Checkpoint, second: Checkpoint, name: str) -> list[tuple[str, str, str]]:
+    """Return the state, the number of elements and the largest difference of states that differ.
+
+    Args:
+        first: a checkpoint.
+        second: another checkpoint.
+        name: a tensor that both have.
+    """
+    shapes = [checkpoint.manifest.tensors[name].shape for checkpoint in (first, second)]
     if shapes[0] != shapes[1]:
         return [("", f"shape {list(shapes[0])} and {list(shapes[1])}", "")]
-    first, second = read_tensor(one, name), read_tensor(other, name)
+    old, new = read_tensor(first, name), read_tensor(second, name)
     rows = []
     for state in STATES:
-        differ = first[state].view(torch.int32) != second[state].view(torch.int32)
+        # bits are compared, because NaN is not equal to NaN
+        differ = old[state].view(torch.int32) != new[state].view(torch.int32)
         if count := int(differ.sum()):
-            largest = float((first[state] - second[state]).abs().max())
+            largest = float((old[state] - new[state]).abs().max())
             rows.append((state, f"{count} of {differ.numel()}", f"{largest:.3g}"))
     return rows
 
 
 def _rows(checkpoint: Checkpoint) -> dict[tuple[str, ...], int]:
+    """Return the rows of the table of tensors, with the number of tensors that share each row."""
     rows: dict[tuple[str, ...], int] = {}
     for name, tensor in checkpoint.manifest.tensors.items():
-        row = (_group(name), *_columns(tensor))
+        row = (_name_for_all_layers(name), *_columns(tensor))
         rows[row] = rows.get(row, 0) + 1
     return rows
 
 
-def _group(name: str) -> str:
-    """Return the name that the same tensor of all layers has in common."""
+def _name_for_all_layers(name: str) -> str:
+    """Replace the number of the layer in a tensor's name by `*`."""
     return _LAYER.sub("layers.*.", name)
 
 
@@ -211,6 +220,7 @@ def _elements(checkpoint: Checkpoint) -> int:
 
 
 def _columns(tensor: Tensor) -> tuple[str, ...]:
+    """Return the columns after the name and the count: shape, boxes, ranges and size."""
     boxes: dict[tuple[int, ...], int] = {}
     for stored in tensor.stored_ranges:
         boxes[stored.start] = boxes.get(stored.start, 0) + 1

@@ -1,10 +1,11 @@
 """Show the samples that a run reads: `frontier-llm inspect-data RUN_DIR INDEX [INDEX ...]`.
 
 INDEX is the number of a sample. Step t of a run, counted from 1, reads data.global_batch samples,
-beginning with sample (t - 1) * data.global_batch; RUN_DIR/ledger.jsonl contains each step's
-`first_sample`. Prints the text of each sample, its position in the corpus, and the files and
-documents that it comes from. For an encoder-decoder model prints the input of the encoder and the
-text that the decoder must predict. `--validation` shows samples of the validation split.
+beginning with sample (t - 1) * data.global_batch. RUN_DIR/ledger.jsonl has the first sample of each
+step in the field `first_sample`. Prints the text of each sample, its position in the corpus, and
+the files and documents that it comes from. For an encoder-decoder model prints the input of the
+encoder and the text that the decoder must predict. `--validation` shows samples of the validation
+split.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +49,7 @@ class View:
 
     def __init__(self, config: RunConfig, corpora: Corpora, run: Path, *, train: bool) -> None:
         self._corpora, self._train = corpora, train
-        self._samples = [window_corpus(config, one, train=train) for one in corpora.corpora]
+        self._samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
         self._make_batch = make_batch_maker(config, corpora)
         self._schedule: Schedule | None = None
         if len(corpora.corpora) > 1:
@@ -57,28 +58,29 @@ class View:
                 self._schedule = self._schedule.with_history(history)
 
     def lines(self, index: int) -> Iterator[Text]:
-        """Yield the description and the text of a sample.
+        """Yield the description and the text of a sample, one line each.
 
         Raises:
             DataError: there is no such sample, or the files of the corpus are unknown.
         """
         if index < 0:
             raise DataError(f"there is no sample {index}: samples count from 0")
-        number, own = self._schedule.locate(index) if self._schedule else (0, index)
-        corpus, samples = self._corpora.corpora[number], self._samples[number]
+        # a blend of corpora draws each sample from one of them
+        corpus_number, in_corpus = self._schedule.locate(index) if self._schedule else (0, index)
+        corpus, samples = self._corpora.corpora[corpus_number], self._samples[corpus_number]
         stream = corpus.train if self._train else corpus.validation
-        start, count = samples.place(own)
-        epoch = own // len(samples)
+        start, count = samples.token_range(in_corpus)
+        epoch, window = in_corpus // len(samples), samples.window(in_corpus)
         yield Text(
-            f"{self._corpora.names[number]}: tokens {start:,} to {start + count - 1:,} of "
-            f"{stream.prefix}.bin (window {samples.window(own)} of {len(samples)}, epoch {epoch})"
+            f"{self._corpora.names[corpus_number]}: tokens {start:,} to {start + count - 1:,} of "
+            f"{stream.prefix}.bin (window {window} of {len(samples)}, epoch {epoch})"
         )
         for origin in find_origins(stream, start, count):
             yield Text(
                 f"  document {origin.document} from token {origin.first_token:,} on: "
                 f"{corpus.manifest.source}: {origin.file}, record {origin.place}"
             )
-        row = samples[own]
+        row = samples[in_corpus]
         batch = self._make_batch([row], [index])
         if isinstance(batch, Seq2SeqBatch):
             yield Text("encoder input", style="bold")
@@ -89,17 +91,17 @@ class View:
             yield self._show(row.tolist())
 
     def _show(self, tokens: Sequence[int]) -> Text:
-        """Return the decoded text, with marks for ends of documents and sentinels."""
+        """Return the decoded text, with `<end>` after a document and `<0>` for sentinel 0."""
         tokenizer = self._corpora.tokenizer
         marks = {tokenizer.eod: "<end>"}
         marks |= {tokenizer.first_sentinel - k: f"<{k}>" for k in range(SENTINELS)}
-        shown, plain = Text(), list[int]()
-        for token in (*tokens, None):
+        text, not_decoded = Text(), list[int]()
+        for token in (*tokens, None):  # None: decode what is left
             if token is not None and token not in marks:
-                plain.append(token)
+                not_decoded.append(token)
                 continue
-            shown.append(tokenizer.decode(plain))
-            plain = []
+            text.append(tokenizer.decode(not_decoded))
+            not_decoded = []
             if token is not None:
-                shown.append(marks[token], style="reverse")
-        return shown
+                text.append(marks[token], style="reverse")
+        return text

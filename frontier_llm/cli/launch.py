@@ -1,4 +1,4 @@
-"""Print or submit the Slurm job of a configuration.
+"""Print or submit the Slurm job that trains a configuration.
 
 usage: frontier-llm launch [--submit] [--chain=N] [OPTION OF SBATCH ...] [key=value ...]
 
@@ -8,8 +8,9 @@ usage: frontier-llm launch [--submit] [--chain=N] [OPTION OF SBATCH ...] [key=va
 
 The experiment (`launch.nodes`) and the cluster file determine the nodes, tasks, cores and devices.
 An argument `key=value` without a leading dash is an override, as for frontier-llm train. All other
-options go to sbatch after those of the experiment, so that they win. Words that are neither an
-override, an option nor the value of the preceding option are refused.
+options are passed to sbatch. They come after the options that follow from the experiment, and
+replace these. A word that is neither an override, nor an option, nor the value of the preceding
+option is refused.
 """
 
 import os
@@ -29,9 +30,9 @@ from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.fit_check import check_fits
 
 SCRIPT_NAMES = {"hip": "frontier.sbatch", "cuda": "a100.sbatch"}
-"""The script for each kind of device. Nodes without devices use that of `cuda`."""
+"""The job script for each kind of device. Nodes without devices use the script of `cuda`."""
 SCRIPTS_VARIABLE = "FRONTIER_LLM_SCRIPTS"
-"""Environment variable that tells a job script where the files are that it sources."""
+"""Environment variable with the folder of the files that a job script sources."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,14 @@ class Job:
     """The resources of one configuration, and how to submit it."""
 
     script: str
+    """File that sbatch runs."""
     nodes: int
     ranks_per_node: int
     cores_per_rank: int
     devices_per_node: int
+    """Number of GPUs that a node needs; 0 to train on its cores."""
     chain: int
-    """Number of jobs that run one after the other; each resumes where its predecessor stopped."""
+    """Number of jobs that run one after the other; each resumes where the previous one stopped."""
     options: tuple[str, ...]
     """Options of sbatch from the command line."""
     overrides: tuple[str, ...]
@@ -54,7 +57,7 @@ class Job:
     def of(
         cls, config: RunConfig, chain: int, options: Sequence[str], overrides: Sequence[str]
     ) -> "Job":
-        """Derive the resources from a configuration; see the fields for the other arguments."""
+        """Derive the resources from a configuration; the other arguments are fields of the job."""
         cluster = config.cluster
         per_node = cluster.ranks_per_node
         on_cpu = cluster.device.kind == "cpu"
@@ -117,8 +120,8 @@ def _parse(arguments: Sequence[str]) -> tuple[Job, bool]:
     """Return the checked job of a command line, and whether to submit it.
 
     Raises:
-        ConfigError: the run would be refused on its ranks, the length of the chain is no number, or
-            a word is neither an override nor an option.
+        ConfigError: the configuration is invalid on the job's number of ranks, the length of the
+            chain is no number, or a word is neither an override nor an option.
     """
     _check_words(arguments)
     chains = [argument for argument in arguments if argument.startswith("--chain=")]
@@ -135,7 +138,7 @@ def _parse(arguments: Sequence[str]) -> tuple[Job, bool]:
 
 
 def _check_words(arguments: Sequence[str]) -> None:
-    """Refuse words that sbatch would take for its script.
+    """Refuse other words, because sbatch would take the first of them for the job script.
 
     Raises:
         ConfigError: a word is no override, no option and not the value of the preceding option.
@@ -151,7 +154,7 @@ def _check_words(arguments: Sequence[str]) -> None:
 
 
 def _takes_value(option: str) -> bool:
-    """Return whether the option takes the next word: `-A`, `--account`; not `-N2`, `--nodes=2`."""
+    """Return whether an option takes the next word as `-A` and `--account` do, unlike `-N2`."""
     is_short = len(option) == len("-A") and option.startswith("-")
     is_long = option.startswith("--") and "=" not in option and option != "--submit"
     return is_short or is_long
@@ -169,7 +172,7 @@ def _script(kind: str) -> str:
 
 
 def _exported_variables() -> list[str]:
-    """Return sbatch's option that hands variables to the job, if the job needs any.
+    """Return the option `--export` of sbatch with the variables that the job needs, if any.
 
     The job script finds the files that it sources in `scripts` of the working folder, unless
     SCRIPTS_VARIABLE names another folder.
@@ -177,8 +180,8 @@ def _exported_variables() -> list[str]:
     variables = {}
     if Path("scripts").resolve() != SCRIPTS:
         variables[SCRIPTS_VARIABLE] = str(SCRIPTS)
-    if own := os.environ.get(CONF_DIR_VARIABLE):
-        variables[CONF_DIR_VARIABLE] = own
+    if conf_dir := os.environ.get(CONF_DIR_VARIABLE):
+        variables[CONF_DIR_VARIABLE] = conf_dir
     words = [f"{name}={value}" for name, value in variables.items()]
     return [f"--export=ALL,{','.join(words)}"] if words else []
 
@@ -201,13 +204,13 @@ def _submit(job: Job) -> None:
         LaunchError: there is no sbatch on this machine, or sbatch refused the job.
     """
     try:
-        ended = subprocess.run(job.command, check=False)
+        sbatch = subprocess.run(job.command, check=False)
     except FileNotFoundError:
         raise LaunchError(
             "sbatch is not on this machine: submit from a login node of the cluster, or copy the "
             "command above"
         ) from None
-    if ended.returncode:
+    if sbatch.returncode:
         raise LaunchError(
-            f"sbatch refused the job with exit code {ended.returncode}: see its message above"
+            f"sbatch refused the job with exit code {sbatch.returncode}: see its message above"
         )

@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(given: Sequence[str]) -> int:
+    """Answer `--help` and `--version`, or import and call the module of the command."""
     arguments = take_conf_dir(given)
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         print(_help())
@@ -73,9 +74,9 @@ def _dispatch(given: Sequence[str]) -> int:
 
 
 def take_conf_dir(given: Sequence[str]) -> list[str]:
-    """Return the arguments without `--conf-dir DIR`, which may be anywhere among them.
+    """Remove `--conf-dir DIR` from the arguments, wherever it is; return the other arguments.
 
-    DIR is kept in an environment variable, which child processes inherit.
+    DIR is stored in an environment variable, which child processes inherit.
 
     Raises:
         ConfigError: DIR is not a directory.
@@ -87,7 +88,7 @@ def take_conf_dir(given: Sequence[str]) -> list[str]:
         if option != CONF_DIR_OPTION:
             rest.append(word)
             continue
-        folder = value if equals else next(words, "")
+        folder = value if equals else next(words, "")  # `--conf-dir=DIR` or `--conf-dir DIR`
         _check_conf_dir(CONF_DIR_OPTION, folder)
         os.environ[CONF_DIR_VARIABLE] = str(Path(folder).resolve())
     if inherited := os.environ.get(CONF_DIR_VARIABLE):
@@ -96,6 +97,7 @@ def take_conf_dir(given: Sequence[str]) -> list[str]:
 
 
 def _check_conf_dir(source: str, folder: str) -> None:
+    """Refuse a folder that does not exist; `source` is the option or variable that names it."""
     if not folder or not Path(folder).is_dir():
         raise ConfigError(
             source,
@@ -120,8 +122,8 @@ def _help() -> str:
             "",
             "options",
             "  --conf-dir DIR  a directory with your own configuration files, such as",
-            "                  DIR/experiment/mine.yaml or DIR/model/mine.yaml. A shipped file of",
-            "                  the same name is not used",
+            "                  DIR/experiment/mine.yaml or DIR/model/mine.yaml. They replace",
+            "                  files of the program that have the same name",
             "  --version       print the version",
         ]
     )

@@ -1,4 +1,4 @@
-"""Parse the options of commands and benchmarks; wrong values are refused before any work."""
+"""Define the options that commands and benchmarks share, and the types of their values."""
 
 import argparse
 import math
@@ -11,19 +11,19 @@ from typing import Any
 from frontier_llm.errors import FrontierError
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, the same as a shell's."""
+"""Exit code after Ctrl-C, the same as in a shell."""
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return the type of an option whose value is an integer of at least `least`."""
+    """Return a parser for the value of an option: an integer that is `least` or more."""
 
-    def number(text: str) -> int:
+    def parse(text: str) -> int:
         value = int(text)
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is less than {least}")
         return value
 
-    return number
+    return parse
 
 
 def positive(text: str) -> float:
@@ -60,7 +60,7 @@ def tool_parser(doc: str | None) -> argparse.ArgumentParser:
 def bench_parser(
     doc: str | None, *, rounds: int | None = None, folder_for: str = "", quick: str = ""
 ) -> argparse.ArgumentParser:
-    """Return a parser with `--json` and the common options for which an argument is given.
+    """Return a parser for a benchmark, with `--json` and the common options that it has.
 
     Args:
         doc: docstring of the module.
@@ -84,7 +84,7 @@ def bench_parser(
             help=f"{folder_for} (default: the system's temporary folder)",
         )
     parser.add_argument(
-        "--json", type=new_file, metavar="FILE", help="also write all figures to this file"
+        "--json", type=new_file, metavar="FILE", help="also write all results to this file"
     )
     return parser
 
@@ -92,7 +92,13 @@ def bench_parser(
 def parse_bench(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None, quick: Mapping[str, Any]
 ) -> argparse.Namespace:
-    """Parse a command line. `--quick` replaces defaults, but not values that are given."""
+    """Parse the command line of a benchmark.
+
+    Args:
+        parser: the parser of the benchmark.
+        arguments: the command line; None: the command line of this process.
+        quick: defaults of options under `--quick`; values on the command line replace them.
+    """
     if parser.parse_known_args(arguments)[0].quick:
         parser.set_defaults(**quick)
     return parser.parse_args(arguments)

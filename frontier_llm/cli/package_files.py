@@ -1,6 +1,6 @@
-"""Locate files that are not Python: `conf/` and `scripts/`, in a checkout and in an installation.
+"""Locate the folders `conf/` and `scripts/`, in a checkout and in an installation.
 
-A checkout has both folders next to the package; a wheel has them inside it.
+A checkout has both folders next to the package. An installed wheel has them inside the package.
 """
 
 import os
@@ -11,8 +11,8 @@ from frontier_llm.errors import ConfigError
 
 CONF_DIR_OPTION = "--conf-dir"
 CONF_DIR_VARIABLE = "FRONTIER_LLM_CONF_DIR"
-"""Environment variable that holds the user's configuration directory, so that child processes and
-Slurm jobs inherit `--conf-dir`."""
+"""Environment variable with the directory of `--conf-dir`, which child processes and Slurm jobs
+inherit."""
 _PACKAGE = Path(frontier_llm.__file__).resolve().parent
 
 
@@ -27,24 +27,24 @@ SCRIPTS = package_folder("scripts")
 
 
 def conf_folders() -> list[Path]:
-    """Return the folders that configurations are composed from, the user's folder first."""
-    own = os.environ.get(CONF_DIR_VARIABLE)
-    return [*([Path(own)] if own else []), CONF]
+    """Return the folders with configuration files: first that of `--conf-dir`, then `conf/`."""
+    of_user = os.environ.get(CONF_DIR_VARIABLE)
+    return [*([Path(of_user)] if of_user else []), CONF]
 
 
 def conf_file(group: str, name: str) -> Path:
-    """Return the file of one choice of a group, from the first folder that has it."""
+    """Return the file GROUP/NAME.yaml of the first folder that has it."""
     files = [folder / group / f"{name}.yaml" for folder in conf_folders()]
     return next((file for file in files if file.exists()), files[-1])
 
 
 def new_conf_file(group: str, name: str, option: str) -> Path:
-    """Return the path under which a command writes a new choice of a group.
+    """Return the path under which a command writes a new configuration file.
 
     Args:
         group: folder of the file, such as `experiment`; it is created if absent.
         name: name of the file without `.yaml`.
-        option: the option that asked for the file, for the error message.
+        option: option of the command that asks for the file; the error message names it.
 
     Raises:
         ConfigError: the program is installed and no `--conf-dir` is given. An upgrade would remove

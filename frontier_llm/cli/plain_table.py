@@ -7,7 +7,7 @@ from rich.table import Table
 
 
 def plain_table(title: str, columns: Sequence[str]) -> Table:
-    """Return an empty table with title and caption at the left, and lines only above and below."""
+    """Return a table without rows, with left-aligned title and caption and few lines."""
     table = Table(
         title=title,
         title_justify="left",

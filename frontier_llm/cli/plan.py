@@ -1,8 +1,10 @@
-"""Plan a run without a GPU: `frontier-llm plan [key=value ...]`, overrides as for train.
+"""Predict how a run would perform on a cluster, without a GPU: `frontier-llm plan [key=value ...]`.
 
-Prints the best layouts for `planner.nodes` nodes of `cluster`, and why others were refused. A list
-of nodes gives scaling curves. `--this` estimates only the layout of the configuration.
-docs/planner.md describes the method.
+A layout is a choice of tensor, pipeline and data parallelism, sharding factors and micro-batch.
+Prints the fastest layouts for `planner.nodes` nodes of `cluster`, and why other layouts cannot run.
+If planner.nodes is a list, prints scaling curves instead. `--this` estimates only the layout of the
+configuration. Overrides are the same as for frontier-llm train. docs/planner.md describes the
+method.
 """
 
 import argparse
@@ -30,7 +32,7 @@ from frontier_llm.planner.search import Found, Goal, search_all
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Plan, print the result and write the files that are asked for; return the exit code."""
+    """Plan, print the result and write the files that options name; return the exit code."""
     options = _parse(arguments)
     console = wide_console(stderr=options.json == "-")
     config = decode(compose(options.overrides))
@@ -64,11 +66,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--this", action="store_true", help="estimate the configured layout, do not search"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures; - means standard output")
-    parser.add_argument("--html", type=new_file, metavar="FILE", help="write a page with pictures")
+    parser.add_argument("--json", metavar="FILE", help="write the results; - means standard output")
+    parser.add_argument("--html", type=new_file, metavar="FILE", help="write a page with charts")
     parser.add_argument(
         "--save", metavar="NAME",
-        help="write the best layout to experiment/NAME.yaml in --conf-dir, else in conf/",
+        help="write the best layout to experiment/NAME.yaml in --conf-dir, or else in conf/",
     )  # fmt: skip
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for train")
     return parser.parse_intermixed_args(arguments)
@@ -87,6 +89,7 @@ def _check_one_layout(options: argparse.Namespace) -> None:
 
 
 def _check_can_run(name: str, best: Estimate) -> None:
+    """Refuse to save a layout that cannot run, which `--this` may have estimated."""
     if best.refused:
         raise ConfigError(
             "--save",
@@ -97,11 +100,12 @@ def _check_can_run(name: str, best: Estimate) -> None:
 
 
 def _estimate_this(config: RunConfig) -> Found:
-    ranks, per_node = ranks_to_plan(config)
-    this = estimate(Candidate.of(config, ranks, per_node))
-    found = Found(best=[this], examined=1, timed=1)
-    if this.refused:
-        found.refused[this.refused] += 1
+    """Estimate the configured layout, as if a search had found only this one."""
+    ranks, ranks_per_node = ranks_to_plan(config)
+    estimated = estimate(Candidate.of(config, ranks, ranks_per_node))
+    found = Found(best=[estimated], examined=1, timed=1)
+    if estimated.refused:
+        found.refused[estimated.refused] += 1
     return found
 
 
@@ -115,14 +119,16 @@ def _configs(config: RunConfig, overrides: Sequence[str]) -> list[RunConfig]:
 
 
 def _search(configs: Sequence[RunConfig], console: Console) -> Found:
+    """Search the layouts of all configurations, with a progress bar on the console."""
     with DelayedProgress(console) as progress:
         if configs[0].planner.objective == "nodes":
             return fewest_nodes(configs, progress)
-        ranks, per_node = ranks_to_plan(configs[0])
-        return search_all(configs, Goal(ranks, per_node), progress)
+        ranks, ranks_per_node = ranks_to_plan(configs[0])
+        return search_all(configs, Goal(ranks, ranks_per_node), progress)
 
 
 def _scaling(configs: Sequence[RunConfig], console: Console) -> list[Point]:
+    """Search the best layout for every number of nodes, and print the scaling curves."""
     with DelayedProgress(console) as progress:
         points = scaling_curves(configs, progress)
     console.print(scaling_table(configs[0], points))
@@ -150,26 +156,28 @@ def _found_json(found: Found) -> dict[str, Any]:
 
 def _page(config: RunConfig, found: Found) -> str:
     best: Estimate = found.best[0]
-    words = (
+    subtitle = (
         f"{best.candidate.grid.size} ranks of {config.cluster.device.name}; "
         f"{found.examined} legal combinations, {found.timed} layouts timed"
     )
     title = f"{config.model.name} on {config.cluster.name}"
-    return make_page(title, found, words)
+    return make_page(title, found, subtitle)
 
 
 def _nothing_fits(config: RunConfig, found: Found) -> ConfigError:
+    """Build the error for a search without a result; it names the most frequent reason."""
     reason, count = max(found.refused.items(), key=lambda item: item[1], default=("nothing", 0))
     return ConfigError(
         "planner",
         f"{sum(found.refused.values())} layouts of {config.model.name}, none of which can run",
-        "a layout that is legal and fits",
-        f"most ({count}) were refused for {reason}: more nodes (planner.nodes), another "
+        "a layout that is legal and fits into memory",
+        f"most ({count}) were refused for {reason}: try more nodes (planner.nodes), another "
         "data.global_batch, or fewer planner.* constraints",
     )
 
 
 def _write_json(target: str | None, values: dict[str, Any]) -> None:
+    """Write the values to the file of `--json`, to standard output for `-`, or not at all."""
     if target is None:
         return
     text = json.dumps(values, indent=1) + "\n"

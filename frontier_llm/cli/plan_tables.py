@@ -1,4 +1,4 @@
-"""Build the tables that frontier-llm plan prints."""
+"""Build the tables that frontier-llm plan prints; docs/planner.md explains their columns."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,12 +12,13 @@ from frontier_llm.planner.search import Found
 from frontier_llm.units import GIB, format_bytes, format_count
 
 MOST_STAGES = 8
-"""Maximum number of stages whose memory is printed; --json contains all."""
+"""Maximum number of stages whose memory is printed; --json writes all stages."""
 
 
 def layouts_table(found: Found) -> Table:
-    """Return the table of layouts, the best first."""
-    links = list(dict.fromkeys(link for e in found.best for link in e.time.exposed if link))
+    """Return the table of the best layouts, one row per layout."""
+    exposed = (link for layout in found.best for link in layout.time.exposed)
+    links = list(dict.fromkeys(link for link in exposed if link))
     columns = ["", "TP", "PPxC", "DP", "micro", "P/G/OS", "recompute", "wire", "step s"]
     columns += ["tokens/s", "MFU", "HFU", "peak GiB", "bubble"]
     columns += [f"{link} s" for link in links] + ["ckpt s"]
@@ -30,22 +31,29 @@ def layouts_table(found: Found) -> Table:
     table = plain_table(title, columns)
     for number, layout in enumerate(found.best, start=1):
         table.add_row(str(number), *_row(layout, links))
-    table.caption = "seconds of a link: communication that does not overlap with computation"
+    table.caption = (
+        "PPxC: stages x chunks per stage; P/G/OS: data ranks over which parameters, gradients and "
+        "optimizer states are sharded; columns of links: seconds of communication that does not "
+        "overlap with computation"
+    )
     return table
 
 
 def details(layout: Estimate) -> Iterator[Table]:
-    """Yield the tables of the parts of the step time and of the peak memory of a layout."""
-    table = plain_table("Layout 1: the step, seconds of the slowest stage", ["part", "s", "share"])
+    """Yield two tables of a layout: the parts of its step time, and of its peak memory."""
+    title = "Layout 1: parts of the step time, for the slowest stage"
+    table = plain_table(title, ["part", "seconds", "share"])
     for name, seconds in layout.time.parts.items():
         share = f"{seconds / layout.time.seconds:.1%}"
         table.add_row(name.replace("_", " "), f"{seconds:.4g}", share)
     yield table
     names = [
-        n for n in layout.memory[0].by_category if any(m.by_category[n] for m in layout.memory)
+        name
+        for name in layout.memory[0].by_category
+        if any(memory.by_category[name] for memory in layout.memory)
     ]
     stages = layout.memory[:: max(1, -(-len(layout.memory) // MOST_STAGES))]
-    columns = ["stage", *names, "all"]
+    columns = ["stage", *names, "total"]
     table = plain_table("Layout 1: peak memory per rank, GiB", columns)
     for memory in stages:
         sizes = [memory.by_category[name] / GIB for name in names]
@@ -56,8 +64,8 @@ def details(layout: Estimate) -> Iterator[Table]:
 
 
 def refusals_table(found: Found) -> Table:
-    """Return the table of refused combinations by reason."""
-    table = plain_table("Refused", ["reason", "count", "for example"])
+    """Return the table of refused layouts by reason."""
+    table = plain_table("Refused layouts", ["reason", "count", "for example"])
     for reason, count in sorted(found.refused.items(), key=lambda item: (-item[1], item[0])):
         table.add_row(reason, str(count), found.examples.get(reason, ""))
     return table
@@ -72,14 +80,15 @@ def scaling_table(config: RunConfig, points: Sequence[Point]) -> Table:
     columns = ["nodes", "ranks", "strong: tokens/s", "efficiency", "MFU", "layout"]
     table = plain_table(title, [*columns, "weak: tokens/s", "efficiency", "MFU", "layout"])
     for point in points:
-        size = point.strong or point.weak
-        ranks = str(size.candidate.grid.size) if size else ""
+        found = point.strong or point.weak
+        ranks = str(found.candidate.grid.size) if found else ""
         strong = _point(point.strong, point.strong_efficiency)
         table.add_row(str(point.nodes), ranks, *strong, *_point(point.weak, point.weak_efficiency))
     return table
 
 
 def _point(layout: Estimate | None, efficiency: float | None) -> list[str]:
+    """Return the columns tokens/s, efficiency, MFU and layout of one number of nodes."""
     if layout is None or efficiency is None:
         return ["none fits", "", "", ""]
     return [
@@ -91,6 +100,7 @@ def _point(layout: Estimate | None, efficiency: float | None) -> list[str]:
 
 
 def _row(layout: Estimate, links: Sequence[str]) -> list[str]:
+    """Return the columns of one layout in the order of `layouts_table`, without the number."""
     candidate, time = layout.candidate, layout.time
     config, factors = candidate.config, candidate.factors
     collectives = config.collectives
@@ -118,4 +128,5 @@ def _percent(share: float | None) -> str:
 
 
 def _short(gib: float) -> str:
+    """Return a size with two decimals, or as a power of ten if that would be 0.00."""
     return f"{gib:.2f}" if gib >= 0.005 else f"{gib:.0e}" if gib else "0"

@@ -1,4 +1,4 @@
-"""Write a planned layout as an experiment, which frontier-llm train can run."""
+"""Write a layout that the planner found as an experiment file, which frontier-llm train can run."""
 
 import re
 import shlex
@@ -21,15 +21,15 @@ from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate
 
 _NOT_SAVED = ("planner", "launch", "run", "plan")
-"""Sections that are not part of an experiment: they describe the plan, or one run of it."""
+"""Sections of the configuration that are not saved: they describe the search, or a single run."""
 
 
 def experiment_file(name: str) -> Path:
-    """Return the path of a new experiment, or of an earlier plan, which may be replaced.
+    """Return the path to write to: a new file, or one that an earlier plan has written.
 
     Raises:
-        ConfigError: the name is not a valid file name, belongs to an experiment that is not a plan,
-            or there is no configuration directory to write to.
+        ConfigError: the name is not a valid file name, belongs to an experiment that was not
+            planned, or there is no configuration directory to write to.
     """
     if not re.fullmatch(r"\w+", name):
         raise ConfigError("--save", name, "letters, digits and _", "choose such a name")
@@ -46,13 +46,13 @@ def experiment_text(name: str, overrides: Sequence[str], best: Estimate) -> str:
 
     Args:
         name: name of the experiment.
-        overrides: the command line of the plan; an experiment among them is merged in.
+        overrides: command line of the plan; the values of an experiment among them are included.
         best: the layout that the planner found.
     """
     candidate = best.candidate
     nodes = -(-candidate.grid.size // candidate.grid.ranks_per_node)
     composed = candidate.config.model_dump(mode="json")
-    choices, values = _read(overrides, composed)
+    choices, values = _choices_and_values(overrides, composed)
     choices["collectives"] = candidate.config.collectives.name
     for section, planned in _layout(best, composed).items():
         values.setdefault(section, {}).update(planned)
@@ -71,9 +71,9 @@ def experiment_text(name: str, overrides: Sequence[str], best: Estimate) -> str:
 
 
 def _conf_dir_option() -> str:
-    """Return the option that finds the experiment, if it is not one of the shipped files."""
-    own = conf_folders()[:-1]
-    return shlex.quote(f"{CONF_DIR_OPTION}={own[0]}") + " " if own else ""
+    """Return the option `--conf-dir` with which the program finds the file; empty for `conf/`."""
+    of_user = conf_folders()[:-1]
+    return shlex.quote(f"{CONF_DIR_OPTION}={of_user[0]}") + " " if of_user else ""
 
 
 def _resources(candidate: Candidate) -> str:
@@ -86,7 +86,7 @@ def _resources(candidate: Candidate) -> str:
 
 
 def _layout(best: Estimate, composed: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the sections that the planner has determined."""
+    """Return the values that the planner has determined, by section."""
     factors, data = best.candidate.factors, best.candidate.config.data
     return {
         "parallel": composed["parallel"],
@@ -100,18 +100,19 @@ def _layout(best: Estimate, composed: Mapping[str, Any]) -> dict[str, dict[str, 
     }
 
 
-def _read(
+def _choices_and_values(
     overrides: Sequence[str], composed: Mapping[str, Any]
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """Split overrides into choices of groups and values of keys, with those of an experiment.
+    """Split overrides into chosen files by group, such as `model`, and nested values of keys.
 
-    The command line wins over an experiment, wherever the experiment is among the overrides: the
-    values are taken from the composed configuration.
+    Both include those of an experiment among the overrides. Values on the command line replace
+    those of the experiment, whatever the order of the overrides, because all values are read from
+    the composed configuration.
     """
     current = map(current_override, overrides)
-    chosen = dict(override.lstrip("+").partition("=")[::2] for override in current)
-    choices, values = _of_experiment(yaml.safe_load(chosen.pop("experiment", "null")))
-    for key, text in chosen.items():
+    given = dict(override.lstrip("+").partition("=")[::2] for override in current)
+    choices, values = _of_experiment(yaml.safe_load(given.pop("experiment", "null")))
+    for key, text in given.items():
         if key.startswith("~"):
             raise ConfigError(
                 "--save", key, "keys with values: a file cannot remove a key", f"drop {key}"
@@ -125,6 +126,7 @@ def _read(
 
 
 def _of_experiment(name: str | None) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the choices and the values of an experiment's file; None: there is no experiment."""
     if name is None:
         return {}, {}
     values = yaml.safe_load(conf_file("experiment", name).read_text())
@@ -135,7 +137,10 @@ def _of_experiment(name: str | None) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _copy(key: str, source: Mapping[str, Any], target: dict[str, Any]) -> None:
-    """Copy the value at a dotted key. A list is copied whole: files cannot change one entry."""
+    """Copy the value of a dotted key from `source` to `target`.
+
+    A list is copied as a whole, because a file cannot change a single entry of a list.
+    """
     head, _, rest = key.partition(".")
     if rest and isinstance(source[head], dict):
         _copy(rest, source[head], target.setdefault(head, {}))

@@ -1,9 +1,9 @@
 """Tokenize text into a corpus: `frontier-llm preprocess [--workers N] data=text data.path=PATH`.
 
-PATH is a file or a folder of text, .jsonl, .jsonl.gz, .jsonl.zst or .parquet. The `data.` keys are
-those of frontier-llm train, which finds the corpus if it is given the same ones (docs/data.md).
-If the command is killed, the next call continues with the parts that are missing. The corpus does
-not depend on the number of workers.
+PATH is a file, or a folder of files: text, .jsonl, .jsonl.gz, .jsonl.zst or .parquet. The keys
+`data.*` are the same as for frontier-llm train, which finds the corpus again if their values are
+the same (docs/data.md). If the command is killed, the next call continues with the parts that are
+missing. The corpus does not depend on the number of worker processes.
 """
 
 import sys
@@ -38,12 +38,14 @@ from frontier_llm.units import MIB, format_bytes, format_count, format_seconds
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prepare the corpora of the command line and print their sizes; return the exit code."""
     parser = tool_parser(__doc__)
-    parser.add_argument("--workers", type=at_least(1), help="processes (default: one per core)")
+    parser.add_argument(
+        "--workers", type=at_least(1), help="worker processes (default: one per core)"
+    )
     parser.add_argument("overrides", nargs="*", metavar="data.KEY=VALUE", help="as for train")
     options = parser.parse_intermixed_args(arguments)
     console = wide_console()
     config = decode(compose(options.overrides))
-    check_sources(config.data)  # whether a model can read them is checked when it trains
+    check_sources(config.data)  # training checks whether the model can read the corpora
     start = time.perf_counter()
     try:
         folders = preprocess(config.data, options.workers, console)
@@ -58,19 +60,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Stages:
-    """Progress bars, one below the other for each stage of the preparation."""
+    """Progress bars, one for each stage of the preparation of each corpus."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
         self._task: TaskID | None = None
-        self._what, self._share = "", 0.0
+        self._stage, self._share_done = "", 0.0
 
-    def show(self, what: str, share: float) -> None:
+    def show(self, stage: str, share_done: float) -> None:
         """Update the bar of a stage. If the share decreases, the next corpus has begun."""
-        if self._task is None or what != self._what or share < self._share:
-            self._task = self._bars.add_task(what, total=1.0)
-        self._what, self._share = what, share
-        self._bars.update(self._task, completed=share, refresh=True)
+        if self._task is None or stage != self._stage or share_done < self._share_done:
+            self._task = self._bars.add_task(stage, total=1.0)
+        self._stage, self._share_done = stage, share_done
+        self._bars.update(self._task, completed=share_done, refresh=True)
 
 
 def preprocess(config: DataConfig, workers: int | None, console: Console) -> tuple[Path, ...]:
@@ -81,7 +83,7 @@ def preprocess(config: DataConfig, workers: int | None, console: Console) -> tup
     """
     columns = (TextColumn("{task.description:<32}"), BarColumn(), TaskProgressColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())
-    # no refresher thread: this process forks its workers
+    # without a thread that refreshes the bars, because this process forks its workers
     with Progress(*columns, *times, console=console, auto_refresh=False) as bars:
         return prepare_all(config, Stages(bars).show, workers)
 
@@ -106,7 +108,7 @@ def show(folders: Sequence[Path], console: Console) -> None:
 
 
 def throughput(manifests: Sequence[Manifest], seconds: float) -> str:
-    """Return the duration and the throughput over all stages."""
+    """Return a line with the duration and the throughput, for the corpora of `manifests`."""
     splits = [split for manifest in manifests for split in (manifest.train, manifest.validation)]
     tokens = sum(split.tokens for split in splits)
     text_bytes = sum(split.text_bytes for split in splits)
@@ -127,4 +129,6 @@ def _left_out(manifest: Manifest) -> str:
     reasons = [f"{count:,} {reason}" for count, reason in counts if count]
     if not reasons:
         return f"nothing left out of {manifest.files} files"
-    return "\n".join(["left out: " + ", ".join(reasons), *(f"  {e}" for e in manifest.examples)])
+    return "\n".join(
+        ["left out: " + ", ".join(reasons), *(f"  {example}" for example in manifest.examples)]
+    )

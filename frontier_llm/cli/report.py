@@ -1,6 +1,7 @@
 """Write the report of a run again: `frontier-llm report RUN_DIR`.
 
-Reads metrics.jsonl, summary.json and config.yaml of that folder and writes report.html.
+Reads metrics.jsonl, summary.json and config.yaml of the run directory and writes report.html there.
+A run writes its report at its end; this command also works while the run continues.
 """
 
 from collections.abc import Sequence

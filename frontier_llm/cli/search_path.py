@@ -1,7 +1,8 @@
-"""Let hydra search the user's configuration directory before the shipped one.
+"""Let hydra search the directory of `--conf-dir` before `conf/`.
 
-Importing this module registers the plugin. The override `hydra.searchpath` does not suffice: it
-adds directories behind the shipped one, whose files would win.
+Importing this module registers the plugin. Hydra's own setting `hydra.searchpath` does not suffice,
+because hydra searches such directories after `conf/`, and a file of the user could not replace a
+file of the same name in `conf/`.
 """
 
 from hydra.core.config_search_path import ConfigSearchPath

@@ -6,12 +6,13 @@
 
 `frontier-llm train -m` is the same. Each trial is a run of `frontier-llm train` with few steps and
 a time limit (`launch.trial_minutes`). Trials run one after the other on this machine, or each as a
-Slurm job. Their overrides come from a grid or from a search, whose goal is the highest speed or the
-lowest validation loss (`launch.trial_value`). A trial that is refused, fails or takes too long
+Slurm job. Their overrides `key=value` come from a grid, or from a search for the highest speed or
+the lowest validation loss (`launch.trial_value`). A trial that is refused, fails or takes too long
 counts as the worst, and the sweep continues.
 
-The result of each trial is in trial.json in its folder below `hydra.sweep.dir`; frontier-llm
-sweep-report compares them. A sweep that is started again in its folder keeps the finished trials.
+Each trial writes its result to trial.json in its own folder below `hydra.sweep.dir`. frontier-llm
+sweep-report compares the trials. A sweep that is started again in its folder keeps the finished
+trials.
 """
 
 import json
@@ -51,7 +52,7 @@ TRIAL_DEFAULTS = {
     "telemetry.wandb": "off",
     "telemetry.progress": "false",
 }
-"""Values of a trial that the command line does not give: a trial only serves as a measurement."""
+"""Settings of a trial unless the command line gives others: a trial only measures."""
 WARM_UP_STEPS = 2
 """Number of first steps that do not count for a trial's speed."""
 WORST_LOSS = 1e9
@@ -59,7 +60,9 @@ WORST_LOSS = 1e9
 JOBS_AT_ONCE = 4
 """Default number of trials that run at the same time as Slurm jobs."""
 _TERMINATION_SECONDS = 30.0
+"""Time between SIGTERM and SIGKILL for a trial that takes too long."""
 _OUT_OF_MEMORY = ("out of memory", "SIGKILL")
+"""Words in the output of a trial that ran out of memory. The kernel then kills with SIGKILL."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -71,31 +74,31 @@ def main(arguments: Sequence[str]) -> int:
     if {"--help", "-h"} & set(arguments):
         print(__doc__)
         return 0
-    wanted = [current_names(argument) for argument in arguments if argument not in MULTIRUN]
-    _check_plugins(wanted)
-    config = first_configuration(wanted)
+    overrides = [current_names(argument) for argument in arguments if argument not in MULTIRUN]
+    _check_plugins(overrides)
+    config = first_configuration(overrides)
     sys.argv = [  # hydra reads its arguments from here
         "frontier-llm sweep",
         "--multirun",
-        *plugin_defaults(config, wanted),
-        *wanted,
+        *plugin_defaults(config, overrides),
+        *overrides,
     ]
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(hydra_task)()
     return 0
 
 
 def first_configuration(arguments: Sequence[str]) -> RunConfig:
-    """Return the configuration that has the first value of each axis.
+    """Return the configuration with the first value of each axis (an override with several values).
 
     Raises:
         ConfigError: something is wrong in every trial, such as a key that does not exist.
     """
-    ours = [argument for argument in arguments if not argument.lstrip("+~").startswith("hydra")]
-    return decode(compose([_with_first_value(argument) for argument in ours]))
+    overrides = [text for text in arguments if not text.lstrip("+~").startswith("hydra")]
+    return decode(compose([_with_first_value(override) for override in overrides]))
 
 
 def plugin_defaults(config: RunConfig, arguments: Sequence[str]) -> list[str]:
-    """Return overrides for the chosen launcher and sweeper. Those of the command line follow."""
+    """Return settings of the chosen launcher and sweeper, which the command line may change."""
     defaults = []
     if "hydra/launcher=submitit_slurm" in arguments:
         job = Job.of(config, 1, (), ())
@@ -117,17 +120,17 @@ def hydra_task(config: DictConfig) -> float:
 
     Hydra calls this once per trial. In a Slurm job every task calls it, each for its own rank.
     """
-    chosen = HydraConfig.get()
-    overrides = list(chosen.overrides.task)
-    folder = Path(chosen.runtime.output_dir).absolute()
+    of_hydra = HydraConfig.get()
+    overrides = list(of_hydra.overrides.task)
+    folder = Path(of_hydra.runtime.output_dir).absolute()
     try:
         trial = finished_trial(overrides, folder)
     except FrontierError as error:  # hydra would print a traceback
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    given = {override.partition("=")[0] for override in overrides}
+    given_keys = {override.partition("=")[0] for override in overrides}
     section = {"launch": OmegaConf.to_container(config.launch)}
-    settings = with_current_names(section, given)["launch"]
+    settings = with_current_names(section, given_keys)["launch"]
     trial = trial or run_trial(overrides, folder, 60 * float(settings["trial_minutes"]))
     if _is_first_task():
         trial.write(folder)
@@ -178,9 +181,9 @@ def run_trial(overrides: Sequence[str], folder: Path, limit_seconds: float) -> T
         f"run.dir={run_dir}",
     ]
     start = time.monotonic()
-    code, message = _run(command, limit_seconds)
+    exit_code, message = _run(command, limit_seconds)
     seconds = time.monotonic() - start
-    status = _status(code, message)
+    status = _status(exit_code, message)
     if status != "done":
         return Trial(list(overrides), status, message[-2000:], seconds, 0.0, None, None, None)
     history = History.read(run_dir)
@@ -198,7 +201,7 @@ def run_trial(overrides: Sequence[str], folder: Path, limit_seconds: float) -> T
 
 
 def is_axis(argument: str) -> bool:
-    """Return whether an override has several values."""
+    """Return whether an override is an axis: it has several values."""
     try:
         return OverridesParser.create().parse_override(argument).is_sweep_override()
     except HydraException:
@@ -206,7 +209,7 @@ def is_axis(argument: str) -> bool:
 
 
 def _is_first_task() -> bool:
-    """Return whether this process writes the trial's files, which one task of a Slurm job does."""
+    """Return whether this process writes the trial's files: the first task of a Slurm job does."""
     return os.environ.get("SLURM_PROCID", "0") == "0"
 
 
@@ -226,22 +229,25 @@ def _run(command: Sequence[str], limit_seconds: float) -> tuple[int | None, str]
     return None, f"ended after {limit_seconds / 60:g} minutes (launch.trial_minutes)\n{message}"
 
 
-def _status(code: int | None, message: str) -> Status:
-    if code is None:
+def _status(exit_code: int | None, message: str) -> Status:
+    """Return the status of a trial from its exit code (None: it took too long) and its stderr."""
+    if exit_code is None:
         return "too slow"
-    if code == 0:
+    if exit_code == 0:
         return "done"
-    if code == 2:
+    if exit_code == 2:
         return "refused"
     return "out of memory" if any(word in message for word in _OUT_OF_MEMORY) else "failed"
 
 
 def _peak(run_dir: Path) -> int | None:
+    """Return the peak memory in bytes of the rank that used most; None if it is unknown."""
     summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
     return max((rank["peak_bytes"] for rank in summary["ranks"]), default=None)
 
 
 def _check_plugins(arguments: Sequence[str]) -> None:
+    """Refuse a launcher or a sweeper whose package is not installed."""
     for argument in arguments:
         if argument.startswith("hydra/") and ("optuna" in argument or "submitit" in argument):
             _check_plugin(argument)

@@ -1,7 +1,8 @@
 """Compare the trials of a sweep: `frontier-llm sweep-report runs/sweep-NAME`.
 
-Writes sweep.md into that folder (all trials, the fastest first, and which axes matter), pareto.svg
-(speed against memory) and sensitivity.svg. Prints sweep.md.
+An axis is a setting that differs between the trials of a sweep. Writes three files into the folder:
+sweep.md (a table of all trials, the fastest first, and the influence of each axis on the speed),
+pareto.svg (speed against memory) and sensitivity.svg (influence of each axis). Prints sweep.md.
 """
 
 import textwrap
@@ -50,7 +51,9 @@ def axes(trials: Sequence[Trial]) -> dict[str, list[str]]:
     Returns:
         For each key its values in the order of the trials; `-` for a trial that does not set it.
     """
-    settings = [dict(o.lstrip("+").split("=", 1) for o in trial.overrides) for trial in trials]
+    settings = [
+        dict(override.lstrip("+").split("=", 1) for override in trial.overrides) for trial in trials
+    ]
     keys = sorted({key for setting in settings for key in setting})
     columns = {key: [setting.get(key, "-") for setting in settings] for key in keys}
     return {key: values for key, values in columns.items() if len(set(values)) > 1}
@@ -59,10 +62,11 @@ def axes(trials: Sequence[Trial]) -> dict[str, list[str]]:
 def sensitivity(trials: Sequence[Trial]) -> dict[str, float]:
     """Return the share of the variance of the speed that each axis explains, largest first.
 
-    The share of an axis is the variance between the mean speeds of its values, weighted by their
-    numbers of trials, divided by the total variance. It is 0 for an axis without influence and 1
-    for an axis that alone determines the speed. A trial that is not done has speed 0, as it has in
-    the search, because an axis whose values fail matters.
+    For each value of an axis, take the mean speed of the trials with this value. The share is the
+    variance of these means, weighted by their numbers of trials, divided by the variance of all
+    speeds. An axis without influence has the share 0. An axis that alone determines the speed has
+    the share 1. A trial that is not done counts with speed 0, so that an axis whose values fail has
+    influence.
     """
     total = pvariance([trial.tokens_per_second for trial in trials])
     shares = {key: _variance_between(values, trials) / total if total else 0.0
@@ -72,11 +76,12 @@ def sensitivity(trials: Sequence[Trial]) -> dict[str, float]:
 
 def pareto(trials: Sequence[Trial]) -> list[Trial]:
     """Return the done trials that no other trial beats in both speed and memory, fastest first."""
-    best: list[Trial] = []
-    for trial in sorted(_done(trials), key=lambda t: (-t.tokens_per_second, _memory(t))):
-        if not best or _memory(trial) < _memory(best[-1]):
-            best.append(trial)
-    return best
+    front: list[Trial] = []
+    by_speed = sorted(_done(trials), key=lambda trial: (-trial.tokens_per_second, _memory(trial)))
+    for trial in by_speed:
+        if not front or _memory(trial) < _memory(front[-1]):
+            front.append(trial)
+    return front
 
 
 def write(trials: Sequence[Trial]) -> str:
@@ -84,11 +89,12 @@ def write(trials: Sequence[Trial]) -> str:
     lines = [
         f"# Sweep: {len(_done(trials))} of {len(trials)} trials done",
         "",
-        "Memory is the peak of the rank that used most. * = no trial is both faster and smaller.",
+        "Memory is the peak of the rank that used most. An asterisk (*) marks a trial if no other "
+        "trial is both faster and smaller in memory.",
         "",
         *table(trials),
         "",
-        "## Which axes matter",
+        "## Influence of each axis on the speed",
         "",
         *sensitivity_table(trials),
         "",
@@ -105,9 +111,9 @@ def table(trials: Sequence[Trial]) -> list[str]:
     head = ["tokens/s", "memory GiB", *columns, "duration", "result"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for index, trial in enumerate(trials):
-        mark = " *" if trial in front else ""
+        asterisk = " *" if trial in front else ""
         cells = [
-            format_count(trial.tokens_per_second) + mark if trial in done else "-",
+            format_count(trial.tokens_per_second) + asterisk if trial in done else "-",
             f"{_memory(trial) / GIB:.2f}" if trial.peak_bytes else "-",
             *(values[index] for values in columns.values()),
             format_seconds(trial.seconds),
@@ -124,16 +130,13 @@ def sensitivity_table(trials: Sequence[Trial]) -> list[str]:
 
 
 def draw_pareto(trials: Sequence[Trial], path: Path) -> None:
-    """Draw speed against memory of all done trials, and a line through the best ones."""
+    """Draw speed against memory of all done trials, and a line through those of `pareto`."""
     figure, axis = _figure()
     done, front = _done(trials), pareto(trials)
-    axis.scatter(
-        [_memory(t) / GIB for t in done], [t.tokens_per_second for t in done], color="#888"
-    )
+    axis.scatter(*_memory_and_speed(done), color="#888")
     axis.plot(
-        [_memory(t) / GIB for t in front], [t.tokens_per_second for t in front],
-        "o-", color="#c33", label="no trial is both faster and smaller",
-    )  # fmt: skip
+        *_memory_and_speed(front), "o-", color="#c33", label="no trial is both faster and smaller"
+    )
     axis.set_xlabel("peak memory of the rank that used most, GiB")
     axis.set_ylabel("tokens per second")
     if front:
@@ -160,6 +163,12 @@ def _figure() -> tuple[Any, Any]:
     return pyplot.subplots(figsize=(7, 4), layout="constrained")
 
 
+def _memory_and_speed(trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
+    """Return the memory in GiB and the speed in tokens per second of each trial."""
+    memory = [_memory(trial) / GIB for trial in trials]
+    return memory, [trial.tokens_per_second for trial in trials]
+
+
 def _variance_between(values: Sequence[str], trials: Sequence[Trial]) -> float:
     """Return the variance of the speeds if each trial had the mean speed of its value."""
     groups: dict[str, list[float]] = defaultdict(list)
@@ -177,8 +186,9 @@ def _memory(trial: Trial) -> int:
 
 
 def _outcome(trial: Trial) -> str:
-    """Return the status and, if the trial is not done, the line of its output that says why."""
+    """Return the status and, if the trial is not done, the line of its output with the reason."""
     lines = [line.strip() for line in trial.reason.splitlines() if line.strip()]
-    why = next((line for line in lines if line.startswith("got:")), lines[-1] if lines else "")
-    reason = textwrap.shorten(why.replace("|", "/"), 100, placeholder=" ...")
+    last = lines[-1] if lines else ""
+    reason_line = next((line for line in lines if line.startswith("got:")), last)
+    reason = textwrap.shorten(reason_line.replace("|", "/"), 100, placeholder=" ...")
     return f"{trial.status}: {reason}" if reason else trial.status

@@ -1,10 +1,10 @@
 """Train a model: `frontier-llm train [key=value ...]`, see `frontier-llm train --help`.
 
-This module is the start of a run. It composes and checks the configuration, locks the run
-directory and prepares the corpora. Then it starts the ranks on this machine or, under srun or
-torchrun, becomes one of them. frontier_llm/trainer/assemble.py contains the work of a rank.
+This module starts a run. It composes and checks the configuration, locks the run directory and
+prepares the corpora. Then it starts the ranks on this machine. Under srun or torchrun, the process
+is one of the ranks itself. frontier_llm/trainer/assemble.py contains the work of a rank.
 
-Torch is imported as late as possible, so that a wrong configuration is refused within a second.
+Torch is imported as late as possible, so that an invalid configuration is refused within a second.
 """
 
 import os
@@ -43,7 +43,7 @@ MEETING_TIMEOUT = timedelta(minutes=5)
 CORPUS_TIMEOUT = timedelta(hours=4)
 """Limit for rank 0 to prepare the corpora while the other ranks wait."""
 GRACE_SECONDS = 120.0
-"""Limit of the wait for Slurm to kill this rank; Slurm does so much earlier."""
+"""How long a rank waits at most for Slurm to kill it; Slurm usually kills it much earlier."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -93,7 +93,10 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
 
 
 def train_as_rank(world: World, overrides: Sequence[str]) -> int:
-    """Be one rank of srun or torchrun. Only rank 0 composes; it sends the result to the others."""
+    """Train as one of the ranks of srun or torchrun; return the exit code.
+
+    Only rank 0 composes the configuration and sends it to the others.
+    """
     prepare_environment(share(world.ranks_per_node, os.environ), os.environ)
     StopFlag.install()
     store = make_store(world, MEETING_TIMEOUT)
@@ -129,12 +132,13 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
             store,
         )
 
-    code = run_rank(work, world.rank, failure_folder(config))
-    code = report_failure(world.rank, world.size, failure_folder(config), code) if code else 0
-    if code == StopRequested.exit_code and world.launcher == "slurm":
+    exit_code = run_rank(work, world.rank, failure_folder(config))
+    if exit_code:
+        exit_code = report_failure(world.rank, world.size, failure_folder(config), exit_code)
+    if exit_code == StopRequested.exit_code and world.launcher == "slurm":
         wait_for_slurm(StopFlag.install())
     StopFlag.ignore_signals()
-    return code
+    return exit_code
 
 
 def warn_of_crowding(threads: int, ranks: int) -> None:
@@ -150,8 +154,8 @@ def configure(
 
     Args:
         overrides: arguments `key=value` of the command line.
-        world_size: number of ranks of a job; None means `launch.ranks`.
-        ranks_per_node: ranks that the job's launcher has started on a node; None means all.
+        world_size: number of ranks that srun or torchrun has started; None: `launch.ranks`.
+        ranks_per_node: number of ranks that it has started per node; None: all ranks.
 
     Returns:
         The configuration as YAML, which is also the content of config.yaml.
@@ -168,8 +172,8 @@ def configure(
     size = world_size or config.launch.ranks
     values = fitted(values, size)
     config = decode(values)
-    per_node = config.launch.ranks_per_node or ranks_per_node or size
-    candidate = Candidate.of(config, size, per_node)
+    ranks_per_node = config.launch.ranks_per_node or ranks_per_node or size
+    candidate = Candidate.of(config, size, ranks_per_node)
     if config.plan == "check":
         check_fits(candidate)
     lock_run_dir(config)
@@ -190,10 +194,10 @@ def lock_run_dir(config: RunConfig) -> None:
         newest is not None,
         started_again=slurm.started_again(os.environ),
     )
-    before = checkpoint_places.saved_config(newest) if resumes and newest else None
-    if before is not None:
-        now = config.model_dump(mode="json")
-        changes.refuse(changes.changes(before, now), now, config.run.allow_changes)
+    saved = checkpoint_places.saved_config(newest) if resumes and newest else None
+    if saved is not None:
+        current = config.model_dump(mode="json")
+        changes.refuse(changes.changes(saved, current), current, config.run.allow_changes)
 
 
 def prepare_run(config: RunConfig, text: str) -> str:
@@ -201,10 +205,10 @@ def prepare_run(config: RunConfig, text: str) -> str:
 
     Args:
         config: the checked configuration.
-        text: the same as YAML.
+        text: the configuration as YAML.
 
     Returns:
-        The folders of the prepared corpora, one per line: text can be broadcast.
+        The folders of the prepared corpora, one per line, as text that rank 0 can broadcast.
     """
     from rich.progress import Progress
 
@@ -229,12 +233,12 @@ def prepare_run(config: RunConfig, text: str) -> str:
 
 
 def corpus_folders(text: str) -> list[Path]:
-    """Return the folders from the text that `prepare_run` returned, perhaps on another rank."""
+    """Return the folders from the text that `prepare_run` returned on this rank or on rank 0."""
     return [Path(folder) for folder in text.splitlines()]
 
 
 def run_dry(config: RunConfig) -> int:
-    """Build every stage on the meta device and print its size; return the exit code."""
+    """Build every pipeline stage without memory and print its size; return the exit code."""
     from frontier_llm.cli.dry_run import print_stages
 
     print_stages(Candidate.of(config, *ranks_to_plan(config)))

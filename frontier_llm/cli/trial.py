@@ -1,4 +1,7 @@
-"""Store the result of one trial of a sweep in a file."""
+"""Store the result of one trial of a sweep in a file.
+
+`sweep` and `funnel` write these files; `sweep_report` and `funnel` read them.
+"""
 
 import json
 from dataclasses import asdict, dataclass
@@ -10,13 +13,15 @@ from frontier_llm.errors import DataError
 TRIAL_FILE = "trial.json"
 
 Status = Literal["done", "refused", "out of memory", "failed", "too slow"]
+"""How a trial ended: "refused" if its configuration is invalid, "too slow" at its time limit."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of one short run with its own overrides."""
+    """The result of one short run."""
 
     overrides: list[str]
+    """The settings `key=value` of this trial."""
     status: Status
     reason: str
     """The last output on stderr of a trial that is not done; otherwise empty."""
@@ -25,9 +30,9 @@ class Trial:
     tokens_per_second: float
     """Median of the steps after the warm-up; 0 if the trial is not done."""
     peak_bytes: int | None
-    """Peak memory of the rank that used most."""
+    """Peak memory of the rank that used most; None if it is unknown."""
     loss: float | None
-    """Training loss of the last step, in nats per token."""
+    """Training loss of the last step, in nats per token; None if the trial is not done."""
     validation_loss: float | None
     """Validation loss after the last step, in nats per token."""
 
@@ -48,7 +53,7 @@ class Trial:
             ) from None
 
     def write(self, folder: Path) -> None:
-        """Write the trial's file atomically."""
+        """Write the trial's file atomically into a folder."""
         partial = folder / f"{TRIAL_FILE}.partial"
         partial.write_text(json.dumps(asdict(self), indent=1))
         partial.replace(folder / TRIAL_FILE)

@@ -1,7 +1,7 @@
-"""The configuration of a run: frozen, typed sections, decoded once when the program starts.
+"""The configuration of a run: frozen, typed sections that are decoded once when a program starts.
 
-Values are in `conf/`; types, units, ranges and the rules that span sections are here. All other
-packages get a `RunConfig`, never a dictionary of strings.
+The values are in `conf/`. This package defines types, units and ranges, and the rules that concern
+several sections. All other packages get a `RunConfig`, never a dictionary of strings.
 """
 
 from frontier_llm.config.decode import decode

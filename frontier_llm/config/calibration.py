@@ -1,4 +1,4 @@
-"""The share of its peak speeds that a device reaches: constants of the planner's predictions."""
+"""The section `cluster.device.calibration`: constants from which the planner predicts speeds."""
 
 from typing import Literal
 
@@ -10,35 +10,36 @@ from frontier_llm.config.section import Section
 class MatrixCurve(Section):
     """The speed of matrix products by shape.
 
-    A product of [m, k] and [k, n] takes 2 (mnk + half_size (mn + nk + km)) / tflops. Large products
-    run at `tflops`; a product with m = n = k = 3 half_size runs at half of it.
+    A product of an [m, k] and a [k, n] matrix takes 2 (mnk + half_size (mn + nk + km)) / v seconds,
+    where v is `tflops` in operations per second. Very large products run at `tflops`. A product
+    with m = n = k = 3 half_size runs at half of this speed.
     """
 
     tflops: float = Field(gt=0)
     """Speed of very large products, TFLOP/s."""
     half_size: float = Field(ge=0)
-    """Size below which a product is slow, in rows: see the formula of this section."""
+    """Matrix size, in rows, below which products are slow; see the formula of this section."""
 
 
 class CalibrationConfig(Section):
     """Constants that `frontier-llm calibrate` measures or benchmarks/planner_accuracy.py fits."""
 
     products: dict[Literal["fp32", "bf16", "fp16"], MatrixCurve]
-    """Speed of matrix products by compute format; without a format the planner predicts no times in
-    it."""
+    """Speed of matrix products by compute format. The planner predicts times only for the formats
+    that are listed."""
     attention_share: float = Field(gt=0)
-    """Speed of a fused attention kernel as a share of `tflops`; the masked half is not counted."""
+    """Speed of a fused attention kernel as a share of `tflops`. The masked half of causal attention
+    is not counted as work."""
     memory_share: float = Field(gt=0, le=1)
     """Share of the memory bandwidth that element-wise kernels reach."""
     kernel_us: float = Field(ge=0)
     """Time between the starts of two empty kernels, microseconds."""
     hidden_share: float = Field(ge=0, le=1)
-    """Share of the communication time that overlap with computation hides."""
+    """Share of the communication time that is hidden when it overlaps with computation."""
     reserved_gib: float = Field(ge=0)
-    """Memory that the runtime, its libraries and communicators take before the first allocation
-    (on a CPU: the interpreter and its libraries), GiB."""
+    """Memory that the runtime, its libraries and its communicators take before the first
+    allocation, GiB. On a CPU this is the memory of the interpreter and its libraries."""
     slack_share: float = Field(ge=0)
-    """Memory that the allocator holds beyond what is requested, as a share of the temporary
-    tensors."""
+    """Memory that the allocator holds unused, as a share of the memory of temporary tensors."""
     source: str
     """Source of these figures."""

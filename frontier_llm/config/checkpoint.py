@@ -8,7 +8,7 @@ from frontier_llm.config.section import Section
 
 
 class LocalTierConfig(Section):
-    """Checkpoints on a local disk of each node: fast and frequent, lost if the node is lost."""
+    """Checkpoints on a local disk of each node. They are fast, but lost if the node is lost."""
 
     path: str | None
     """A directory that exists on every node (`/mnt/bb/$USER` on Frontier); null = no local
@@ -16,7 +16,7 @@ class LocalTierConfig(Section):
     every_steps: int = Field(ge=1)
     """Steps between two local checkpoints."""
     keep: int = Field(ge=1)
-    """Number of the newest local checkpoints that are kept."""
+    """Number of local checkpoints that are kept; older ones are deleted."""
 
 
 class TiersConfig(Section):
@@ -36,26 +36,28 @@ class CheckpointConfig(Section):
     """`lazy`: a checkpoint is written while training continues; `blocking`: training waits until
     it is written; `off`: no checkpoint is written, not even at the end."""
     every_steps: int = Field(ge=1)
-    """Steps between two checkpoints; the last step of a run is always saved."""
+    """Steps between two checkpoints. The last step of a run is always saved."""
     keep: int = Field(ge=1)
-    """Number of the newest checkpoints that are kept."""
+    """Number of checkpoints that are kept; older ones are deleted."""
     keep_every_steps: int | None = Field(ge=1)
-    """Checkpoints whose step is a multiple of this are never deleted; null = all may be."""
+    """Checkpoints whose step is a multiple of this number are never deleted; null = any checkpoint
+    may be deleted."""
     files: Literal["rank", "node"]
-    """`rank`: each rank writes one file; `node`: the ranks of a node write one file together,
-    which makes fewer files for a parallel file system."""
+    """`rank`: each rank writes its own file; `node`: the ranks of a node write one file together,
+    so that a parallel file system has fewer files to handle."""
     timeout_seconds: float = Field(gt=0)
-    """How long the ranks that have written wait for the slowest rank before the checkpoint
-    fails."""
+    """Seconds that ranks wait for the slowest rank after they have written their part. After this
+    time the checkpoint fails."""
     pool_bytes: int | None = Field(ge=0)
-    """Most host memory per rank for copies of states that are not yet on disk when the optimizer
-    changes them; null = as much as all states need. With less, the update waits for the disk."""
+    """Limit of the host memory per rank, in bytes, for copies of states that are not yet on disk
+    when the optimizer changes them. If the limit is too low, the update waits for the disk. null =
+    as much memory as all states need."""
     on_error: Literal["stop", "continue"]
-    """When a checkpoint cannot be written: `stop` ends the run; `continue` prints a warning, keeps
-    the last good checkpoint and trains on."""
+    """What happens if a checkpoint cannot be written. `stop`: the run ends; `continue`: the run
+    prints a warning, keeps the last good checkpoint and goes on."""
     verify: bool
-    """Compare the digests of all data that is read when a run resumes."""
+    """Whether a resuming run checks the digests of all checkpoint data that it reads."""
     fallback: bool
-    """Resume from an older checkpoint if the newest is damaged."""
+    """Whether a run resumes from an older checkpoint if the newest one is damaged."""
     tiers: TiersConfig
     """Places for checkpoints besides the run directory."""

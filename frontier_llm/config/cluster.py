@@ -1,4 +1,4 @@
-"""The hardware: the speeds of devices, links and storage, each figure with its source."""
+"""The section `cluster`: sizes and speeds of devices, links and storage, with their sources."""
 
 import re
 from typing import Literal
@@ -10,24 +10,24 @@ from frontier_llm.config.section import Section
 
 
 class DeviceConfig(Section):
-    """One rank's device (on MI250X: one GCD, half a package)."""
+    """The device of a rank (on MI250X one GCD, which is half of a package)."""
 
     name: str
-    """Its name."""
+    """Name in the output of a run."""
     kind: Literal["cpu", "cuda", "hip"]
     """Runtime: `cuda` for NVIDIA, `hip` for AMD, `cpu` without a GPU."""
     name_pattern: str
-    """Regular expression for the driver's name of the device. If the name does not match, the peak
-    is taken as unknown."""
+    """Regular expression that the device name of the driver must match. If it does not match, the
+    peak speed counts as unknown."""
     memory_gib: float = Field(gt=0)
     """Memory of the device, GiB."""
     memory_gb_per_second: float = Field(gt=0)
     """Memory bandwidth, GB/s."""
     peak_tflops: dict[Literal["fp32", "bf16", "fp16"], float]
-    """Peak speed of dense matrix products by compute format, TFLOP/s. A format that is absent is
-    unknown or unsupported, and no MFU is printed for it."""
+    """Peak speed of dense matrix products by compute format, TFLOP/s. If the peak of a format is
+    unknown or the device does not support it, the format is left out, and no MFU is printed."""
     calibration: CalibrationConfig
-    """Measured shares of these peaks, which the planner uses."""
+    """Constants from which the planner predicts the speed that is reached."""
     source: str
     """Source of these figures."""
 
@@ -47,12 +47,12 @@ class DeviceConfig(Section):
 
 
 class LinkConfig(Section):
-    """One level of the network: the fastest path between two ranks that share it."""
+    """One level of links, such as the links inside a node."""
 
     name: str
-    """Its name."""
+    """Name in the output of a run."""
     ranks: int | None = Field(ge=2)
-    """Number of neighbouring ranks that share this level; null = the whole machine."""
+    """Number of neighbouring ranks that this level connects; null = all ranks of the machine."""
     latency_us: float = Field(gt=0)
     """Time of an empty message, microseconds."""
     gb_per_second: float = Field(gt=0)
@@ -67,7 +67,7 @@ class StorageConfig(Section):
     """A file system or disk for checkpoints."""
 
     name: str
-    """Its name."""
+    """Name in the output of a run."""
     write_gb_per_second: float = Field(gt=0)
     """Write bandwidth per node, GB/s."""
     source: str
@@ -75,10 +75,10 @@ class StorageConfig(Section):
 
 
 class HostConfig(Section):
-    """The host of a node's devices."""
+    """The CPU and main memory of a node."""
 
     cores: int = Field(ge=1)
-    """Cores that a job may use."""
+    """CPU cores that a job may use."""
     memory_gib: float = Field(gt=0)
     """Main memory, GiB."""
     source: str
@@ -86,10 +86,10 @@ class HostConfig(Section):
 
 
 class ClusterConfig(Section):
-    """A machine: nodes of equal devices, links from the nearest to the farthest."""
+    """A machine with equal nodes."""
 
     name: str
-    """Its name."""
+    """Name in the output of a run."""
     ranks_per_node: int = Field(ge=1)
     """Devices, and so ranks, per node."""
     device: DeviceConfig
@@ -97,14 +97,15 @@ class ClusterConfig(Section):
     host: HostConfig
     """The host of a node."""
     links: tuple[LinkConfig, ...] = Field(min_length=1, strict=False)
-    """Links, nearest first; the last has `ranks: null`."""
+    """Links, from the nearest to the farthest. The last link has `ranks: null`."""
     storage: tuple[StorageConfig, ...] = Field(strict=False)
-    """Places for checkpoints, nearest first."""
+    """Places for checkpoints, from the nearest to the farthest."""
     environment: dict[str, str]
-    """Variables of NCCL, RCCL and libfabric that ranks should have on this cluster. A run prints
-    which of them differ. scripts/*_env.sh sets them and gives the reasons."""
+    """Environment variables of NCCL, RCCL and libfabric that ranks should have on this cluster. A
+    run prints the variables whose values differ. scripts/*_env.sh sets them and gives the
+    reasons."""
 
     @property
     def cores_per_rank(self) -> int:
-        """Cores per rank."""
+        """CPU cores per rank."""
         return max(1, self.host.cores // self.ranks_per_node)

@@ -12,9 +12,9 @@ FormatName = Literal["fp32", "bf16", "int8", "int4"]
 class CollectivesConfig(Section):
     """The number format of each kind of collective.
 
-    Integers are sent in blocks, each with a scale. Norms and biases are sent in 2 bytes per element
-    even then. Nothing is sent wider than it is held: with precision bf16, a `params_format` of
-    fp32 sends bf16.
+    Integer formats send blocks of integers, each with a scale. Norms and biases are never sent as
+    integers, but in 2 bytes per element. Values are never widened: with precision bf16, a
+    `params_format` of fp32 sends bf16.
 
     Paper: ZeRO++ (arXiv:2306.10209).
     """
@@ -22,20 +22,20 @@ class CollectivesConfig(Section):
     name: str
     """Name of this choice in the output of a run."""
     params_format: FormatName
-    """Format of parameters, gathered before each forward pass."""
+    """Format of parameters that are gathered before each forward pass."""
     params_backward_format: FormatName | None
-    """Format of parameters, gathered before each backward pass; null = `params_format`."""
+    """Format of parameters that are gathered before each backward pass; null = `params_format`."""
     refresh_format: FormatName
-    """Format of updated parameters, sent once per step from the ranks that updated them to the
-    ranks that hold them. If it has fewer bits than the compute format, the ranks that update keep
-    fp32 master weights."""
+    """Format of updated parameters, which are sent once per step from the ranks that updated them
+    to the ranks that store them. If it has fewer bits than the compute format, the ranks that
+    update keep fp32 master weights."""
     grads_format: FormatName
-    """Format of gradients in a reduce-scatter. They are always summed in fp32, once, by the rank
-    that receives them."""
+    """Format of gradients in a reduce-scatter. The rank that receives them always sums them in
+    fp32."""
     grads_across_format: FormatName | None
-    """Format of gradients between ranks on several nodes; null = `grads_format`."""
+    """Format of gradients in a reduce-scatter between several nodes; null = `grads_format`."""
     block_elements: int = Field(ge=32, le=8192, multiple_of=32)
-    """Elements per scale. Smaller blocks are more exact and send more scales."""
+    """Elements per scale. Smaller blocks lose less precision and send more scales."""
     scales_format: Literal["fp32", "bf16"]
     """Format of the scales."""
     rounding: Literal["nearest", "stochastic"]
@@ -45,7 +45,8 @@ class CollectivesConfig(Section):
     """Whether the rounding error of a gradient between nodes is kept (in bf16, on the sending rank)
     and added to the next gradient."""
     until_step: int | None = Field(ge=1)
-    """Last step with integer formats; later steps use fp32. null = all steps use them."""
+    """Last step with integer formats. Later steps use fp32. null = all steps use integer
+    formats."""
 
     @property
     def formats(self) -> tuple[FormatName, ...]:

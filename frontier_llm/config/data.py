@@ -17,8 +17,8 @@ class CorpusConfig(Section):
     path: str | None = None
     """See `data.path`."""
     weight: float | None = Field(default=None, gt=0)
-    """Relative share of the samples; null = its training tokens to the power of
-    `data.blend_alpha`. Either all corpora of a blend have a weight or none has."""
+    """Relative share of the samples. null = the number of training tokens of this corpus to the
+    power of `data.blend_alpha`. Either all corpora of a blend have a weight, or none of them."""
 
 
 class DataConfig(Section):
@@ -32,17 +32,18 @@ class DataConfig(Section):
     path: str | None
     """For kind `text`: a file or a directory of text, .jsonl, .jsonl.gz, .jsonl.zst or .parquet."""
     corpora: tuple[CorpusConfig, ...] = Field(strict=False)
-    """For kind `blend`: [{name: NAME, path: PATH, weight: NUMBER}, ...]; kind and weight are
-    optional."""
+    """For kind `blend`: [{name: NAME, path: PATH, weight: NUMBER}, ...]. The keys `kind` and
+    `weight` are optional."""
     blend_alpha: float = Field(ge=0, le=1)
-    """Exponent of the weights of a blend that gives none: 1 samples corpora in proportion to their
-    sizes, 0 samples all equally; 0.3 is mT5's, which favours small languages."""
+    """Exponent for a blend without weights. With 1 the samples of a corpus are proportional to its
+    size, with 0 all corpora have equally many samples. mT5 uses 0.3, which favours small
+    languages."""
     text_key: str
-    """Field (JSONL) or column (Parquet) that holds the text."""
+    """Field (JSONL) or column (Parquet) that contains the text."""
     directory: str
     """Directory of prepared corpora (tokenizer, .bin, .idx, manifest), which later runs reuse."""
     tokenizer: str | None
-    """File of a sentencepiece model; null = train one with `data.vocabulary` tokens on the
+    """File of a sentencepiece model; null = train a tokenizer with `data.vocabulary` tokens on the
     corpus."""
     vocabulary: int = Field(ge=2)
     """Tokens of the tokenizer that is trained on the corpus, at most model.vocabulary. Without
@@ -50,19 +51,20 @@ class DataConfig(Section):
     validation_percent: float = Field(gt=0, lt=50)
     """Percentage of the files or documents that are kept for validation."""
     broken: Literal["refuse", "skip"]
-    """When a document cannot be read (invalid UTF-8, invalid JSON, no such key): `refuse` stops
-    and names it; `skip` leaves it out, counts such documents and names the first of them."""
+    """What happens if a document cannot be read (invalid UTF-8, invalid JSON, or no `text_key`).
+    `refuse`: the program stops and names the document; `skip`: such documents are left out and
+    counted, and the first of them is named."""
     unique: bool
-    """Keep only the first of several equal documents."""
+    """Whether only the first of several equal documents is kept."""
     objective: Literal["causal", "spans"]
     """`causal`: predict the next token (GPT); `spans`: predict spans that were removed from the
     text (T5: 15% of it, in spans of 3 tokens on average)."""
     sequence_length: int = Field(ge=1)
-    """Tokens per sample; with `spans`, tokens that the encoder reads."""
+    """Tokens per sample. With the objective `spans`, tokens that the encoder reads."""
     global_batch: int = Field(ge=1)
     """Samples per step, over all ranks."""
     micro_batch: int = Field(ge=1)
-    """Samples that a rank computes at once."""
+    """Samples per micro-batch, which a rank computes at once."""
 
     @property
     def sources(self) -> tuple[CorpusConfig, ...]:

@@ -1,4 +1,7 @@
-"""Decode composed values into a typed configuration, with errors that say what to do."""
+"""Decode composed values into a typed configuration.
+
+An error names the wrong key, its value, the values that are legal, and a correction.
+"""
 
 import difflib
 import types
@@ -20,16 +23,16 @@ def decode(values: Mapping[str, Any]) -> RunConfig:
             back from the config.yaml of a run. Old names of keys are accepted.
 
     Raises:
-        ConfigError: the first wrong key, with what it got, what it wants and what to do.
+        ConfigError: a key is wrong. The error describes the first wrong key and its correction.
     """
     try:
         return RunConfig.model_validate(with_current_names(values))
     except ValidationError as error:
-        raise _first(error) from None
+        raise _first_error(error) from None
 
 
 def keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield (dotted key, type, documentation) of every key of the configuration."""
+    """Yield (dotted key, type, documentation) for every key of the configuration."""
     for name, field in section.model_fields.items():
         key = f"{prefix}{name}"
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -43,12 +46,14 @@ def nearest(key: str) -> str | None:
     """Return the existing key that is most similar to a mistyped one; None = none is similar."""
     known = [name for name, _, _ in keys()]
     groups = {name.rpartition(".")[0] for name in known} - {""}
-    found = difflib.get_close_matches(key, [*known, *groups], n=1, cutoff=0.5)
-    if found:
-        return found[0]
-    leaves = {name.rpartition(".")[2]: name for name in known}
-    by_leaf = difflib.get_close_matches(key.rpartition(".")[2], list(leaves), n=1, cutoff=0.7)
-    return leaves[by_leaf[0]] if by_leaf else None
+    similar = difflib.get_close_matches(key, [*known, *groups], n=1, cutoff=0.5)
+    if similar:
+        return similar[0]
+    # compare the last part of the key alone, because its section may be wrong or missing
+    full_names = {name.rpartition(".")[2]: name for name in known}
+    last_part = key.rpartition(".")[2]
+    similar = difflib.get_close_matches(last_part, list(full_names), n=1, cutoff=0.7)
+    return full_names[similar[0]] if similar else None
 
 
 def unknown_key(key: str, got: object) -> ConfigError:
@@ -59,10 +64,10 @@ def unknown_key(key: str, got: object) -> ConfigError:
 
 
 def type_words(annotation: Any) -> str:
-    """Return a field's type in words: `int`, `one of a, b, c`, `int or null`."""
+    """Return the type of a field in words, such as `int`, `one of a, b, c` or `int or null`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        return " or ".join(type_words(a) for a in arguments)
+        return " or ".join(type_words(argument) for argument in arguments)
     if origin is Annotated:
         return type_words(arguments[0])
     if annotation is type(None):
@@ -72,12 +77,13 @@ def type_words(annotation: Any) -> str:
     if origin is dict:
         return f"map to {type_words(arguments[1])}"
     if origin is not None:  # Literal
-        return "one of " + ", ".join(str(a) for a in arguments)
+        return "one of " + ", ".join(str(argument) for argument in arguments)
     return getattr(annotation, "__name__", str(annotation))
 
 
-def _first(error: ValidationError) -> ConfigError:
-    details = min(error.errors(), key=lambda d: d["type"] != "extra_forbidden")
+def _first_error(error: ValidationError) -> ConfigError:
+    """Convert the first error that pydantic reports, where unknown keys come first."""
+    details = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
     location = [str(part) for part in details["loc"]]
     if details["type"] == "extra_forbidden":
         return unknown_key(".".join(location), details["input"])
@@ -90,9 +96,9 @@ def _first(error: ValidationError) -> ConfigError:
 
 
 def _field_at(location: list[str]) -> tuple[str, str, str]:
-    """Return (key, type, documentation) of the field that an error names.
+    """Return (key, type, documentation) of the field to which the location of an error refers.
 
-    Branches of unions and indices of lists in the location are ignored.
+    A location also contains branches of unions and indices of lists, which are ignored.
     """
     section: type[BaseModel] = RunConfig
     path: list[str] = []

@@ -1,4 +1,4 @@
-"""The rules of model.kind: which variants a GPT and an encoder-decoder may have."""
+"""Check that the settings of a model suit its kind, a GPT or an encoder-decoder (T5)."""
 
 from frontier_llm.config.model import DECODER_MULTIPLE, ModelConfig
 from frontier_llm.config.run import RunConfig
@@ -6,10 +6,10 @@ from frontier_llm.errors import ConfigError
 
 
 def check_family(model: ModelConfig) -> None:
-    """Refuse a model with a variant that its kind does not have.
+    """Refuse settings that a model of this kind does not support.
 
     Raises:
-        ConfigError: naming the key to change.
+        ConfigError: the error names the key to change.
     """
     if model.kind == "t5":
         _check_t5(model)
@@ -21,14 +21,15 @@ def check_decoder_length(config: RunConfig) -> None:
     """Refuse sequence parallelism over ranks that do not divide the decoder's length.
 
     Raises:
-        ConfigError: naming the key to change.
+        ConfigError: the error names the key to change.
     """
     tensor = config.parallel.tensor
     if config.model.kind == "t5" and config.parallel.sequence and DECODER_MULTIPLE % tensor:
         raise ConfigError(
             "parallel.tensor",
             f"{tensor}, with parallel.sequence=true and an encoder-decoder",
-            f"a divisor of {DECODER_MULTIPLE}: the decoder's length is a multiple of that",
+            f"a divisor of {DECODER_MULTIPLE}: the length of the decoder is a multiple of "
+            f"{DECODER_MULTIPLE}",
             "set parallel.sequence=false, or parallel.tensor to 1, 2, 4 or 8",
         )
 
@@ -96,13 +97,14 @@ def _check_buckets(model: ModelConfig) -> None:
         raise ConfigError(
             "model.relative_buckets",
             buckets,
-            "a multiple of 4: half per direction, and half of those for single distances",
+            "a multiple of 4: each direction has half of the buckets, and half of these are for "
+            "single distances",
             f"set model.relative_buckets={-(-buckets // 4) * 4}",
         )
     if distance <= buckets // 2:
         raise ConfigError(
             "model.relative_distance",
             distance,
-            f"more than half of model.relative_buckets ({buckets}), the single distances",
+            f"more than half of model.relative_buckets ({buckets})",
             f"set model.relative_distance={4 * buckets}",
         )

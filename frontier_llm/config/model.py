@@ -1,4 +1,4 @@
-"""The model: its dimensions and its variants."""
+"""The section `model`: dimensions and variants of the model."""
 
 from typing import Any, Literal
 
@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 from frontier_llm.config.section import Section
 
 DECODER_MULTIPLE = 8
-"""The decoder's length is padded to a multiple of this, which suits matrix units and lets tensor
-ranks divide it."""
+"""The length of a T5's decoder is padded to a multiple of this many tokens. Such lengths suit the
+matrix units of GPUs, and up to 8 tensor ranks divide them."""
 
 
 class ModelConfig(Section):
@@ -17,50 +17,52 @@ class ModelConfig(Section):
     name: str
     """Name of the model in the output of a run."""
     kind: Literal["gpt", "t5"]
-    """Architecture: `gpt` is a decoder; `t5` is an encoder and a decoder that attends to its
-    output."""
+    """Architecture. `gpt`: a decoder; `t5`: an encoder, and a decoder that attends to the output of
+    the encoder."""
     layers: int = Field(ge=1)
-    """Transformer layers; in an encoder-decoder the layers of both, those of the encoder first."""
+    """Number of transformer layers; in an encoder-decoder, of encoder and decoder together."""
     encoder_layers: int = Field(ge=0)
-    """Layers of the encoder; null = none in a GPT, half of all layers in an encoder-decoder."""
+    """Number of layers of the encoder; null = none in a GPT, half of all layers in an
+    encoder-decoder."""
     hidden: int = Field(ge=1)
     """Width of the residual stream."""
     heads: int = Field(ge=1)
-    """Attention heads of the queries."""
+    """Number of attention heads of queries."""
     kv_heads: int = Field(ge=1)
-    """Heads of keys and values; fewer than `heads` is grouped-query attention; null = `heads`."""
+    """Number of attention heads of keys and values; null = `heads`. Fewer than `heads` means
+    grouped-query attention."""
     head_dim: int = Field(ge=1)
     """Width of one head; null = hidden / heads."""
     ffn: int = Field(ge=1)
     """Inner width of the feed-forward block; null = 4 x hidden."""
     vocabulary: int = Field(ge=2)
-    """Rows of the embedding, without padding. Padding is added if tensor ranks do not divide
-    them."""
+    """Number of tokens, which are rows of the embedding. Rows are added as padding if tensor ranks
+    do not divide this number."""
     positions: Literal["learned", "rotary", "relative"]
-    """`learned`: a learned table; `rotary`: rotated queries and keys; `relative`: a learned number
-    per head and distance, added to the attention scores."""
+    """Position encoding. `learned`: a learned table; `rotary`: rotated queries and keys;
+    `relative`: a learned number per head and distance, which is added to the attention scores."""
     rotary_base: int = Field(ge=1)
     """Base of the rotary wavelengths."""
     rotary_fraction: float = Field(gt=0, le=1)
-    """Share of each head's dimensions that is rotated."""
+    """Share of the dimensions of each head that is rotated."""
     relative_buckets: int = Field(ge=2)
-    """Number of buckets of distances that relative positions distinguish."""
+    """Number of groups (buckets) of distances that relative positions distinguish."""
     relative_distance: int = Field(ge=2)
-    """Distance from which all larger distances share one bucket."""
+    """Distance in tokens above which all distances share one bucket."""
     norm: Literal["layernorm", "rmsnorm"]
     """Normalisation before attention, before the feed-forward block and before the head."""
     norm_epsilon: float = Field(gt=0)
-    """Number that the normalisation adds to the variance."""
+    """Small number that normalisation adds to the variance."""
     activation: Literal["gelu", "gelu_exact", "swiglu", "geglu"]
-    """Non-linearity of the feed-forward block. swiglu and geglu are gated, with a third matrix.
-    gelu and geglu approximate GELU with tanh; gelu_exact uses the error function."""
+    """Activation function of the feed-forward block. swiglu and geglu are gated and have a third
+    matrix. gelu and geglu approximate GELU with tanh; gelu_exact uses the error function."""
     residual: Literal["sequential", "parallel"]
-    """`sequential`: the feed-forward block reads the output of attention; `parallel`: both read the
-    same input."""
+    """Input of the feed-forward block. `sequential`: the output of attention; `parallel`: the same
+    input as attention."""
     bias: bool
     """Whether linear layers have biases."""
     tied: bool
-    """Whether the head shares the embedding's matrix."""
+    """Whether the head and the embedding share one matrix."""
     dropout: float = Field(ge=0, lt=1)
     """Dropout on the embedding and on the residual branches."""
     attention_dropout: float = Field(ge=0, lt=1)
@@ -68,14 +70,14 @@ class ModelConfig(Section):
     scaled_attention: bool
     """Whether attention scores are divided by the square root of head_dim."""
     init_std: float = Field(gt=0)
-    """Standard deviation of a GPT's initial weights; the output matrices of branches get
-    init_std / sqrt(2 layers). The deviations of a T5 follow from its dimensions and are multiplied
-    by init_std, 1 as published."""
+    """Standard deviation of the initial weights of a GPT. The output matrices of attention and of
+    feed-forward blocks get init_std / sqrt(2 layers). In a T5 the deviations follow from the
+    dimensions and are multiplied by init_std; 1 gives the published deviations."""
 
     @model_validator(mode="before")
     @classmethod
     def fill_derived_dimensions(cls, values: Any) -> Any:
-        """Replace each null dimension by its value that follows from the others."""
+        """Replace each null dimension by the value that follows from the other dimensions."""
         if not isinstance(values, dict):
             return values
         values = dict(values)
@@ -98,5 +100,5 @@ class ModelConfig(Section):
         return self.activation in ("swiglu", "geglu")
 
     def reads_encoder(self, layer: int) -> bool:
-        """Whether a layer attends to the encoder's output, as the decoder layers of a T5 do."""
+        """Whether a layer attends to the output of the encoder, as decoder layers of a T5 do."""
         return 0 < self.encoder_layers <= layer

@@ -25,8 +25,9 @@ class OptimizerConfig(Section):
     beta2: float = Field(ge=0, lt=1)
     """Decay rate of the second moment."""
     epsilon: float = Field(gt=0)
-    """Number that is added to the root of the second moment."""
+    """Small number that is added to the square root of the second moment."""
     weight_decay: float = Field(ge=0)
-    """Decoupled weight decay."""
+    """Coefficient of decoupled weight decay."""
     clip_norm: float | None = Field(gt=0)
-    """Largest global norm of the gradients, which are scaled down to it; null = no limit."""
+    """Limit of the global gradient norm. Larger gradients are scaled down to it; null = no
+    limit."""

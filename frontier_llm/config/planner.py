@@ -1,4 +1,4 @@
-"""The layouts that the planner searches, and its objective."""
+"""The section `planner`: the layouts that the planner searches, and its objective."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,13 +12,13 @@ Sizes = tuple[Size, ...]
 
 
 class PlannerConfig(Section):
-    """The search of frontier-llm plan; null = every valid value is tried."""
+    """The search of frontier-llm plan. If a list is null, every valid value is tried."""
 
     nodes: Sizes | None = Field(strict=False)
-    """Nodes of the cluster to plan for: a number, or a list for a scaling study; null = as many
-    as launch.ranks fill."""
+    """Number of nodes of the cluster to plan for, or a list of numbers for a scaling study; null =
+    as many nodes as launch.ranks need."""
     tensor: Sizes | None = Field(strict=False)
-    """Values of parallel.tensor to try; null = all that fit into one node."""
+    """Values of parallel.tensor to try; null = all sizes that fit into one node."""
     pipeline: Sizes | None = Field(strict=False)
     """Values of parallel.pipeline to try."""
     chunks: Sizes | None = Field(strict=False)
@@ -34,17 +34,17 @@ class PlannerConfig(Section):
     optimizer: Sizes | None = Field(strict=False)
     """Values of sharding.optimizer to try."""
     collectives: tuple[str, ...] | None = Field(strict=False)
-    """Choices of collectives to try; null = only the current one, since others may round what is
-    sent."""
+    """Choices of `collectives` (message formats) to try, such as [plain,zeropp]; null = only the
+    configured choice, because other formats may round the values that are sent."""
     objective: Literal["throughput", "memory", "nodes"]
     """`throughput`: most tokens per second; `memory`: least peak memory; `nodes`: the fewest of
     `planner.nodes` that reach `planner.goal_tokens_per_second`."""
     goal_tokens_per_second: float | None = Field(gt=0)
-    """For the objective `nodes`: tokens per second of all ranks together."""
+    """For the objective `nodes`: the speed to reach, in tokens per second of all ranks together."""
     rows: int = Field(ge=1)
     """Number of layouts to print, the best first."""
     memory_share: float = Field(gt=0, le=1)
-    """Share of a device's memory that a layout may use."""
+    """Share of the device memory that a layout may use."""
 
     @field_validator("nodes", mode="before")
     @classmethod

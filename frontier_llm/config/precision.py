@@ -1,4 +1,4 @@
-"""The number format of the computation."""
+"""The section `precision`: the number format of the computation."""
 
 from typing import Literal
 
@@ -11,10 +11,11 @@ class PrecisionConfig(Section):
     """Compute format; master weights, moments and accumulated gradients are always fp32."""
 
     name: Literal["fp32", "bf16", "fp16", "auto"]
-    """Compute format; `auto` measures bf16 and fp32 on the device and takes the faster."""
+    """Compute format. `auto`: the run measures bf16 and fp32 on the device and takes the faster
+    one."""
     initial_loss_scale: float = Field(gt=0)
-    """fp16 only: initial factor of the loss in the backward pass."""
+    """fp16 only: initial loss scale, the factor of the loss in the backward pass."""
     minimum_loss_scale: float = Field(gt=0)
-    """fp16 only: the run stops if the loss scale would fall below this."""
+    """fp16 only: the run stops if the loss scale would fall below this number."""
     growth_steps: int = Field(ge=1)
     """fp16 only: steps without an overflow after which the loss scale doubles."""

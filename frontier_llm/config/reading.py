@@ -1,4 +1,4 @@
-"""The rules of what a run reads: the source of its data, its tokens, and its objective."""
+"""Check the data of a run: the source of each corpus, the vocabulary and the objective."""
 
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.run import RunConfig
@@ -12,7 +12,7 @@ def check_data(config: RunConfig) -> None:
     """Refuse a corpus without a source, or one that does not suit the model.
 
     Raises:
-        ConfigError: naming the key to change.
+        ConfigError: the error names the key to change.
     """
     check_sources(config.data)
     _check_objective(config)
@@ -23,7 +23,7 @@ def check_sources(data: DataConfig) -> None:
     """Refuse corpora without a source, and corpora with equal names.
 
     Raises:
-        ConfigError: naming the key to change.
+        ConfigError: the error names the key to change.
     """
     names = [corpus.name for corpus in data.sources]
     if not names or len(set(names)) < len(names):
@@ -45,29 +45,30 @@ def check_sources(data: DataConfig) -> None:
 
 
 def _check_objective(config: RunConfig) -> None:
-    wanted = "spans" if config.model.kind == "t5" else "causal"
-    if config.data.objective != wanted:
-        what = "an encoder-decoder" if wanted == "spans" else "a decoder without an encoder"
-        similar = "data=stdlib_spans or data=text_spans" if wanted == "spans" else "data=stdlib"
+    is_t5 = config.model.kind == "t5"
+    objective = "spans" if is_t5 else "causal"
+    if config.data.objective != objective:
+        architecture = "an encoder-decoder" if is_t5 else "a decoder without an encoder"
+        examples = "data=stdlib_spans or data=text_spans" if is_t5 else "data=stdlib"
         raise ConfigError(
             "data.objective",
             config.data.objective,
-            f"{wanted}: model={config.model.name} is {what}",
-            f"set data.objective={wanted} ({similar}), or another model",
+            f"{objective}: model={config.model.name} is {architecture}",
+            f"set data.objective={objective} ({examples}), or another model",
         )
 
 
 def _check_vocabulary(config: RunConfig) -> None:
     if config.data.tokenizer is not None:
-        return  # its size is checked when it is opened
+        return  # the size of a given tokenizer is checked when it is opened
     sentinels = SENTINELS if config.data.objective == "spans" else 0
-    room = config.model.vocabulary - sentinels
-    if config.data.vocabulary > room:
+    limit = config.model.vocabulary - sentinels
+    if config.data.vocabulary > limit:
         reserved = f" less {sentinels} sentinels" if sentinels else ""
         raise ConfigError(
             "data.vocabulary",
             config.data.vocabulary,
             f"at most model.vocabulary ({config.model.vocabulary}){reserved}: every token needs a "
             "row of the embedding",
-            f"set data.vocabulary={room}",
+            f"set data.vocabulary={limit}",
         )

@@ -1,4 +1,4 @@
-"""Keys that have a new name. The old names go on working: in overrides, files and checkpoints."""
+"""Keys that have been renamed. Old names still work in overrides, files and checkpoints."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -8,11 +8,11 @@ RENAMED_KEYS = {
     "launch.point_minutes": "launch.trial_minutes",
     "launch.point_value": "launch.trial_value",
 }
-"""The present name of each key by its old name."""
+"""The current name of each renamed key, by its old name."""
 
 
 def current_override(text: str) -> str:
-    """Return an override such as `data.pieces=300` with the present name of its key."""
+    """Return an override such as `data.pieces=300` with the current name of its key."""
     key, equals, value = text.partition("=")
     name = key.lstrip("+~")
     prefix = key[: len(key) - len(name)]
@@ -20,32 +20,34 @@ def current_override(text: str) -> str:
 
 
 def old_names(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the old names that composed values, or values read back from a file, contain."""
+    """Yield the old names among the keys of composed values or of values read from a file."""
     for old in RENAMED_KEYS:
         section, _, name = old.partition(".")
-        held = values.get(section)
-        if isinstance(held, Mapping) and name in held:
+        section_values = values.get(section)
+        if isinstance(section_values, Mapping) and name in section_values:
             yield old
 
 
 def with_current_names(values: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, Any]:
-    """Return values under the present names of their keys; the argument is not changed.
+    """Return a copy of composed values in which all keys have their current names.
+
+    If a key is present under both names, the value under the old name counts, because a file that
+    uses the old name overrides the default under the current name. Keys in `given` are an
+    exception.
 
     Args:
         values: nested plain dictionaries.
-        given: present names whose values stay as they are, because the command line set them.
-            Otherwise the value under the old name counts: a file that uses the old name
-            overrides a default under the new one.
+        given: current names of keys that the command line has set. Their values stay unchanged.
     """
     renamed = dict(values)
     for old in old_names(values):
         new = RENAMED_KEYS[old]
         section, _, name = new.partition(".")
-        held = dict(renamed[section])
-        value = held.pop(old.partition(".")[2])
+        section_values = dict(renamed[section])
+        value = section_values.pop(old.partition(".")[2])
         if new not in given:
-            held[name] = value
-        renamed[section] = held
+            section_values[name] = value
+        renamed[section] = section_values
     run = renamed.get("run")
     if isinstance(run, Mapping) and isinstance(run.get("allow_changes"), (list, tuple)):
         allowed = [RENAMED_KEYS.get(key, key) for key in run["allow_changes"]]

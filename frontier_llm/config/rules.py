@@ -1,7 +1,7 @@
-"""The rules that span sections, mostly divisibility of sizes by numbers of ranks.
+"""Check the rules that concern several sections of a configuration.
 
-Each rule is one function that raises `ConfigError`. `check` runs them in an order in which the
-first failure is the one to correct first.
+Most rules say that a number of ranks must divide a size. Each rule is one function that raises
+`ConfigError`. `check` runs the rules in the order in which errors should be corrected.
 """
 
 import math
@@ -16,10 +16,10 @@ from frontier_llm.errors import ConfigError
 
 
 def check(config: RunConfig, world_size: int) -> None:
-    """Refuse a configuration that cannot be laid out over `world_size` ranks.
+    """Refuse a configuration that cannot run on `world_size` ranks.
 
     Raises:
-        ConfigError: naming the key to change.
+        ConfigError: the error names the key to change.
     """
     _check_world(config, world_size)
     check_family(config.model)
@@ -53,13 +53,13 @@ def _largest_divisor(number: int, limit: int, multiple: int = 1) -> int:
 def _check_world(config: RunConfig, world_size: int) -> None:
     tensor, pipeline = config.parallel.tensor, config.parallel.pipeline
     if world_size % (tensor * pipeline):
-        wanted = -(-world_size // (tensor * pipeline)) * tensor * pipeline
+        next_size = -(-world_size // (tensor * pipeline)) * tensor * pipeline
         raise ConfigError(
             "parallel.tensor x parallel.pipeline",
             f"{tensor} x {pipeline} = {tensor * pipeline} on {world_size} ranks",
-            "a divisor of the number of ranks; the quotient is the number of replicas",
-            f"start {wanted} ranks (launch.ranks={wanted} on one machine), or choose factors of "
-            f"{world_size}: {_divisors(world_size)}",
+            "a product that divides the number of ranks; the quotient is the number of replicas",
+            f"start {next_size} ranks (launch.ranks={next_size} on one machine), or choose factors "
+            f"of {world_size}: {_divisors(world_size)}",
         )
     per_node = config.launch.ranks_per_node
     if per_node is not None and per_node < world_size and world_size % per_node:
@@ -74,26 +74,27 @@ def _check_world(config: RunConfig, world_size: int) -> None:
 
 def _check_precision(config: RunConfig) -> None:
     name, device = config.precision.name, config.cluster.device
-    known = {**device.peak_tflops, **device.calibration.products}
-    if name == "auto" or device.kind == "cpu" or name in known:
+    supported = {**device.peak_tflops, **device.calibration.products}
+    if name == "auto" or device.kind == "cpu" or name in supported:
         return
+    preferred = next((other for other in ("bf16", "fp16") if other in supported), "fp32")
     raise ConfigError(
         "precision",
         f"{name} on cluster={config.cluster.name}",
-        f"a format in which {device.name} computes: {', '.join(known)}",
-        f"set precision={next((one for one in ('bf16', 'fp16') if one in known), 'fp32')}; if the "
-        f"device can compute in {name}, add its speed to the cluster's file (frontier-llm "
-        "calibrate measures it)",
+        f"a format in which {device.name} computes: {', '.join(supported)}",
+        f"set precision={preferred}; if the device can compute in {name}, add the speed of this "
+        "format to the cluster file (frontier-llm calibrate measures it)",
     )
 
 
 def _next_heads(model: ModelConfig, tensor: int) -> int:
-    """Return the next number of heads that `tensor` divides and that divides model.hidden.
+    """Return the next larger number of heads that `tensor` divides and that divides model.hidden.
 
-    If there is none, the next multiple of `tensor`.
+    If there is no such number, return the next multiple of `tensor`.
     """
-    first = -(-model.heads // tensor) * tensor
-    return next((h for h in range(first, model.hidden + 1, tensor) if model.hidden % h == 0), first)
+    next_multiple = -(-model.heads // tensor) * tensor
+    candidates = range(next_multiple, model.hidden + 1, tensor)
+    return next((heads for heads in candidates if model.hidden % heads == 0), next_multiple)
 
 
 def _check_tensor(config: RunConfig) -> None:
@@ -111,11 +112,12 @@ def _check_tensor(config: RunConfig) -> None:
         raise ConfigError(
             "model.kv_heads",
             model.kv_heads,
-            f"a divisor of model.heads ({model.heads}): each is used by the same number of queries",
+            f"a divisor of model.heads ({model.heads}), so that each key head serves equally many "
+            "query heads",
             f"set model.kv_heads={_largest_divisor(model.heads, model.kv_heads, tensor)}; all "
             f"divisors: {_divisors(model.heads)}",
         )
-    # a head_dim other than hidden / heads was set on purpose
+    # If head_dim is not hidden / heads, the user has set it, and hidden need not be a multiple.
     if model.hidden % model.heads and model.head_dim == max(1, model.hidden // model.heads):
         raise ConfigError(
             "model.heads",
@@ -133,7 +135,7 @@ def _check_pipeline(config: RunConfig) -> None:
         raise ConfigError(
             "parallel.chunks",
             parallel.chunks,
-            "1 if parallel.pipeline is 1: model chunks interleave the stages of a pipeline",
+            "1 if parallel.pipeline is 1, because only the stages of a pipeline can be interleaved",
             "set parallel.chunks=1, or parallel.pipeline to 2 or more",
         )
     if chunks > layers:
@@ -172,25 +174,25 @@ def _check_sequence(config: RunConfig) -> None:
 def _check_batch(config: RunConfig, world_size: int) -> None:
     data, parallel = config.data, config.parallel
     replicas = data_size(config, world_size)
-    together = replicas * data.micro_batch
-    if data.global_batch % together:
+    multiple = replicas * data.micro_batch
+    if data.global_batch % multiple:
         raise ConfigError(
             "data.global_batch",
             f"{data.global_batch} on {replicas} data-parallel replicas with "
             f"data.micro_batch={data.micro_batch}",
-            f"a multiple of {replicas} x {data.micro_batch} = {together}",
-            f"set data.global_batch={-(-data.global_batch // together) * together}, or another "
+            f"a multiple of {replicas} x {data.micro_batch} = {multiple}",
+            f"set data.global_batch={-(-data.global_batch // multiple) * multiple}, or another "
             "data.micro_batch",
         )
-    micro_batches = data.global_batch // together
+    micro_batches = data.global_batch // multiple
     if parallel.chunks > 1 and micro_batches % parallel.pipeline:
-        step = together * parallel.pipeline
+        multiple *= parallel.pipeline
         raise ConfigError(
             "data.global_batch",
             f"{data.global_batch}, which is {micro_batches} micro-batches per replica",
             f"with parallel.chunks > 1, a multiple of parallel.pipeline ({parallel.pipeline}) "
             "micro-batches per replica",
-            f"set data.global_batch={-(-data.global_batch // step) * step}",
+            f"set data.global_batch={-(-data.global_batch // multiple) * multiple}",
         )
 
 
@@ -198,12 +200,12 @@ def _check_positions(config: RunConfig) -> None:
     model = config.model
     rotated = int(model.head_dim * model.rotary_fraction)
     if model.positions == "rotary" and not _is_rotatable(rotated):
-        wider = _next_rotatable(rotated, Fraction(model.rotary_fraction))
+        head_dim = _next_rotatable(rotated, Fraction(model.rotary_fraction))
         raise ConfigError(
             "model.head_dim",
             f"{model.head_dim}, with {rotated} rotated dimensions",
-            "an even number of rotated dimensions, 2 or more: they are rotated in pairs",
-            f"set model.head_dim={wider}, or another model.rotary_fraction "
+            "an even number of rotated dimensions (2 or more), because they are rotated in pairs",
+            f"set model.head_dim={head_dim}, or another model.rotary_fraction "
             f"({model.rotary_fraction})",
         )
 
@@ -213,11 +215,14 @@ def _is_rotatable(dimensions: int) -> bool:
 
 
 def _next_rotatable(rotated: int, share: Fraction) -> int:
-    """Return the least head_dim with an even number of rotated dimensions above `rotated`."""
-    wanted = max(2, rotated + 1)
-    wider = math.ceil(wanted / share)
-    # the model multiplies in floating point, where one less may round up to enough
-    return wider - (float((wider - 1) * share) >= wanted)
+    """Return the smallest head_dim with an even number of rotated dimensions above `rotated`.
+
+    `rotated` is odd or less than 2. `share` is model.rotary_fraction.
+    """
+    needed = max(2, rotated + 1)
+    head_dim = math.ceil(needed / share)
+    # The model multiplies in floating point. There, a head_dim that is smaller by one may also do.
+    return head_dim - (float((head_dim - 1) * share) >= needed)
 
 
 def _check_schedule(config: RunConfig) -> None:
@@ -234,14 +239,14 @@ def _check_schedule(config: RunConfig) -> None:
 
 def _check_links(config: RunConfig) -> None:
     ranks = [link.ranks for link in config.cluster.links]
-    sizes = [size for size in ranks[:-1] if size is not None]
-    ordered = len(sizes) == len(ranks) - 1 and sizes == sorted(set(sizes))
-    if ranks[-1] is not None or not ordered:
+    inner = [size for size in ranks[:-1] if size is not None]
+    is_ascending = len(inner) == len(ranks) - 1 and inner == sorted(set(inner))
+    if ranks[-1] is not None or not is_ascending:
         raise ConfigError(
             "cluster.links",
             f"{config.cluster.name} with ranks "
             + ", ".join("null" if size is None else str(size) for size in ranks),
-            "links nearest first, each shared by more ranks than the one before; only the last has "
-            "`ranks: null`",
+            "links from the nearest to the farthest, where each link connects more ranks than the "
+            "previous one and only the last link has `ranks: null`",
             f"correct the links in conf/cluster/{config.cluster.name}.yaml",
         )

@@ -25,17 +25,18 @@ class RunSection(Section):
     """The run directory."""
 
     dir: str
-    """Directory of all files that the run writes; every run needs its own."""
+    """Directory for all files that the run writes. Every run needs its own directory."""
     resume: Literal["auto", "required", "never"]
-    """Whether to resume from the newest checkpoint in `run.dir`. `auto`: if there is one;
-    `required`: it is an error if there is none; `never`: a used directory is refused."""
+    """Whether the run resumes from the newest checkpoint in `run.dir`. `auto`: it resumes if there
+    is a checkpoint; `required`: it is an error if there is no checkpoint; `never`: a directory that
+    a run has used is refused."""
     init_from: str | None
     """Initial weights of a new run: a checkpoint, or a directory with checkpoints (a run.dir, or
     the output of frontier-llm convert); null = random weights."""
     allow_changes: tuple[str, ...] = Field(strict=False)
-    """Keys or sections that may differ from those of the checkpoint that the run resumes from:
-    `[optimizer.learning_rate]`. They are needed for keys of the model, the data, the optimizer and
-    the schedule; other keys may always differ."""
+    """Keys or sections whose values may differ from the values of the checkpoint from which the run
+    resumes, such as `[optimizer.learning_rate]`. Only keys of the model, the data, the optimizer
+    and the schedule have to be listed; other keys may always differ."""
 
 
 class RunConfig(Section):
@@ -48,16 +49,16 @@ class RunConfig(Section):
     sharding: ShardingConfig
     """How model states are sharded over data-parallel ranks."""
     collectives: CollectivesConfig
-    """Number formats of the communication between replicas."""
+    """Number formats of the messages between data-parallel ranks."""
     precision: PrecisionConfig
     """Number format of the computation."""
     recompute: Literal["none", "selective", "full"]
-    """Activations that are recomputed in the backward pass instead of being kept: `none`, those of
-    the attention core (`selective`), or all inside each layer (`full`)."""
+    """Activations that are recomputed in the backward pass instead of being kept. `selective`:
+    those of attention without its projections; `full`: all activations inside each layer."""
     kernels: Literal["auto", "torch", "fused"]
-    """Implementation of norms and of the optimizer: `torch`; `fused`, from apex or
-    TransformerEngine, an error if they do not work; `auto`, fused if a call on a tiny tensor
-    works."""
+    """Implementation of norms and of the optimizer. `torch`: PyTorch; `fused`: apex or
+    TransformerEngine, with an error if they do not work; `auto`: fused kernels if a test call on a
+    tiny tensor works, otherwise PyTorch."""
     optimizer: OptimizerConfig
     """The optimizer and its schedule."""
     data: DataConfig
@@ -73,8 +74,8 @@ class RunConfig(Section):
     cluster: ClusterConfig
     """The hardware."""
     plan: Literal["off", "check", "dry_run"]
-    """What happens before memory is allocated. `check`: a configuration that does not fit the
-    devices is refused; `dry_run`: every stage is built without memory and compared with the plan,
+    """What happens before memory is allocated. `check`: a configuration that does not fit in device
+    memory is refused; `dry_run`: every stage is built without memory and compared with the plan,
     and nothing is trained; `off`: nothing."""
     planner: PlannerConfig
     """The search of frontier-llm plan."""
@@ -82,8 +83,8 @@ class RunConfig(Section):
     """Console lines, metrics and traces."""
     callbacks: tuple[str, ...] = Field((), strict=False)
     """Your own callbacks, `[my_module:MyCallback, ...]`: subclasses of Callback in
-    frontier_llm/trainer/callbacks/callback.py, which run after the built-in ones. (Empty by default
-    here too, so that the configurations of older runs can be read.)"""
+    frontier_llm/trainer/callbacks/callback.py, which run after the built-in callbacks. The default
+    is an empty list, because the configurations of older runs do not have this key."""
     run: RunSection
     """The run directory, and how a run starts."""
 

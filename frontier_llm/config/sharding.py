@@ -1,4 +1,4 @@
-"""AMSP's factors: over how many data-parallel ranks one copy of each model state is sharded."""
+"""The section `sharding`: over how many data-parallel ranks each model state is sharded."""
 
 from typing import Literal
 
@@ -10,24 +10,27 @@ Factor = int | Literal["node", "all", "auto"]
 
 
 class ShardingConfig(Section):
-    """Three factors. Each divides the next: params, grads, optimizer, number of replicas.
+    """The three sharding factors of AMSP (arXiv:2311.00257), and the prefetching of parameters.
 
-    A factor is an integer or a word. `node`: the number of replicas in a node; `all`: the number of
-    all replicas; `auto`, for all three or none: the smallest factors with which the model states
-    fit the device's memory.
+    A factor is the number of data-parallel ranks over which one copy of a model state is sharded.
+    `params` divides `grads`, `grads` divides `optimizer`, and `optimizer` divides the number of
+    data-parallel ranks.
 
-    Paper: AMSP (arXiv:2311.00257).
+    A factor is an integer or a word. `node` is the number of data-parallel ranks of a stage in one
+    node, and `all` is the number of all of them. `auto` chooses the smallest factors with which the
+    model states fit in device memory; either all three factors are `auto`, or none of them.
     """
 
     name: str
     """Name of this choice in the output of a run."""
     params: Factor = Field(union_mode="left_to_right")
-    """Ranks over which one copy of the parameters is sharded: an integer, `node`, `all` or
-    `auto`."""
+    """Number of ranks over which one copy of the parameters is sharded: an integer, `node`, `all`
+    or `auto`."""
     grads: Factor = Field(union_mode="left_to_right")
-    """Ranks over which one copy of the gradients is sharded."""
+    """Number of ranks over which one copy of the gradients is sharded."""
     optimizer: Factor = Field(union_mode="left_to_right")
-    """Ranks over which one copy of the master weights and of the moments is sharded."""
+    """Number of ranks over which one copy of the master weights and of the moments is sharded."""
     units_in_flight: int = Field(ge=1)
-    """Most units (layers) whose gathered parameters are in memory at once, and most reductions in
-    progress at once. 1 = no prefetching; more overlap more communication and need more memory."""
+    """Limit of the units (usually layers) that are gathered at the same time, and of the reductions
+    that run at the same time. 1 = no prefetching. Larger numbers overlap more communication with
+    computation and need more memory."""

@@ -1,8 +1,9 @@
-"""Which number formats, shardings, pipelines and devices can be combined: one table.
+"""The table of number formats, shardings, pipelines and devices that can be combined.
 
-`AXES` spans all combinations; a `Refusal` names combinations that are refused, and the reason. The
-validator (`check_support`), docs/collectives.md (docs/generate/collectives_page.py) and the runs of
-tests/trainer/test_support.py use this table.
+`AXES` gives all combinations. A `Refusal` describes combinations that are refused, and the reason.
+Three places use this table: `check_support`, which checks a configuration; the page
+docs/collectives.md, which shows the table (docs/generate/collectives_page.py); and
+tests/trainer/test_support.py, which runs the combinations.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
 Cell = Mapping[str, str]
-"""A combination: one value per axis."""
+"""A combination: one value per axis, by the name of the axis."""
 Verdict = Literal["tested", "untested", "refused"]
 
 AXES: dict[str, tuple[str, ...]] = {
@@ -25,7 +26,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "device": ("cpu", "cuda", "hip"),
 }
 TESTED_DEVICES = ("cpu",)
-"""Devices on which every combination has run. Other devices differ in the kernels only."""
+"""Devices on which every combination has run. On other devices only the kernels differ."""
 
 
 @dataclass(frozen=True)
@@ -33,33 +34,37 @@ class Refusal:
     """A set of combinations that are refused."""
 
     where: Mapping[str, tuple[str, ...]]
-    """Values by trait (`traits_of`). All traits must have one of their values."""
+    """Values by name of a trait (`traits_of`). A combination is refused if each of these traits has
+    one of its values."""
     key: str
+    """The key to change."""
     why: str
-    """The value that the key should have, and the reason."""
+    """The legal values of the key, and the reason."""
     todo: str
+    """The change that the error message suggests."""
 
 
 REFUSALS = (
     Refusal(
         {"error feedback": ("on",), "precision": ("fp16",)},
         "collectives.error_feedback",
-        "false in fp16: the loss scale changes, and kept errors were multiplied by the old one",
+        "false in fp16, because kept errors contain the loss scale, which changes between steps",
         "set collectives=zeropp, or precision=bf16",
     ),
     Refusal(
         {"error feedback": ("on",), "gradients between nodes": ("floats",)},
         "collectives.error_feedback",
-        "gradients in int8 or int4 between nodes: other formats have no error to keep",
+        "gradients in int8 or int4 between nodes, because other formats have no error to keep",
         "set collectives.grads_across_format=int4, or collectives.error_feedback=false",
     ),
     Refusal(
         {"until_step": ("set",), "all formats": ("floats",)},
         "collectives.until_step",
-        "null if no collective sends integers: there are no integer formats to end",
+        "null if no collective sends integers, because it is the last step with integer formats",
         "set collectives.until_step=null, or collectives=zeropp",
     ),
 )
+# the traits of the choices of `collectives` that are an axis of the table
 _TRAITS_OF_PRESETS: dict[str, Cell] = {
     "plain": {
         "error feedback": "off",
@@ -86,7 +91,7 @@ def cells() -> Iterator[Cell]:
 
 
 def verdict(cell: Cell) -> tuple[Verdict, str]:
-    """Return whether a combination runs, and the reason if it was refused or never run."""
+    """Return whether a combination is tested, untested or refused, and the reason unless tested."""
     traits = {**cell, **_TRAITS_OF_PRESETS[cell["collectives"]], "until_step": "null"}
     for refusal in REFUSALS:
         if _matches(refusal, traits):
@@ -97,23 +102,23 @@ def verdict(cell: Cell) -> tuple[Verdict, str]:
 
 
 def traits_of(config: RunConfig) -> Cell:
-    """Return the traits of a configuration that refusals depend on."""
-    chosen = config.collectives
-    across = chosen.grads_across_format or chosen.grads_format
+    """Return the properties of a configuration on which refusals depend, by name."""
+    collectives = config.collectives
+    across = collectives.grads_across_format or collectives.grads_format
     return {
         "precision": config.precision.name,
-        "error feedback": "on" if chosen.error_feedback else "off",
+        "error feedback": "on" if collectives.error_feedback else "off",
         "gradients between nodes": "integers" if across.startswith("int") else "floats",
-        "all formats": "not all floats" if chosen.is_quantised else "floats",
-        "until_step": "null" if chosen.until_step is None else "set",
+        "all formats": "not all floats" if collectives.is_quantised else "floats",
+        "until_step": "null" if collectives.until_step is None else "set",
     }
 
 
 def check_support(config: RunConfig) -> None:
-    """Refuse combinations that do not work.
+    """Refuse a configuration that combines settings that do not work together.
 
     Raises:
-        ConfigError: naming the key to change.
+        ConfigError: the error names the key to change.
     """
     traits = traits_of(config)
     for refusal in REFUSALS:

@@ -1,4 +1,4 @@
-"""The output of a run: console lines, metrics and traces."""
+"""The section `telemetry`: console lines, metrics and traces of a run."""
 
 from typing import Literal
 
@@ -8,20 +8,21 @@ from frontier_llm.config.section import Section
 
 
 class TelemetryConfig(Section):
-    """Where metrics are written; metrics.jsonl and report.html are always written."""
+    """Where metrics are written. A run always writes metrics.jsonl and report.html."""
 
     progress: bool
-    """Show a live progress line on a terminal; without a terminal, plain lines are printed."""
+    """Whether a live progress line is shown on a terminal. Otherwise plain lines are printed."""
     console_every_steps: int = Field(ge=1)
     """Steps between two printed lines."""
     wandb: Literal["offline", "online", "off"]
-    """Weights & Biases: `offline` writes files, `online` uploads; failures never stop a run."""
+    """Use of Weights & Biases. `offline`: files are written; `online`: metrics are uploaded; `off`:
+    not used. Its failures never stop a run."""
     wandb_project: str
-    """Project of Weights & Biases."""
+    """Name of the project in Weights & Biases."""
     tensorboard: bool
-    """Also write TensorBoard event files."""
+    """Whether TensorBoard event files are written too."""
     trace_from_step: int | None = Field(ge=1)
-    """First step of a trace, which one rank of each stage writes to traces/; null = no trace.
-    ui.perfetto.dev shows it."""
+    """First step that is traced; null = no trace. One rank of each stage writes its trace to
+    traces/, and ui.perfetto.dev displays it."""
     trace_steps: int = Field(ge=1)
     """Number of steps to trace."""

@@ -1,4 +1,4 @@
-"""The training loop: its length, its evaluations, and when it stops."""
+"""The section `trainer`: length of the training loop, evaluations, and reasons to stop."""
 
 from pydantic import Field
 
@@ -18,15 +18,18 @@ class TrainerConfig(Section):
     """Global batches of validation data per evaluation."""
     bad_steps_allowed: int = Field(ge=0)
     """Number of consecutive steps that may be skipped because the loss or the gradient is not
-    finite; one more stops the run. Overflows in fp16 count only at the minimum loss scale."""
+    finite. If one more step fails, the run stops. Overflows in fp16 count only at the minimum loss
+    scale."""
     spike_factor: float | None = Field(gt=1)
-    """A loss above this multiple of the median of the last `spike_window` steps rewinds the run: it
-    reloads the checkpoint before and skips the samples that it has read since. null = never."""
+    """A loss is a spike if it exceeds this multiple of the median of the last `spike_window` steps.
+    After a spike the run rewinds: it reloads the previous checkpoint and skips the samples that it
+    has read since then. null = never."""
     spike_window: int = Field(ge=1)
-    """Number of last steps that a loss is compared with; earlier in a run no loss is a spike."""
+    """Number of previous steps with which a loss is compared. Until a run has done this many steps,
+    no loss is a spike."""
     rewinds_allowed: int = Field(ge=0)
-    """Number of rewinds in one run; the next spike ends it."""
+    """Number of rewinds that a run may do. The next spike ends the run."""
     sample_tokens: int = Field(ge=0)
     """Tokens of text that the model generates at the end of a run; 0 = none."""
     sample_prompts: tuple[str, ...] = Field(strict=False)
-    """Beginnings of the generated texts."""
+    """Texts that the model continues at the end of a run."""

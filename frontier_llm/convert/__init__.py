@@ -1,14 +1,16 @@
-"""Convert weights between this project's checkpoints and Hugging Face's format.
+"""Convert weights between checkpoints of frontier_llm and Hugging Face's format.
 
-In this package "our" model is the one of this project, and "their" model is Hugging Face's.
+The command `frontier-llm convert` (cli/convert.py) calls this package. In its modules "our" and
+"ours" refer to frontier_llm, and "their" and "theirs" to Hugging Face. A *family* is a set of
+models with the same architecture, such as Llama.
 
-transforms         how one of our tensors becomes their tensors, and the inverse
-table              the rows of a family: our name, their names, the transform
-settings           the keys of their config.json and the keys of our configuration
-base_family        the interface of a family of models
+transforms         converts one of our tensors to their tensors, and back
+table              the table of a family: which of our tensors corresponds to which of theirs
+settings           the keys of their config.json and the corresponding keys of our configuration
+base_family        the interface of a family
 decoders           the families GPT-2, GPT-NeoX and Llama
 encoder_decoders   the families T5 and mT5
-families           the list of families, and how one is chosen
+families           the list of all families, and the choice of one for a model
 ours               reads and writes our weights one tensor at a time
 theirs             reads and writes their folders of config.json and safetensors files
 tokenizer_files    copies the tokenizer that belongs to a model

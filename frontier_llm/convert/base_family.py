@@ -1,6 +1,6 @@
-"""Define the interface of a family of models that can be converted.
+"""Define the interface of a family, a set of models with the same architecture.
 
-"Their" means of the Hugging Face model, "our" means of this package.
+In this package "our" and "ours" refer to frontier_llm, "their" and "theirs" to Hugging Face.
 """
 
 from abc import ABC, abstractmethod
@@ -16,26 +16,28 @@ from frontier_llm.errors import DataError
 
 
 class Family(ABC):
-    """Models that share a table of tensors and a table of settings."""
+    """Describes the models of one architecture: the names of their tensors and their settings."""
 
     name: ClassVar[str]
-    """`model_type` in their config.json."""
+    """Value of `model_type` in their config.json."""
     architecture: ClassVar[str]
-    """Name of their class."""
+    """Name of the class of the model in transformers."""
     unused: ClassVar[tuple[str, ...]] = ()
-    """Endings of their tensors that are not needed: buffers, and second names of tied weights."""
+    """Suffixes of names of their tensors that we do not need: buffers, and second copies of tied
+    weights."""
     prefix: ClassVar[str] = ""
-    """Prefix of their tensor names, which some folders omit."""
+    """Prefix of the names of their tensors, which some folders omit."""
     wants: ClassVar[Mapping[str, Any]]
-    """Our settings that have a fixed value in this family."""
+    """Fields of our `model` configuration, with the only value that this family allows."""
     choices: ClassVar[Mapping[str, Any]] = {"residual": ("sequential",)}
-    """Our settings that are restricted to a set of values in this family."""
+    """Fields of our `model` configuration, with the several values that this family allows."""
     settings: ClassVar[Sequence[Setting]]
     """Settings that differ between the models of the family."""
     required: ClassVar[Mapping[str, Any]] = {}
-    """Keys of their config.json that must have this value; a key that is absent means the same."""
+    """Keys of their config.json, with the only value that we support. If a key is absent, this
+    value is assumed."""
     written: ClassVar[Mapping[str, Any]] = {}
-    """Additional settings that are written to their config.json."""
+    """Further keys and values that we write to their config.json."""
 
     @abstractmethod
     def rows(self, model: ModelConfig) -> Sequence[Row]:
@@ -56,7 +58,7 @@ class Family(ABC):
         """Translate config.json to our settings.
 
         Returns:
-            Values by field of `model`, or by dotted key of another section.
+            Values of our configuration. A key without a dot is a field of `model`.
 
         Raises:
             KeyError: config.json lacks this key.
@@ -65,31 +67,34 @@ class Family(ABC):
 
     def mismatches(self, model: ModelConfig) -> list[str]:
         """Return the reasons why our model does not belong to this family."""
-        wrong = [
+        reasons = [
             f"model.{key}={getattr(model, key)}, not {value}"
             for key, value in self.wants.items()
             if getattr(model, key) != value
         ]
-        wrong += [
+        reasons += [
             f"model.{key}={getattr(model, key)}, not {' or '.join(values)}"
             for key, values in self.choices.items()
             if getattr(model, key) not in values
         ]
-        return wrong + self.more_mismatches(model)
+        return reasons + self.more_mismatches(model)
 
     def more_mismatches(self, model: ModelConfig) -> list[str]:
-        """Return the reasons that depend on several settings."""
+        """Return the reasons that depend on several settings; families override this method."""
         return []
 
     def refuse_variants(self, theirs: Values) -> None:
-        """Refuse a variant of their model that ours cannot compute.
+        """Refuse a model of this family with a setting that our model cannot compute.
+
+        Args:
+            theirs: their config.json.
 
         Raises:
             DataError: the message names the key of config.json.
         """
         allowed: list[tuple[tuple[str, ...], tuple[Any, ...]]] = [
             *(((key,), (value,)) for key, value in self.required.items()),
-            *((one.keys, tuple(one.words)) for one in self.settings if one.words),
+            *((setting.keys, tuple(setting.words)) for setting in self.settings if setting.words),
         ]
         for keys, values in allowed:
             found = look_up(theirs, keys, values[0])
@@ -102,23 +107,23 @@ class Family(ABC):
 
 
 def query_key_value(model: ModelConfig) -> Heads:
-    """Return the transform between our fused projection of self attention and their three ones.
+    """Return the transform of the projections of self-attention.
 
-    Theirs are the projections of query, key and value.
+    We have one fused matrix; they have three matrices for queries, keys and values.
     """
-    d = model.head_dim
-    return Heads(model.kv_heads, (model.heads // model.kv_heads * d, d, d))
+    width = model.head_dim
+    return Heads(model.kv_heads, (model.heads // model.kv_heads * width, width, width))
 
 
 def head_width_mismatch(model: ModelConfig) -> list[str]:
-    """Return a reason if the head width is not hidden / heads."""
+    """Return a reason against the model if its head width is not hidden / heads."""
     if model.heads * model.head_dim == model.hidden:
         return []
     return [f"model.head_dim={model.head_dim}, not model.hidden / model.heads"]
 
 
 def grouped_mismatch(model: ModelConfig) -> list[str]:
-    """Return a reason if several query heads share a key and a value head."""
+    """Return a reason against the model if several query heads share a key and a value head."""
     if model.kv_heads == model.heads:
         return []
     return [f"model.kv_heads={model.kv_heads}, not model.heads"]

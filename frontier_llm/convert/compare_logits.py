@@ -1,6 +1,9 @@
-"""Verify a conversion: run both models on the same tokens and compare their logits."""
+"""Verify a conversion: run both models on the same tokens and compare the logits.
 
-from collections.abc import Callable
+"Our" model is loaded from the checkpoint of frontier_llm, "their" model by transformers from the
+Hugging Face folder.
+"""
+
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +15,10 @@ from frontier_llm.errors import DataError
 from frontier_llm.trainer.single_process_model import single_process_model
 
 TOLERANCE = 1e-4
-"""Largest allowed difference of two fp32 logits, relative to the largest logit (at least to 1)."""
+"""Largest allowed difference of two fp32 logits, as a fraction of the largest absolute logit or of
+1, whichever is larger."""
 SAMPLES, TOKENS = 2, 64
-Logits = Callable[[Path], Tensor]
+"""Number of compared sequences, and their length."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +26,11 @@ class Comparison:
     """The differences between the logits of two models."""
 
     largest: float
+    """Largest absolute difference."""
     mean: float
+    """Mean absolute difference."""
     scale: float
-    """The largest absolute logit, at least 1."""
+    """Largest absolute logit of their model, or 1 if that is larger."""
 
     @classmethod
     def of(cls, ours: Tensor, theirs: Tensor) -> "Comparison":
@@ -35,7 +41,7 @@ class Comparison:
 
     @property
     def passes(self) -> bool:
-        """Whether both are the same model. NaN compares as different."""
+        """Whether the differences are so small that both are the same model; false for NaN."""
         return self.largest <= TOLERANCE * self.scale
 
     def __str__(self) -> str:
@@ -46,7 +52,7 @@ class Comparison:
 
 
 def compare(config: RunConfig, ours: Path, theirs: Path) -> Comparison:
-    """Run both models on the CPU in fp32, on random tokens.
+    """Run both models in fp32 on the CPU on the same random tokens.
 
     Args:
         config: the configuration of our model.
@@ -63,23 +69,23 @@ def compare(config: RunConfig, ours: Path, theirs: Path) -> Comparison:
     tokens = torch.randint(config.model.vocabulary, shape, generator=generator)
     with torch.no_grad():
         if config.model.kind == "t5":
-            # The lengths differ, so that a confusion of both inputs would be found.
-            answers = tokens[:, : max(1, length * 3 // 4)].flip(1)
-            pairs = (
-                _our_logits(config, ours, encoder_tokens=tokens, decoder_tokens=answers),
-                _their_logits(theirs, "AutoModelForSeq2SeqLM", tokens, answers),
+            # encoder and decoder read different numbers of tokens, so exchanged inputs would fail
+            decoder_tokens = tokens[:, : max(1, length * 3 // 4)].flip(1)
+            logits = (
+                _our_logits(config, ours, encoder_tokens=tokens, decoder_tokens=decoder_tokens),
+                _their_logits(theirs, "AutoModelForSeq2SeqLM", tokens, decoder_tokens),
             )
         else:
-            places = torch.arange(length).expand(shape)
-            pairs = (
-                _our_logits(config, ours, input_ids=tokens, position_ids=places),
+            positions = torch.arange(length).expand(shape)
+            logits = (
+                _our_logits(config, ours, input_ids=tokens, position_ids=positions),
                 _their_logits(theirs, "AutoModelForCausalLM", tokens, None),
             )
-    return Comparison.of(*pairs)
+    return Comparison.of(*logits)
 
 
 def _our_logits(config: RunConfig, path: Path, **inputs: Tensor) -> Tensor:
-    """Return fp32 logits [samples, tokens, vocabulary], without those of padded entries."""
+    """Return fp32 logits [samples, tokens, vocabulary], without the padding of the vocabulary."""
     masks = {"encoder_mask": None} if config.model.kind == "t5" else {"attention_mask": None}
     with single_process_model(config, path, torch.device("cpu")) as (model, _):
         (chunk,) = model.chunks
@@ -87,8 +93,17 @@ def _our_logits(config: RunConfig, path: Path, **inputs: Tensor) -> Tensor:
         return logits[..., : config.model.vocabulary].float()
 
 
-def _their_logits(folder: Path, kind: str, tokens: Tensor, answers: Tensor | None) -> Tensor:
-    """Return fp32 logits [samples, tokens, vocabulary]."""
+def _their_logits(
+    folder: Path, auto_class: str, tokens: Tensor, decoder_tokens: Tensor | None
+) -> Tensor:
+    """Return fp32 logits [samples, tokens, vocabulary].
+
+    Args:
+        folder: their folder.
+        auto_class: name of the class of transformers that loads the model.
+        tokens: token ids that the model, or its encoder, reads.
+        decoder_tokens: token ids that the decoder of an encoder-decoder reads, else None.
+    """
     try:
         import transformers
     except ImportError:
@@ -100,11 +115,11 @@ def _their_logits(folder: Path, kind: str, tokens: Tensor, answers: Tensor | Non
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        model = getattr(transformers, kind).from_pretrained(folder, dtype=torch.float32)
+        model = getattr(transformers, auto_class).from_pretrained(folder, dtype=torch.float32)
     except Exception as error:
         raise DataError(f"transformers cannot load {folder}: {error}") from error
     inputs = {"input_ids": tokens}
-    if answers is not None:
-        inputs["decoder_input_ids"] = answers
+    if decoder_tokens is not None:
+        inputs["decoder_input_ids"] = decoder_tokens
     logits: Tensor = model.eval()(**inputs, use_cache=False).logits
     return logits.float()

@@ -1,4 +1,8 @@
-"""Define the families GPT-2, GPT-NeoX and Llama."""
+"""Define the families GPT-2, GPT-NeoX and Llama.
+
+The attributes of the classes are explained in base_family.py, and the rows of a table in table.py.
+In both, "our" refers to frontier_llm and "their" to Hugging Face.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -15,9 +19,10 @@ from frontier_llm.convert.table import Row, unfold
 from frontier_llm.convert.transforms import JoinedHeads, Same, Transform, Transposed
 
 _TANH = {name: "gelu" for name in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")}
-"""Their names of the tanh approximation of GELU."""
+"""Maps each of their names of the tanh approximation of GELU to ours."""
 _PLAIN_ROTARY = {"rope_scaling": None, "rope_parameters.rope_type": "default"}
-"""Rotary positions without scaling, in the formats before and since transformers 5."""
+"""Values of config.json for rotary positions without scaling. The first key is the one of
+transformers before version 5, the second the one since."""
 _SIZES = (
     Setting("vocabulary", "vocab_size"),
     Setting("data.sequence_length", "max_position_embeddings"),
@@ -27,16 +32,22 @@ _SIZES = (
     Setting("ffn", "intermediate_size"),
     Setting("attention_dropout", "attention_dropout", 0.0),
 )
-"""Settings whose keys are the same for GPT-NeoX and Llama."""
+"""Settings whose keys in config.json are the same for GPT-NeoX and Llama."""
 
 
 def _pair(ours: str, theirs: str, transform: Transform | None = None) -> list[Row]:
-    """Return the rows of a weight and a bias."""
+    """Return the rows of the weight and the bias of a module.
+
+    Args:
+        ours: our name of the module.
+        theirs: their name of the module.
+        transform: transform of the weight, and of the bias unless it only transposes; None: `Same`.
+    """
     transform = transform or Same()
-    bias = Same() if isinstance(transform, Transposed) else transform
+    bias_transform = Same() if isinstance(transform, Transposed) else transform
     return [
         Row(f"{ours}.weight", (f"{theirs}.weight",), transform),
-        Row(f"{ours}.bias", (f"{theirs}.bias",), bias),
+        Row(f"{ours}.bias", (f"{theirs}.bias",), bias_transform),
     ]
 
 
@@ -72,16 +83,16 @@ class Gpt2(Family):
     }
 
     def rows(self, model: ModelConfig) -> Sequence[Row]:
-        """Return the table. GPT-2 transposes weights and fuses queries, keys and values."""
-        h, p = "layers.{n}", "transformer.h.{n}"
+        """Return the table. GPT-2 transposes its weights and joins queries, keys and values."""
+        ours, theirs = "layers.{n}", "transformer.h.{n}"
         fused = JoinedHeads(query_key_value(model))
         layer = [
-            *_pair(f"{h}.attention_norm", f"{p}.ln_1"),
-            *_pair(f"{h}.attention.qkv", f"{p}.attn.c_attn", fused),
-            *_pair(f"{h}.attention.output", f"{p}.attn.c_proj", Transposed()),
-            *_pair(f"{h}.ffn_norm", f"{p}.ln_2"),
-            *_pair(f"{h}.ffn.up", f"{p}.mlp.c_fc", Transposed()),
-            *_pair(f"{h}.ffn.down", f"{p}.mlp.c_proj", Transposed()),
+            *_pair(f"{ours}.attention_norm", f"{theirs}.ln_1"),
+            *_pair(f"{ours}.attention.qkv", f"{theirs}.attn.c_attn", fused),
+            *_pair(f"{ours}.attention.output", f"{theirs}.attn.c_proj", Transposed()),
+            *_pair(f"{ours}.ffn_norm", f"{theirs}.ln_2"),
+            *_pair(f"{ours}.ffn.up", f"{theirs}.mlp.c_fc", Transposed()),
+            *_pair(f"{ours}.ffn.down", f"{theirs}.mlp.c_proj", Transposed()),
         ]
         return [
             Row("embedding.tokens.weight", ("transformer.wte.weight",)),
@@ -91,12 +102,12 @@ class Gpt2(Family):
         ]
 
     def more_mismatches(self, model: ModelConfig) -> list[str]:
-        """Return mismatches: GPT-2 has neither grouped queries nor a free head width."""
+        """Refuse grouped queries and head widths other than hidden / heads; GPT-2 has neither."""
         return grouped_mismatch(model) + head_width_mismatch(model)
 
 
 class GptNeoX(Family):
-    """GPT-NeoX and Pythia: rotary positions, biases, a parallel or a sequential residual."""
+    """GPT-NeoX and Pythia: rotary positions, biases, parallel or sequential residual branches."""
 
     name = "gpt_neox"
     architecture = "GPTNeoXForCausalLM"
@@ -122,15 +133,15 @@ class GptNeoX(Family):
     }  # fmt: skip
 
     def rows(self, model: ModelConfig) -> Sequence[Row]:
-        """Return the table. The fused projection has our order of rows."""
-        h, p = "layers.{n}", "gpt_neox.layers.{n}"
+        """Return the table. Their fused projection of attention has the same rows as ours."""
+        ours, theirs = "layers.{n}", "gpt_neox.layers.{n}"
         layer = [
-            *_pair(f"{h}.attention_norm", f"{p}.input_layernorm"),
-            *_pair(f"{h}.attention.qkv", f"{p}.attention.query_key_value"),
-            *_pair(f"{h}.attention.output", f"{p}.attention.dense"),
-            *_pair(f"{h}.ffn_norm", f"{p}.post_attention_layernorm"),
-            *_pair(f"{h}.ffn.up", f"{p}.mlp.dense_h_to_4h"),
-            *_pair(f"{h}.ffn.down", f"{p}.mlp.dense_4h_to_h"),
+            *_pair(f"{ours}.attention_norm", f"{theirs}.input_layernorm"),
+            *_pair(f"{ours}.attention.qkv", f"{theirs}.attention.query_key_value"),
+            *_pair(f"{ours}.attention.output", f"{theirs}.attention.dense"),
+            *_pair(f"{ours}.ffn_norm", f"{theirs}.post_attention_layernorm"),
+            *_pair(f"{ours}.ffn.up", f"{theirs}.mlp.dense_h_to_4h"),
+            *_pair(f"{ours}.ffn.down", f"{theirs}.mlp.dense_4h_to_h"),
         ]
         return [
             Row("embedding.tokens.weight", ("gpt_neox.embed_in.weight",)),
@@ -140,7 +151,7 @@ class GptNeoX(Family):
         ]
 
     def more_mismatches(self, model: ModelConfig) -> list[str]:
-        """Return mismatches: GPT-NeoX has neither grouped queries nor a free head width."""
+        """Refuse grouped queries and head widths other than hidden / heads, as for GPT-2."""
         return grouped_mismatch(model) + head_width_mismatch(model)
 
 
@@ -167,20 +178,20 @@ class Llama(Family):
     }  # fmt: skip
 
     def rows(self, model: ModelConfig) -> Sequence[Row]:
-        """Return the table. Queries, keys and values are three tensors."""
-        h, p = "layers.{n}", "model.layers.{n}"
+        """Return the table. Their queries, keys and values are three tensors."""
+        ours, theirs = "layers.{n}", "model.layers.{n}"
         layer = [
-            Row(f"{h}.attention_norm.weight", (f"{p}.input_layernorm.weight",)),
+            Row(f"{ours}.attention_norm.weight", (f"{theirs}.input_layernorm.weight",)),
             Row(
-                f"{h}.attention.qkv.weight",
-                tuple(f"{p}.self_attn.{x}_proj.weight" for x in "qkv"),
+                f"{ours}.attention.qkv.weight",
+                tuple(f"{theirs}.self_attn.{letter}_proj.weight" for letter in "qkv"),
                 query_key_value(model),
             ),
-            Row(f"{h}.attention.output.weight", (f"{p}.self_attn.o_proj.weight",)),
-            Row(f"{h}.ffn_norm.weight", (f"{p}.post_attention_layernorm.weight",)),
+            Row(f"{ours}.attention.output.weight", (f"{theirs}.self_attn.o_proj.weight",)),
+            Row(f"{ours}.ffn_norm.weight", (f"{theirs}.post_attention_layernorm.weight",)),
             *(
-                Row(f"{h}.ffn.{x}.weight", (f"{p}.mlp.{x}_proj.weight",))
-                for x in ("gate", "up", "down")
+                Row(f"{ours}.ffn.{matrix}.weight", (f"{theirs}.mlp.{matrix}_proj.weight",))
+                for matrix in ("gate", "up", "down")
             ),
         ]
         return [

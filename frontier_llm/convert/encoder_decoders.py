@@ -1,4 +1,8 @@
-"""Define the families T5 1.1 and mT5, which compute the same."""
+"""Define the families T5 1.1 and mT5, which have the same architecture.
+
+The attributes of the classes are explained in base_family.py, and the rows of a table in table.py.
+In both, "our" refers to frontier_llm and "their" to Hugging Face.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,8 +18,8 @@ from frontier_llm.convert.transforms import Heads
 class T5(Family):
     """T5 1.1: relative positions, RMS norm, gated GELU, no biases, an untied output head.
 
-    transformers 5 ignores `tie_word_embeddings` of config.json: it ties the head unless the files
-    contain a tensor for it.
+    transformers 5 ignores the key `tie_word_embeddings` of config.json. It ties the head to the
+    embedding unless the folder contains a tensor for the head, so we always write this tensor.
     """
 
     name = "t5"
@@ -49,8 +53,11 @@ class T5(Family):
     }
 
     def rows(self, model: ModelConfig) -> Sequence[Row]:
-        """Return the table. Our numbers of layers continue in the decoder; theirs restart at 0."""
-        border = model.encoder_layers
+        """Return the table.
+
+        Our layers are numbered through encoder and decoder; theirs start at 0 in each of them.
+        """
+        first_decoder_layer = model.encoder_layers
         encoder = [
             *self._attention(model, "encoder"),
             *self._feed_forward("encoder.block.{n}.layer.1"),
@@ -64,58 +71,59 @@ class T5(Family):
         return [
             Row("embedding.tokens.weight", ("shared.weight",)),
             Row("encoder_positions.weight", (f"encoder.{bias}",)),
-            *unfold(encoder, range(border)),
+            *unfold(encoder, range(first_decoder_layer)),
             Row("encoder_norm.weight", ("encoder.final_layer_norm.weight",)),
             Row("decoder_positions.weight", (f"decoder.{bias}",)),
-            *unfold(decoder, range(border, model.layers), first=border),
+            *unfold(decoder, range(first_decoder_layer, model.layers), first=first_decoder_layer),
             Row("final_norm.weight", ("decoder.final_layer_norm.weight",)),
             Row("head.weight", ("lm_head.weight",)),
         ]
 
     def to_theirs(self, config: RunConfig) -> Values:
-        """Translate our configuration. Their layers are counted per stack."""
+        """Translate our configuration. They count the decoder's layers separately."""
         model = config.model
         decoder = {"num_decoder_layers": model.layers - model.encoder_layers}
         return {**super().to_theirs(config), **decoder}
 
     def to_ours(self, theirs: Values) -> Values:
-        """Translate config.json. Our layers are counted over both stacks."""
+        """Translate config.json. We count the layers of encoder and decoder together."""
         ours = super().to_ours(theirs)
         encoder = ours["encoder_layers"]
         return {**ours, "layers": encoder + (theirs.get("num_decoder_layers") or encoder)}
 
-    def _attention(self, model: ModelConfig, side: str) -> list[Row]:
-        h, p = "layers.{n}", f"{side}.block.{{n}}.layer.0"
+    def _attention(self, model: ModelConfig, stack: str) -> list[Row]:
+        """Return the rows of self-attention in the encoder or the decoder."""
+        ours, theirs = "layers.{n}", f"{stack}.block.{{n}}.layer.0"
         return [
-            Row(f"{h}.attention_norm.weight", (f"{p}.layer_norm.weight",)),
+            Row(f"{ours}.attention_norm.weight", (f"{theirs}.layer_norm.weight",)),
             Row(
-                f"{h}.attention.qkv.weight",
-                tuple(f"{p}.SelfAttention.{x}.weight" for x in "qkv"),
+                f"{ours}.attention.qkv.weight",
+                tuple(f"{theirs}.SelfAttention.{letter}.weight" for letter in "qkv"),
                 query_key_value(model),
             ),
-            Row(f"{h}.attention.output.weight", (f"{p}.SelfAttention.o.weight",)),
+            Row(f"{ours}.attention.output.weight", (f"{theirs}.SelfAttention.o.weight",)),
         ]
 
     def _cross_attention(self, model: ModelConfig) -> list[Row]:
-        h, p = "layers.{n}", "decoder.block.{n}.layer.1"
+        ours, theirs = "layers.{n}", "decoder.block.{n}.layer.1"
         return [
-            Row(f"{h}.cross_attention_norm.weight", (f"{p}.layer_norm.weight",)),
-            Row(f"{h}.cross_attention.query.weight", (f"{p}.EncDecAttention.q.weight",)),
+            Row(f"{ours}.cross_attention_norm.weight", (f"{theirs}.layer_norm.weight",)),
+            Row(f"{ours}.cross_attention.query.weight", (f"{theirs}.EncDecAttention.q.weight",)),
             Row(
-                f"{h}.cross_attention.key_value.weight",
-                tuple(f"{p}.EncDecAttention.{x}.weight" for x in "kv"),
+                f"{ours}.cross_attention.key_value.weight",
+                tuple(f"{theirs}.EncDecAttention.{letter}.weight" for letter in "kv"),
                 Heads(model.heads, (model.head_dim, model.head_dim)),
             ),
-            Row(f"{h}.cross_attention.output.weight", (f"{p}.EncDecAttention.o.weight",)),
+            Row(f"{ours}.cross_attention.output.weight", (f"{theirs}.EncDecAttention.o.weight",)),
         ]
 
     def _feed_forward(self, theirs: str) -> list[Row]:
-        h = "layers.{n}"
+        ours = "layers.{n}"
         return [
-            Row(f"{h}.ffn_norm.weight", (f"{theirs}.layer_norm.weight",)),
-            Row(f"{h}.ffn.gate.weight", (f"{theirs}.DenseReluDense.wi_0.weight",)),
-            Row(f"{h}.ffn.up.weight", (f"{theirs}.DenseReluDense.wi_1.weight",)),
-            Row(f"{h}.ffn.down.weight", (f"{theirs}.DenseReluDense.wo.weight",)),
+            Row(f"{ours}.ffn_norm.weight", (f"{theirs}.layer_norm.weight",)),
+            Row(f"{ours}.ffn.gate.weight", (f"{theirs}.DenseReluDense.wi_0.weight",)),
+            Row(f"{ours}.ffn.up.weight", (f"{theirs}.DenseReluDense.wi_1.weight",)),
+            Row(f"{ours}.ffn.down.weight", (f"{theirs}.DenseReluDense.wo.weight",)),
         ]
 
 

@@ -1,4 +1,7 @@
-"""List the families and choose one of them."""
+"""List the families of models that can be converted, and choose the family of a model.
+
+"Our" refers to frontier_llm, "their" to Hugging Face.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,12 @@ from frontier_llm.convert.encoder_decoders import MT5, T5
 from frontier_llm.errors import DataError
 
 FAMILIES: tuple[Family, ...] = (Gpt2(), GptNeoX(), Llama(), MT5(), T5())
-PIECES = 4096
-"""Vocabulary of a tokenizer that is trained because theirs is no sentencepiece model."""
+NEW_VOCABULARY = 4096
+"""Number of tokens of the tokenizer that a run trains if their tokenizer cannot be converted."""
 _BASES = {"gpt2": "gpt_tiny", "gpt_neox": "gpt_tiny", "llama": "llama_7b", "t5": "mt5_tiny",
           "mt5": "mt5_tiny"}  # fmt: skip
-"""The model file that a converted model is based on; all dimensions are replaced."""
+"""The file of conf/model/ from which the configuration of a converted model is composed. All its
+dimensions are overridden."""
 
 
 def family_for(model: ModelConfig, name: str | None) -> Family:
@@ -23,7 +27,7 @@ def family_for(model: ModelConfig, name: str | None) -> Family:
 
     Args:
         model: our model.
-        name: name of the family; None means the first that fits.
+        name: name of the required family; None: choose the first family that fits.
 
     Raises:
         DataError: no family fits; the message gives the reasons.
@@ -32,12 +36,12 @@ def family_for(model: ModelConfig, name: str | None) -> Family:
     if not chosen:
         known = ", ".join(family.name for family in FAMILIES)
         raise DataError(f"there is no family {name}\n  do: choose one of {known}")
-    lacking = {family.name: family.mismatches(model) for family in chosen}
+    mismatches = {family.name: family.mismatches(model) for family in chosen}
     for family in chosen:
-        if not lacking[family.name]:
+        if not mismatches[family.name]:
             return family
-    reasons = "\n".join(f"  {name}: {'; '.join(why)}" for name, why in lacking.items())
-    raise DataError(f"no family has models like {model.name}:\n{reasons}")
+    lines = "\n".join(f"  {name}: {'; '.join(reasons)}" for name, reasons in mismatches.items())
+    raise DataError(f"no family has models like {model.name}:\n{lines}")
 
 
 def family_of(theirs: Values) -> Family:
@@ -62,13 +66,13 @@ def family_of(theirs: Values) -> Family:
 def model_overrides(
     family: Family, theirs: Values, home: Path, tokenizer: Path | None
 ) -> list[str]:
-    """Return the overrides of a run that trains their model.
+    """Return the command-line overrides, such as `model.hidden=768`, of a run of their model.
 
     Args:
         family: the family of their model.
         theirs: their config.json.
-        home: the final path of the run directory.
-        tokenizer: the sentencepiece model of their model, if there is one.
+        home: the final path of the run directory, whose name becomes the name of the model.
+        tokenizer: path of the converted tokenizer; None if their tokenizer cannot be converted.
 
     Raises:
         DataError: config.json lacks a setting.
@@ -83,16 +87,18 @@ def model_overrides(
     if tokenizer is not None:
         settings["data.tokenizer"] = tokenizer
     spans = family.wants["kind"] == "t5"
-    room = values["vocabulary"] - (SENTINELS if spans else 0)
-    settings["data.vocabulary"] = max(2, min(PIECES, room))
+    # the sentinels of span corruption need ids after the tokenizer's vocabulary
+    available_ids = values["vocabulary"] - (SENTINELS if spans else 0)
+    settings["data.vocabulary"] = max(2, min(NEW_VOCABULARY, available_ids))
     data = "stdlib_spans" if spans else "stdlib"
     bases = [f"model={_BASES[family.name]}", f"data={data}"]
-    return bases + [f"{key}={_word(value)}" for key, value in settings.items()]
+    return bases + [f"{key}={_override_value(value)}" for key, value in settings.items()]
 
 
-def _word(value: Any) -> str:
+def _override_value(value: Any) -> str:
+    """Write a value as it is written on the command line."""
     if value is None:
         return "null"
     if isinstance(value, float) and value.is_integer():
-        return str(int(value))  # integer and float fields both accept it
+        return str(int(value))  # fields of type int and of type float both accept an integer
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,7 +1,7 @@
-"""Read and write the weights of our checkpoints one tensor at a time.
+"""Read and write the weights of "our" checkpoints (those of frontier_llm), tensor by tensor.
 
-Reads checkpoints of any layout, and writes one that runs of any layout can read. Only this module
-of the conversion depends on the format of checkpoints.
+A checkpoint of any parallel layout can be read, and runs of any layout can read the checkpoint that
+this module writes. No other module of the conversion depends on the format of checkpoints.
 """
 
 import json
@@ -21,6 +21,7 @@ from frontier_llm.convert.table import Shape
 from frontier_llm.errors import CheckpointError
 
 STATE = "master"
+"""Name under which a checkpoint stores the fp32 master weights."""
 
 
 class OurWeights:
@@ -30,8 +31,8 @@ class OurWeights:
         """Open a checkpoint.
 
         Args:
-            path: a checkpoint, or a run directory or folder of checkpoints, of which the newest is
-                opened.
+            path: a checkpoint; or a run directory or a folder of checkpoints, in which the newest
+                checkpoint is opened.
 
         Raises:
             CheckpointError: there is no checkpoint, or it is damaged.
@@ -39,7 +40,10 @@ class OurWeights:
         self.checkpoint: Checkpoint = find(path)
 
     def check_names(self, shapes: dict[str, Shape]) -> None:
-        """Refuse a checkpoint of another model than the configuration's.
+        """Refuse a checkpoint of another model.
+
+        Args:
+            shapes: shapes of the configured model's parameters, by our names.
 
         Raises:
             CheckpointError: a tensor is missing, superfluous or of another shape.
@@ -48,8 +52,8 @@ class OurWeights:
         for name in sorted(found.keys() | shapes.keys()):
             if found.get(name) != shapes.get(name):
                 raise CheckpointError(
-                    f"{self.checkpoint.folder}: {name} is {_words(found.get(name))}, config.yaml "
-                    f"says {_words(shapes.get(name))}"
+                    f"{self.checkpoint.folder}: {name} is {_shape_words(found.get(name))}, "
+                    f"config.yaml says {_shape_words(shapes.get(name))}"
                 )
 
     def read(self, name: str) -> Tensor:
@@ -64,11 +68,12 @@ class OurWeights:
 def write_weights(
     run: Path, shards: Iterable[Sequence[tuple[str, Tensor]]], meta: dict[str, Any]
 ) -> None:
-    """Write a checkpoint of step 0 with weights and without moments.
+    """Write a checkpoint of step 0 that holds weights but no moments of Adam.
 
     Args:
         run: the run directory.
-        shards: complete tensors by global name; each shard is freed before the next is requested.
+        shards: for each file to write, (our name, complete tensor) of its tensors. Each shard is
+            freed before the next one is requested.
         meta: metadata of the checkpoint, which must be JSON.
 
     Raises:
@@ -80,10 +85,11 @@ def write_weights(
     tensors: dict[str, stored.Tensor] = {}
     for number, shard in enumerate(shards):
         name = rank_file_name(number)
-        whole = {f"{key}.{STATE}": value.float().contiguous().clone() for key, value in shard}
-        save_file(whole, folder / name)
-        files[name] = _digests(folder / name)
-        tensors |= dict(_places(folder / name, shard))
+        # safetensors does not save tensors that share memory, so each is cloned
+        states = {f"{key}.{STATE}": value.float().contiguous().clone() for key, value in shard}
+        save_file(states, folder / name)
+        files[name] = _file_entry(folder / name)
+        tensors |= dict(_tensor_entries(folder / name, shard))
     content = stored.Manifest(
         step=0,
         world=1,
@@ -95,11 +101,14 @@ def write_weights(
     (folder / MANIFEST).write_bytes(content.to_bytes())
 
 
-def _places(path: Path, shard: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, stored.Tensor]]:
-    """Yield the entry of each tensor of a file for the manifest."""
+def _tensor_entries(
+    path: Path, shard: Sequence[tuple[str, Tensor]]
+) -> Iterator[tuple[str, stored.Tensor]]:
+    """Yield (name, entry in the manifest) of each tensor of a file."""
+    # a safetensors file begins with the size of its header in 8 bytes
     with path.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(size))
+        header_bytes = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(header_bytes))
     for name, tensor in shard:
         key, shape = f"{name}.{STATE}", tuple(tensor.shape)
         stored_range = stored.StoredRange(
@@ -109,12 +118,13 @@ def _places(path: Path, shard: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[s
             first=0,
             count=tensor.numel(),
             keys={STATE: key},
-            bytes_at={STATE: 8 + size + header[key]["data_offsets"][0]},
+            bytes_at={STATE: 8 + header_bytes + header[key]["data_offsets"][0]},
         )
         yield name, stored.Tensor(shape=shape, stored_ranges=(stored_range,))
 
 
-def _digests(path: Path) -> stored.File:
+def _file_entry(path: Path) -> stored.File:
+    """Return the entry of a file in the manifest: its size and the digests of its chunks."""
     chunks = []
     with path.open("rb") as stream:
         while chunk := stream.read(stored.CHUNK_BYTES):
@@ -122,15 +132,25 @@ def _digests(path: Path) -> stored.File:
     return stored.File(size=path.stat().st_size, chunks=tuple(chunks))
 
 
-def _words(shape: Shape | None) -> str:
+def _shape_words(shape: Shape | None) -> str:
     return "absent" if shape is None else f"of shape {list(shape)}"
 
 
-def plan_shards(sizes: Sequence[int], most: int) -> list[range]:
-    """Split a list into ranges whose sizes sum up to at most `most`; a larger item is alone."""
+def plan_shards(sizes: Sequence[int], limit: int) -> list[range]:
+    """Divide a list of tensors into consecutive shards of at most `limit` bytes.
+
+    A tensor of more than `limit` bytes gets a shard of its own.
+
+    Args:
+        sizes: size of each tensor in bytes.
+        limit: largest size of a shard in bytes.
+
+    Returns:
+        Indices of the tensors in each shard.
+    """
     ranges, start, total = [], 0, 0
     for index, size in enumerate(sizes):
-        if index > start and total + size > most:
+        if index > start and total + size > limit:
             ranges.append(range(start, index))
             start, total = index, 0
         total += size

@@ -1,4 +1,4 @@
-"""Map the keys of Hugging Face's config.json to the keys of our configuration."""
+"""Map the keys of Hugging Face's config.json ("theirs") to our configuration ("ours")."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,23 +7,26 @@ from typing import Any, Final
 from frontier_llm.config.run import RunConfig
 
 Values = dict[str, Any]
+"""Content of config.json, or values of our configuration by key."""
 NEEDED: Final = object()
-"""The default of a key that config.json must contain."""
+"""Stands for the default value of a key that config.json must contain."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting with its names on both sides."""
+    """One setting: its key in our configuration, and its key in their config.json."""
 
     ours: str
-    """A field of `model`, or a dotted key of another section."""
+    """A field of our `model` section, or a dotted key of another section."""
     theirs: str | tuple[str, ...]
-    """Keys of config.json, dotted if nested. All are written; the first that exists is read."""
+    """Keys of config.json, dotted if nested. All of them are written. The first one that exists is
+    read."""
     default: Any = NEEDED
-    """The value in their words if config.json contains none of the keys."""
+    """The value in config.json that is assumed if config.json contains none of the keys."""
     words: Mapping[Any, Any] | None = None
-    """Their words and ours, if the values differ as well. The first entry is the default. If
-    several of their words have the same meaning, the first is written."""
+    """Maps each of their values to our value, if both sides write the value differently. Their
+    default is the first entry. If several of their values correspond to ours, the first of them is
+    written."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -31,7 +34,7 @@ class Setting:
         return (self.theirs,) if isinstance(self.theirs, str) else self.theirs
 
     def write(self, config: RunConfig) -> Any:
-        """Return the value of our configuration in their words."""
+        """Return the value of our configuration as config.json writes it."""
         section, _, field = self.ours.rpartition(".")
         value = getattr(getattr(config, section or "model"), field)
         if self.words is None:
@@ -39,7 +42,7 @@ class Setting:
         return next(theirs for theirs, ours in self.words.items() if ours == value)
 
     def read(self, theirs: Values) -> Any:
-        """Return the value of config.json in our words.
+        """Return the value of config.json as our configuration writes it.
 
         Raises:
             KeyError: config.json lacks a key that has no default.
@@ -53,7 +56,7 @@ class Setting:
 
 
 def look_up(theirs: Values, keys: Iterable[str], default: Any) -> Any:
-    """Return the value of the first key that exists, otherwise the default."""
+    """Return the value of the first key that exists in config.json, otherwise the default."""
     for key in keys:
         found: Any = theirs
         for name in key.split("."):
@@ -64,7 +67,7 @@ def look_up(theirs: Values, keys: Iterable[str], default: Any) -> Any:
 
 
 def put(theirs: Values, key: str, value: Any) -> None:
-    """Write a value under a key, which is dotted if it is nested."""
+    """Set a value of config.json. A dotted key is written as nested objects."""
     *path, last = key.split(".")
     for name in path:
         theirs = theirs.setdefault(name, {})

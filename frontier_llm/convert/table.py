@@ -1,7 +1,8 @@
 """Define the table of a family: which of our tensors corresponds to which of their tensors.
 
-A row is written once for all layers, with `{n}` for the number of the layer, and then expanded for
-a model. A tensor without a row is an error on both sides.
+"Our" tensors are those of frontier_llm, "their" tensors those of Hugging Face. The rows of a layer
+are written once, with `{n}` in place of the layer's number, and then repeated for all layers of a
+model. A tensor without a row is an error, whichever model it belongs to.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,24 +13,27 @@ from frontier_llm.errors import DataError
 
 Shape = tuple[int, ...]
 SAME = Same()
+"""The transform of tensors that are equal on both sides."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One of our tensors, their tensors for it, and the transform between them."""
+    """One of our tensors, the corresponding tensors of theirs, and the transform between them."""
 
     ours: str
+    """Name of our tensor."""
     theirs: tuple[str, ...]
+    """Names of their tensors."""
     transform: Transform = SAME
 
 
 def unfold(rows: Iterable[Row], layers: Iterable[int], first: int = 0) -> list[Row]:
-    """Return the rows expanded for every layer.
+    """Repeat the rows of a layer for several layers.
 
     Args:
-        rows: rows with `{n}` in the names.
-        layers: numbers of our layers.
-        first: number of our layer that is their layer 0.
+        rows: rows of a layer, with `{n}` in the names.
+        layers: our numbers of the layers.
+        first: our number of the layer that they number 0.
     """
     return [
         Row(
@@ -43,11 +47,11 @@ def unfold(rows: Iterable[Row], layers: Iterable[int], first: int = 0) -> list[R
 
 
 def select(rows: Sequence[Row], shapes: Mapping[str, Shape]) -> list[Row]:
-    """Return the rows of a model's parameters, in the model's order.
+    """Return the rows that a model needs, in the order of its parameters.
 
     Args:
-        rows: the table of the family; some rows are for variants of the model.
-        shapes: shapes of the model's parameters by our names.
+        rows: the table of the family. Some rows are only for other variants, such as untied heads.
+        shapes: shapes of the model's parameters, by our names.
 
     Raises:
         DataError: a parameter has no row.
@@ -63,12 +67,13 @@ def select(rows: Sequence[Row], shapes: Mapping[str, Shape]) -> list[Row]:
 
 
 def check_names(rows: Sequence[Row], found: Iterable[str], unused: Sequence[str]) -> None:
-    """Refuse a folder that lacks a tensor, or contains one that has no row.
+    """Refuse a folder that lacks a tensor of the table, or contains a tensor without a row.
 
     Args:
         rows: rows of the model.
         found: names of the tensors in their folder.
-        unused: endings of names that are not needed: buffers, and second names of tied weights.
+        unused: suffixes of names of tensors that need no row: buffers, and second copies of tied
+            weights.
 
     Raises:
         DataError: the message names the first such tensor.
@@ -76,10 +81,10 @@ def check_names(rows: Sequence[Row], found: Iterable[str], unused: Sequence[str]
     names, wanted = set(found), {name for row in rows for name in row.theirs}
     if missing := sorted(wanted - names):
         raise DataError(f"the model lacks {missing[0]} ({len(missing)} tensors in all)")
-    spare = sorted(name for name in names - wanted if not name.endswith(tuple(unused)))
-    if spare:
+    surplus = sorted(name for name in names - wanted if not name.endswith(tuple(unused)))
+    if surplus:
         raise DataError(
-            f"{spare[0]} has no place in our model ({len(spare)} tensors in all): the conversion "
-            "would lose it\n"
+            f"{surplus[0]} has no place in our model ({len(surplus)} tensors in all): the "
+            "conversion would lose it\n"
             "  do: add a row to the family in frontier_llm/convert if our model computes with it"
         )

@@ -1,4 +1,7 @@
-"""Read and write a Hugging Face folder, config.json and safetensors files, tensor by tensor."""
+"""Read and write a Hugging Face folder tensor by tensor.
+
+The folder holds config.json, and the weights in one or several safetensors files.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -13,7 +16,9 @@ from frontier_llm.errors import DataError
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
+"""Maps the name of each tensor to its file, if there are several files."""
 SINGLE = "model.safetensors"
+"""Name of the file of weights, if there is only one."""
 
 
 class TheirWeights:
@@ -24,15 +29,16 @@ class TheirWeights:
 
         Args:
             folder: the folder of a model.
-            prefix: prefix of the names, which the folder may omit from all of them.
+            prefix: prefix of the names. A folder may omit the prefix from all names.
 
         Raises:
             DataError: the folder contains no safetensors files.
         """
         self.folder = folder
-        self._files = self._find()
-        bare = not any(name.startswith(prefix) for name in self._files)
-        self._stored = {f"{prefix}{name}" if bare else name: name for name in self._files}
+        self._files = self._find_files()
+        omits_prefix = not any(name.startswith(prefix) for name in self._files)
+        # full name of each tensor -> name in the file
+        self._stored = {f"{prefix}{name}" if omits_prefix else name: name for name in self._files}
 
     @property
     def names(self) -> list[str]:
@@ -53,7 +59,8 @@ class TheirWeights:
             raise DataError(f"{self.folder / self._files[stored]} is damaged: {error}") from None
         return tensor
 
-    def _find(self) -> dict[str, str]:
+    def _find_files(self) -> dict[str, str]:
+        """Return the file of each tensor, by the name of the tensor in the file."""
         try:
             if (self.folder / INDEX).exists():
                 return dict(json.loads((self.folder / INDEX).read_text())["weight_map"])
@@ -70,7 +77,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read config.json.
 
     Raises:
-        DataError: it is absent or damaged.
+        DataError: the file is absent or damaged.
     """
     try:
         return dict(json.loads((folder / CONFIG).read_text()))
@@ -84,12 +91,13 @@ def write_model(
     shards: Iterable[Sequence[tuple[str, Tensor]]],
     count: int,
 ) -> None:
-    """Write a model. Each shard is freed before the next one is requested.
+    """Write a model.
 
     Args:
         folder: an existing empty folder.
         config: content of config.json.
-        shards: names and tensors of each file.
+        shards: for each file to write, (name, tensor) of its tensors. Each shard is freed before
+            the next one is requested.
         count: number of shards.
 
     Raises:

@@ -1,4 +1,7 @@
-"""Copy the tokenizer of a model, which must be a sentencepiece model on both sides."""
+"""Copy the tokenizer that belongs to a converted model.
+
+Both frontier_llm ("ours") and Hugging Face ("theirs") must use a sentencepiece model.
+"""
 
 import json
 import logging
@@ -12,36 +15,37 @@ from frontier_llm.data.corpus_manifest import TOKENIZER_FILE
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.errors import DataError, FrontierError
 
-THEIRS = ("spiece.model", "tokenizer.model")
-"""Names of the file in Hugging Face folders: of T5 and mT5, and of Llama."""
-
-
-SAMPLE = "def main(x):\n    return  x + 1\n\n\tNaïve — 雪 42.\n"
-"""A text with characters that tokenizers often normalize."""
+THEIR_FILES = ("spiece.model", "tokenizer.model")
+"""Names of the sentencepiece model in their folders: of T5 and mT5, and of Llama."""
+SAMPLE_TEXT = "def main(x):\n    return  x + 1\n\n\tNaïve — 雪 42.\n"
+"""A text that both tokenizers must encode equally. Many tokenizers normalise its characters."""
 
 _LOG = logging.getLogger(__name__)
 
 
 def write_theirs(config: RunConfig, out: Path) -> dict[str, Any]:
-    """Copy the tokenizer of a run, and return the settings of config.json that belong to it.
+    """Copy the tokenizer of a run to a Hugging Face folder.
 
-    A tokenizer that was trained with the corpus is taken from the corpus. If the corpus does not
-    exist and cannot be prepared, no tokenizer is written.
+    A tokenizer that was trained on the run's corpus is taken from the prepared corpus. If the
+    corpus neither exists nor can be prepared, no tokenizer is written.
 
     Args:
         config: the configuration of the run.
         out: the Hugging Face folder.
+
+    Returns:
+        Token ids for config.json; empty if no tokenizer is written.
     """
     try:
-        given = config.data.tokenizer
-        source = Path(given) if given else prepare_all(config.data)[0] / TOKENIZER_FILE
+        configured = config.data.tokenizer
+        source = Path(configured) if configured else prepare_all(config.data)[0] / TOKENIZER_FILE
         tokenizer = Tokenizer(source)
     except FrontierError as error:
         _LOG.warning("no tokenizer is written: %s", error)
         return {}
     shutil.copyfile(source, out / TOKENIZER_FILE)
     settings = {
-        # Also for T5: T5Tokenizer would drop blanks.
+        # used for T5 as well, because T5Tokenizer would drop blanks
         "tokenizer_class": "LlamaTokenizer",
         "eos_token": "</s>",
         "unk_token": "<unk>",
@@ -55,7 +59,7 @@ def write_theirs(config: RunConfig, out: Path) -> dict[str, Any]:
 
 
 def check_theirs(out: Path) -> None:
-    """Refuse a folder whose tokenizer splits text differently when transformers loads it.
+    """Refuse a Hugging Face folder if transformers encodes text differently with its tokenizer.
 
     Raises:
         DataError: the tokens differ, or transformers cannot load the tokenizer.
@@ -65,10 +69,10 @@ def check_theirs(out: Path) -> None:
     from transformers import AutoTokenizer
 
     try:
-        found = AutoTokenizer.from_pretrained(out).encode(SAMPLE, add_special_tokens=False)
+        found = AutoTokenizer.from_pretrained(out).encode(SAMPLE_TEXT, add_special_tokens=False)
     except Exception as error:
         raise DataError(f"transformers cannot load the tokenizer of {out}: {error}") from error
-    wanted = Tokenizer(out / TOKENIZER_FILE).encode(SAMPLE)
+    wanted = Tokenizer(out / TOKENIZER_FILE).encode(SAMPLE_TEXT)
     if found != wanted:
         raise DataError(
             f"transformers reads {TOKENIZER_FILE} differently: it gives {found[:9]}..., this "
@@ -80,9 +84,9 @@ def check_theirs(out: Path) -> None:
 def copy_to_ours(folder: Path, out: Path) -> Path | None:
     """Copy their sentencepiece model; return the path of the copy, or None if there is none.
 
-    Other tokenizers, such as GPT-2's merges, are not supported.
+    Tokenizers of other kinds, such as the merge table of GPT-2, are not supported.
     """
-    for name in THEIRS:
+    for name in THEIR_FILES:
         if (folder / name).is_file():
             return Path(shutil.copyfile(folder / name, out / TOKENIZER_FILE))
     return None

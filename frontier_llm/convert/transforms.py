@@ -1,8 +1,10 @@
-"""Define the transforms between one of our tensors and theirs: pairs of exact inverses.
+"""Define the transforms between one of our tensors (frontier_llm) and theirs (Hugging Face).
 
-Our tensors have megatron's layout. The fused projection of self attention contains group after
-group of heads, and each group its query heads, its key head and its value head. Tensor parallelism
-can therefore cut the projection between groups.
+Each transform has an exact inverse. Our tensors have Megatron's layout: the projections of
+self-attention are fused into one matrix. A *group of heads* consists of the query heads that share
+a key and a value head. The matrix contains the rows of the first group, then those of the second
+group and so on. The rows of a group are those of its query heads, its key head and its value head,
+in this order. Tensor parallelism can therefore divide the matrix between groups.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +28,7 @@ class Transform(ABC):
 
 
 class Same(Transform):
-    """The tensor is the same on both sides."""
+    """Leaves a tensor that is the same on both sides unchanged."""
 
     def to_theirs(self, ours: Tensor) -> tuple[Tensor, ...]:
         """Return the tensor unchanged."""
@@ -39,7 +41,7 @@ class Same(Transform):
 
 
 class Transposed(Transform):
-    """Our matrix is [out, in], theirs [in, out], as in GPT-2's Conv1D."""
+    """Transposes a matrix: ours is [out, in], theirs is [in, out], as in GPT-2's Conv1D."""
 
     def to_theirs(self, ours: Tensor) -> tuple[Tensor, ...]:
         """Return the transposed tensor."""
@@ -53,15 +55,16 @@ class Transposed(Transform):
 
 @dataclass(frozen=True)
 class Heads(Transform):
-    """Our tensor contains the rows of several projections, group of heads after group."""
+    """Splits our fused tensor, which is ordered by group of heads, into their projections."""
 
     groups: int
-    """Number of groups of heads that share a key and a value head."""
+    """Number of groups of heads."""
     rows: tuple[int, ...]
-    """Rows of one group in each projection: query heads * head width, head width, head width."""
+    """Number of rows per group in each of their projections, for example (query heads per group *
+    head width, head width, head width)."""
 
     def to_theirs(self, ours: Tensor) -> tuple[Tensor, ...]:
-        """Split our tensor into projections."""
+        """Split the rows of each group by projection."""
         grouped = ours.reshape(self.groups, sum(self.rows), *ours.shape[1:])
         return tuple(part.flatten(0, 1) for part in grouped.split(self.rows, dim=1))
 
@@ -76,9 +79,13 @@ class Heads(Transform):
 
 @dataclass(frozen=True)
 class JoinedHeads(Transform):
-    """As `Heads`, but theirs is one transposed matrix: all queries, all keys, all values."""
+    """Converts our fused tensor to a single transposed matrix of theirs.
+
+    Their matrix contains all queries, then all keys, then all values.
+    """
 
     heads: Heads
+    """The transform between our tensor and three separate projections."""
 
     def to_theirs(self, ours: Tensor) -> tuple[Tensor, ...]:
         """Split our tensor into projections, join them and transpose."""

@@ -1,4 +1,7 @@
-"""Micro-batches: the token ids of some samples, laid out for a model."""
+"""Define the micro-batches that the models read.
+
+data/loader.py and data/spans.py build them; trainer/pipeline.py passes them to the model.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -10,7 +13,7 @@ import xxhash
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids of the samples of a micro-batch of a decoder-only model.
+    """A micro-batch of b samples of s tokens each, for a decoder-only model.
 
     Attributes:
         tokens: [b, s] int64, input of the model.
@@ -29,7 +32,7 @@ class Batch:
 
     @property
     def length(self) -> int:
-        """Number of tokens per sample whose activations are sent between pipeline stages."""
+        """Length in tokens of the activations that pipeline stages exchange per sample."""
         return self.tokens.shape[1]
 
     def to(self, device: torch.device) -> "Batch":
@@ -44,17 +47,18 @@ class Batch:
             "attention_mask": None,
         }
 
-    def mean_loss(self, loss_bs: torch.Tensor) -> torch.Tensor:
-        """Average [b, s] losses over tokens to [] fp32."""
-        return loss_bs.float().mean()
+    def mean_loss(self, losses: torch.Tensor) -> torch.Tensor:
+        """Average the losses of all tokens: [b, s] to a scalar in fp32."""
+        return losses.float().mean()
 
 
 @dataclass(frozen=True)
 class Seq2SeqBatch:
-    """Token ids of the samples of a micro-batch of an encoder-decoder.
+    """A micro-batch of b samples for an encoder-decoder.
 
-    The lengths are those of geometry/lengths.py. `s_dec` includes padding after the targets, so
-    that tensor ranks can divide it; padding has no weight in the loss.
+    geometry/lengths.py computes the number of tokens per sample that the encoder reads (s_enc) and
+    that the decoder reads (s_dec). s_dec includes padding at the end, which makes it divisible by
+    the number of tensor-parallel ranks. Padding has no weight in the loss.
 
     Attributes:
         encoder_tokens: [b, s_enc] int64, input of the encoder.
@@ -78,7 +82,11 @@ class Seq2SeqBatch:
 
     @property
     def length(self) -> int:
-        """Number of tokens per sample, of encoder and decoder, that pipeline stages exchange."""
+        """Length in tokens of the activations that pipeline stages exchange per sample.
+
+        It is the sum of both lengths, because stages of the decoder also receive the output of the
+        encoder.
+        """
         return self.encoder_tokens.shape[1] + self.decoder_tokens.shape[1]
 
     def to(self, device: torch.device) -> "Seq2SeqBatch":
@@ -101,28 +109,30 @@ class Seq2SeqBatch:
             "decoder_tokens": self.decoder_tokens,
         }
 
-    def mean_loss(self, loss_bs: torch.Tensor) -> torch.Tensor:
-        """Average [b, s_dec] losses to [] fp32: over each sample's mask, then over samples.
+    def mean_loss(self, losses: torch.Tensor) -> torch.Tensor:
+        """Average [b, s_dec] losses to a scalar in fp32.
 
-        A sample's weight then depends on no other sample, and the gradient does not depend on how
-        samples are distributed over micro-batches and replicas.
+        The losses are averaged first over the unmasked tokens of each sample, then over samples.
+        All samples therefore have the same weight, and the gradient does not depend on how samples
+        are distributed over micro-batches and replicas.
         """
-        weights = self.loss_mask.sum(dim=1).clamp(min=1)
-        return ((loss_bs.float() * self.loss_mask).sum(dim=1) / weights).mean()
+        unmasked = self.loss_mask.sum(dim=1).clamp(min=1)
+        return ((losses.float() * self.loss_mask).sum(dim=1) / unmasked).mean()
 
 
 AnyBatch = Batch | Seq2SeqBatch
-"""A micro-batch of either kind of model."""
+"""A micro-batch of a decoder-only model or of an encoder-decoder."""
 
 
 def digest(batches: Iterable[Any]) -> int:
-    """Return the sum of the xxh32 digests of all samples of some batches.
+    """Return the sum of the 32-bit xxh32 digests of all samples.
 
-    The sum does not depend on how samples are distributed over batches and ranks. Ranks add such
-    sums in fp64, which is exact for up to 2^21 samples.
+    A run logs this number per step, so that two runs can be compared sample by sample. The sum does
+    not depend on how samples are distributed over batches and ranks. Ranks add their sums in fp64,
+    which is exact for up to 2^21 samples (53 bits of precision less 32 bits per digest).
 
     Args:
-        batches: dataclasses of [b, ...] tensors on the host.
+        batches: micro-batches on the host; all tensors have samples along their first dimension.
     """
     total = 0
     for batch in batches:

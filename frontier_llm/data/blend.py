@@ -1,14 +1,15 @@
-"""Choose the corpus that each sample of a blend comes from, in closed form.
+"""Choose the corpus that each sample of a blend, a mixture of several corpora, comes from.
 
-Samples are divided into blocks of BLOCK. In each block corpus c gets a fixed number q_c of samples
-in proportion to its weight. Its k-th sample of the block has the sort key (k + u) / q_c, with u in
-[0, 1) drawn per sample; the block is all samples sorted by their keys. Any run of samples therefore
-has nearly the requested shares, each corpus is read in its own order without gaps, and only the
-weights are stored.
+The choice is computed from the sample's index alone. The samples of a run are divided into blocks
+of BLOCK samples. In each block corpus c supplies a fixed number q_c of samples, its *quota*, in
+proportion to its weight. Its k-th sample of the block has the sort key (k + u) / q_c, where u is
+drawn from [0, 1) for each sample. The block consists of its samples sorted by key. Any range of
+consecutive samples therefore has nearly the requested shares, each corpus is read in its own order
+without gaps, and only the weights are stored.
 
-When the weights change at a sample, a new *segment* begins there. The samples that each corpus has
-given so far are counted from the earlier segments, so no sample is lost or read twice. A checkpoint
-stores only the segments.
+When the weights change at a sample, a new *segment* begins there. The number of samples that each
+corpus has supplied so far is computed from the earlier segments, so no sample is lost or read
+twice. A checkpoint stores only the segments.
 """
 
 from bisect import bisect_right
@@ -25,6 +26,7 @@ from frontier_llm.data.permutation import make_key, random_uint64
 from frontier_llm.errors import ConfigError
 
 BLOCK = 1 << 14
+"""Number of samples per block. The order of a run's samples depends on it."""
 
 
 @dataclass(frozen=True)
@@ -44,25 +46,25 @@ def corpus_shares(
     Args:
         tokens: number of tokens of each corpus, by name.
         weights: configured weight of each corpus; all None to derive the shares from the sizes.
-        alpha: exponent of the sizes: p ~ tokens^alpha.
+        alpha: exponent of the sizes; without weights a share is proportional to tokens^alpha.
 
     Raises:
         ConfigError: only some corpora have a weight, or a share is too small.
 
     Paper: mT5, arXiv:2010.11934, section 3.2 (alpha = 0.3).
     """
-    given = [weight for weight in weights.values() if weight is not None]
-    if given and len(given) < len(weights):
-        without = ", ".join(name for name, weight in weights.items() if weight is None)
+    configured = [weight for weight in weights.values() if weight is not None]
+    if configured and len(configured) < len(weights):
+        unweighted = ", ".join(name for name, weight in weights.items() if weight is None)
         raise ConfigError(
             "data.corpora",
-            f"no weight for {without}",
+            f"no weight for {unweighted}",
             "a weight for every corpus, or for none",
             "add it, or remove all weights: data.blend_alpha then decides",
         )
-    raw = {name: weights[name] or float(count) ** alpha for name, count in tokens.items()}
-    total = sum(raw.values())
-    shares = {name: value / total for name, value in raw.items()}
+    relative = {name: weights[name] or float(count) ** alpha for name, count in tokens.items()}
+    total = sum(relative.values())
+    shares = {name: value / total for name, value in relative.items()}
     smallest = min(shares, key=lambda name: shares[name])
     if shares[smallest] * BLOCK < 1:
         raise ConfigError(
@@ -75,14 +77,17 @@ def corpus_shares(
 
 
 class Schedule:
-    """Maps each sample of a blend to a corpus and to a sample of that corpus. Thread-safe."""
+    """Maps each sample of a run to one of the corpora, and to a sample of that corpus.
+
+    The class is thread-safe.
+    """
 
     def __init__(self, segments: Sequence[Segment], key: int) -> None:
         """Initialise the schedule from a history of weights.
 
         Args:
             segments: segments in order; the first begins at sample 0, and all name every corpus.
-            key: 64 bits, derived from the seed.
+            key: 64-bit key of the pseudo-random numbers, derived from the seed of the run.
         """
         assert segments[0].first_sample == 0, "the first segment begins at sample 0"
         self.segments = tuple(segments)
@@ -90,10 +95,12 @@ class Schedule:
         self._key = key
         self._quotas = [_quotas([s.weights[name] for name in self.names]) for s in segments]
         self._block = lru_cache(maxsize=4)(self._make_block)
-        self._given_before = [np.zeros(len(self.names), dtype=np.int64)]
+        # per segment: the number of samples that each corpus has supplied before the segment
+        self._supplied_before = [np.zeros(len(self.names), dtype=np.int64)]
         for number, (segment, following) in enumerate(pairwise(segments)):
             length = following.first_sample - segment.first_sample
-            self._given_before.append(self._given_before[-1] + self._count(number, length))
+            supplied = self._count(number, length)
+            self._supplied_before.append(self._supplied_before[-1] + supplied)
 
     @classmethod
     def starting(cls, weights: Mapping[str, float], key: int) -> "Schedule":
@@ -101,11 +108,11 @@ class Schedule:
         return cls([Segment(0, dict(weights))], key)
 
     def changed(self, next_sample: int, weights: Mapping[str, float]) -> "Schedule":
-        """Return a schedule with other weights from a sample on, and the same samples before it.
+        """Return a schedule with new weights from one sample on. Earlier samples do not change.
 
         Args:
-            next_sample: first sample with the new weights; segments that begin there or later are
-                dropped.
+            next_sample: first sample with the new weights; segments that begin at this sample or
+                later are dropped.
             weights: new weights of the same corpora.
 
         Raises:
@@ -127,22 +134,27 @@ class Schedule:
         """Return (index of the corpus in `names`, index of the sample in that corpus)."""
         starts = [segment.first_sample for segment in self.segments]
         number = bisect_right(starts, index) - 1
-        block, place = divmod(index - starts[number], BLOCK)
+        block, position = divmod(index - starts[number], BLOCK)
         corpora, ordinals = self._block(number, block)
-        corpus = int(corpora[place])
-        before = int(self._given_before[number][corpus]) + block * int(self._quotas[number][corpus])
-        return corpus, before + int(ordinals[place])
+        corpus = int(corpora[position])
+        in_earlier_segments = int(self._supplied_before[number][corpus])
+        in_earlier_blocks = block * int(self._quotas[number][corpus])
+        return corpus, in_earlier_segments + in_earlier_blocks + int(ordinals[position])
 
     def to_meta(self) -> list[dict[str, Any]]:
         """Return the segments as plain JSON, for a checkpoint."""
         return [{"first_sample": s.first_sample, "weights": dict(s.weights)} for s in self.segments]
 
     def with_history(self, meta: Sequence[Mapping[str, Any]]) -> "Schedule":
-        """Return a schedule with the segments that `to_meta` returned and the same key."""
+        """Return a schedule with this schedule's key and other segments, as `to_meta` wrote them.
+
+        Args:
+            meta: segments of a checkpoint.
+        """
         return Schedule([Segment(s["first_sample"], s["weights"]) for s in meta], self._key)
 
     def _count(self, number: int, length: int) -> npt.NDArray[np.int64]:
-        """Return the number of samples of each corpus in the first `length` of a segment."""
+        """Count the samples of each corpus among the first `length` samples of segment `number`."""
         blocks, rest = divmod(length, BLOCK)
         corpora, _ = self._block(number, blocks)
         partial = np.bincount(corpora[:rest], minlength=len(self.names))
@@ -151,7 +163,16 @@ class Schedule:
     def _make_block(
         self, number: int, block: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the corpus of each sample of a block, and its ordinal within that corpus."""
+        """Return two arrays over the samples of a block.
+
+        Args:
+            number: index of the segment.
+            block: index of the block in the segment.
+
+        Returns:
+            The corpus of each sample, and the rank of the sample among the corpus's samples of
+            this block, counted from 0.
+        """
         quotas = self._quotas[number]
         corpora = np.repeat(np.arange(len(quotas)), quotas)
         ordinals = np.concatenate([np.arange(quota) for quota in quotas])
@@ -161,11 +182,17 @@ class Schedule:
 
 
 def _quotas(weights: Sequence[float]) -> npt.NDArray[np.int64]:
-    """Divide BLOCK by weights, at least 1 each, by the largest remainder method."""
-    exact = np.asarray(weights, dtype=np.float64) * BLOCK / sum(weights)
-    quotas = np.maximum(np.floor(exact).astype(np.int64), 1)
+    """Divide the samples of a block among the corpora by the largest remainder method.
+
+    Returns:
+        Number of samples of each corpus: at least 1, in proportion to the weights, of sum BLOCK.
+    """
+    exact_quotas = np.asarray(weights, dtype=np.float64) * BLOCK / sum(weights)
+    quotas = np.maximum(np.floor(exact_quotas).astype(np.int64), 1)
+    # correct the sum by one sample at a time, where rounding has changed a quota most
     while (missing := BLOCK - int(quotas.sum())) != 0:
-        step = 1 if missing > 0 else -1
-        candidates = np.where((quotas > 1) | (step > 0), step * (exact - quotas), -np.inf)
-        quotas[int(np.argmax(candidates))] += step
+        change = 1 if missing > 0 else -1
+        can_change = (quotas > 1) | (change > 0)
+        rounding = np.where(can_change, change * (exact_quotas - quotas), -np.inf)
+        quotas[int(np.argmax(rounding))] += change
     return quotas

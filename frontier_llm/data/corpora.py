@@ -1,4 +1,8 @@
-"""Prepare and open all corpora of a run: one corpus, or the corpora of a blend."""
+"""Prepare and open all corpora of a run: one corpus, or the several corpora of a blend.
+
+A blend is a mixture of corpora (data/blend.py). trainer/assemble.py calls this module, and so do
+the commands that read or prepare data.
+"""
 
 import hashlib
 import uuid
@@ -49,8 +53,8 @@ class Corpora:
             name: corpus.manifest.train.tokens
             for name, corpus in zip(self.names, self.corpora, strict=True)
         }
-        given = {corpus.name: corpus.weight for corpus in self.config.sources}
-        return corpus_shares(tokens, given, self.config.blend_alpha)
+        configured = {corpus.name: corpus.weight for corpus in self.config.sources}
+        return corpus_shares(tokens, configured, self.config.blend_alpha)
 
     @property
     def manifest(self) -> Manifest:
@@ -63,14 +67,17 @@ class Corpora:
             update={
                 "name": self.config.name,
                 "kind": self.config.kind,
-                "train": _add([manifest.train for manifest in manifests]),
-                "validation": _add([manifest.validation for manifest in manifests]),
+                "train": _sum_splits([manifest.train for manifest in manifests]),
+                "validation": _sum_splits([manifest.validation for manifest in manifests]),
             }
         )
 
     @property
     def validation_bytes_per_token(self) -> float:
-        """Mean bytes of validation text per token, to convert a loss per token to one per byte."""
+        """Mean number of bytes of validation text per token, weighted by the corpora's shares.
+
+        It converts a loss per token to a loss per byte.
+        """
         return sum(
             self.weights[name]
             * corpus.manifest.validation.text_bytes
@@ -84,8 +91,8 @@ def prepare_all(
 ) -> tuple[Path, ...]:
     """Prepare all corpora of a configuration that are not prepared yet, and return their folders.
 
-    The corpora of a blend share one tokenizer: the configured one, or one trained on text of all
-    corpora, whose shares are given by `data.blend_alpha`.
+    The corpora of a blend share one tokenizer. If none is configured, one is trained on text of all
+    corpora, in the shares that `data.blend_alpha` gives.
 
     Args:
         config: configuration of the sources and of their preparation.
@@ -99,7 +106,7 @@ def prepare_all(
     if config.kind != "blend":
         return (prepare(config, on_progress, workers),)
     if config.tokenizer is None:
-        path = _shared_tokenizer(config, on_progress or (lambda what, share: None), workers)
+        path = _shared_tokenizer(config, on_progress or (lambda stage, fraction: None), workers)
         config = config.model_copy(update={"tokenizer": str(path)})
     return tuple(prepare(config, on_progress, workers, corpus=corpus) for corpus in config.sources)
 
@@ -131,27 +138,29 @@ def open_data(config: DataConfig) -> Corpora:
 
 
 class BlendedSamples:
-    """The samples of a run that reads a blend of corpora, each in its own order."""
+    """The samples of a run that reads several corpora. Each corpus is read in its own order."""
 
     def __init__(self, samples: Sequence[Samples], schedule: Schedule) -> None:
         """Blend the samples of several corpora.
 
         Args:
-            samples: samples of each corpus, in the order of the schedule's names.
+            samples: samples of each corpus, in the order of `schedule.names`.
             schedule: maps each sample of the run to a corpus.
         """
         assert len(samples) == len(schedule.names), "samples and names must correspond"
         self._samples, self.schedule = tuple(samples), schedule
 
     def resume(self, history: Sequence[Mapping[str, Any]], next_sample: int) -> None:
-        """Restore the weights of earlier starts; use the current weights from `next_sample` on.
+        """Restore the samples that earlier starts of the run have read.
+
+        The weights of this start are used from `next_sample` on.
 
         Args:
             history: weights of the earlier starts, as `Schedule.to_meta` returned them.
-            next_sample: first sample that is drawn with the current weights.
+            next_sample: first sample that is drawn with the weights of this start.
 
         Raises:
-            ConfigError: the corpora differ from those of the earlier starts.
+            ConfigError: the corpora differ from the corpora of the earlier starts.
         """
         weights = self.schedule.segments[-1].weights
         self.schedule = self.schedule.with_history(history).changed(next_sample, weights)
@@ -161,17 +170,17 @@ class BlendedSamples:
         return sum(map(len, self._samples))
 
     def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
-        """Return the tokens of sample `index`, int64."""
+        """Return the tokens of sample `index` of the run, int64."""
         corpus, index_in_corpus = self.schedule.locate(index)
         return self._samples[corpus][index_in_corpus]
 
 
 def initial_schedule(corpora: Corpora, seed: int) -> Schedule:
-    """Return the schedule that a run of a blend starts with."""
+    """Return the schedule of a new run of a blend."""
     return Schedule.starting(corpora.weights, make_key("blend", seed))
 
 
-def _add(splits: Sequence[Split]) -> Split:
+def _sum_splits(splits: Sequence[Split]) -> Split:
     digests = "".join(split.bin_sha256 for split in splits)
     return Split(
         documents=sum(split.documents for split in splits),
@@ -185,16 +194,16 @@ def _shared_tokenizer(config: DataConfig, report: Progress, workers: int | None)
     """Return the path of a tokenizer trained on all corpora; train it if it does not exist."""
     sources = [find_source(corpus, config) for corpus in config.sources]
     settings = (config.text_key, config.vocabulary, config.blend_alpha, config.validation_percent)
-    parts = "\0".join(map(str, (*settings, *(source.fingerprint() for source in sources))))
-    digest = hashlib.sha256(parts.encode()).hexdigest()[:12]
+    inputs = "\0".join(map(str, (*settings, *(source.fingerprint() for source in sources))))
+    digest = hashlib.sha256(inputs.encode()).hexdigest()[:12]
     path = Path(config.directory, f"{config.name}-{digest}.model")
     if path.exists():
         return path
-    pairs = list(zip(config.sources, sources, strict=True))
-    sizes = {corpus.name: source.size for corpus, source in pairs}
+    corpora_and_sources = list(zip(config.sources, sources, strict=True))
+    sizes = {corpus.name: source.size for corpus, source in corpora_and_sources}
     shares = corpus_shares(sizes, dict.fromkeys(sizes), config.blend_alpha)
     texts: list[str] = []
-    for corpus, source in pairs:
+    for corpus, source in corpora_and_sources:
         scans = scan_files(source, workers or available_cores(), report)
         build = CorpusBuild(corpus, config, source, scans, workers or available_cores(), report)
         texts += build.choose_texts(shares[corpus.name] * TOKENIZER_TEXT_BYTES)

@@ -1,4 +1,8 @@
-"""The stages of preparing a corpus, each run on several worker processes."""
+"""Run the stages of preparing a corpus, each on several worker processes.
+
+The stages are: scan the source files, choose text for the tokenizer, tokenise the parts of the
+source, and merge the parts. data/prepare.py calls them in this order.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -27,11 +31,11 @@ from frontier_llm.data.worker_pool import run_jobs
 from frontier_llm.errors import DataError
 
 Progress = Callable[[str, float], None]
-"""Called with the name of a stage and the fraction of it that is done, from 0 to 1."""
+"""A function that is called with the name of a stage and its finished fraction, from 0 to 1."""
 
 
 def scan_files(source: Source, workers: int, report: Progress) -> list[Scan]:
-    """Read all files once and return their digests and cuts.
+    """Read all files once; return the digest of each and the cuts, where it can be divided.
 
     Raises:
         DataError: a file cannot be read.
@@ -52,7 +56,7 @@ class CorpusBuild:
         corpus: configuration of the corpus.
         config: configuration that all corpora share.
         source: files of the corpus.
-        scans: scan of each file.
+        scans: result of `scan_files`, one scan per file of the source.
         workers: number of processes.
         report: called with the progress of each stage.
     """
@@ -69,15 +73,18 @@ class CorpusBuild:
         self.reader = PartReader(self.source, self.config.broken == "skip")
 
     def choose_texts(self, text_bytes: float) -> list[str]:
-        """Return a sample of the training documents of about `text_bytes`, chosen by their names.
+        """Return training documents for a tokenizer, about `text_bytes` bytes in total.
+
+        A hash of its name decides whether a document is chosen, so every call chooses the same.
 
         Raises:
-            DataError: a split would be empty.
+            DataError: there is no document for training, or none for validation.
         """
         percent = 100 * text_bytes / self.source.size
         validation_percent = self.config.validation_percent
 
         def choose(number: int) -> tuple[list[str], list[int]]:
+            """Return the chosen texts of a part, and its documents per split."""
             texts, counts = [], [0, 0]
             for _, _, document in self.reader.documents(self.parts[number], SkippedTexts()):
                 validation = document.is_validation(validation_percent)
@@ -89,12 +96,12 @@ class CorpusBuild:
         progress = self._progress("choosing text for the tokenizer")
         texts: dict[int, list[str]] = {}
         counts = [0, 0]
-        for number, (chosen, found) in run_jobs(choose, self._numbers, self.workers):
+        for number, (chosen, part_counts) in run_jobs(choose, self._part_numbers, self.workers):
             texts[number] = chosen
-            counts = [a + b for a, b in zip(counts, found, strict=True)]
+            counts = [sum(pair) for pair in zip(counts, part_counts, strict=True)]
             progress.add(self.parts[number].size)
         self.check_splits(*counts)
-        return [text for number in self._numbers for text in texts[number]]
+        return [text for number in self._part_numbers for text in texts[number]]
 
     def tokenise(self, tokenizer: Tokenizer, files: PartFiles) -> None:
         """Tokenise and write all parts that are not done.
@@ -105,8 +112,8 @@ class CorpusBuild:
         encoder = Encoder(tokenizer, _token_type(tokenizer))
         writer = PartWriter(self.reader, encoder, files, self.config.validation_percent)
         progress = self._progress("tokenising")
-        missing = [number for number in self._numbers if not files.is_done(number)]
-        progress.add(self._size(self._numbers) - self._size(missing))
+        missing = [number for number in self._part_numbers if not files.is_done(number)]
+        progress.add(self._size(self._part_numbers) - self._size(missing))
         for number, _ in run_jobs(
             lambda number: writer.write(self.parts[number]), missing, self.workers
         ):
@@ -118,15 +125,17 @@ class CorpusBuild:
         Raises:
             DataError: a split is empty.
         """
-        progress = _StageProgress("merging the parts", 2 * len(self.parts), self.report)
+        # counted in files: each part has one token file per split
+        total = len(SPLITS) * len(self.parts)
+        progress = _StageProgress("merging the parts", total, self.report)
         repeated = None
         if self.config.unique:
-            repeated = find_duplicates(files, [len(files.rows(n)) for n in self._numbers])
+            repeated = find_duplicates(files, [len(files.rows(n)) for n in self._part_numbers])
         dtype = _token_type(tokenizer)
         merger = Merger(files, len(self.parts), dtype, repeated, lambda: progress.add(1))
         train, validation = (merger.write_split(split, folder) for split in range(len(SPLITS)))
         self.check_splits(train.documents, validation.documents)
-        used = self._write_files(merger, folder / FILES_FILE)
+        used = self._write_file_list(merger, folder / FILES_FILE)
         skipped = self._skipped(files)
         manifest = Manifest(
             format=FORMAT,
@@ -159,26 +168,31 @@ class CorpusBuild:
             )
 
     @property
-    def _numbers(self) -> range:
+    def _part_numbers(self) -> range:
         return range(len(self.parts))
 
     def _size(self, numbers: Iterable[int]) -> int:
+        """Return the total size of some parts in bytes."""
         return sum(self.parts[number].size for number in numbers)
 
     def _progress(self, stage: str) -> "_StageProgress":
-        return _StageProgress(stage, self._size(self._numbers), self.report)
+        """Return the progress of a stage that reads all parts, counted in bytes."""
+        return _StageProgress(stage, self._size(self._part_numbers), self.report)
 
     def _skipped(self, files: PartFiles) -> SkippedTexts:
-        """Return the counts of skipped texts of all parts; files without text come first."""
+        """Return the counts of skipped texts of all parts.
+
+        The list of examples begins with the files that hold no text.
+        """
         skipped = SkippedTexts()
         for file, scan in zip(self.source.files, self.scans, strict=True):
             if not scan.cuts:
                 skipped.add(SkippedTexts(examples=[f"{file.name}: {scan.problem}"]))
-        for number in self._numbers:
+        for number in self._part_numbers:
             skipped.add(files.skipped(number))
         return skipped
 
-    def _write_files(self, merger: Merger, path: Path) -> int:
+    def _write_file_list(self, merger: Merger, path: Path) -> int:
         """Write one line per source file in order; return the number of files with documents."""
         count = len(self.source.files)
         train, validation = (merger.count_by_file(split, count) for split in range(len(SPLITS)))
@@ -197,7 +211,7 @@ class CorpusBuild:
 
 @dataclass
 class _StageProgress:
-    """Progress of one stage, reported once per percent."""
+    """Counts the progress of one stage and reports it once per percent."""
 
     stage: str
     total: int
@@ -206,7 +220,7 @@ class _StageProgress:
     reported_percent: int = -1
 
     def add(self, amount: int) -> None:
-        """Count `amount` of `total` as done."""
+        """Count a further `amount` of `total` as done."""
         self.done += amount
         percent = 100 * self.done // max(self.total, 1)
         if percent > self.reported_percent:
@@ -215,5 +229,6 @@ class _StageProgress:
 
 
 def _token_type(tokenizer: Tokenizer) -> type[np.uint16] | type[np.int32]:
+    """Return the smallest type of Megatron's format that can store every token id."""
     found: type[np.uint16] | type[np.int32] = DType.optimal_dtype(tokenizer.vocabulary)
     return found

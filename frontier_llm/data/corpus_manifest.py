@@ -1,11 +1,12 @@
 """Describe a prepared corpus and check that its files are complete.
 
-A corpus is a folder with
+A prepared corpus is a folder with these files:
 
-- `manifest.json` and `tokenizer.model`,
-- `files.jsonl`, with one line per file of the source,
-- for each split a `.bin` (all tokens) and an `.idx` (positions of the documents), both in
-  megatron's format, and a `.places` (position of each document in its source file).
+- `manifest.json` (the class `Manifest`) and `tokenizer.model`.
+- `files.jsonl`, with one line per file of the source that the corpus was prepared from.
+- For each split (training and validation) a `.bin` file with all tokens and an `.idx` file with the
+  positions of the documents, both in Megatron's indexed format, and a `.places` file with the
+  position of each document in its source file.
 
 The folder is renamed to its final name when everything in it is complete.
 """
@@ -22,14 +23,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from frontier_llm.errors import DataError
 
 FORMAT = 2
+"""Version of the format of prepared corpora."""
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.model"
 FILES_FILE = "files.jsonl"
 IDX_HEADER = struct.Struct("<9sQBQQ")
+"""Layout of the header of an `.idx` file (see `idx_header`)."""
 
 
 class Split(BaseModel):
-    """The documents of one split."""
+    """Sizes of one split, the documents for training or the documents for validation."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,18 +64,18 @@ class Manifest(BaseModel):
     empty_documents: int
     """Number of empty texts that were left out."""
     broken_documents: int
-    """Number of entries that are not text and were left out (data.broken=skip)."""
+    """Number of lines, rows or sections that are not text and were left out (data.broken=skip)."""
     repeated_documents: int
     """Number of copies of earlier documents that were left out (data.unique=true)."""
     examples: tuple[str, ...]
     """First files and documents that were left out, with the reasons."""
     pieces: int
-    """Size of the vocabulary, including special tokens; less than configured on a small corpus.
-    The JSON key is part of the format: corpora prepared before must stay readable."""
+    """Size of the vocabulary, including special tokens. On a small corpus it is less than
+    data.vocabulary. (The key cannot be renamed, because it is stored in prepared corpora.)"""
     eod: int
     """Token id that ends a document."""
     dtype: Literal["uint16", "int32"]
-    """Stored type of a token."""
+    """Integer type in which a token is stored."""
     tokenizer_sha256: str
     train: Split
     validation: Split
@@ -95,13 +98,13 @@ class Manifest(BaseModel):
 
     @property
     def digest(self) -> str:
-        """Digest of tokens and tokenizer, which determine all samples; paths do not enter."""
-        parts = (self.tokenizer_sha256, self.dtype, self.train.bin_sha256)
-        return hashlib.sha256("\0".join((*parts, self.validation.bin_sha256)).encode()).hexdigest()
+        """Digest of the tokens and the tokenizer. It does not depend on any path."""
+        tokens = (self.dtype, self.train.bin_sha256, self.validation.bin_sha256)
+        return hashlib.sha256("\0".join((self.tokenizer_sha256, *tokens)).encode()).hexdigest()
 
     @property
     def token_type(self) -> type[np.uint16] | type[np.int32]:
-        """Stored type of a token as a NumPy type."""
+        """Integer type in which a token is stored, as a NumPy type."""
         return np.uint16 if self.dtype == "uint16" else np.int32
 
     def check_files(self, folder: Path) -> None:
@@ -122,7 +125,8 @@ class Manifest(BaseModel):
         """
         header = idx_header(self.token_type, split.documents)
         item_bytes = np.dtype(self.token_type).itemsize
-        # per document a length (int32) and a start (int64); then document indices (int64) from 0 on
+        # per document a length (int32) and a start (int64); then the numbers 0 to `documents`
+        # (int64), because Megatron's documents can consist of several sequences, and ours do not
         index_bytes = len(header) + 12 * split.documents + 8 * (split.documents + 1)
         _check_size(prefix.with_suffix(".bin"), split.tokens * item_bytes)
         _check_size(prefix.with_suffix(".idx"), index_bytes)
@@ -133,12 +137,18 @@ class Manifest(BaseModel):
 
 
 def idx_header(dtype: type[np.generic], documents: int) -> bytes:
-    """Return the header of an .idx file: magic, version, token type, sequences, document ends."""
-    code = DType.code_from_dtype(dtype)
-    return IDX_HEADER.pack(b"MMIDIDX\0\0", 1, code, documents, documents + 1)
+    """Return the header of an `.idx` file.
+
+    Its fields are a magic string, the version of the format, the code of the token type, the number
+    of sequences, and the length of the index of documents. In a prepared corpus each document is
+    one sequence.
+    """
+    type_code = DType.code_from_dtype(dtype)
+    return IDX_HEADER.pack(b"MMIDIDX\0\0", 1, type_code, documents, documents + 1)
 
 
 def _check_size(path: Path, wanted: int | None) -> None:
+    """Check that a file exists and, unless `wanted` is None, has `wanted` bytes."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -147,8 +157,8 @@ def _check_size(path: Path, wanted: int | None) -> None:
         raise _damaged(path.parent, f"{path.name} has {size} bytes and should have {wanted}")
 
 
-def _damaged(folder: Path, what: str) -> DataError:
+def _damaged(folder: Path, reason: str) -> DataError:
     return DataError(
-        f"the prepared corpus {folder} is damaged: {what}\n"
+        f"the prepared corpus {folder} is damaged: {reason}\n"
         "  do: delete this folder; it is prepared again at the next start"
     )

@@ -1,11 +1,14 @@
-"""The parts of a corpus, each tokenised by one worker, and their files on disk.
+"""Define the parts of a source, each tokenised by one worker process, and their files on disk.
+
+Part number 42 has these files:
 
     00042.train.bin  00042.validation.bin    tokens of the documents, concatenated
-    00042.documents                          one row of COLUMNS per document, uint64, in order
-    00042.json                               counts of skipped texts; written last: the part is done
+    00042.documents                          table with one row per document (COLUMNS), uint64
+    00042.json                               the note: counts of skipped texts. It is written last,
+                                             so it marks the part as done.
 
-Parts depend only on the source, not on the number of workers. The corpus is the concatenation of
-all parts in order.
+The division into parts depends only on the source, not on the number of workers. The tokens of the
+corpus are the tokens of all parts in order.
 """
 
 import json
@@ -21,18 +24,21 @@ from frontier_llm.data.source_format import Cut, Scan
 from frontier_llm.units import MIB
 
 PART_BYTES = 8 * MIB
+"""Size of a part of the source; the last cut of a part may exceed it."""
 SPLITS = ("train", "validation")
 COLUMNS = ("split", "file", "place", "tokens", "text_bytes", "hash_high", "hash_low")
-"""Columns of the table of documents: index in SPLITS, index of the file in the source, place of the
-text in the file (data/source_format.py), number of tokens, number of bytes of the text, and the
-upper and lower half of its 128-bit hash."""
-EXAMPLES = 10
+"""Columns of the table of documents: index in SPLITS, index of the file in the source, number of
+the line, row or section in the file, number of tokens, size of the text in bytes, and the upper and
+the lower half of its 128-bit hash."""
+MAX_EXAMPLES = 10
+"""Number of skipped texts that are kept as examples for the user."""
 Rows = npt.NDArray[np.uint64]
+"""Table of documents: [documents, len(COLUMNS)]."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive cuts, which are ranges of the source files (`Cut`)."""
+    """A portion of the source: consecutive cuts. A `Cut` is a range of one source file."""
 
     number: int
     cuts: tuple[tuple[int, Cut], ...]
@@ -46,23 +52,23 @@ class Part:
 
 @dataclass
 class SkippedTexts:
-    """Counts of entries that were read and are not documents."""
+    """Counts of the texts of the source that do not become documents."""
 
     empty: int = 0
     """Number of empty texts."""
     broken: int = 0
-    """Number of entries that are not text."""
+    """Number of lines, rows or sections that are not text, such as invalid UTF-8."""
     examples: list[str] = field(default_factory=list)
-    """First entries that are not text: where they are, and why."""
+    """Names of the first files, lines, rows or sections that are not text, with the reasons."""
 
     def add(self, other: "SkippedTexts") -> None:
         """Add the counts of a later part."""
         self.empty += other.empty
         self.broken += other.broken
-        self.examples = (self.examples + other.examples)[:EXAMPLES]
+        self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
 
     def add_broken(self, example: str) -> None:
-        """Count one entry that is not text."""
+        """Count one line, row or section that is not text."""
         self.add(SkippedTexts(broken=1, examples=[example]))
 
 
@@ -73,15 +79,15 @@ class PartFiles:
     folder: Path
 
     def tokens(self, number: int, split: int) -> Path:
-        """Return the path of the token file of a split."""
+        """Return the path of a part's token file of one split."""
         return self.folder / f"{number:05d}.{SPLITS[split]}.bin"
 
     def documents(self, number: int) -> Path:
-        """Return the path of the table of documents."""
+        """Return the path of a part's table of documents."""
         return self.folder / f"{number:05d}.documents"
 
     def note(self, number: int) -> Path:
-        """Return the path of the note, which exists once the part is done."""
+        """Return the path of a part's note, which exists once the part is done."""
         return self.folder / f"{number:05d}.json"
 
     def is_done(self, number: int) -> bool:
@@ -93,7 +99,7 @@ class PartFiles:
         return SkippedTexts(**json.loads(self.note(number).read_text()))
 
     def rows(self, number: int) -> Rows:
-        """Read the table of documents: [documents, len(COLUMNS)] uint64."""
+        """Read a part's table of documents: [documents, len(COLUMNS)] uint64."""
         return np.fromfile(self.documents(number), dtype=np.uint64).reshape(-1, len(COLUMNS))
 
     def write_note(self, number: int, skipped: SkippedTexts) -> None:
@@ -108,10 +114,10 @@ class PartFiles:
 
 def plan_parts(scans: Sequence[Scan]) -> list[Part]:
     """Group the cuts of all files, in order, into parts of about PART_BYTES."""
-    return [Part(number, tuple(cuts)) for number, cuts in enumerate(_group(scans))]
+    return [Part(number, tuple(cuts)) for number, cuts in enumerate(_group_cuts(scans))]
 
 
-def _group(scans: Sequence[Scan]) -> Iterator[list[tuple[int, Cut]]]:
+def _group_cuts(scans: Sequence[Scan]) -> Iterator[list[tuple[int, Cut]]]:
     cuts: list[tuple[int, Cut]] = []
     size = 0
     for file, scan in enumerate(scans):

@@ -1,14 +1,15 @@
 """Encode texts to the bytes of a token file, with a cache of recurring substrings.
 
-If no token of the vocabulary crosses a border, byte-pair merges on its two sides are independent. A
-text's tokens are then the tokens of its substrings between borders, and substrings that recur can
-be cached. Two kinds of substrings are used:
+A *border* is a position in a text that no token of the vocabulary can cross. Byte-pair merges on
+the two sides of a border are independent, so a text can be encoded substring by substring, and the
+tokens of recurring substrings can be cached. There are two kinds of substrings:
 
-- *words*, in any text: blanks and the characters after them up to the next blank or line break.
-- *runs*, in ASCII text: letters, or digits and signs, with the blanks before them. Words of source
-  code seldom recur, but their runs do.
+- A *word* is a series of blanks and the characters after it up to the next blank or line break.
+- A *run* is a series of blanks and the letters after it, or the digits and signs after it. Runs are
+  used only in ASCII text. In source code they recur more often than words.
 
-`Tokenizer.borders` tells which kind the vocabulary allows; if none, whole texts are encoded.
+`Tokenizer.borders` returns the kind that the vocabulary allows. If it allows neither, whole texts
+are encoded.
 """
 
 import re
@@ -23,8 +24,10 @@ _WORD = re.compile(f" *[^ \n{SPACE_MARK}]+| +|\n|{SPACE_MARK}")
 _RUN = re.compile(r" *(?:[A-Za-z]+|[^ \nA-Za-z]+)| +|\n")
 _BORDER = re.compile(f"\n|{SPACE_MARK}|(?<! ) ")
 BLOCK_CHARACTERS = MIB
-"""Characters split per call. The list of substrings takes ten times the memory of the text."""
+"""Number of characters that are split into substrings at a time. This limits the memory, because
+the list of substrings takes ten times the memory of the text."""
 CACHE_ENTRIES = 1 << 18
+"""Number of cached substrings at which the cache is cleared."""
 CACHED_CHARACTERS = 40
 """Length of the longest cached substring in characters; longer ones seldom recur."""
 
@@ -37,17 +40,21 @@ class Encoder:
 
         Args:
             tokenizer: tokenizer to encode with.
-            dtype: dtype of a stored token, large enough for the vocabulary.
+            dtype: integer type in which a token is stored, large enough for the vocabulary.
         """
         self._tokenizer, self._dtype = tokenizer, dtype
         self._cache = _TokenCache(self._encode_substring)
         self.eod = self._pack([tokenizer.eod])
 
     def encode(self, text: str) -> bytes:
-        """Return the tokens of a text of valid Unicode, without an end-of-document token."""
+        """Return the bytes of a text's tokens, without an end-of-document token.
+
+        Args:
+            text: text of valid Unicode, that is, without unpaired surrogates.
+        """
         if self._tokenizer.borders == "none":
             return self._pack(self._tokenizer.encode(text))
-        pattern = _RUN if self._has_runs(text) else _WORD
+        pattern = _RUN if self._can_use_runs(text) else _WORD
         blocks, start = [], 0
         while start < len(text):
             border = _BORDER.search(text, start + BLOCK_CHARACTERS)
@@ -57,11 +64,12 @@ class Encoder:
             start = end
         return b"".join(blocks)
 
-    def _has_runs(self, text: str) -> bool:
+    def _can_use_runs(self, text: str) -> bool:
         return self._tokenizer.borders == "runs" and text.isascii()
 
     def _encode_substring(self, text: str) -> bytes:
-        if self._has_runs(text) and len(runs := _RUN.findall(text)) > 1:
+        # an ASCII word of a text that has other characters elsewhere can still be split into runs
+        if self._can_use_runs(text) and len(runs := _RUN.findall(text)) > 1:
             return b"".join(map(self._cache.__getitem__, runs))
         return self._pack(self._tokenizer.encode_word(text))
 
@@ -70,7 +78,7 @@ class Encoder:
 
 
 class _TokenCache(dict[str, bytes]):
-    """The encoded tokens of recent substrings. The cache is cleared when it is full."""
+    """Maps recent substrings to the bytes of their tokens. It is cleared when it is full."""
 
     def __init__(self, encode: Callable[[str], bytes]) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
-"""Read the micro-batches of a step on one replica.
+"""Read the micro-batches of a training step on one data-parallel replica.
 
-A step with global batch G reads samples [first, first + G), however they are distributed over
-replicas and micro-batches. The distribution changes a gradient only by the order of its sum.
+A step reads the next `global_batch` samples of the run. Each replica reads its share of them in
+micro-batches. The number of replicas and the size of a micro-batch do not change which samples a
+step reads, so they change the gradient only by the order in which samples are summed.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +17,12 @@ from frontier_llm.data.batch import AnyBatch, Batch
 
 Tokens = npt.NDArray[np.int64]
 MakeBatch = Callable[[Sequence[Tokens], Sequence[int]], AnyBatch]
-"""Builds a micro-batch from the windows and the indices of its samples."""
+"""A function that builds a micro-batch from the windows (tokens) of its samples and their
+indices in the run."""
 
 
 class Windows(Protocol):
-    """The tokens of each sample of a run."""
+    """The windows of a run. The window of a sample is the range of tokens that the sample reads."""
 
     def __len__(self) -> int:
         """Return the number of samples per epoch."""
@@ -30,9 +32,9 @@ class Windows(Protocol):
 
 
 class BatchLoader:
-    """Reads the micro-batches of a replica, one step ahead of the caller in a thread.
+    """Reads the micro-batches of a replica. A thread reads one step ahead of the caller.
 
-    Not thread-safe: one thread calls all methods.
+    The class is not thread-safe: a single thread must call all methods.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class BatchLoader:
         """Initialise the loader; nothing is read yet.
 
         Args:
-            samples: samples of the run, the same for all replicas.
+            samples: windows of all samples of the run, the same on all replicas.
             global_batch: samples per step, a multiple of `micro_batch * data_size`.
             micro_batch: samples per micro-batch.
             data_rank: index of this replica.
@@ -64,10 +66,11 @@ class BatchLoader:
     def micro_batches(self, first: int) -> list[AnyBatch]:
         """Return this replica's micro-batches of the step that begins with sample `first`.
 
-        Starts to read the following step in the background, so only consecutive steps are fast. An
-        error of the background thread is raised by the next call, whichever step that asks for.
+        The method then starts to read the following step in the background. A call for any other
+        step than the following one has to wait for the disk. An error of the background thread is
+        raised by the next call.
         """
-        batches = self._collect(first)
+        batches = self._take_ahead(first)
         if batches is None:
             batches = self._read(first)
         following = first + self._global_batch
@@ -79,39 +82,42 @@ class BatchLoader:
         self._ahead = None
         self._thread.shutdown(cancel_futures=True)
 
-    def sample_indices(self, base: int) -> list[list[int]]:
+    def sample_indices(self, first: int) -> list[list[int]]:
         """Return the sample indices of each micro-batch of a step on this replica.
 
         Args:
-            base: first sample of the step.
+            first: index of the first sample of the step.
         """
+        # all replicas together read `stride` samples per micro-batch
         stride = self._data_size * self._micro_batch
         offset = self._data_rank * self._micro_batch
         return [
-            list(range(first + offset, first + offset + self._micro_batch))
-            for first in range(base, base + self._global_batch, stride)
+            list(range(start + offset, start + offset + self._micro_batch))
+            for start in range(first, first + self._global_batch, stride)
         ]
 
-    def _collect(self, first: int) -> list[AnyBatch] | None:
-        """Return the batches that were read ahead, if they begin with sample `first`."""
+    def _take_ahead(self, first: int) -> list[AnyBatch] | None:
+        """Return the batches that were read ahead, or None if they belong to another step."""
         if self._ahead is None:
             return None
-        (read_first, future), self._ahead = self._ahead, None
+        (ahead_first, future), self._ahead = self._ahead, None
         batches = future.result()
-        return batches if read_first == first else None
+        return batches if ahead_first == first else None
 
     def _read(self, first: int) -> list[AnyBatch]:
-        return [self._batch(indices) for indices in self.sample_indices(first)]
-
-    def _batch(self, indices: list[int]) -> AnyBatch:
-        return self._make_batch([self._samples[index] for index in indices], indices)
+        """Read the step that begins with sample `first`."""
+        return [
+            self._make_batch([self._samples[index] for index in indices], indices)
+            for indices in self.sample_indices(first)
+        ]
 
 
 def causal_batch(rows: Sequence[Tokens], indices: Sequence[int]) -> Batch:
     """Build a micro-batch for next-token prediction.
 
     Args:
-        rows: windows, [sequence_length + 1] int64 each.
+        rows: window of each sample, [sequence_length + 1] int64: the inputs and one more token, so
+            that each input has a label.
         indices: indices of the samples; only their number is used.
     """
     stacked = torch.from_numpy(np.stack(rows))

@@ -1,4 +1,8 @@
-"""Read Parquet files: one document per row, with the text in a column."""
+"""Read Parquet files: one document per row, with the text in a column.
+
+The class implements the interface of data/source_format.py: `scan` finds the *cuts*, the ranges of
+a file that workers can read independently, and `entries` yields the texts of one cut.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,10 +12,14 @@ from frontier_llm.data.source_format import CUT_BYTES, Cut, Entry, Format, Scan,
 from frontier_llm.errors import DataError
 
 BATCH_ROWS = 256
+"""Number of rows that are decoded at a time."""
 
 
 class Parquet(Format):
-    """A Parquet file: each row is a document. Rows are counted from 0."""
+    """A Parquet file: each row is a document. Rows are counted from 0.
+
+    Parquet stores rows in row groups. A cut is a range of row groups.
+    """
 
     mark = ":"
 
@@ -20,7 +28,7 @@ class Parquet(Format):
         self.key = key
 
     def scan(self) -> Scan:
-        """Digest the file and group its row groups into cuts."""
+        """Digest the file and divide it into cuts between row groups."""
         with self._open() as file:
             names = file.schema_arrow.names
             if self.key not in names:
@@ -33,20 +41,20 @@ class Parquet(Format):
 
     def entries(self, cut: Cut) -> Iterator[Entry]:
         """Yield an entry per row of a cut."""
-        place = cut.number
+        row = cut.number
         with self._open() as file:
             groups = list(range(cut.start, cut.end))
             for batch in file.iter_batches(
                 BATCH_ROWS, row_groups=groups, columns=[self.key], use_threads=False
             ):
                 for value in batch.column(0).to_pylist():
-                    yield self._entry(place, value)
-                    place += 1
+                    yield self._entry(row, value)
+                    row += 1
 
-    def _entry(self, place: int, value: object) -> Entry:
+    def _entry(self, row: int, value: object) -> Entry:
         if isinstance(value, str):
-            return Entry(place, value)
-        return Entry(place, "", f"the column '{self.key}' holds {type(value).__name__}, no text")
+            return Entry(row, value)
+        return Entry(row, "", f"the column '{self.key}' holds {type(value).__name__}, no text")
 
     def _open(self) -> Any:
         try:
@@ -65,12 +73,12 @@ class Parquet(Format):
 
 
 def _cuts(metadata: Any) -> Iterator[Cut]:
-    """Group consecutive row groups into cuts of about CUT_BYTES, uncompressed."""
-    start = row = rows = size = 0
+    """Combine consecutive row groups into cuts of about CUT_BYTES of uncompressed data."""
+    first_group = first_row = rows = size = 0
     for group in range(metadata.num_row_groups):
         rows += metadata.row_group(group).num_rows
         size += metadata.row_group(group).total_byte_size
         if size >= CUT_BYTES or group == metadata.num_row_groups - 1:
             if rows:
-                yield Cut(start, group + 1, row, size)
-            start, row, rows, size = group + 1, row + rows, 0, 0
+                yield Cut(first_group, group + 1, first_row, size)
+            first_group, first_row, rows, size = group + 1, first_row + rows, 0, 0

@@ -1,11 +1,14 @@
-"""Merge parts into the files of a split, and find duplicate documents.
+"""Merge the parts that the workers have tokenised into the files of a corpus.
 
-    train.bin       tokens (megatron's indexed format)
-    train.idx       lengths (int32), starts (int64) and document indices (int64)
-    train.places    position of each document in its source file (int64); files.jsonl lists the
-                    source files
+For each split (training and validation) three files are written:
 
-The files are written as streams: memory holds one part at a time.
+    train.bin       tokens of all documents (Megatron's indexed format)
+    train.idx       header; then of all documents the lengths in tokens (int32), the offsets in
+                    train.bin in bytes (int64), and the numbers from 0 on (int64)
+    train.places    number of each document's line, row or section in its source file (int64)
+
+If data.unique is set, documents that repeat an earlier one are left out. All files are written as
+streams; memory holds the table of documents of one part at a time.
 """
 
 import hashlib
@@ -22,10 +25,12 @@ from frontier_llm.data.corpus_parts import COLUMNS, SPLITS, PartFiles, Rows
 from frontier_llm.units import MIB
 
 COPY_BYTES = 4 * MIB
+"""Number of bytes that are copied at a time."""
 ROUND_DOCUMENTS = 1 << 22
-"""Approximate number of documents whose hashes are compared at once."""
+"""Approximate number of documents whose hashes are compared at once. This limits the memory."""
 _COLUMN = {name: index for index, name in enumerate(COLUMNS)}
 Mask = npt.NDArray[np.bool_]
+"""One boolean per document of a part."""
 
 
 class Merger:
@@ -42,17 +47,21 @@ class Merger:
         """Initialise the merger; nothing is written yet.
 
         Args:
-            files: files of the parts, all done.
+            files: files of the parts; all parts must be done.
             parts: number of parts.
-            dtype: stored type of a token.
-            repeated: masks of the documents to leave out, per part; None: keep all documents.
-            on_part: called when the tokens of one part and split are copied.
+            dtype: integer type in which a token is stored.
+            repeated: per part, a mask of the documents to leave out; None: keep all documents.
+            on_part: called each time the tokens of one part and one split are copied.
         """
         self._files, self._parts, self._dtype = files, parts, np.dtype(dtype)
         self._repeated, self._on_part = repeated, on_part
 
     def write_split(self, split: int, folder: Path) -> Split:
-        """Write the files of a split.
+        """Write the files of a split and return its sizes.
+
+        Args:
+            split: index in SPLITS.
+            folder: folder of the merged corpus.
 
         Raises:
             OSError: the disk is full, or failed.
@@ -67,24 +76,31 @@ class Merger:
         return Split(documents=documents, tokens=tokens, text_bytes=text_bytes, bin_sha256=digest)
 
     def count_by_file(self, split: int, files: int) -> npt.NDArray[np.int64]:
-        """Return the number of documents of a split per source file: [files] int64."""
+        """Return the number of documents of a split per source file: [files] int64.
+
+        Args:
+            split: index in SPLITS.
+            files: number of files of the source.
+        """
         counts = np.zeros(files, dtype=np.int64)
         for rows in self._rows(split):
             counts += np.bincount(rows[:, _COLUMN["file"]].astype(np.int64), minlength=files)
         return counts
 
     def _rows(self, split: int) -> Iterator[Rows]:
-        """Yield the rows of the kept documents of a split, part by part."""
+        """Yield per part the rows of its table of documents that a split keeps."""
         for number in range(self._parts):
             rows = self._files.rows(number)
             yield rows[self._kept(number, rows) & (rows[:, _COLUMN["split"]] == split)]
 
     def _kept(self, number: int, rows: Rows) -> Mask:
+        """Return the mask of the documents of a part that are not left out."""
         if self._repeated is None:
             return np.ones(len(rows), dtype=np.bool_)
         return ~self._repeated[number]
 
     def _count(self, split: int) -> tuple[int, int, int]:
+        """Return the numbers of documents, tokens and bytes of text of a split."""
         documents = tokens = text_bytes = 0
         for rows in self._rows(split):
             documents += len(rows)
@@ -93,34 +109,40 @@ class Merger:
         return documents, tokens, text_bytes
 
     def _write_tokens(self, split: int, path: Path) -> str:
+        """Write the token file of a split and return its SHA-256."""
         hasher = hashlib.sha256()
         with path.open("wb") as target:
             for number in range(self._parts):
                 with self._files.tokens(number, split).open("rb") as source:
-                    for start, end in self._runs(number, split):
+                    for start, end in self._kept_ranges(number, split):
                         source.seek(start)
                         _copy(source, target, end - start, hasher.update)
                 self._on_part()
         return hasher.hexdigest()
 
-    def _runs(self, number: int, split: int) -> Iterator[tuple[int, int]]:
-        """Yield the byte ranges of a part's token file to keep, with adjacent ranges joined."""
+    def _kept_ranges(self, number: int, split: int) -> Iterator[tuple[int, int]]:
+        """Yield the byte ranges of a part's token file that hold documents to keep.
+
+        A range covers as many consecutive kept documents as possible.
+        """
         rows = self._files.rows(number)
-        mine = rows[:, _COLUMN["split"]] == split
-        ends = np.cumsum(rows[mine, _COLUMN["tokens"]].astype(np.int64)) * self._dtype.itemsize
-        kept = self._kept(number, rows)[mine]
-        # a range starts where a kept document follows a dropped one, and ends where one precedes it
+        in_split = rows[:, _COLUMN["split"]] == split
+        tokens = rows[in_split, _COLUMN["tokens"]].astype(np.int64)
+        ends = np.cumsum(tokens) * self._dtype.itemsize
+        kept = self._kept(number, rows)[in_split]
+        # a range starts or ends wherever the mask changes; the mask is false outside the file
         changes = np.flatnonzero(np.diff(np.concatenate([[False], kept, [False]])))
         bounds = np.concatenate([[0], ends])[changes]
         yield from zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True)
 
     def _write_index(self, split: int, documents: int, path: Path) -> None:
+        """Write the `.idx` file of a split: header, lengths, offsets, numbers."""
         length = _COLUMN["tokens"]
         with path.open("wb") as stream:
             stream.write(idx_header(self._dtype.type, documents))
             for rows in self._rows(split):
                 rows[:, length].astype(np.int32).tofile(stream)
-            end = 0
+            end = 0  # end of the previous document in the token file, in bytes
             for rows in self._rows(split):
                 ends = end + np.cumsum(rows[:, length].astype(np.int64)) * self._dtype.itemsize
                 np.concatenate([[end], ends])[:-1].astype(np.int64).tofile(stream)
@@ -132,6 +154,7 @@ class Merger:
 def _copy(
     source: IO[bytes], target: IO[bytes], count: int, on_block: Callable[[bytes], None]
 ) -> None:
+    """Copy `count` bytes and call `on_block` with each copied block."""
     while count:
         block = source.read(min(count, COPY_BYTES))
         assert block, "a part's token file is shorter than its table of documents"
@@ -141,43 +164,53 @@ def _copy(
 
 
 def find_duplicates(files: PartFiles, counts: Sequence[int]) -> list[npt.NDArray[np.bool_]]:
-    """Return a mask per part of the documents that repeat an earlier one: [documents] bool.
+    """Find the documents that repeat an earlier document of the source.
 
-    Documents are compared by the 128-bit xxh3 hash of their text, in rounds of hashes with the same
-    leading bits, which bounds the memory. Of equal documents the first in the order of the source
-    is kept, whichever split it is in.
+    Documents are compared by the 128-bit xxh3 hash of their text, and splits are not distinguished.
+    To limit the memory, each of several rounds compares only hashes that begin with the same bits.
 
     Args:
-        files: files of the parts, all done.
+        files: files of the parts; all parts must be done.
         counts: number of documents in each part.
+
+    Returns:
+        Per part, a mask of the documents that repeat an earlier one: [documents] bool.
     """
     starts = np.concatenate([[0], np.cumsum(counts)])
     repeated = np.zeros(int(starts[-1]), dtype=np.bool_)
-    bits = max(0, (int(starts[-1]) // ROUND_DOCUMENTS).bit_length())
-    for head in range(1 << bits):
-        _mark_round(files, starts, bits, head, repeated)
+    prefix_bits = max(0, (int(starts[-1]) // ROUND_DOCUMENTS).bit_length())
+    for prefix in range(1 << prefix_bits):
+        _mark_round(files, starts, prefix_bits, prefix, repeated)
     return [repeated[start:end] for start, end in pairwise(starts)]
 
 
 def _mark_round(
     files: PartFiles,
     starts: npt.NDArray[np.int64],
-    bits: int,
-    head: int,
+    prefix_bits: int,
+    prefix: int,
     repeated: npt.NDArray[np.bool_],
 ) -> None:
-    """Mark duplicates among the documents whose hashes begin with the `bits` bits of `head`."""
-    found = [np.empty((3, 0), dtype=np.uint64)]
+    """Mark the duplicates among the documents whose hashes begin with the same bits.
+
+    Args:
+        files: files of the parts.
+        starts: index of the first document of each part, and the number of all documents.
+        prefix_bits: number of bits to compare with `prefix`; 0: take all documents.
+        prefix: value of these bits.
+        repeated: mask over all documents, which this function updates.
+    """
+    selected = [np.empty((3, 0), dtype=np.uint64)]
     for part, start in enumerate(starts[:-1]):
         rows = files.rows(part)
-        chosen = (
-            rows[:, _COLUMN["hash_high"]] >> np.uint64(64 - bits) == head if bits else slice(None)
-        )
-        numbers = np.arange(start, start + len(rows), dtype=np.uint64)
-        columns = (rows[:, _COLUMN["hash_high"]], rows[:, _COLUMN["hash_low"]], numbers)
-        found.append(np.stack([column[chosen] for column in columns]))
-    high, low, number = np.concatenate(found, axis=1)
-    order = np.lexsort((number, low, high))
-    high, low, number = high[order], low[order], number[order]
-    same = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
-    repeated[number[1:][same]] = True
+        high, low = rows[:, _COLUMN["hash_high"]], rows[:, _COLUMN["hash_low"]]
+        indices = np.arange(start, start + len(rows), dtype=np.uint64)
+        # NumPy does not define a shift by 64 bits
+        mask = high >> np.uint64(64 - prefix_bits) == prefix if prefix_bits else slice(None)
+        selected.append(np.stack([column[mask] for column in (high, low, indices)]))
+    high, low, index = np.concatenate(selected, axis=1)
+    # sorted by hash, equal documents are neighbours, and the earliest of them comes first
+    order = np.lexsort((index, low, high))
+    high, low, index = high[order], low[order], index[order]
+    equals_previous = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+    repeated[index[1:][equals_previous]] = True

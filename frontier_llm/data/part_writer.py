@@ -1,4 +1,4 @@
-"""Read one part of a source, tokenise it and write it to disk: the task of one worker."""
+"""Read one part of a source, tokenise it and write its files. Each worker process runs this."""
 
 import os
 from array import array
@@ -16,7 +16,7 @@ from frontier_llm.data.source_format import Entry
 from frontier_llm.errors import DataError
 
 LONGEST_DOCUMENT_TOKENS = 2**31 - 1
-"""megatron's index stores the length of a document in 32 bits."""
+"""Limit of Megatron's index, which stores the length of a document as int32."""
 _LOW_64_BITS = 2**64 - 1
 
 
@@ -26,14 +26,19 @@ class PartReader:
 
     source: Source
     skip_broken: bool
-    """Whether entries that are not text are counted and left out instead of raising an error."""
+    """If true, entries (lines, rows or sections of a file) that are not text are counted and left
+    out. Otherwise they raise an error."""
 
     def documents(self, part: Part, skipped: SkippedTexts) -> Iterator[tuple[int, int, Document]]:
-        """Yield (file, place, document) for each document of a part in order.
+        """Yield the documents of a part in order.
 
         Args:
             part: part to read.
-            skipped: counts of skipped texts, which are increased.
+            skipped: counts of skipped texts, which this method increases.
+
+        Yields:
+            Index of the file in the source, number of the line, row or section in the file, and
+            the document.
 
         Raises:
             DataError: a file cannot be read, or an entry is not text.
@@ -59,16 +64,27 @@ class PartReader:
 
 
 class PartWriter:
-    """Tokenises parts and writes their files. Used by one process."""
+    """Tokenises parts and writes their files. Each process needs its own."""
 
     def __init__(
         self, reader: PartReader, encoder: Encoder, files: PartFiles, validation_percent: float
     ) -> None:
+        """Initialise the writer; nothing is written yet.
+
+        Args:
+            reader: reads the documents.
+            encoder: encodes texts.
+            files: paths of the files to write.
+            validation_percent: percentage of the documents that are used for validation.
+        """
         self._reader, self._encoder, self._files = reader, encoder, files
         self._percent = validation_percent
 
     def write(self, part: Part) -> None:
-        """Write all files of a part. Other processes may write the same files at the same time.
+        """Write all files of a part.
+
+        Each file is written under a temporary name and renamed, so other processes may write the
+        same part at the same time.
 
         Raises:
             DataError: the source cannot be used.
@@ -94,7 +110,16 @@ class PartWriter:
     def _write_tokens(
         self, part: Part, streams: Sequence[IO[bytes]], skipped: SkippedTexts
     ) -> "array[int]":
-        """Write the tokens of all documents; return their rows of COLUMNS, concatenated."""
+        """Write the tokens of all documents of a part.
+
+        Args:
+            part: part to read.
+            streams: token files of the training and the validation split.
+            skipped: counts of skipped texts, which this method increases.
+
+        Returns:
+            Table of documents as a flat array: the values of COLUMNS for each document.
+        """
         rows = array("Q")
         token_bytes = len(self._encoder.eod)
         for file, place, document in self._reader.documents(part, skipped):
@@ -108,12 +133,12 @@ class PartWriter:
                     f"({LONGEST_DOCUMENT_TOKENS})\n  do: split it into several documents"
                 )
             streams[split].write(tokens)
-            digest = xxhash.xxh3_128_intdigest(text)
-            high, low = digest >> 64, digest & _LOW_64_BITS
+            text_hash = xxhash.xxh3_128_intdigest(text)
+            high, low = text_hash >> 64, text_hash & _LOW_64_BITS
             rows.extend((split, file, place, count, len(text), high, low))
         return rows
 
 
 def _draft(path: Path) -> Path:
-    """Return a path in the same folder that no other process writes."""
+    """Return a temporary path in the same folder that no other process of this host writes."""
     return path.with_name(f"{path.name}-{os.getpid()}.draft")

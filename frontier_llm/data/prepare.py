@@ -1,15 +1,18 @@
-"""Turn a source into a prepared corpus, once.
+"""Turn a source of text into a prepared corpus, unless this was done before.
 
-    <directory>/<name>-<digest12>/            the corpus (corpus_manifest.py); never incomplete
-    <directory>/.<name>.lock                  lock that is held while preparing
-    <directory>/.<name>-<fingerprint>         note: the folder prepared from files of these sizes
-                                              and times
-    <directory>/.<name>-<digest12>.partial    work in progress: corpus_parts.py, tokenizer.model
+These files are used, where `<directory>` is data.directory and `<name>` the name of the corpus:
 
-After a kill the next call continues from the finished parts; the lock ensures that one process at a
-time uses them. If the file system has no locks, each process works in a separate folder
-(`.<name>-<digest12>-<process>.partial`): the first process to finish renames its folder to the
-corpus, and after a kill the work starts from the beginning.
+    <directory>/<name>-<digest>/            the complete corpus (corpus_manifest.py)
+    <directory>/.<name>.lock                file lock that a process holds while it prepares
+    <directory>/.<name>-<fingerprint>       note: the name of the folder that was prepared from
+                                            source files of these names, sizes and times
+    <directory>/.<name>-<digest>.partial    unfinished work: tokenizer.model, and the finished
+                                            parts of the corpus (corpus_parts.py)
+
+If a process is killed, the next call continues from the finished parts. The lock ensures that only
+one process at a time uses them. On a file system without locks, each process works in a folder of
+its own (`.<name>-<digest>-<process>.partial`). The first process that finishes renames its folder
+to the corpus, and the work of a killed process is repeated from the beginning.
 """
 
 import errno
@@ -36,7 +39,9 @@ from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.units import MIB
 
 TOKENIZER_TEXT_BYTES = 32 * MIB
+"""Size of the text that a tokenizer is trained on."""
 STALE_SECONDS = 7 * 24 * 3600
+"""Age after which unfinished work is removed."""
 
 
 def prepare(
@@ -47,15 +52,15 @@ def prepare(
 ) -> Path:
     """Return the folder of a prepared corpus; prepare the corpus if the folder does not exist.
 
-    Any number of processes may call this at once. A corpus whose sources have not changed is found
-    without reading them. Only a kill leaves unfinished work, from which the next call continues.
-    The result does not depend on the number of workers.
+    Any number of processes may call this function at once. If the sources have not changed, the
+    corpus is found without reading them. A call that is killed leaves unfinished work, from which
+    the next call continues. The result does not depend on the number of workers.
 
     Args:
         config: configuration of the source and of its preparation.
         on_progress: called with the progress of each stage.
         workers: number of processes; None: one per core.
-        corpus: corpus of a blend to prepare; None: the only corpus.
+        corpus: corpus to prepare, if the configuration has several; None: the only corpus.
 
     Raises:
         ConfigError: the corpus's name cannot be the name of a folder.
@@ -83,12 +88,13 @@ class _Preparation:
         source = find_source(self._corpus, self._config)
         name = self._corpus.name
         note = self._directory / f".{name}-{self._digest(source.fingerprint())[:24]}"
-        if folder := _noted(note):
+        if folder := _read_note(note):
             return folder
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             with _lock(self._directory / f".{name}.lock", self._report) as locked:
-                if not (folder := _noted(note)):
+                # another process may have prepared the corpus while this one waited for the lock
+                if not (folder := _read_note(note)):
                     folder = self._find_or_build(source, locked)
                     _write_note(note, folder.name)
                 return folder
@@ -98,31 +104,36 @@ class _Preparation:
                 "  do: free space or permit writing there, or set data.directory to another folder"
             ) from error
 
-    def _digest(self, of_source: str) -> str:
-        """Return a digest of a source's digest and of all settings that change the result."""
+    def _digest(self, source_digest: str) -> str:
+        """Return a digest of the source and of all settings that change the prepared corpus."""
         config = self._config
-        vocabulary = config.vocabulary if config.tokenizer is None else _digest_tokenizer(config)
-        parts = (
-            FORMAT, self._corpus.kind, config.text_key, vocabulary, config.validation_percent,
-            config.broken, config.unique, of_source,
+        tokenizer = config.vocabulary if config.tokenizer is None else _digest_tokenizer(config)
+        inputs = (
+            FORMAT, self._corpus.kind, config.text_key, tokenizer, config.validation_percent,
+            config.broken, config.unique, source_digest,
         )  # fmt: skip
-        return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+        return hashlib.sha256("\0".join(map(str, inputs)).encode()).hexdigest()
 
     def _find_or_build(self, source: Source, locked: bool) -> Path:
-        """Scan the source and prepare it, unless the same content was prepared before."""
+        """Scan the source and prepare it, unless the same content was prepared before.
+
+        Args:
+            source: files of the corpus.
+            locked: whether this process holds the lock.
+        """
         scans = scan_files(source, self._workers, self._report)
         digest = self._digest(source.digest(scans))[:12]
         folder = self._directory / f"{self._corpus.name}-{digest}"
         if folder.is_dir():
             return _checked(folder)
-        process = "" if locked else f"-{uuid.uuid4().hex[:12]}"
-        partial = self._directory / f".{folder.name}{process}.partial"
-        _sweep(self._directory, self._corpus.name)
+        process_suffix = "" if locked else f"-{uuid.uuid4().hex[:12]}"
+        partial = self._directory / f".{folder.name}{process_suffix}.partial"
+        _remove_stale(self._directory, self._corpus.name)
         build = CorpusBuild(self._corpus, self._config, source, scans, self._workers, self._report)
         try:
             self._build(build, partial, folder)
         except WorkerDiedError:
-            raise
+            raise  # the finished parts are kept for the next call
         except Exception:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -130,21 +141,22 @@ class _Preparation:
         return _checked(folder)
 
     def _build(self, build: CorpusBuild, partial: Path, folder: Path) -> None:
+        """Run all stages in the folder `partial`, and rename the result to `folder`."""
         partial.mkdir(exist_ok=True)
-        path = partial / TOKENIZER_FILE
-        if not path.exists():
-            self._make_tokenizer(build, path)
-        tokenizer = Tokenizer(path)
+        tokenizer_path = partial / TOKENIZER_FILE
+        if not tokenizer_path.exists():
+            self._make_tokenizer(build, tokenizer_path)
+        tokenizer = Tokenizer(tokenizer_path)
         files = PartFiles(partial)
         build.tokenise(tokenizer, files)
         merged = partial / f"merged-{uuid.uuid4().hex[:12]}"
         merged.mkdir()
-        shutil.copyfile(path, merged / TOKENIZER_FILE)
+        shutil.copyfile(tokenizer_path, merged / TOKENIZER_FILE)
         build.merge(tokenizer, files, merged)
         _rename(merged, folder)
 
     def _make_tokenizer(self, build: CorpusBuild, path: Path) -> None:
-        """Copy the configured tokenizer, or train one."""
+        """Write the tokenizer: a copy of the configured one, or a newly trained one."""
         draft = path.with_name(f"{path.name}-{uuid.uuid4().hex[:12]}")
         if self._config.tokenizer is not None:
             shutil.copyfile(self._config.tokenizer, draft)
@@ -176,7 +188,7 @@ def _digest_tokenizer(config: DataConfig) -> str:
     return digest
 
 
-def _noted(note: Path) -> Path | None:
+def _read_note(note: Path) -> Path | None:
     """Return the folder that a note names, if it still exists."""
     try:
         folder = note.parent / note.read_text()
@@ -193,13 +205,14 @@ def _write_note(note: Path, text: str) -> None:
 
 
 def _checked(folder: Path) -> Path:
+    """Return the folder of a corpus after a check that its files are complete."""
     Manifest.load(folder / MANIFEST_FILE).check_files(folder)
     return folder
 
 
 @contextmanager
 def _lock(path: Path, report: Progress) -> Iterator[bool]:
-    """Hold a file's lock and yield True; yield False on a file system without locks."""
+    """Yield True while holding the lock of a file, or False on a file system without locks."""
     with path.open("a") as stream:
         try:
             try:
@@ -216,21 +229,25 @@ def _lock(path: Path, report: Progress) -> Iterator[bool]:
         yield locked
 
 
-def _sweep(directory: Path, name: str) -> None:
-    """Remove the work of processes killed long ago; younger work may still be continued."""
+def _remove_stale(directory: Path, name: str) -> None:
+    """Remove unfinished work that is older than STALE_SECONDS."""
     for partial in directory.glob(f".{glob.escape(name)}-*.partial"):
-        with suppress(FileNotFoundError):  # its process may have just finished
+        with suppress(FileNotFoundError):  # a process may have just finished and removed it
             if time.time() - partial.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(partial, ignore_errors=True)
 
 
 def _rename(merged: Path, folder: Path) -> None:
-    """Rename a finished folder, after its content is on disk, and sync the new name."""
+    """Rename a finished folder so that a crash at any time leaves no incomplete corpus.
+
+    The content is synced to disk before the rename, and the new name after it.
+    """
     for path in (*merged.iterdir(), merged):
         _sync(path)
     try:
         merged.rename(folder)
     except OSError as error:
+        # without locks another process may have finished the same corpus first
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     _sync(folder.parent)

@@ -1,7 +1,7 @@
 """Open a prepared corpus, read the samples of a run, and trace tokens back to their source.
 
-Sample i of a run is a pure function of (prepared corpus, seed, i). It depends neither on the number
-of replicas nor on the micro-batch, so a run can resume in another layout.
+Sample i of a run is a pure function of the prepared corpus, the seed and i. It depends neither on
+the number of replicas nor on the size of a micro-batch, so a run can resume in another layout.
 """
 
 import json
@@ -28,10 +28,18 @@ from frontier_llm.errors import DataError
 
 
 class TokenStream:
-    """All tokens of one split, concatenated and mapped into memory. Thread-safe."""
+    """All tokens of one split, concatenated and mapped into memory.
+
+    The class is thread-safe.
+    """
 
     def __init__(self, prefix: Path, manifest: Manifest, split: Split) -> None:
         """Open `prefix`.bin and `prefix`.idx.
+
+        Args:
+            prefix: path of the files without suffix.
+            manifest: manifest of the corpus.
+            split: entry of the split in the manifest.
 
         Raises:
             DataError: a file is missing, has the wrong size or is damaged.
@@ -52,7 +60,7 @@ class TokenStream:
         return self._tokens
 
     def read(self, start: int, count: int) -> npt.NDArray[np.generic]:
-        """Return tokens [start, start + count) in their stored type: [count], read-only."""
+        """Return the tokens from index `start` on in their stored type: [count], read-only."""
         assert 0 <= start <= self._tokens - count, (
             f"tokens {start} to {start + count} are out of range"
         )
@@ -107,11 +115,12 @@ def open_corpus(folder: Path, *, verify: bool = False) -> Corpus:
 
 
 class Samples:
-    """The samples of a run in the order in which it reads them, epoch after epoch.
+    """The samples of a run in the order in which the run reads them, epoch after epoch.
 
-    An epoch reads every window of the stream once. Window w holds L tokens from token wL on, and
-    `overlap` more tokens, which are also the first of window w + 1. With an overlap of 1 the shared
-    token is the last label of one window and the first input of the next.
+    An epoch reads every window of a token stream once. Window w begins at token wL, where L is the
+    sequence length, and holds L + `overlap` tokens. Its last `overlap` tokens are also the first
+    tokens of window w + 1. With an overlap of 1 the shared token is the last label of one window
+    and the first input of the next.
     """
 
     def __init__(
@@ -128,11 +137,12 @@ class Samples:
 
         Args:
             stream: tokens of a split.
-            sequence_length: L, tokens per sample.
-            seed: determines the order of each epoch, together with `digest`.
+            sequence_length: L, the distance between the starts of two windows in tokens.
+            seed: seed of the order of windows, together with `digest`.
             digest: digest of the corpus (`Manifest.digest`).
-            shuffle: whether to read the windows in a different random order each epoch.
-            overlap: number of tokens that a window shares with the next.
+            shuffle: whether each epoch reads the windows in a random order of its own; otherwise
+                all epochs read them in the order of the stream.
+            overlap: number of tokens that a window shares with the next window.
 
         Raises:
             DataError: the stream is shorter than one window.
@@ -154,15 +164,15 @@ class Samples:
         return self._windows
 
     def window(self, index: int) -> int:
-        """Return the window that sample `index` reads; the index may be of any epoch."""
-        epoch, place = divmod(index, self._windows)
-        return permute(place, self._windows, self._key(epoch)) if self._shuffle else place
+        """Return the window that sample `index` of the run reads."""
+        epoch, position = divmod(index, self._windows)
+        return permute(position, self._windows, self._key(epoch)) if self._shuffle else position
 
     def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
-        """Return the tokens of sample `index`: [L + overlap] int64."""
-        return self._stream.read(*self.place(index)).astype(np.int64)
+        """Return the tokens of sample `index` of the run: [L + overlap] int64."""
+        return self._stream.read(*self.token_range(index)).astype(np.int64)
 
-    def place(self, index: int) -> tuple[int, int]:
+    def token_range(self, index: int) -> tuple[int, int]:
         """Return (first token, number of tokens) that sample `index` reads from the stream."""
         return self.window(index) * self.sequence_length, self.sequence_length + self._overlap
 
@@ -177,14 +187,14 @@ def _check_digest(path: Path, wanted: str) -> None:
 
 @dataclass(frozen=True)
 class Origin:
-    """The place in the source that a document of a split came from."""
+    """The place in the source from which a document of a split was read."""
 
     document: int
     """Index of the document in the split."""
     first_token: int
     """Index of the document's first token in the split."""
     file: str
-    """Path of the source file below the source."""
+    """Path of the source file relative to the source folder."""
     place: int
     """Number of the line, row or section in the file."""
 
@@ -204,7 +214,7 @@ def find_origins(stream: TokenStream, start: int, count: int) -> Iterator[Origin
     first, last = stream.document_at(start), stream.document_at(start + count - 1)
     try:
         places = np.memmap(stream.prefix.with_suffix(".places"), dtype=np.int64, mode="r")
-        files = _files(folder / FILES_FILE, split)
+        files = _files_with_documents(folder / FILES_FILE, split)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"the prepared corpus {folder} cannot be traced to its source: {error}\n"
@@ -217,8 +227,13 @@ def find_origins(stream: TokenStream, start: int, count: int) -> Iterator[Origin
         yield Origin(document, stream.document_start(document), file, int(places[document]))
 
 
-def _files(path: Path, split: str) -> Iterator[tuple[str, int]]:
-    """Yield (name, index of the first document after the file) of each file with documents."""
+def _files_with_documents(path: Path, split: str) -> Iterator[tuple[str, int]]:
+    """Yield (name, index of the first document after the file) of each file with documents.
+
+    Args:
+        path: path of the list of source files, files.jsonl.
+        split: "train" or "validation".
+    """
     end = 0
     with path.open() as lines:
         for line in lines:

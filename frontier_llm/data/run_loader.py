@@ -1,4 +1,8 @@
-"""Build the loader of a run from its configuration: windows of samples, and micro-batches."""
+"""Build the loader of a run from its configuration.
+
+A loader reads micro-batches. It needs the windows of the run, which are the ranges of tokens that
+its samples read, and a function that builds a micro-batch from windows.
+"""
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +35,10 @@ def make_loader(
         corpora: corpora of the run.
         data_rank: index of the replica.
         data_size: number of replicas.
-        train: whether to read the training split, shuffled, or the validation split, in order.
-        windows: windows of that split; None: those of `make_windows`.
-        reads: whether this rank needs the tokens; if not, its batches are zeros of the same shape.
+        train: True: read the training split, shuffled; False: read the validation split in order.
+        windows: windows of the split; None: call `make_windows` for them.
+        reads: whether this rank needs the tokens. If not, its batches have the same shapes and
+            consist of zeros.
 
     Raises:
         ConfigError: the tokenizer has more tokens than the model's embedding has rows.
@@ -49,17 +54,19 @@ def make_loader(
             f"data.global_batch={data.global_batch} would read some of them twice\n"
             "  do: add text, or lower data.global_batch or data.sequence_length"
         )
-    maker = make_batch_maker(config, corpora)
+    make_batch = make_batch_maker(config, corpora)
     if not reads:
-        windows = _BlankWindows(len(windows), data.sequence_length + 1)
-    return BatchLoader(windows, data.global_batch, data.micro_batch, data_rank, data_size, maker)
+        windows = _ZeroWindows(len(windows), data.sequence_length + 1)
+    return BatchLoader(
+        windows, data.global_batch, data.micro_batch, data_rank, data_size, make_batch
+    )
 
 
-class _BlankWindows:
+class _ZeroWindows:
     """Windows of zeros, for pipeline stages between the first and the last.
 
-    These stages need no tokens; if all stages read them, each sample would be read many times, in
-    small random reads from a shared file system.
+    These stages need no tokens. If all stages read tokens, each sample would be read once per
+    stage, in small random reads from a shared file system.
     """
 
     def __init__(self, count: int, tokens: int) -> None:
@@ -73,12 +80,12 @@ class _BlankWindows:
 
 
 def make_windows(config: RunConfig, corpora: Corpora, *, train: bool) -> Samples | BlendedSamples:
-    """Return the windows of a run, which depend on the corpora, the seed and the sample's index.
+    """Return the windows of a run, by the index of the sample that reads them.
 
     Args:
         config: configuration of the run.
         corpora: corpora of the run.
-        train: whether to read the training split, shuffled, or the validation split, in order.
+        train: True: read the training split, shuffled; False: read the validation split in order.
 
     Raises:
         DataError: a split is shorter than one window.
@@ -90,11 +97,17 @@ def make_windows(config: RunConfig, corpora: Corpora, *, train: bool) -> Samples
 
 
 def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> Samples:
-    """Return the samples of one corpus alone.
+    """Return the samples of a run that reads only this corpus.
+
+    Args:
+        config: configuration of the run.
+        corpus: one of its corpora.
+        train: True: read the training split, shuffled; False: read the validation split in order.
 
     Raises:
         DataError: the split is shorter than one window.
     """
+    # a GPT's window has one more token, the last label
     length, overlap = config.data.sequence_length, 1
     if config.data.objective == "spans":
         length, overlap = span_lengths(length).text, 0

@@ -1,7 +1,7 @@
-"""List the documents of a source in a stable order and with stable names.
+"""List the files of a source, the text that a corpus is prepared from, and read their documents.
 
-A document's split depends only on its name, so adding documents moves no other document to another
-split.
+Documents have a fixed order and fixed names. A document's name alone decides whether the document
+is used for training or for validation, so adding documents does not move any other document.
 """
 
 import hashlib
@@ -19,9 +19,11 @@ from frontier_llm.data.text_files import LongText, WholeText
 from frontier_llm.errors import DataError
 from frontier_llm.units import MIB
 
-NOT_CORPUS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+STDLIB_EXCLUDED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+"""Names of folders that `data=stdlib` skips."""
 LONG_FILE_BYTES = 4 * MIB
-BY_SUFFIX = {
+"""A plain text file of more bytes is divided into several documents."""
+FORMATS = {
     ".jsonl": JsonLines,
     ".jsonl.gz": CompressedJsonLines,
     ".jsonl.zst": CompressedJsonLines,
@@ -31,20 +33,21 @@ BY_SUFFIX = {
 
 @dataclass(frozen=True)
 class Document:
-    """One text."""
+    """One text of the corpus."""
 
     name: str
-    """Stable name: the file's name below the source, and the place of the text in the file."""
+    """Path of the file relative to the source folder, and the number of the line, row or section in
+    the file."""
     text: str
 
     def is_validation(self, percent: float) -> bool:
-        """Return whether the document is one of the `percent` that are used for validation."""
+        """Return whether the document is for validation, as `percent` of all documents are."""
         return self.falls_in(percent, salt="validation")
 
     def falls_in(self, percent: float, salt: str) -> bool:
-        """Return whether the document is one of `percent` selected by the hash of its name.
+        """Return whether the document is in a pseudo-random selection of `percent` of all.
 
-        Selections with different salts are independent.
+        The hash of the document's name decides. Selections with different salts are independent.
         """
         digest = hashlib.sha256(encode_name(f"{salt}\0{self.name}")).digest()
         return int.from_bytes(digest[:8], "big") < percent / 100 * 2**64
@@ -52,11 +55,11 @@ class Document:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of a source, with its status when the source was listed."""
+    """A file of a source, with its size and time when the source was listed."""
 
     path: Path
     name: str
-    """Path below the source, with slashes."""
+    """Path relative to the source folder, with slashes."""
     size: int
     """Size in bytes."""
     mtime_ns: int
@@ -69,8 +72,10 @@ class Source:
     root: Path
     files: tuple[SourceFile, ...]
     text_key: str
+    """Key (JSONL) or column (Parquet) that holds the text."""
     single: bool
-    """Whether the source is one file. It must then be text, and is split even if it is small."""
+    """Whether the source is a single file. Such a file must be text, and it is divided into several
+    documents even if it is small, so that there are some for validation."""
 
     @property
     def size(self) -> int:
@@ -83,24 +88,28 @@ class Source:
         return self.root.parent if self.single else self.root
 
     def fingerprint(self) -> str:
-        """Return a digest of names, sizes and times, which is cheap and detects usual changes."""
+        """Return a digest of the names, sizes and times of all files, without reading them."""
         hasher = hashlib.sha256(encode_name(str(self.root)))
         for file in self.files:
             hasher.update(encode_name(f"\0{file.name}\0{file.size}\0{file.mtime_ns}"))
         return hasher.hexdigest()
 
     def digest(self, scans: Sequence[Scan]) -> str:
-        """Return a digest of names and contents, given the scans of all files."""
+        """Return a digest of the names and contents of all files.
+
+        Args:
+            scans: results of `scan` for all files, which hold the digests of their contents.
+        """
         hasher = hashlib.sha256()
         for file, scan in zip(self.files, scans, strict=True):
             hasher.update(encode_name(f"{file.name}\0{scan.sha256}\0"))
         return hasher.hexdigest()
 
     def scan(self, index: int) -> Scan:
-        """Scan a file.
+        """Read file number `index`; return its digest and the cuts, where it can be divided.
 
         Raises:
-            DataError: the file cannot be read, or it is the only one and holds no text.
+            DataError: the file cannot be read, or it is the only file and holds no text.
         """
         file = self.files[index]
         try:
@@ -115,7 +124,7 @@ class Source:
         return scan
 
     def entries(self, index: int, cut: Cut) -> Iterator[Entry]:
-        """Yield the entries of a cut of a file.
+        """Yield the entries (lines, rows or sections) in a cut of file number `index`.
 
         Raises:
             DataError: the file cannot be read.
@@ -127,15 +136,21 @@ class Source:
             raise _unreadable(file.path, error) from error
 
     def name(self, index: int, place: int) -> str:
-        """Return the name of the document at a place in a file."""
+        """Return the name of a document.
+
+        Args:
+            index: index of its file.
+            place: number of its line, row or section in the file.
+        """
         file = self.files[index]
         mark = self._format(file).mark
         return f"{file.name}{mark}{place}" if mark else file.name
 
     def _format(self, file: SourceFile) -> Format:
-        for suffix, kind in BY_SUFFIX.items():
+        """Return the reader for the format of a file, which its name determines."""
+        for suffix, reader in FORMATS.items():
             if file.name.endswith(suffix):
-                return kind(file.path, file.size, self.text_key)
+                return reader(file.path, file.size, self.text_key)
         long = self.single or file.size > LONG_FILE_BYTES
         return (LongText if long else WholeText)(file.path, file.size)
 
@@ -150,8 +165,8 @@ def find_source(corpus: CorpusConfig, config: DataConfig) -> Source:
     try:
         single = root.is_file()
         paths = [root] if single else sorted(_walk(root, stdlib=corpus.kind == "stdlib"))
-        below = root.parent if single else root
-        files = tuple(_list_file(path, below) for path in paths)
+        folder = root.parent if single else root
+        files = tuple(_list_file(path, folder) for path in paths)
     except OSError as error:
         raise _unreadable(root, error) from error
     source = Source(root, files, config.text_key, single)
@@ -161,25 +176,27 @@ def find_source(corpus: CorpusConfig, config: DataConfig) -> Source:
 
 
 def encode_name(name: str) -> bytes:
-    """Encode a file's name, which may contain bytes that are not valid UTF-8."""
+    """Return the bytes of a file's name, which need not be valid UTF-8."""
     return name.encode("utf-8", "surrogateescape")
 
 
 def _root(corpus: CorpusConfig) -> Path:
+    """Return the path of the file or folder that a corpus is prepared from."""
     if corpus.kind == "stdlib":
         return Path(sysconfig.get_path("stdlib"))
-    wanted = "do: set data.path to a text, JSONL or Parquet file or a folder of them"
+    advice = "do: set data.path to a text, JSONL or Parquet file or a folder of them"
     if corpus.path is None:
-        raise DataError(f"no text to read\n  {wanted}")
+        raise DataError(f"no text to read\n  {advice}")
     root = Path(corpus.path).expanduser().resolve()
     if not root.exists():
-        raise DataError(f"there is no {root}\n  {wanted}")
+        raise DataError(f"there is no {root}\n  {advice}")
     return root
 
 
 def _walk(root: Path, *, stdlib: bool) -> Iterator[Path]:
+    """Yield all files in a folder that are not hidden; of the standard library only its sources."""
     for folder, subfolders, names in os.walk(root, onerror=_raise):
-        skipped = NOT_CORPUS if stdlib else set()
+        skipped = STDLIB_EXCLUDED if stdlib else set()
         subfolders[:] = [s for s in subfolders if s not in skipped and not s.startswith(".")]
         for name in names:
             path = Path(folder, name)
@@ -191,9 +208,9 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _list_file(path: Path, below: Path) -> SourceFile:
+def _list_file(path: Path, folder: Path) -> SourceFile:
     status = path.stat()
-    name = path.relative_to(below).as_posix()
+    name = path.relative_to(folder).as_posix()
     return SourceFile(path, name, status.st_size, status.st_mtime_ns)
 
 

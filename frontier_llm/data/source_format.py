@@ -1,8 +1,13 @@
-"""Interface of the formats of source files: where a file can be split, and which texts it holds.
+"""Define the interface of the formats of source files.
 
-A *cut* is a range of a file that can be read independently, so that several workers can share one
-long file. Cuts depend only on the file. A *place* is the position of a text in its file: the number
-of its line, row or section. A document's name is the file's name and the place.
+text_files.py, json_lines.py and parquet_files.py implement it. A format divides a file into cuts,
+and reads the texts of a cut.
+
+- A *cut* is a range of a file that can be read independently, so that several worker processes can
+  share a long file. The division into cuts depends only on the file.
+- The *place* of a text is its position in the file: the number of its line, row or section. The
+  name of a document consists of the file's name and the place.
+- An *entry* is what a format finds at a place: a text, or the reason why there is no text.
 """
 
 import hashlib
@@ -14,8 +19,11 @@ from pathlib import Path
 from frontier_llm.units import MIB
 
 CUT_BYTES = 4 * MIB
+"""A cut ends at the first possible position after this number of bytes."""
 READ_BYTES = MIB
+"""Number of bytes that are read at a time."""
 BOM = b"\xef\xbb\xbf"
+"""Byte order mark of UTF-8, which some programs write at the beginning of a file."""
 
 
 @dataclass(frozen=True)
@@ -23,23 +31,25 @@ class Cut:
     """A range of a file that can be read independently."""
 
     start: int
-    """First byte, or first row group."""
+    """First byte of the range; in a Parquet file, the first row group."""
     end: int
-    """End of the range: one after the last byte or row group."""
+    """One after the last byte or row group of the range."""
     number: int
-    """Place of the first text."""
+    """Place of the first text in the range."""
     size: int
-    """Size of the range in bytes, for progress and for the size of parts."""
+    """Size of the range in bytes. Progress and the size of a worker's part are counted in it."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """Result of reading a file once."""
+    """Result of reading a file for the first time."""
 
     sha256: str
+    """SHA-256 of the content, in hex."""
     cuts: tuple[Cut, ...]
+    """All cuts of the file, in order; empty if the file holds no text."""
     problem: str = "it is empty"
-    """Why the file holds no text, if it has no cuts."""
+    """Reason why the file holds no text. Has no meaning if there are cuts."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +59,22 @@ class Entry:
     place: int
     text: str
     problem: str | None = None
-    """Why the content at this place is not a text; None if it is."""
+    """Reason why the content at this place is not a text; None if it is a text."""
 
 
 class Format(ABC):
-    """A file of a source in one format."""
+    """Reads a source file of one format."""
 
     mark: str
-    """Separator of file and place in a document's name; "" if the file is one document."""
+    """Separator between file and place in a document's name; "" if the file is one document."""
 
     def __init__(self, path: Path, size: int) -> None:
+        """Initialise the reader.
+
+        Args:
+            path: path of the file.
+            size: size of the file in bytes.
+        """
         self.path, self.size = path, size
 
     @abstractmethod
@@ -81,23 +97,23 @@ class Format(ABC):
 
 
 class NoTextError(Exception):
-    """Some bytes are not text; the message is the reason."""
+    """Raised if some bytes are not text. The message gives the reason."""
 
 
 def decode(content: bytes, start: int = 0) -> str:
     """Decode UTF-8 and drop a byte order mark at the beginning of a file.
 
     Args:
-        content: bytes of a file.
-        start: offset of `content` in its file in bytes, for the error message.
+        content: bytes of a file, or a section of it.
+        start: offset of `content` in the file in bytes.
 
     Raises:
         NoTextError: the bytes are not UTF-8, or contain a null byte, which marks binary files.
     """
     if start == 0 and content.startswith(BOM):
         content, start = content[len(BOM) :], len(BOM)
-    if (place := content.find(b"\0")) >= 0:
-        raise NoTextError(f"null byte at byte {start + place}")
+    if (position := content.find(b"\0")) >= 0:
+        raise NoTextError(f"null byte at byte {start + position}")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

@@ -4,13 +4,14 @@
     inputs    The quick <0> jumps over <1> dog </s>
     targets   <0> brown fox <1> the lazy </s>
 
-15% of the tokens are removed, in spans of 3 tokens on average, and each span is replaced by a
-different sentinel. All samples have the same lengths (geometry/lengths.py). The choice of spans is
-a pure function of (key, sample index), so it needs no random state. Sentinels count down from the
-end of the vocabulary.
+15% of the tokens are removed, in spans of 3 tokens on average. Each span is replaced by a sentinel
+(written <0> and <1> above), a special token that occurs once per text. The first sentinel has the
+highest token id, and each further sentinel the next lower id. All samples have the same lengths
+(geometry/lengths.py). The choice of spans depends only on a key and the index of the sample, so a
+checkpoint need not store any random state.
 
-Paper: T5, arXiv:1910.10683, section 3.1.4; mT5, arXiv:2010.11934, section 3. A text always begins
-with kept tokens and ends with a span, as in the authors' code of T5.
+Paper: T5, arXiv:1910.10683, section 3.1.4; mT5, arXiv:2010.11934, section 3. As in the code of the
+authors of T5, a text always begins with kept tokens and ends with a removed span.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from frontier_llm.geometry.lengths import corrupted
 
 Tokens = npt.NDArray[np.int64]
 START = 0
-"""First token that the decoder reads, and the padding token."""
+"""Token id that starts the decoder's input, and that pads all tensors of tokens, as in T5."""
 
 
 class SpanCorruption:
@@ -36,20 +37,22 @@ class SpanCorruption:
         """Initialise the lengths and the key.
 
         Args:
-            text_tokens: number of tokens of a window.
-            inputs: number of tokens that the encoder reads, at least as many as corruption leaves.
-            sentinel: token id of the first sentinel; the others count down from it.
+            text_tokens: number of tokens of a window of text.
+            inputs: number of tokens that the encoder reads per sample. If corruption leaves fewer,
+                the rest is padding.
+            sentinel: token id of the first sentinel; further sentinels have the ids below it.
             eos: token id that ends inputs and targets.
-            key: 64 bits, derived from the corpus and the seed.
+            key: 64-bit key of the pseudo-random numbers, derived from the corpus and the seed.
         """
         self._lengths = corrupted(text_tokens)
+        # both sides have one sentinel per span and one end token in addition to the text
         self._spans = self._lengths.inputs + self._lengths.targets - text_tokens - 2 >> 1
-        self._noise = self._lengths.targets - self._spans - 1
+        self._removed_tokens = self._lengths.targets - self._spans - 1
         assert self._spans >= 1, "checked in config/rules.py"
         self._inputs, self._sentinel, self._eos, self._key = inputs, sentinel, eos, key
 
     def corrupt(self, text: Tokens, index: int) -> tuple[Tokens, Tokens]:
-        """Move spans from a text to the targets.
+        """Divide a text into the inputs of the encoder and the targets of the decoder.
 
         Args:
             text: [text_tokens] int64.
@@ -58,61 +61,74 @@ class SpanCorruption:
         Returns:
             Inputs and targets, both int64 and ending with `eos`.
         """
-        taken = self._draw(len(text), make_key(self._key, index))
-        after_taken = np.concatenate([[False], taken[:-1]])
-        first_taken = taken & ~after_taken
-        last_kept = np.concatenate([first_taken[1:], [False]])
+        removed = self._draw(len(text), make_key(self._key, index))
+        follows_removed = np.concatenate([[False], removed[:-1]])
+        first_of_span = removed & ~follows_removed
+        before_span = np.concatenate([first_of_span[1:], [False]])
         sentinels = self._sentinel - np.arange(self._spans)
+        # In the inputs a sentinel takes the place of a span's first token. In the targets it takes
+        # the place of the kept token before the span; there always is one.
         inputs, targets = text.copy(), text.copy()
-        inputs[first_taken] = sentinels
-        targets[last_kept] = sentinels  # there is room: a kept token precedes each span
+        inputs[first_of_span] = sentinels
+        targets[before_span] = sentinels
         return (
-            np.append(inputs[~taken | first_taken], self._eos),
-            np.append(targets[taken | last_kept], self._eos),
+            np.append(inputs[~removed | first_of_span], self._eos),
+            np.append(targets[removed | before_span], self._eos),
         )
 
     def batch(self, rows: Sequence[Tokens], indices: Sequence[int]) -> Seq2SeqBatch:
         """Corrupt windows and return them as a micro-batch.
 
         Args:
-            rows: windows, [text_tokens] int64 each.
+            rows: window of text of each sample, [text_tokens] int64.
             indices: indices of the samples.
         """
         pairs = [self.corrupt(row, index) for row, index in zip(rows, indices, strict=True)]
-        inputs = _padded([inputs for inputs, _ in pairs], self._inputs)
+        inputs = _stack_padded([inputs for inputs, _ in pairs], self._inputs)
         multiple = DECODER_MULTIPLE
         length = -(-self._lengths.targets // multiple) * multiple
-        labels = _padded([targets for _, targets in pairs], length)
-        read = torch.cat([labels.new_full((len(rows), 1), START), labels[:, :-1]], dim=1)
-        weights = torch.zeros(labels.shape, dtype=torch.float32)
-        weights[:, : self._lengths.targets] = 1
-        # after the targets the decoder reads only padding, as its labels are padding there
-        read[:, self._lengths.targets :] = START
-        mask = None
+        labels = _stack_padded([targets for _, targets in pairs], length)
+        # the decoder reads the labels shifted right by one, and padding where a label is padding
+        start = labels.new_full((len(rows), 1), START)
+        decoder_tokens = torch.cat([start, labels[:, :-1]], dim=1)
+        decoder_tokens[:, self._lengths.targets :] = START
+        loss_mask = torch.zeros(labels.shape, dtype=torch.float32)
+        loss_mask[:, : self._lengths.targets] = 1
+        encoder_mask = None
         if self._lengths.inputs < self._inputs:
-            mask = torch.zeros(inputs.shape, dtype=torch.bool)
-            mask[:, : self._lengths.inputs] = True
-        return Seq2SeqBatch(inputs, mask, read, labels, weights)
+            encoder_mask = torch.zeros(inputs.shape, dtype=torch.bool)
+            encoder_mask[:, : self._lengths.inputs] = True
+        return Seq2SeqBatch(inputs, encoder_mask, decoder_tokens, labels, loss_mask)
 
     def _draw(self, tokens: int, key: int) -> npt.NDArray[np.bool_]:
-        """Choose the tokens to remove: [tokens] bool, kept stretches and spans alternating."""
-        kept = _segments(tokens - self._noise, self._spans, make_key(key, "kept"))
-        spans = _segments(self._noise, self._spans, make_key(key, "taken"))
+        """Choose the tokens to remove: [tokens] bool.
+
+        The text alternates between stretches of kept tokens and removed spans.
+        """
+        kept = _divide(tokens - self._removed_tokens, self._spans, make_key(key, "kept"))
+        spans = _divide(self._removed_tokens, self._spans, make_key(key, "taken"))
         lengths = np.stack([kept, spans], axis=1).ravel()
         return np.repeat(np.tile([False, True], self._spans), lengths)
 
 
 def restore(inputs: Sequence[int], targets: Sequence[int], sentinel: int, eos: int) -> list[int]:
-    """Return the original text: inputs with each sentinel replaced by its span of the targets."""
+    """Return the original text: the inputs with the span of each sentinel put back in its place.
+
+    Args:
+        inputs: token ids that the encoder reads.
+        targets: token ids that the decoder predicts.
+        sentinel: token id of the first sentinel.
+        eos: token id that ends inputs and targets.
+    """
     spans: dict[int, list[int]] = {}
-    last: list[int] = []
-    expected = sentinel
+    span: list[int] = []
+    next_sentinel = sentinel
     for token in targets[:-1]:
-        if token == expected:
-            last = spans[token] = []
-            expected -= 1
+        if token == next_sentinel:
+            span = spans[token] = []
+            next_sentinel -= 1
         else:
-            last.append(token)
+            span.append(token)
     assert inputs[-1] == targets[-1] == eos, "inputs and targets end with eos"
     text: list[int] = []
     for token in inputs[:-1]:
@@ -120,13 +136,16 @@ def restore(inputs: Sequence[int], targets: Sequence[int], sentinel: int, eos: i
     return text
 
 
-def _segments(total: int, count: int, key: int) -> npt.NDArray[np.int64]:
-    """Divide a length into `count` lengths of at least 1, uniformly at random: [count] int64."""
+def _divide(total: int, count: int, key: int) -> npt.NDArray[np.int64]:
+    """Divide a length at random into `count` lengths of at least 1: [count] int64.
+
+    All divisions are equally likely.
+    """
     borders = np.sort(np.argsort(random_uint64(total - 1, key), kind="stable")[: count - 1]) + 1
     return np.diff(np.concatenate([[0], borders, [total]]))
 
 
-def _padded(rows: Sequence[Tokens], length: int) -> torch.Tensor:
+def _stack_padded(rows: Sequence[Tokens], length: int) -> torch.Tensor:
     """Stack rows of equal length, padded at the end: [rows, length] int64."""
     stacked = torch.full((len(rows), length), START, dtype=torch.int64)
     stacked[:, : len(rows[0])] = torch.from_numpy(np.stack(rows))

@@ -1,4 +1,8 @@
-"""Read plain text files: a short file is one document, a long one is split into sections."""
+"""Read plain text files. A short file is one document; a long file is divided into sections.
+
+The classes implement the interface of data/source_format.py: `scan` finds the *cuts*, the ranges
+of a file that workers can read independently, and `entries` yields the texts of one cut.
+"""
 
 import hashlib
 import io
@@ -8,9 +12,11 @@ from frontier_llm.data.source_format import CUT_BYTES, Cut, Entry, Format, NoTex
 from frontier_llm.units import KIB
 
 SECTION_BYTES = 64 * KIB
+"""A section of a large file has about this size."""
 SMALL_FILE_SECTIONS = 128
-"""A file too small for sections of SECTION_BYTES is split into about as many sections."""
+"""Number of sections of a file that is too small for this number of sections of SECTION_BYTES."""
 _CHARACTER_BYTES = 4
+"""Largest number of bytes of a character in UTF-8."""
 
 
 class WholeText(Format):
@@ -36,45 +42,50 @@ class WholeText(Format):
 
 
 class LongText(Format):
-    """A file whose sections are documents.
+    """A file that is divided into sections, each of which is a document.
 
-    A section ends at a blank line, or at any line if there is no blank line for long.
+    A section ends at the first blank line after the intended size. If there is none within four
+    times this size, the section ends at the end of any line.
     """
 
     mark = "#"
 
     def scan(self) -> Scan:
-        """Read the file. It is rejected if its first section is not text."""
+        """Digest the file and divide it into cuts between sections.
+
+        The file counts as holding no text if its first section is not text.
+        """
         hasher, cuts, problem = hashlib.sha256(), [], "it is empty"
-        start = end = first = 0
+        cut_start = position = cut_section = 0
         with self.path.open("rb") as stream:
             for number, section in enumerate(self._sections(stream)):
                 hasher.update(section)
                 if number == 0:
                     problem = _entry(number, section, 0).problem or ""
-                end += len(section)
-                if end - start >= CUT_BYTES:
-                    cuts.append(Cut(start, end, first, end - start))
-                    start, first = end, number + 1
-        if end > start:
-            cuts.append(Cut(start, end, first, end - start))
+                position += len(section)
+                if position - cut_start >= CUT_BYTES:
+                    cuts.append(Cut(cut_start, position, cut_section, position - cut_start))
+                    cut_start, cut_section = position, number + 1
+        if position > cut_start:
+            cuts.append(Cut(cut_start, position, cut_section, position - cut_start))
         return Scan(hasher.hexdigest(), () if problem else tuple(cuts), problem)
 
     def entries(self, cut: Cut) -> Iterator[Entry]:
         """Yield the sections of a cut."""
         with self.path.open("rb") as stream:
-            start = stream.seek(cut.start)
-            for place, section in enumerate(self._sections(stream), cut.number):
-                yield _entry(place, section, start)
-                start += len(section)
-                if start >= cut.end:
+            position = stream.seek(cut.start)
+            for number, section in enumerate(self._sections(stream), cut.number):
+                yield _entry(number, section, position)
+                position += len(section)
+                if position >= cut.end:
                     break
 
     def _sections(self, stream: io.BufferedReader) -> Iterator[bytes]:
+        """Yield the sections from the current position of a stream on."""
         target = min(SECTION_BYTES, max(self.size // SMALL_FILE_SECTIONS, 1))
         lines: list[bytes] = []
         size = 0
-        while line := _line(stream):
+        while line := _read_line(stream):
             lines.append(line)
             size += len(line)
             if size >= 4 * target or (size >= target and not line.strip()):
@@ -85,18 +96,19 @@ class LongText(Format):
 
 
 def _entry(place: int, content: bytes, start: int) -> Entry:
+    """Decode the bytes of a document, which begin at byte `start` of the file."""
     try:
         return Entry(place, decode(content, start))
     except NoTextError as error:
         return Entry(place, "", f"not UTF-8 text: {error}")
 
 
-def _line(stream: io.BufferedReader) -> bytes:
-    """Read a line, or up to SECTION_BYTES of a longer line without splitting a character."""
+def _read_line(stream: io.BufferedReader) -> bytes:
+    """Read a line, or about SECTION_BYTES of a longer line without splitting a character."""
     line = stream.readline(SECTION_BYTES)
     for _ in range(_CHARACTER_BYTES - 1):
         following = b"" if line.endswith(b"\n") else stream.peek(1)[:1]
-        if not following or following[0] & 0xC0 != 0x80:  # not inside a character
+        if not following or following[0] & 0xC0 != 0x80:  # the next byte begins a character
             break
         line += stream.read(1)
     return line

@@ -1,7 +1,8 @@
-"""Convert text to token ids and back: `decode(encode(text)) == text` for every valid text.
+"""Convert text to token ids and back without loss: `decode(encode(text)) == text`.
 
 The tokenizer is sentencepiece's byte-pair encoding. Text is not normalised, characters outside the
-vocabulary are encoded as bytes, and a line break is always a separate token.
+vocabulary are encoded as bytes, and a line break is always a separate token. A *piece* is the text
+of one vocabulary entry, as sentencepiece calls it.
 """
 
 import io
@@ -18,18 +19,23 @@ from frontier_llm.config.reading import SENTINELS
 from frontier_llm.errors import DataError
 
 SPACE_MARK = "\u2581"
-"""Character that stands for a space in sentencepiece's pieces; texts may contain it as well."""
+"""Character by which sentencepiece writes a space in its pieces. A text may contain it as well."""
 FIXED_PIECES = 256 + 3
 """Number of pieces in every vocabulary: 256 bytes, unknown, end of document, line break."""
 _ACROSS_RUNS = re.compile("[A-Za-z][^A-Za-z]|[^A-Za-z][A-Za-z]", re.DOTALL)
+"""Matches a piece that crosses a border between runs (see encoder.py)."""
 _ACROSS_WORDS = re.compile(f"[^{SPACE_MARK} ][{SPACE_MARK} ]|.\n|\n.", re.DOTALL)
+"""Matches a piece that crosses a border between words (see encoder.py)."""
 _FIRST_SENTINEL = ("\u2581<extra_id_0>", "<extra_id_0>")
+"""Pieces of the first sentinel in the models of mT5 and T5."""
 MAX_LINE_CHARACTERS = 1024
+"""Longer lines are split for training, because sentencepiece drops lines of more than 4 KiB."""
 COVERAGE = 0.9995
+"""Fraction of the characters of the training text that get pieces; the others become bytes."""
 
 
 class Tokenizer:
-    """A trained sentencepiece model. Thread-safe."""
+    """A trained sentencepiece model. The class is thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """Read a sentencepiece model.
@@ -39,7 +45,7 @@ class Tokenizer:
         """
         try:
             model = path.read_bytes()
-            if not model:  # sentencepiece accepts it as an empty vocabulary
+            if not model:  # sentencepiece would accept an empty file as an empty vocabulary
                 raise RuntimeError("the file is empty")
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (OSError, RuntimeError) as error:
@@ -47,14 +53,17 @@ class Tokenizer:
                 f"cannot read the tokenizer {path}: {error}\n"
                 f"  do: delete the folder {path.parent}; it is prepared again"
             ) from error
-        self._mark = [self._pieces.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
+        self._space_mark_ids = [
+            self._pieces.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()
+        ]
 
     @cached_property
     def borders(self) -> Literal["none", "words", "runs"]:
-        """Kind of substrings whose borders no token crosses, in any text (see encoder.py).
+        """Kind of substrings whose borders no token crosses in any text.
 
-        Derived from the pieces, which is valid for byte-pair encoding of text that is not
-        normalised: a token then crosses a border only if a piece does.
+        encoder.py defines words and runs and uses this property. It is derived from the pieces of
+        the vocabulary. This is valid only for byte-pair encoding of text that is not normalised,
+        where a token crosses a border only if a piece does.
         """
         try:
             # needs the protobuf package; without it whole texts are encoded, which is slower
@@ -63,18 +72,19 @@ class Tokenizer:
             return "none"
         model = ModelProto.FromString(self._pieces.serialized_model_proto())
         text, trainer = model.normalizer_spec, model.trainer_spec
-        changed = (
+        normalises = (
             text.precompiled_charsmap or text.add_dummy_prefix or text.remove_extra_whitespaces
         )
-        if changed or not text.escape_whitespaces or trainer.model_type != trainer.BPE:
+        if normalises or not text.escape_whitespaces or trainer.model_type != trainer.BPE:
             return "none"
-        named = (model.SentencePiece.CONTROL, model.SentencePiece.UNKNOWN, model.SentencePiece.BYTE)
-        pieces = [piece.piece for piece in model.pieces if piece.type not in named]
+        kinds = model.SentencePiece
+        not_text = (kinds.CONTROL, kinds.UNKNOWN, kinds.BYTE)
+        pieces = [piece.piece for piece in model.pieces if piece.type not in not_text]
         if any(map(_ACROSS_WORDS.search, pieces)):
             return "none"
-        bare = (piece.lstrip(SPACE_MARK) for piece in pieces)
-        mixed = any(piece.isascii() and _ACROSS_RUNS.search(piece) for piece in bare)
-        return "words" if mixed else "runs"
+        stripped = (piece.lstrip(SPACE_MARK) for piece in pieces)
+        crosses_runs = any(piece.isascii() and _ACROSS_RUNS.search(piece) for piece in stripped)
+        return "words" if crosses_runs else "runs"
 
     @property
     def vocabulary(self) -> int:
@@ -88,9 +98,10 @@ class Tokenizer:
 
     @property
     def first_sentinel(self) -> int:
-        """Token id of the first sentinel; the other sentinels count down from it.
+        """Token id of the first sentinel, by which span corruption replaces the first span.
 
-        T5's models have pieces for sentinels; for other models they are ids after the vocabulary.
+        Further sentinels have the ids below it. The models of T5 have pieces for sentinels; with
+        other models the sentinels are ids after the vocabulary.
         """
         for piece in _FIRST_SENTINEL:
             if not self._pieces.is_unknown(found := self._pieces.piece_to_id(piece)):
@@ -102,9 +113,12 @@ class Tokenizer:
         return self.encode_all([text])[0]
 
     def encode_word(self, word: str) -> list[int]:
-        """Return the token ids of a text without SPACE_MARK, or of SPACE_MARK alone."""
+        """Return the token ids of a text that does not contain SPACE_MARK, or of SPACE_MARK alone.
+
+        This is faster than `encode`, which handles any text.
+        """
         if word == SPACE_MARK:
-            return self._mark
+            return self._space_mark_ids
         ids: list[int] = self._pieces.encode(word)
         return ids
 
@@ -112,19 +126,19 @@ class Tokenizer:
         """Encode several texts at once, on all cores.
 
         Raises:
-            DataError: a text is not valid Unicode (half a surrogate pair).
+            DataError: a text is not valid Unicode: it has half a surrogate pair.
         """
         try:
             for text in texts:
                 text.encode()
         except UnicodeEncodeError as error:
             raise DataError(f"cannot encode a text that is not valid Unicode: {error}") from error
-        parts = [text.split(SPACE_MARK) for text in texts]
-        encoded: list[list[int]] = self._pieces.encode([first for first, *_ in parts])
-        for ids, (_, *others) in zip(encoded, parts, strict=True):
-            for part in others:
-                # a piece with SPACE_MARK would be decoded to a space; its bytes are decoded exactly
-                ids += self._mark + self._pieces.encode(part)
+        # sentencepiece would decode SPACE_MARK as a space, so the mark is encoded by its bytes
+        split_texts = [text.split(SPACE_MARK) for text in texts]
+        encoded: list[list[int]] = self._pieces.encode([first for first, *_ in split_texts])
+        for ids, (_, *others) in zip(encoded, split_texts, strict=True):
+            for substring in others:
+                ids += self._space_mark_ids + self._pieces.encode(substring)
         return encoded
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -135,11 +149,12 @@ class Tokenizer:
 def train_tokenizer(texts: Iterable[str], vocabulary: int, path: Path) -> Tokenizer:
     """Train a tokenizer and write it to a file.
 
-    If the texts do not allow `vocabulary` tokens, the vocabulary is as large as possible. If they
-    have more different characters than fit, the rarer ones are encoded as bytes.
+    If the texts are too short for `vocabulary` tokens, the vocabulary is as large as possible. If
+    they have more different characters than the vocabulary can hold, rare characters are encoded as
+    bytes.
 
     Args:
-        texts: texts to train on, held in memory.
+        texts: texts to train on, which are held in memory.
         vocabulary: number of tokens, at least 260.
         path: path of the file to write.
 
@@ -157,7 +172,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, path: Path) -> Tokeni
 
 
 def _lines(texts: Iterable[str]) -> Iterable[str]:
-    """Split texts into the sentences of sentencepiece, which drops those of more than 4 KiB."""
+    """Split texts into lines of at most MAX_LINE_CHARACTERS, the units of sentencepiece."""
     for text in texts:
         for line in text.split("\n"):
             for start in range(0, len(line), MAX_LINE_CHARACTERS):
@@ -170,11 +185,13 @@ def _train_largest(lines: list[str], vocabulary: int) -> bytes:
         try:
             return _train(lines, vocabulary)
         except RuntimeError as error:
+            # sentencepiece's messages are the only way to learn what the lines allow
             if limit := re.search(r"set it to a value <= (\d+)", str(error)):
                 vocabulary = int(limit[1])
             elif "smaller than required_chars" in str(error):
                 # half of the vocabulary for characters, half for longer pieces
-                lines = list(_without_rare(lines, (vocabulary - FIXED_PIECES + 1) // 2))
+                characters = (vocabulary - FIXED_PIECES + 1) // 2
+                lines = list(_without_rare_characters(lines, characters))
             else:
                 break
     raise DataError(
@@ -183,8 +200,8 @@ def _train_largest(lines: list[str], vocabulary: int) -> bytes:
     )
 
 
-def _without_rare(lines: list[str], characters: int) -> Iterable[str]:
-    """Split lines at all characters but the most common ones."""
+def _without_rare_characters(lines: list[str], characters: int) -> Iterable[str]:
+    """Remove all but the `characters` most common characters, and split lines where one was."""
     counts = Counter("".join(lines))
     common = {character for character, _ in counts.most_common(characters)}
     breaks = {ord(character): "\n" for character in counts if character not in common}

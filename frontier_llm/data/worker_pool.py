@@ -1,6 +1,7 @@
-"""Run jobs in forked worker processes, which inherit their inputs from the parent.
+"""Run jobs in forked worker processes.
 
-A worker exits when its pipe is closed, so no worker outlives a parent that was killed.
+Forked processes inherit all inputs from the parent, so only the number of a job is sent to them. A
+worker exits when its pipe is closed, so no worker survives a parent that was killed.
 """
 
 import multiprocessing
@@ -18,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class WorkerDiedError(DataError):
-    """A worker process was killed. Jobs that were finished before remain valid."""
+    """Raised if a worker process was killed. The results of finished jobs remain valid."""
 
 
 def available_cores() -> int:
@@ -34,10 +35,10 @@ def run_jobs(
     """Call `work` for all jobs and yield (job, result) in the order of completion.
 
     Args:
-        work: function to call; runs in other processes if there are several workers. Its results
-            and exceptions must be picklable.
-        jobs: arguments of the calls, started in this order.
-        workers: number of processes; 1: this process.
+        work: function to call. If there are several workers, it runs in other processes, and its
+            results and exceptions must be picklable.
+        jobs: arguments of the calls, which are started in this order.
+        workers: number of processes; 1: run all jobs in this process.
 
     Raises:
         WorkerDiedError: a worker process was killed.
@@ -55,9 +56,10 @@ def run_jobs(
 
 
 class _WorkerPool:
-    """Forked worker processes and the parent's ends of their pipes."""
+    """Starts worker processes and sends them jobs. Each worker has a pipe to the parent."""
 
     def __init__(self, work: Callable[[int], Any], size: int) -> None:
+        """Start `size` workers that call `work`."""
         context = multiprocessing.get_context("fork")
         self._processes: dict[Connection, ForkProcess] = {}
         for _ in range(size):
@@ -71,8 +73,9 @@ class _WorkerPool:
             self._processes[parent_end] = process
 
     def run(self, jobs: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        waiting = iter(jobs)
-        busy = [pipe for pipe in self._processes if self._give(pipe, waiting)]
+        """Yield (job, result) in the order of completion."""
+        waiting_jobs = iter(jobs)
+        busy = [pipe for pipe in self._processes if self._send_next(pipe, waiting_jobs)]
         while busy:
             for pipe in wait(busy):
                 assert isinstance(pipe, Connection)
@@ -80,19 +83,21 @@ class _WorkerPool:
                 if error is not None:
                     raise error
                 yield job, result
-                if not self._give(pipe, waiting):
+                if not self._send_next(pipe, waiting_jobs):
                     busy.remove(pipe)
 
     def stop(self) -> None:
+        """Terminate all workers."""
         for pipe, process in self._processes.items():
             pipe.close()
             process.terminate()
             process.join()
 
-    def _give(self, pipe: Connection, waiting: Iterator[int]) -> bool:
-        job = next(waiting, None)
+    def _send_next(self, pipe: Connection, waiting_jobs: Iterator[int]) -> bool:
+        """Send the next waiting job to a worker; return False if there is none."""
+        job = next(waiting_jobs, None)
         if job is not None:
-            with suppress(BrokenPipeError):  # `_receive` raises the reason
+            with suppress(BrokenPipeError):  # the worker died; `_receive` will raise the reason
                 pipe.send(job)
         return job is not None
 
@@ -109,14 +114,18 @@ class _WorkerPool:
 
 
 def _serve(work: Callable[[int], Any], pipe: Connection, inherited: Sequence[Connection]) -> None:
-    """Run jobs from a pipe until it is closed.
+    """Run jobs from a pipe until the parent closes the pipe.
 
-    The parent's ends of all pipes, which this process inherited, are closed first: otherwise the
-    pipe would stay open after the parent's death.
+    Args:
+        work: function to call for each job.
+        pipe: this worker's end of its pipe.
+        inherited: the parent's ends of pipes, of which the fork made copies. They are closed first,
+            because otherwise the pipes would stay open after the parent's death.
     """
-    for end in inherited:
-        end.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and stops the workers
+    for parent_end in inherited:
+        parent_end.close()
+    # Ctrl-C reaches the parent as well, which then stops the workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with suppress(EOFError, ConnectionError):
         while True:

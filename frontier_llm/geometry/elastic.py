@@ -1,7 +1,7 @@
-"""Continue a run on another number of ranks by changing its data parallelism.
+"""Fit a configuration to another number of ranks by changing its data parallelism.
 
-Tensor and pipeline parallelism and the global batch stay the same, and so do losses and the order
-of samples.
+An elastic run (`launch.elastic`) uses this when it continues on more or fewer ranks. Tensor and
+pipeline parallelism and the global batch stay the same, and so do losses and the order of samples.
 """
 
 from frontier_llm.config.data import DataConfig
@@ -13,21 +13,21 @@ from frontier_llm.errors import ConfigError
 def refit(
     parallel: ParallelConfig, data: DataConfig, sharding: ShardingConfig, world_size: int
 ) -> dict[str, int]:
-    """Choose new values with which a configuration runs on `world_size` ranks.
+    """Choose new values of some keys with which a configuration runs on `world_size` ranks.
 
-    The new micro-batch is the largest one, up to the configured one, with which the replicas divide
-    the global batch.
+    The new micro-batch is at most the configured one: the largest number of samples that divides
+    the samples of a replica.
 
-    Sharding factors that are numbers are chosen in the order `optimizer`, `grads`, `params`: each
-    becomes the largest number, up to the configured one, that divides the one before it. The first
-    one divides the number of replicas.
+    Sharding factors that are numbers are chosen in the order `optimizer`, `grads`, `params`. Each
+    becomes the largest number that is at most the configured factor and that divides the factor
+    chosen before. The first factor divides the number of replicas.
 
     Returns:
-        New values by key. It is empty if the configuration fits as it is, and if the ranks are no
-        multiple of tensor x pipeline ranks, which `config.rules.check` reports.
+        New values by key. The result is empty if no value has to change. It is also empty if
+        `world_size` is not a multiple of tensor x pipeline, which `config.rules.check` reports.
 
     Raises:
-        ConfigError: the replicas cannot divide the global batch at all.
+        ConfigError: the number of replicas does not divide the global batch.
     """
     model_ranks = parallel.tensor * parallel.pipeline
     if world_size % model_ranks:
@@ -37,7 +37,7 @@ def refit(
 
 
 def _micro_batch(data: DataConfig, replicas: int, model_ranks: int) -> dict[str, int]:
-    share, rest = divmod(data.global_batch, replicas)
+    replica_samples, rest = divmod(data.global_batch, replicas)
     if rest:
         fitting = [d * model_ranks for d in divisors(data.global_batch)]
         raise ConfigError(
@@ -46,18 +46,18 @@ def _micro_batch(data: DataConfig, replicas: int, model_ranks: int) -> dict[str,
             "replicas that divide the global batch, which an elastic run keeps",
             f"start one of {', '.join(map(str, fitting))} ranks",
         )
-    fitted = max(d for d in divisors(share) if d <= data.micro_batch)
+    fitted = max(d for d in divisors(replica_samples) if d <= data.micro_batch)
     return {"data.micro_batch": fitted} if fitted != data.micro_batch else {}
 
 
 def _factors(sharding: ShardingConfig, replicas: int) -> dict[str, int]:
-    """Fit factors that are numbers; `node`, `all` and `auto` fit any number of ranks."""
+    """Fit factors that are numbers. The words `node`, `all` and `auto` fit any number of ranks."""
     changed, limit = {}, replicas
     for name in ("optimizer", "grads", "params"):
-        wanted = getattr(sharding, name)
-        if isinstance(wanted, int):
-            fitted = max(d for d in divisors(limit) if d <= wanted)
-            if fitted != wanted:
+        configured = getattr(sharding, name)
+        if isinstance(configured, int):
+            fitted = max(d for d in divisors(limit) if d <= configured)
+            if fitted != configured:
                 changed[f"sharding.{name}"] = fitted
             limit = fitted
     return changed

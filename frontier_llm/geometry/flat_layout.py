@@ -1,7 +1,8 @@
-"""Flat buffers: the position of each parameter in its unit's buffer, and the padding behind them.
+"""Place the parameters of each unit in one flat buffer, followed by padding.
 
-Parameters with weight decay come first, so that the optimizer's two parameter groups are two
-contiguous ranges of every interval.
+A unit is the parameters that are gathered and reduced together: the embedding, a layer or the head.
+Parameters with weight decay come first in its buffer. The two parameter groups of the optimizer,
+with and without weight decay, are therefore two contiguous ranges of every shard.
 """
 
 import math
@@ -15,37 +16,38 @@ from frontier_llm.geometry.model_chunks import ModelChunk
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """Element ranges of a unit's parameters in its flat buffer."""
+    """Positions in the flat buffer of a unit, counted in elements."""
 
     starts: tuple[int, ...]
-    """First element of each parameter, in the order given."""
+    """First element of each parameter, in the order of the parameters passed to `flat_layout`."""
     decayed: int
-    """Elements [0, decayed) get weight decay."""
+    """The elements [0, decayed) have weight decay."""
     used: int
-    """Elements [0, used) belong to parameters; the rest is padding."""
+    """The elements [0, used) belong to parameters; the rest is padding."""
     size: int
-    """Elements of the buffer."""
+    """Number of elements of the buffer, padding included."""
 
 
 def flat_layout(sizes: Sequence[int], decayed: Sequence[bool], multiple: int = 1) -> FlatLayout:
-    """Place parameters of `sizes` elements in one buffer.
+    """Place parameters in one buffer.
 
     Args:
-        sizes: elements of each parameter.
+        sizes: number of elements of each parameter.
         decayed: for each parameter, whether weight decay applies.
-        multiple: the buffer's size is padded to a multiple of this.
+        multiple: the size of the buffer is rounded up to a multiple of this number.
     """
     starts = [0] * len(sizes)
     position = 0
-    boundary = 0
-    for wanted in (True, False):
-        for index, (size, decays) in enumerate(zip(sizes, decayed, strict=True)):
-            if decays is wanted:
+    decayed_elements = 0
+    for with_decay in (True, False):
+        for index, (size, has_decay) in enumerate(zip(sizes, decayed, strict=True)):
+            if has_decay is with_decay:
                 starts[index] = position
                 position += size
-        if wanted:
-            boundary = position
-    return FlatLayout(tuple(starts), boundary, position, -(-position // multiple) * multiple)
+        if with_decay:
+            decayed_elements = position
+    padded_size = -(-position // multiple) * multiple
+    return FlatLayout(tuple(starts), decayed_elements, position, padded_size)
 
 
 def unit_layouts(
@@ -55,14 +57,14 @@ def unit_layouts(
     tensor: int,
     multiple: int = 1,
 ) -> dict[str, FlatLayout]:
-    """Return the flat buffer of each unit of a stage on one tensor rank.
+    """Return the layout of the flat buffer of each unit of a stage on one tensor rank.
 
     Args:
-        model: dimensions.
-        chunks: the stage's model chunks.
-        sequence_length: rows of the learned position table.
-        tensor: ranks over which matrices are cut.
-        multiple: each buffer's size is padded to a multiple of this.
+        model: dimensions of the model.
+        chunks: model chunks of the stage.
+        sequence_length: number of rows of the learned position table.
+        tensor: number of tensor ranks over which matrices are divided.
+        multiple: the size of each buffer is rounded up to a multiple of this number.
     """
     shapes: dict[str, list[ParameterShape]] = {}
     for chunk in chunks:
@@ -70,16 +72,16 @@ def unit_layouts(
             shapes.setdefault(shape.unit, []).append(shape)
     return {
         unit: flat_layout(
-            [_local_elements(shape, model, tensor) for shape in members],
-            [shape.decayed for shape in members],
+            [_local_elements(shape, model, tensor) for shape in unit_shapes],
+            [shape.decayed for shape in unit_shapes],
             multiple,
         )
-        for unit, members in shapes.items()
+        for unit, unit_shapes in shapes.items()
     }
 
 
 def _local_elements(shape: ParameterShape, model: ModelConfig, tensor: int) -> int:
-    """Count a parameter's elements on one tensor rank, including the vocabulary's padding."""
+    """Count the elements of a parameter on one tensor rank, with padding of the vocabulary."""
     dims = list(shape.shape)
     if shape.cut_dim is not None:
         if shape.name in ("embedding.tokens.weight", "head.weight"):

@@ -1,12 +1,13 @@
-"""Floating-point operations of a training step, counted for each matrix.
+"""Count the floating-point operations of a training step, matrix by matrix.
 
-A product of [m, k] and [k, n] is 2mkn operations. The backward pass costs twice the forward.
-Norms, activations, softmax and the embedding's look-up are not counted, as is usual.
+A product of an [m, k] and a [k, n] matrix takes 2mkn operations. The backward pass takes twice as
+many as the forward pass. As is usual, norms, activation functions, softmax and the look-up in the
+embedding are not counted.
 
-Model FLOPs (for MFU) are those of a forward and a backward pass; hardware FLOPs (for HFU) add the
-recomputation of activations, but not what an attention kernel recomputes inside its backward pass.
-Attention is counted in full, without halving for causality (the convention of Megatron-LM and
-PaLM); `causal=True` halves it.
+Model FLOPs (for MFU) are the operations of a forward and a backward pass. Hardware FLOPs (for HFU)
+also include recomputed layers or attention, but not the operations that an attention kernel
+repeats inside its backward pass. Attention scores are counted in full, as in Megatron-LM and PaLM.
+With `causal=True` only the unmasked half of them counts.
 
 Sources: Narayanan et al., SC'21 (arXiv:2104.04473), section 5.1 and appendix; PaLM
 (arXiv:2204.02311), appendix B for MFU and HFU.
@@ -20,44 +21,44 @@ from frontier_llm.geometry.lengths import SampleLengths, sample_lengths
 
 @dataclass(frozen=True)
 class ForwardFlops:
-    """Operations of a forward pass over one sample, by part of the model."""
+    """Number of operations of a forward pass over one sample, by part of the model."""
 
     projections: float
-    """Query, key, value and output matrices, including those of cross attention."""
+    """Products with the query, key, value and output matrices, also in cross attention."""
     attention: float
-    """Scores and weighted values."""
+    """Attention scores and weighted values."""
     feed_forward: float
-    """Two matrices, or three when gated."""
+    """Products with the two matrices of feed-forward blocks, or three if gated."""
     head: float
-    """The product with the vocabulary."""
+    """The product that computes the logits."""
 
     @property
     def layers(self) -> float:
-        """All transformer layers, without the head."""
+        """Operations of all transformer layers, without the head."""
         return self.projections + self.attention + self.feed_forward
 
     @property
     def total(self) -> float:
-        """The whole model."""
+        """Operations of the whole model."""
         return self.layers + self.head
 
 
 def forward_flops(
     model: ModelConfig, sequence_length: int, *, causal: bool = False
 ) -> ForwardFlops:
-    """Count one forward pass over one sample.
+    """Count the operations of a forward pass over one sample.
 
     Args:
-        model: dimensions.
-        sequence_length: tokens of a GPT's sample, or of the encoder's input; the decoder's length
-            follows from it (geometry/lengths.py).
-        causal: count only the unmasked half of the decoder's scores.
+        model: dimensions of the model.
+        sequence_length: tokens per sample of a GPT, or tokens that the encoder reads. The length of
+            the decoder follows from it (geometry/lengths.py).
+        causal: whether only the unmasked half of the decoder's scores counts.
     """
     lengths = sample_lengths(model, sequence_length)
-    border = model.encoder_layers
     encoder = layer_flops(model, 0, lengths, causal=causal)
-    decoder = layer_flops(model, border, lengths, causal=causal)
-    kinds = ((border, encoder), (model.layers - border, decoder))
+    decoder = layer_flops(model, model.encoder_layers, lengths, causal=causal)
+    decoder_layers = model.layers - model.encoder_layers
+    kinds = ((model.encoder_layers, encoder), (decoder_layers, decoder))
     return ForwardFlops(
         projections=sum(layers * flops.projections for layers, flops in kinds),
         attention=sum(layers * flops.attention for layers, flops in kinds),
@@ -69,15 +70,16 @@ def forward_flops(
 def layer_flops(
     model: ModelConfig, layer: int, lengths: SampleLengths, *, causal: bool = False
 ) -> ForwardFlops:
-    """Count one layer's forward pass over one sample; its head is 0."""
+    """Count the operations of one layer in a forward pass over one sample."""
     in_encoder = layer < model.encoder_layers
     tokens = lengths.encoder if in_encoder else lengths.decoder
     query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
     projections = 2 * tokens * model.hidden * (2 * query + 2 * key_value)
     attention = 2 * 2 * tokens * tokens * query * (0.5 if causal and not in_encoder else 1)
     if model.reads_encoder(layer):
-        of_decoder, of_encoder = 2 * query * tokens, 2 * key_value * lengths.encoder
-        projections += 2 * model.hidden * (of_decoder + of_encoder)
+        # queries and outputs of the decoder's tokens, keys and values of the encoder's tokens
+        decoder_side, encoder_side = 2 * query * tokens, 2 * key_value * lengths.encoder
+        projections += 2 * model.hidden * (decoder_side + encoder_side)
         attention += 2 * 2 * tokens * lengths.encoder * query
     matrices = 3 if model.gated else 2
     feed_forward = 2 * tokens * model.hidden * model.ffn * matrices
@@ -85,21 +87,21 @@ def layer_flops(
 
 
 def step_model_flops(model: ModelConfig, sequence_length: int, samples: int) -> float:
-    """Count the operations of a forward and a backward pass over `samples`."""
+    """Count the operations of a forward and a backward pass over a number of samples."""
     return 3 * samples * forward_flops(model, sequence_length).total
 
 
 def step_hardware_flops(
     model: ModelConfig, sequence_length: int, samples: int, recompute: str
 ) -> float:
-    """Count the operations that are executed, including recomputation.
+    """Count the operations that a step executes, including recomputation.
 
     Args:
-        model: dimensions.
+        model: dimensions of the model.
         sequence_length: as in `forward_flops`.
         samples: samples per step.
-        recompute: `none`, `selective` (the attention core) or `full` (every layer).
+        recompute: `none`, `selective` (attention without its projections) or `full` (every layer).
     """
-    once = forward_flops(model, sequence_length)
-    again = {"none": 0.0, "selective": once.attention, "full": once.layers}[recompute]
-    return samples * (3 * once.total + again)
+    forward = forward_flops(model, sequence_length)
+    repeated = {"none": 0.0, "selective": forward.attention, "full": forward.layers}
+    return samples * (3 * forward.total + repeated[recompute])

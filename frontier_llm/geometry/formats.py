@@ -1,15 +1,15 @@
 """Number formats of messages, and their sizes in bytes including scales and padding.
 
-A float format takes two or four bytes per element. A quantised format sends *slots*: messages of
-equal size, each with one part of a buffer. The slot for a part of m elements, the first q of them
-quantised, holds
+A float format takes two or four bytes per element. A quantised format divides a buffer into equal
+parts and sends each part in a *slot*, a message of fixed size. A part has m elements, of which the
+first q are quantised. Its slot consists of three sections, each padded to a multiple of 4 bytes:
 
-    scales   one per block of `block_elements` that begins within the first q elements
+    scales   one scale per block of `block_elements` quantised elements
     small    the other m - q elements, two bytes each
-    values   q values of 8 bits, or of 4 bits, two per byte
+    values   the q quantised values: one byte each in 8 bits, two per byte in 4 bits
 
-each padded to a multiple of 4 bytes. The small elements are a unit's norms and biases. They lie at
-the end of its flat buffer (flat_layout.py), so a buffer is quantised up to a *border*.
+The small elements are the norms and biases of a unit, which are never quantised. They are at the
+end of the flat buffer of the unit (flat_layout.py). The elements before the *border* are quantised.
 """
 
 from collections.abc import Sequence
@@ -19,19 +19,22 @@ from typing import NamedTuple
 from frontier_llm.config.collectives import CollectivesConfig, FormatName
 
 BITS: dict[FormatName, int] = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
+"""Bits per value, without scales."""
 SMALL_BYTES = 2
+"""Bytes per element of norms and biases in a quantised message."""
 ALIGNMENT_BYTES = 4
+"""Each section of a slot is padded to a multiple of this many bytes."""
 
 
 class Slot(NamedTuple):
-    """Byte offsets of the three parts of a message."""
+    """Byte offsets of the three sections of a slot. The scales begin at offset 0."""
 
     small: int
-    """First byte of the small elements, which follow the scales."""
+    """Offset of the small elements, which follow the scales."""
     values: int
-    """First byte of the values."""
+    """Offset of the quantised values."""
     stop: int
-    """The byte after the last."""
+    """Size of the slot in bytes."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,9 @@ class Format:
     block_elements: int = 256
     """Elements that share a scale."""
     scale_bytes: int = 4
-    """4 = fp32, 2 = bf16."""
+    """Bytes per scale: 4 for fp32, 2 for bf16."""
     is_stochastic: bool = False
-    """Whether values are rounded up or down at random, so that they are right on average."""
+    """Whether values are rounded up or down at random, which is exact on average."""
 
     @property
     def bits(self) -> int:
@@ -53,12 +56,12 @@ class Format:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether values are integers with scales."""
+        """Whether values are sent as integers with scales."""
         return self.bits <= 8
 
     @property
     def largest(self) -> int:
-        """The largest integer: 127 or 7; the most negative is its mirror."""
+        """The largest integer: 127 for 8 bits, 7 for 4 bits. The smallest is its negative."""
         return (1 << (self.bits - 1)) - 1
 
     @property
@@ -68,7 +71,10 @@ class Format:
         return self.bits / 8 + scales
 
     def is_lossless(self, element_bytes: int) -> bool:
-        """Whether elements of this many bytes are sent unchanged; a wider format widens nothing."""
+        """Whether elements of `element_bytes` bytes are sent unchanged.
+
+        A format that is wider than the elements does not widen them.
+        """
         return self.bits >= 8 * element_bytes
 
     def quantised_of(self, border: int, start: int, elements: int) -> int:
@@ -82,34 +88,34 @@ class Format:
         return max(0, min(border - start, elements)) if self.is_quantised else 0
 
     def slot(self, elements: int, quantised: int) -> Slot:
-        """Return the layout of a message of `elements`, the first `quantised` of them quantised."""
+        """Return the slot of a part of `elements`, the first `quantised` of them quantised."""
         blocks = -(-quantised // self.block_elements)
         small = _aligned(blocks * self.scale_bytes)
         values = small + _aligned((elements - quantised) * SMALL_BYTES)
         return Slot(small, values, values + _aligned(self._value_bytes(quantised)))
 
     def slot_bytes(self, elements: int, parts: int, border: int) -> int:
-        """Return the size of each of the messages with the `parts` parts of a buffer.
+        """Return the bytes of a slot, which is the same for all parts of a buffer.
 
-        All are as long as the longest, so that any backend can send them. The longest is the first
-        part, the last part, or the part that contains the border.
+        Every slot has the size that the largest part needs, so that any backend can send the
+        slots. The largest is the first part, the last part, or the part that contains the border.
 
         Args:
-            elements: of one part.
+            elements: number of elements of one part.
             parts: number of parts.
             border: number of elements at the start of the buffer that are quantised.
         """
-        at_border = min(border // elements, parts - 1) if elements else 0
-        counts = {
+        border_part = min(border // elements, parts - 1) if elements else 0
+        quantised_counts = {
             self.quantised_of(border, part * elements, elements)
-            for part in (0, at_border, parts - 1)
+            for part in (0, border_part, parts - 1)
         }
-        return max(self.slot(elements, quantised).stop for quantised in counts)
+        return max(self.slot(elements, quantised).stop for quantised in quantised_counts)
 
     def _value_bytes(self, quantised: int) -> int:
-        """Return the bytes of the values; each full block is a whole number of bytes."""
-        full, rest = divmod(quantised, self.block_elements)
-        return full * (self.block_elements * self.bits // 8) + -(-rest * self.bits // 8)
+        """Return the bytes of quantised values. Each block starts at a whole byte."""
+        full_blocks, rest = divmod(quantised, self.block_elements)
+        return full_blocks * (self.block_elements * self.bits // 8) + -(-rest * self.bits // 8)
 
 
 FP32, BF16 = Format("fp32"), Format("bf16")
@@ -117,31 +123,32 @@ FP32, BF16 = Format("fp32"), Format("bf16")
 
 @dataclass(frozen=True)
 class StateFormats:
-    """The format of each collective of the model states in one step."""
+    """The message formats of all collectives of the model states in one step."""
 
     params: Format = FP32
-    """Of parameters gathered before a forward pass."""
+    """Format of parameters that are gathered for a forward pass."""
     params_backward: Format = FP32
-    """Of parameters gathered before a backward pass."""
+    """Format of parameters that are gathered for a backward pass."""
     refresh: Format = FP32
-    """Of updated parameters, gathered once per step."""
+    """Format of updated parameters that are gathered once per step."""
     grads: Format = FP32
-    """Of gradients scattered between ranks of one node."""
+    """Format of gradients in reduce-scatters between ranks of one node."""
     grads_across: Format = FP32
-    """Of gradients scattered between ranks of several nodes."""
+    """Format of gradients in reduce-scatters between ranks of several nodes."""
 
     @classmethod
     def at(cls, config: CollectivesConfig, step: int = 1) -> "StateFormats":
-        """Return the formats of a step, counted from 1.
+        """Return the formats of a step. Steps are counted from 1.
 
-        After `until_step` integers are replaced by fp32; parameters are then sent unchanged.
+        After the step `until_step`, fp32 replaces integer formats, and parameters are sent
+        unchanged.
         """
         is_over = config.until_step is not None and step > config.until_step
 
         def make(name: FormatName) -> Format:
-            plain = is_over and BITS[name] <= 8
+            is_replaced = is_over and BITS[name] <= 8
             return Format(
-                "fp32" if plain else name,
+                "fp32" if is_replaced else name,
                 config.block_elements,
                 4 if config.scales_format == "fp32" else 2,
                 config.rounding == "stochastic",
@@ -156,14 +163,14 @@ class StateFormats:
         )
 
     def encode(self, compute_bytes: int) -> bool:
-        """Whether any message is encoded in slots if the model computes in this many bytes."""
+        """Whether any message is encoded if parameters have `compute_bytes` bytes per element."""
         gathered = (self.params, self.params_backward, self.refresh)
-        return any(not one.is_lossless(compute_bytes) for one in gathered) or any(
-            one.is_quantised for one in (self.grads, self.grads_across)
+        return any(not params.is_lossless(compute_bytes) for params in gathered) or any(
+            grads.is_quantised for grads in (self.grads, self.grads_across)
         )
 
     def grads_over(self, nodes: Sequence[int]) -> Format:
-        """Return the format of a scatter of gradients over ranks that run on these nodes."""
+        """Return the format of gradients in a reduce-scatter; `nodes` has the node of each rank."""
         return self.grads if len(set(nodes)) == 1 else self.grads_across
 
 

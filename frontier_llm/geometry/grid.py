@@ -1,7 +1,8 @@
-"""The grid of ranks: three axes, and the groups along them.
+"""The grid of ranks: three axes (tensor, data and pipeline), and the groups along each axis.
 
-Tensor ranks are neighbours, then data ranks, then pipeline ranks, so that the axis that
-communicates most uses the fastest links. This is megatron-core's default order "tp-cp-ep-dp-pp".
+Consecutive ranks differ first in the tensor coordinate, then in the data coordinate, then in the
+pipeline coordinate. The axes that communicate most thus use the fastest links. This order is
+megatron-core's default "tp-cp-ep-dp-pp".
 """
 
 from dataclasses import dataclass
@@ -41,22 +42,22 @@ class Grid:
         return (at.pipeline * self.data + at.data) * self.tensor + at.tensor
 
     def tensor_group(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that share the matrices of one stage and replica."""
+        """Return the ranks over which the matrices of this rank's stage and replica are divided."""
         at = self.coordinates(rank)
         return tuple(self.rank(at._replace(tensor=t)) for t in range(self.tensor))
 
     def data_group(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that compute the same part of the model on other samples."""
+        """Return the ranks that compute the same part of the model on different samples."""
         at = self.coordinates(rank)
         return tuple(self.rank(at._replace(data=d)) for d in range(self.data))
 
     def pipeline_group(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that compute the same samples on the other stages."""
+        """Return the ranks that compute the same samples on different stages."""
         at = self.coordinates(rank)
         return tuple(self.rank(at._replace(pipeline=p)) for p in range(self.pipeline))
 
     def node(self, rank: int) -> int:
-        """Return the node a rank runs on."""
+        """Return the number of the node on which a rank runs."""
         return rank // self.ranks_per_node
 
     def same_node(self, rank: int, other: int) -> bool:

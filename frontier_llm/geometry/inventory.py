@@ -1,7 +1,8 @@
-"""The parameters of a model by name and shape, without building it.
+"""List the parameters of a model by name and shape, without building the model.
 
-Names and shapes are global: uncut, without padding, a gated feed-forward block as two matrices.
-Checkpoints use the same names. The shape of a linear weight is [out, in].
+Names and shapes are those of the whole model. They are not divided over tensor ranks and have no
+padding, and the two halves of a gated feed-forward block are separate matrices. Checkpoints use the
+same names. The shape of a linear weight is [outputs, inputs].
 """
 
 import math
@@ -20,11 +21,12 @@ class ParameterShape:
     name: str
     shape: tuple[int, ...]
     unit: str
-    """Name of the unit with which it is gathered and reduced."""
+    """Name of the unit (embedding, layer or head) with which the parameter is gathered."""
     cut_dim: int | None
-    """Dim that is cut over tensor ranks; None = each tensor rank holds the whole parameter."""
+    """Dim that is divided over tensor ranks; None = each tensor rank has the whole parameter."""
     decayed: bool
-    """Whether weight decay applies: to matrices, not to biases and norms."""
+    """Whether weight decay applies to the parameter. It applies to matrices, but not to biases and
+    norms."""
 
     @property
     def elements(self) -> int:
@@ -33,7 +35,7 @@ class ParameterShape:
 
 
 def padded_vocabulary(model: ModelConfig, tensor: int, multiple: int = 128) -> int:
-    """Return the rows of the embedding after padding to a multiple of `multiple * tensor`."""
+    """Return the rows of the embedding, which are padded to a multiple of `multiple * tensor`."""
     block = multiple * tensor
     return -(-model.vocabulary // block) * block
 
@@ -43,11 +45,12 @@ def layer_parameters(model: ModelConfig, layer: int) -> Iterator[ParameterShape]
     unit, hidden = f"layers.{layer}", model.hidden
     query, key_value = model.heads * model.head_dim, 2 * model.kv_heads * model.head_dim
 
-    def matrix(name: str, shape: tuple[int, int], cut: int) -> Iterator[ParameterShape]:
-        yield ParameterShape(f"{unit}.{name}.weight", shape, unit, cut, True)
+    def matrix(name: str, shape: tuple[int, int], cut_dim: int) -> Iterator[ParameterShape]:
+        yield ParameterShape(f"{unit}.{name}.weight", shape, unit, cut_dim, True)
         if model.bias:
-            # partial products of a row-cut matrix are summed, so its bias is added once, uncut
-            bias_cut = 0 if cut == 0 else None
+            # If inputs are divided (dim 1), the ranks' partial products are summed first. The
+            # bias is then added once and is not divided.
+            bias_cut = 0 if cut_dim == 0 else None
             yield ParameterShape(f"{unit}.{name}.bias", shape[:1], unit, bias_cut, False)
 
     yield from _norm(model, f"{unit}.attention_norm", unit)
@@ -70,13 +73,14 @@ def chunk_parameters(
 ) -> Iterator[ParameterShape]:
     """Yield the parameters of one model chunk.
 
-    A parameter that several chunks need is held by each of them under the same name: a tied head
-    and the embedding, and a stack's table of relative positions (see `shared_parameters`).
+    If several chunks need a parameter, each of them has a copy with the same name. This happens to
+    a table that is both embedding and head, and to the relative positions of a stack (see
+    `shared_parameters`).
 
     Args:
-        model: dimensions.
-        chunk: its layers, and whether it holds the embedding and the head.
-        sequence_length: rows of the learned position table.
+        model: dimensions of the model.
+        chunk: model chunk whose parameters are listed.
+        sequence_length: number of rows of the learned position table.
     """
     table = (model.vocabulary, model.hidden)
     if chunk.has_embedding or (chunk.has_head and model.tied):
@@ -100,27 +104,28 @@ def chunk_parameters(
 def shared_parameters(
     model: ModelConfig, chunks: Sequence[ModelChunk]
 ) -> dict[str, tuple[ModelChunk, ...]]:
-    """Return the chunks that hold each parameter of which there are several copies, by name.
+    """Return the parameters that several chunks have: for each name, these chunks.
 
-    Gradients of the copies must be added up. The first of the chunks counts and saves the
-    parameter.
+    The gradients of the copies must be added up. Only the first chunk counts the parameter and
+    saves it to checkpoints.
     """
-    holders: defaultdict[str, list[ModelChunk]] = defaultdict(list)
+    chunks_by_name: defaultdict[str, list[ModelChunk]] = defaultdict(list)
     for chunk in chunks:
         for shape in chunk_parameters(model, chunk, sequence_length=1):
-            holders[shape.name].append(chunk)
-    return {name: tuple(held) for name, held in holders.items() if len(held) > 1}
+            chunks_by_name[shape.name].append(chunk)
+    return {name: tuple(owners) for name, owners in chunks_by_name.items() if len(owners) > 1}
 
 
 def count_parameters(model: ModelConfig, sequence_length: int) -> int:
-    """Count the parameters of the whole model, each once."""
+    """Count the parameters of the whole model. A parameter with several copies counts once."""
     return sum(math.prod(shape) for shape in model_shapes(model, sequence_length).values())
 
 
 def model_shapes(model: ModelConfig, sequence_length: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of every parameter of the whole model, by its global name."""
     whole = ModelChunk(0, 0, range(model.layers), has_embedding=True, has_head=True)
-    return {p.name: p.shape for p in chunk_parameters(model, whole, sequence_length)}
+    parameters = chunk_parameters(model, whole, sequence_length)
+    return {parameter.name: parameter.shape for parameter in parameters}
 
 
 def _norm(model: ModelConfig, name: str, unit: str) -> Iterator[ParameterShape]:

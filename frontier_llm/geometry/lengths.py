@@ -1,8 +1,9 @@
-"""The number of tokens per sample that the encoder and the decoder compute.
+"""Compute the number of tokens per sample on the encoder and on the decoder.
 
-A GPT has no encoder. The encoder of an encoder-decoder reads `data.sequence_length` tokens of
-corrupted text, and the decoder predicts the removed spans; each length determines the other (T5's
-span corruption, arXiv:1910.10683, section 3.1.4: 15% of the tokens, in spans of 3 on average).
+A GPT has only a decoder. In an encoder-decoder model, the encoder reads `data.sequence_length`
+tokens of corrupted text, and the decoder predicts the removed spans. The length of the decoder
+therefore follows from that of the encoder. The spans are those of T5 (arXiv:1910.10683, section
+3.1.4): 15% of the tokens are removed, in spans of 3 tokens on average.
 """
 
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from dataclasses import dataclass
 from frontier_llm.config.model import DECODER_MULTIPLE, ModelConfig
 
 NOISE_DENSITY = 0.15
-"""Share of the text's tokens that are removed."""
+"""Share of the tokens of a text that are removed."""
 MEAN_SPAN_LENGTH = 3.0
-"""Average tokens of a removed span."""
+"""Average number of tokens in a removed span."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,9 @@ class SampleLengths:
     """Tokens of one sample."""
 
     encoder: int
-    """Read by the encoder; 0 for a GPT."""
+    """Tokens that the encoder reads; 0 for a GPT."""
     decoder: int
-    """Computed by the decoder, padding included."""
+    """Tokens that the decoder computes, padding included."""
 
     @property
     def total(self) -> int:
@@ -32,25 +33,30 @@ class SampleLengths:
 
 @dataclass(frozen=True)
 class SpanLengths:
-    """Tokens of one sample of span corruption, sentinels and end of sequence included."""
+    """Tokens of one sample of span corruption.
+
+    A sentinel is a special token that stands for a removed span. Sentinels and the token that ends
+    a sequence are included in the counts.
+    """
 
     text: int
     """Tokens of the uncorrupted text."""
     inputs: int
-    """The remaining text, with a sentinel in place of each span."""
+    """Tokens of the remaining text, with a sentinel in place of each removed span."""
     targets: int
-    """The removed spans, each behind its sentinel."""
+    """Tokens of the removed spans, each after its sentinel."""
 
 
 def corrupted(text: int) -> SpanLengths:
-    """Return the lengths after corrupting `text` tokens; both sides end with one more token."""
-    noise = round(text * NOISE_DENSITY)
-    spans = round(noise / MEAN_SPAN_LENGTH)
-    return SpanLengths(text, text - noise + spans + 1, noise + spans + 1)
+    """Return the lengths after `text` tokens are corrupted."""
+    removed = round(text * NOISE_DENSITY)
+    spans = round(removed / MEAN_SPAN_LENGTH)
+    # the last token of inputs and of targets marks the end of the sequence
+    return SpanLengths(text, text - removed + spans + 1, removed + spans + 1)
 
 
 def span_lengths(inputs: int) -> SpanLengths:
-    """Return the longest text whose corrupted inputs are at most `inputs` tokens.
+    """Return the lengths of the longest text whose corrupted form has at most `inputs` tokens.
 
     >>> span_lengths(512)
     SpanLengths(text=568, inputs=512, targets=114)

@@ -1,4 +1,7 @@
-"""Memory for encoded messages: buffers, and rounding errors that are kept for the next step."""
+"""Count the memory for encoded messages: their buffers, and rounding errors that are kept.
+
+Error feedback keeps the rounding error of a quantised gradient and adds it to the next gradient.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -11,7 +14,7 @@ from frontier_llm.geometry.partition import Digit, Factors
 from frontier_llm.geometry.state_memory import FP32_BYTES
 
 FEEDBACK_BYTES = 2
-"""Bytes of one rounding error: bf16."""
+"""Bytes per rounding error, which is kept in bf16."""
 BUFFER_BYTES = 64
 """Buffer sizes are multiples of this many bytes (collectives/slots.py)."""
 
@@ -22,26 +25,27 @@ def refresh_is_lossy(formats: StateFormats, factors: Factors, compute_bytes: int
 
 
 def feedback_bytes(config: CollectivesConfig, grid: Grid, factors: Factors, elements: int) -> int:
-    """Return the bytes of the rounding errors that a rank keeps of a unit's gradients.
+    """Return the bytes of the rounding errors that a rank keeps for the gradients of a unit.
 
     Args:
-        config: formats, and whether errors are kept.
-        grid: decides which ranks share a node.
-        factors: over how many ranks each state is cut.
-        elements: size of the unit's buffer, padding included.
+        config: message formats, and whether rounding errors are kept.
+        grid: grid of ranks, which decides which ranks share a node.
+        factors: sharding factors.
+        elements: size of the flat buffer of the unit, padding included.
     """
     if not config.error_feedback:
         return 0
-    formats, kept = StateFormats.at(config), 0
-    sent: dict[Digit, int] = {"optimizer": elements // factors.grads}
+    formats, total = StateFormats.at(config), 0
+    # elements that a rank passes to the reduce-scatter along each digit
+    scattered: dict[Digit, int] = {"optimizer": elements // factors.grads}
     if factors.grads > 1:
-        sent |= {"params": elements, "grads": elements // factors.params}
+        scattered |= {"params": elements, "grads": elements // factors.params}
     ranks = grid.data_group(0)
-    for digit, count in sent.items():
+    for digit, count in scattered.items():
         nodes = {grid.node(ranks[member]) for member in factors.group(digit, 0)}
         if len(nodes) > 1 and formats.grads_across.is_quantised:
-            kept += FEEDBACK_BYTES * count
-    return kept
+            total += FEEDBACK_BYTES * count
+    return total
 
 
 def message_bytes(
@@ -51,51 +55,61 @@ def message_bytes(
     compute_bytes: int,
     units_in_flight: int,
 ) -> int:
-    """Return an upper bound on the buffers for encoded messages: the pool of a rank.
+    """Return an upper bound on the bytes of the buffers for encoded messages on a rank.
 
-    Units of the same size use buffers of the same sizes. Each buffer counts as often as collectives
-    that use it may run at the same time.
+    Units of the same size share buffers. Each buffer counts as many times as the number of
+    collectives that may use such a buffer at the same time.
     """
     units = Counter((layout.size, layout.decayed) for layout in layouts)
     total = 0
     for (size, decayed), count in units.items():
-        for buffer, limit in _buffers(formats, factors, size, decayed, compute_bytes):
-            at_once = {"one": 1, "flow": units_in_flight + 1, "refresh": 2 * units_in_flight}[limit]
-            total += _rounded(buffer) * min(count, at_once)
+        for buffer_bytes, limit in _buffers(formats, factors, size, decayed, compute_bytes):
+            concurrent = {
+                "one": 1,
+                "flow": units_in_flight + 1,
+                "refresh": 2 * units_in_flight,
+            }[limit]
+            total += _rounded(buffer_bytes) * min(count, concurrent)
     return total
 
 
 def _buffers(
     formats: StateFormats, factors: Factors, size: int, decayed: int, compute_bytes: int
 ) -> Iterator[tuple[int, str]]:
-    """Yield the size of each buffer of one unit, and the limit that applies to their number.
+    """Yield the bytes of each buffer of one unit, and the limit on the number of such buffers.
 
-    Sizes are those on the rank that sends most small elements, which lie at the end of the unit.
+    The limit `one` allows one buffer, `flow` one per unit in flight and one more, and `refresh` two
+    per unit in flight. The bytes are those on the rank with the last interval of the unit. It sends
+    the most small elements (norms and biases, which are not quantised).
     """
     p, g, o = factors.params, factors.grads, factors.optimizer
 
-    def slots(code: Format, parts: int, cut: int) -> int:
-        """Return the bytes of the slots for all parts of the last of `cut` equal intervals."""
-        length = size // cut
+    def slots(message_format: Format, parts: int, intervals: int) -> int:
+        """Return the bytes of the messages for all parts of the last of equal intervals."""
+        length = size // intervals
         border = max(0, decayed - (size - length))
-        return parts * code.slot_bytes(length // parts, parts, border)
+        return parts * message_format.slot_bytes(length // parts, parts, border)
 
     gathered = {
-        slots(code, p, 1)
-        for code in (formats.params, formats.params_backward)
-        if p > 1 and not code.is_lossless(compute_bytes)
+        slots(message_format, p, 1)
+        for message_format in (formats.params, formats.params_backward)
+        if p > 1 and not message_format.is_lossless(compute_bytes)
     }
-    yield from ((buffer, "flow") for buffer in gathered)
+    yield from ((buffer_bytes, "flow") for buffer_bytes in gathered)
     if o > p and not formats.refresh.is_lossless(compute_bytes):
         yield slots(formats.refresh, o // p, p), "refresh"
-    scattered = [code for code in (formats.grads, formats.grads_across) if code.is_quantised]
-    if scattered and g > 1:
-        yield size * compute_bytes, "one"  # packed gradients, returned once they are encoded
-    for parts, cut in ((p if g > 1 else 1, 1), (g // p, p), (o // g, g)):
-        if scattered and parts > 1:
-            exchanged = max(slots(code, parts, cut) for code in scattered)
-            yield from [(exchanged, "flow"), (exchanged, "flow")]
-            yield size // cut // parts * FP32_BYTES, "flow"
+    quantised = [
+        grads_format
+        for grads_format in (formats.grads, formats.grads_across)
+        if grads_format.is_quantised
+    ]
+    if quantised and g > 1:
+        yield size * compute_bytes, "one"  # packed gradients, which are freed when encoded
+    for parts, intervals in ((p if g > 1 else 1, 1), (g // p, p), (o // g, g)):
+        if quantised and parts > 1:
+            exchanged = max(slots(grads_format, parts, intervals) for grads_format in quantised)
+            yield from [(exchanged, "flow"), (exchanged, "flow")]  # sent and received slots
+            yield size // intervals // parts * FP32_BYTES, "flow"  # the fp32 sum
 
 
 def _rounded(count: int) -> int:

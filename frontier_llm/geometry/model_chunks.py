@@ -1,11 +1,12 @@
-"""The layers of each stage and virtual stage of the pipeline, and the stacks they form.
+"""Divide the layers of a model over the stages and virtual stages of a pipeline.
 
-With C virtual stages per stage, the model is cut into S x C model chunks; chunk i lies on stage
-i mod S as virtual stage i div S (interleaved 1F1B, Narayanan et al., SC'21, section 2.2).
+With S stages and C virtual stages per stage, the model is divided into S x C model chunks. Chunk i
+belongs to stage i mod S, on which it is virtual stage i div S (interleaved 1F1B, Narayanan et al.,
+SC'21, section 2.2).
 
-A stack is a run of like layers: a GPT is one stack, the decoder. An encoder-decoder is one list of
-layers, the encoder's first, which may be cut anywhere: a chunk holds layers of the encoder, of the
-decoder, or of both.
+A stack is a sequence of layers of one kind. A GPT has one stack, the decoder. The layers of an
+encoder-decoder form one list, in which the encoder comes first. The list may be divided anywhere,
+so a chunk has layers of the encoder, of the decoder, or of both.
 """
 
 from collections.abc import Sequence
@@ -18,53 +19,55 @@ from frontier_llm.config.model import ModelConfig
 
 @dataclass(frozen=True)
 class ModelChunk:
-    """The part of the model that one (stage, virtual stage) computes."""
+    """The part of the model that one virtual stage of a stage computes."""
 
     stage: int
     virtual_stage: int
     layers: range
+    """Indices of the layers in the model."""
     has_embedding: bool
     has_head: bool
 
 
 @dataclass(frozen=True)
 class Stack:
-    """The layers of a stack that lie in one model chunk."""
+    """The layers of a stack that belong to one model chunk."""
 
     name: Literal["encoder", "decoder"]
     layers: range
-    """At least one layer, numbered through the whole model."""
+    """Indices of the layers in the model; at least one."""
     ends: bool
-    """Whether the stack's last layer is in this chunk, and with it the norm that follows."""
+    """Whether the chunk has the last layer of the stack and the norm that follows it."""
 
     @property
     def norm(self) -> str:
-        """Name and unit of the norm behind the stack's last layer."""
+        """Name of the norm after the last layer of the stack, and of the unit of this norm."""
         return "encoder_norm" if self.name == "encoder" else "final_norm"
 
     @property
     def positions(self) -> str:
-        """Name of the table of relative positions; each chunk of the stack has a copy."""
+        """Name of the relative position table. Each chunk with layers of the stack has a copy."""
         return f"{self.name}_positions"
 
     @property
     def positions_unit(self) -> str:
-        """Unit of that table: the first layer's, because both are needed at the same time."""
+        """Unit of the relative position table: that of the first layer, which reads the table."""
         return f"layers.{self.layers[0]}"
 
 
 def split_layers(layers: int, chunks: int) -> tuple[int, ...]:
     """Return the number of layers of each chunk, as even as possible.
 
-    If the division has a remainder, the last and the first chunk get one layer less than others,
-    because they also hold the head and the embedding.
+    If there is a remainder, the last chunk and then the first chunk get one layer less than the
+    others, because they also have the head and the embedding.
 
     >>> split_layers(10, 4)
     (2, 3, 3, 2)
     """
     base, extra = divmod(layers, chunks)
     sizes = [base] * chunks
-    # the last chunk gives up its extra layer first (the head costs most), then the first chunk
+    # The last chunk is the last to get an extra layer, because the head costs the most. The first
+    # chunk, with the embedding, comes before it.
     order = [*range(1, chunks - 1), 0, chunks - 1] if chunks > 1 else [0]
     for chunk in order[:extra]:
         sizes[chunk] += 1
@@ -78,17 +81,17 @@ def make_model_chunks(
     virtual_stages: int = 1,
     layers_per_chunk: tuple[int, ...] | None = None,
 ) -> tuple[ModelChunk, ...]:
-    """Cut a model over a pipeline.
+    """Divide the layers of a model over a pipeline.
 
     Args:
-        layers: transformer layers in all.
-        stages: pipeline ranks.
+        layers: number of transformer layers of the model.
+        stages: number of pipeline stages.
         virtual_stages: model chunks per stage.
-        layers_per_chunk: layers of each of the `stages * virtual_stages` chunks in the model's
-            order; None = as even as possible.
+        layers_per_chunk: number of layers of each of the `stages * virtual_stages` chunks, in the
+            order of the forward pass; None = as even as possible.
 
     Returns:
-        The chunks in the model's order.
+        The chunks in the order of the forward pass.
     """
     sizes = layers_per_chunk or split_layers(layers, stages * virtual_stages)
     chunks, first = [], 0
@@ -125,8 +128,9 @@ def chunk_stacks(model: ModelConfig, chunk: ModelChunk) -> tuple[Stack, ...]:
 
 
 def has_shared_table(model: ModelConfig, chunks: Sequence[ModelChunk]) -> bool:
-    """Whether a stage with these chunks uses one table as embedding and as head.
+    """Whether one table is both embedding and head on a stage with these chunks.
 
-    Its gradient is complete only after the embedding's backward pass, the stage's last.
+    The gradient of this table is complete only after the backward pass of the embedding, which is
+    the last of the stage.
     """
     return model.tied and any(chunk.has_embedding and chunk.has_head for chunk in chunks)

@@ -1,30 +1,32 @@
-"""Which part of a flat buffer each data-parallel rank holds: AMSP's three factors as intervals.
+"""Decide which part of a flat buffer each data-parallel rank stores.
 
-Write p, g, o for the factors (over how many ranks one copy of the parameters, the gradients and the
-optimizer states is cut) and D for the number of data ranks; each divides the next. A data rank r is
-written as four digits, like a time as seconds, minutes, hours and days. The first digit changes
-from one rank to the next and counts to p; the second changes every p ranks and counts to g/p; the
-third changes every g ranks and counts to o/g; the fourth changes every o ranks and counts to D/o:
+One copy of the parameters is divided over p data ranks, one copy of the gradients over g ranks, and
+one copy of the optimizer states over o ranks. These are the sharding factors. D is the number of
+data ranks. p divides g, g divides o, and o divides D.
 
-    params     r mod p                  which interval of the parameters the rank holds
-    grads      (r div p) mod (g/p)      which part of that interval its gradients are
-    optimizer  (r div g) mod (o/g)      which part of that part its optimizer states are
-    replica    r div o                  which replica of all states it belongs to
+A data rank r is written as four digits, as a time is written as seconds, minutes, hours and days:
 
-Of a buffer of n elements the rank holds
+    digit      value                  range         changes
+    params     r mod p                0 ... p-1     from one rank to the next
+    grads      (r div p) mod (g/p)    0 ... g/p-1   every p ranks
+    optimizer  (r div g) mod (o/g)    0 ... o/g-1   every g ranks
+    replica    r div o                0 ... D/o-1   every o ranks
 
-                      elements   first element
+The digits select the intervals of a buffer of n elements that the rank stores:
+
+    state             elements   first element
     parameters        n/p        params * n/p
     gradients         n/g        params * n/p + grads * n/g
     optimizer states  n/o        params * n/p + grads * n/g + optimizer * n/o
 
-Each interval lies inside the one above it, and the next digit numbers its parts in order. So every
-gather and every reduce-scatter runs among ranks that differ in one digit, over contiguous parts,
-without re-ordering. Neighbouring data ranks share a node, so the params digit, whose ranks send the
-most, stays inside nodes where possible.
+The gradient interval is a part of the parameter interval, and the digit `grads` is the number of
+this part. In the same way, `optimizer` is the number of a part of the gradient interval. Every
+gather and every reduce-scatter therefore runs between ranks that differ in a single digit, and over
+contiguous parts, so that nothing has to be re-ordered. Neighbouring data ranks share a node. Groups
+along the digit `params`, which send the most, therefore stay inside a node where possible.
 
-Source: AMSP (arXiv:2311.00257). It divides optimizer states tensor by tensor; here the flat
-buffer of a unit is divided, regardless of tensor borders.
+The factors come from AMSP (arXiv:2311.00257). AMSP divides optimizer states tensor by tensor. Here
+the flat buffer of a unit is divided, regardless of the borders between tensors.
 """
 
 import math
@@ -42,21 +44,21 @@ ALIGNED_ELEMENTS = 64
 """Every interval has a multiple of this many elements, 128 bytes of bf16, so that copies, kernels
 and collectives of a GPU find it aligned."""
 DIGITS: tuple[Digit, ...] = get_args(Digit)
-_Written = dict[str, Factor]
-"""The three factors by their keys, as the configuration has them."""
+_ConfiguredFactors = dict[str, Factor]
+"""The three factors of a configuration by their keys, as integers or as words."""
 
 
 class Digits(NamedTuple):
-    """The four digits of a data rank (see the module)."""
+    """The four digits of a data rank, as the docstring of this module defines them."""
 
     params: int
-    """Which interval of the parameters the rank holds."""
+    """Number of the parameter interval that the rank stores."""
     grads: int
-    """Which part of that interval its gradients are."""
+    """Number of the part of the parameter interval whose gradients the rank stores."""
     optimizer: int
-    """Which part of that part its optimizer states are."""
+    """Number of the part of the gradient interval whose optimizer states the rank stores."""
     replica: int
-    """Which replica of all states the rank belongs to."""
+    """Number of the replica to which the rank belongs."""
 
 
 class Interval(NamedTuple):
@@ -73,9 +75,10 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Factors:
-    """The numbers of data-parallel ranks over which one copy of each model state is divided.
+    """The sharding factors: over how many data ranks one copy of each model state is divided.
 
-    Each divides the next. "Rank" below means data rank: a position in `Grid.data_group`.
+    Each factor divides the next one, and the last divides `data`. In this class, "rank" means a
+    data rank, which is a position in `Grid.data_group`.
     """
 
     params: int
@@ -91,20 +94,21 @@ class Factors:
     def resolve(
         cls, config: ShardingConfig, data: int, ranks_per_node_on_data_axis: int | None
     ) -> "Factors":
-        """Turn a configuration's `node` and `all` into integers.
+        """Replace the words `node` and `all` in a configuration by integers.
 
         Args:
             config: three factors, each an integer, `node` or `all`.
             data: number of data-parallel ranks.
-            ranks_per_node_on_data_axis: the value of `node` (see `data_ranks_per_node`); None if
-                it has none.
+            ranks_per_node_on_data_axis: the integer for `node`, as `data_ranks_per_node` returns
+                it; None if nodes have different numbers of data ranks.
 
         Raises:
-            ConfigError: a factor does not divide the next, or `node` is used and has no value.
+            ConfigError: a factor does not divide the next one, or `node` is configured but nodes
+                have different numbers of data ranks.
         """
         words = {"all": data, "node": ranks_per_node_on_data_axis}
-        written, numbers = _written(config), []
-        for key, value in written.items():
+        configured, numbers = _configured(config), []
+        for key, value in configured.items():
             if value == "auto":
                 raise ConfigError(
                     f"sharding.{key}",
@@ -117,21 +121,21 @@ class Factors:
                 raise _uneven_nodes(key, data)
             numbers.append(number)
         if not _divide([*numbers, data]):
-            raise _indivisible(written, numbers, data)
+            raise _indivisible(configured, numbers, data)
         params, grads, optimizer = numbers
         return cls(params, grads, optimizer, data)
 
     def padded(self, elements: int, block: int = 1) -> int:
-        """Round a buffer's size up to a multiple of `multiple(block)`."""
+        """Round the size of a buffer up to a multiple of `multiple(block)`."""
         multiple = self.multiple(block)
         return -(-elements // multiple) * multiple
 
     def multiple(self, block: int = 1) -> int:
-        """Return the number of elements that must divide a buffer's size.
+        """Return the number of elements that must divide the size of a buffer.
 
         Args:
-            block: elements per quantisation block: each optimizer interval is a multiple of it, and
-                of ALIGNED_ELEMENTS.
+            block: each optimizer interval is a multiple of this number of elements, for example of
+                a quantisation block, and of ALIGNED_ELEMENTS.
         """
         return self.optimizer * math.lcm(block, ALIGNED_ELEMENTS)
 
@@ -144,58 +148,64 @@ class Factors:
         return sum(digit * low for digit, (low, _) in zip(digits, self._strides, strict=True))
 
     def width(self, digit: Digit) -> int:
-        """Return how many values a digit takes: the number of ranks in a group along it."""
+        """Return the number of values of a digit, which is the number of ranks in its groups."""
         low, high = self._strides[DIGITS.index(digit)]
         return high // low
 
     def stride(self, digit: Digit) -> int:
-        """Return the distance between ranks whose digit differs by one."""
+        """Return the distance between two data ranks whose digit differs by one."""
         return self._strides[DIGITS.index(digit)][0]
 
     def group(self, digit: Digit, rank: int) -> tuple[int, ...]:
-        """Return the data ranks that differ from `rank` in this digit only, ordered by it."""
+        """Return the data ranks that differ from `rank` only in `digit`, in its order."""
         digits = self.digits(rank)
         return tuple(
             self.data_rank(digits._replace(**{digit: i})) for i in range(self.width(digit))
         )
 
     def params_interval(self, elements: int, rank: int) -> Interval:
-        """Return the interval of a buffer whose parameters a data rank holds.
+        """Return the interval of a buffer whose parameters a data rank stores.
 
         Args:
-            elements: size of the buffer with padding; a multiple of `multiple()`.
+            elements: size of the buffer, padding included; a multiple of `multiple()`.
             rank: data rank.
         """
         return self._interval(elements, rank, depth=1)
 
     def grads_interval(self, elements: int, rank: int) -> Interval:
-        """Return the interval whose reduced gradients a data rank holds; arguments as above."""
+        """Return the interval of a buffer whose summed gradients a data rank stores.
+
+        The arguments are those of `params_interval`.
+        """
         return self._interval(elements, rank, depth=2)
 
     def optimizer_interval(self, elements: int, rank: int) -> Interval:
-        """Return the interval that a data rank updates; arguments as above."""
+        """Return the interval of a buffer whose optimizer states a data rank stores and updates.
+
+        The arguments are those of `params_interval`.
+        """
         return self._interval(elements, rank, depth=3)
 
     def params_holders(self, elements: int, element: int) -> tuple[int, ...]:
-        """Return the data ranks that hold the parameter at one element of a buffer."""
+        """Return the data ranks that store the parameter at one element of a buffer."""
         return self._holders(elements, element, depth=1)
 
     def grads_holders(self, elements: int, element: int) -> tuple[int, ...]:
-        """Return the data ranks that hold the reduced gradient of one element."""
+        """Return the data ranks that store the summed gradient of one element."""
         return self._holders(elements, element, depth=2)
 
     def optimizer_holders(self, elements: int, element: int) -> tuple[int, ...]:
-        """Return the data ranks that update one element: one per replica, replica 0 first."""
+        """Return the data ranks that update one element: one rank per replica, replica 0 first."""
         return self._holders(elements, element, depth=3)
 
     @property
     def _strides(self) -> tuple[tuple[int, int], ...]:
-        """The stride of each digit, and the stride of the next one."""
+        """For each digit, its stride and the stride of the next digit."""
         sizes = (1, self.params, self.grads, self.optimizer, self.data)
         return tuple(pairwise(sizes))
 
     def _interval(self, elements: int, rank: int, depth: int) -> Interval:
-        """Return the interval that the first `depth` digits of a rank select."""
+        """Return the interval that is selected by the first `depth` digits of a rank."""
         assert elements % self.optimizer == 0, f"{elements} elements are not padded for {self}"
         lengths = [elements // high for _, high in self._strides[:depth]]
         digits = self.digits(rank)[:depth]
@@ -203,34 +213,34 @@ class Factors:
         return Interval(start, lengths[-1])
 
     def _holders(self, elements: int, element: int, depth: int) -> tuple[int, ...]:
-        """Return the ranks whose first `depth` digits select an interval with this element."""
+        """Return the ranks whose first `depth` digits select the interval with this element."""
         assert elements % self.optimizer == 0, f"{elements} elements are not padded for {self}"
-        first, rest = 0, element
+        first_rank, offset = 0, element
         for low, high in self._strides[:depth]:
-            digit, rest = divmod(rest, elements // high)
-            first += digit * low
-        return tuple(range(first, self.data, self._strides[depth][0]))
+            digit, offset = divmod(offset, elements // high)
+            first_rank += digit * low
+        return tuple(range(first_rank, self.data, self._strides[depth][0]))
 
 
 def data_ranks_per_node(grid: Grid) -> int | None:
-    """Return how many data ranks of one (tensor, pipeline) coordinate share a node.
+    """Return the number of data ranks with equal tensor and pipeline coordinate on one node.
 
-    None if that number differs between nodes or coordinates.
+    The result is None if this number differs between nodes or between coordinates.
     """
-    runs = set()
+    counts: set[int] = set()
     for pipeline in range(grid.pipeline):
         for tensor in range(grid.tensor):
             group = grid.data_group(grid.rank(Coordinates(tensor, 0, pipeline)))
-            runs |= {len(list(run)) for _, run in groupby(group, grid.node)}
-    return runs.pop() if len(runs) == 1 else None
+            counts |= {len(list(neighbours)) for _, neighbours in groupby(group, grid.node)}
+    return counts.pop() if len(counts) == 1 else None
 
 
-def _written(config: ShardingConfig) -> _Written:
+def _configured(config: ShardingConfig) -> _ConfiguredFactors:
     return {"params": config.params, "grads": config.grads, "optimizer": config.optimizer}
 
 
 def _divide(numbers: Sequence[int]) -> bool:
-    """Whether all numbers are positive and each divides the next."""
+    """Whether all numbers are positive and each number divides the next one."""
     return min(numbers) > 0 and all(after % before == 0 for before, after in pairwise(numbers))
 
 
@@ -239,31 +249,31 @@ def _uneven_nodes(key: str, data: int) -> ConfigError:
     return ConfigError(
         f"sharding.{key}",
         "node",
-        f"nodes that each hold equally many of the {data} data-parallel ranks of a stage",
+        f"nodes with equal numbers of the {data} data-parallel ranks of a stage",
         f"set sharding.{key} to one of {legal}, or change parallel.tensor, parallel.pipeline or "
         "launch.ranks_per_node",
     )
 
 
-def _indivisible(written: _Written, numbers: Sequence[int], data: int) -> ConfigError:
-    """Name the first factor that does not divide the next, and the nearest factors that do."""
-    before, todo = 1, []
-    broken: tuple[str, int, list[int]] | None = None
-    for key, number in zip(written, numbers, strict=True):
-        legal = [d for d in range(before, data + 1, before) if data % d == 0]
-        # round up, so that no state takes more memory than was asked for
-        before = min((d for d in legal if d >= number), default=data)
-        if before != number:
-            broken = broken or (key, number, legal)
-            todo.append(f"sharding.{key}={before}")
-    assert broken is not None
-    key, number, legal = broken
-    resolved = f" ({number})" if isinstance(written[key], str) else ""
-    others = ", ".join(f"{k}={v}" for k, v in written.items() if k != key)
+def _indivisible(configured: _ConfiguredFactors, numbers: Sequence[int], data: int) -> ConfigError:
+    """Return an error that names the first wrong factor and the nearest factors that are legal."""
+    factor, overrides = 1, []
+    first_wrong: tuple[str, int, list[int]] | None = None
+    for key, number in zip(configured, numbers, strict=True):
+        legal = [d for d in range(factor, data + 1, factor) if data % d == 0]
+        # round up, so that no state takes more memory than with the configured factor
+        factor = min((d for d in legal if d >= number), default=data)
+        if factor != number:
+            first_wrong = first_wrong or (key, number, legal)
+            overrides.append(f"sharding.{key}={factor}")
+    assert first_wrong is not None
+    key, number, legal = first_wrong
+    resolved = f" ({number})" if isinstance(configured[key], str) else ""
+    others = ", ".join(f"{name}={value}" for name, value in configured.items() if name != key)
     return ConfigError(
         f"sharding.{key}",
-        f"{written[key]}{resolved}, with {others} on {data} data-parallel ranks",
+        f"{configured[key]}{resolved}, with {others} on {data} data-parallel ranks",
         f"one of {', '.join(map(str, legal))}: params divides grads divides optimizer divides "
         f"the {data} ranks",
-        f"set {' '.join(todo)}",
+        f"set {' '.join(overrides)}",
     )

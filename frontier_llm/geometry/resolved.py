@@ -1,7 +1,7 @@
-"""The layout of a run: a configuration on a number of ranks, resolved to integers.
+"""Resolve a configuration on a number of ranks to the integers that describe its layout.
 
-`ResolvedLayout.resolve` is the only place where this happens. A run resolves its layout once and
-hands it down; the planner resolves one per candidate.
+Only `ResolvedLayout.resolve` does this. A run resolves its layout once and passes it on. The
+planner resolves one layout per candidate.
 """
 
 from collections import Counter
@@ -37,13 +37,13 @@ from frontier_llm.units import GIB, format_bytes
 COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes per parameter and per activation, by compute format."""
 STATES_SHARE = 0.7
-"""Share of a device's memory that `sharding=auto` gives to model states; activations and buffers
-take the rest."""
+"""Share of the device memory that model states may take with the sharding factors `auto`. The rest
+is for activations and buffers."""
 
 
 @dataclass(frozen=True)
 class ResolvedLayout:
-    """Everything about a run's layout that follows from its configuration and number of ranks."""
+    """All properties of a layout that follow from the configuration and the number of ranks."""
 
     grid: Grid
     model: ModelConfig
@@ -52,11 +52,11 @@ class ResolvedLayout:
     lengths: SampleLengths
     """Tokens per sample of the encoder and of the decoder."""
     model_chunks: tuple[ModelChunk, ...]
-    """Of the whole pipeline, in the model's order."""
+    """Model chunks of the whole pipeline, in the order of the forward pass."""
     virtual_stages: int
     """Model chunks per stage."""
     sequence_parallel: bool
-    """Whether norms and dropout are cut along the sequence over the tensor ranks."""
+    """Whether norms and dropout are divided over the tensor ranks, along the sequence."""
     recompute: str
     """`none`, `selective` or `full`."""
     precision: str
@@ -64,9 +64,9 @@ class ResolvedLayout:
     micro_batch: int
     """Samples per micro-batch."""
     micro_batches: int
-    """Micro-batches of a replica per step."""
+    """Micro-batches per replica and step."""
     factors: Factors
-    """Over how many data ranks one copy of each model state is cut."""
+    """The sharding factors: over how many data ranks one copy of each model state is divided."""
     units_in_flight: int
     """`sharding.units_in_flight`."""
     collectives: CollectivesConfig
@@ -87,18 +87,18 @@ class ResolvedLayout:
         """Resolve a configuration on a number of ranks.
 
         Args:
-            config: the run.
-            ranks: in all.
-            ranks_per_node: neighbouring ranks that share a node.
-            precision: the compute format, if it has been measured; None = that of the
-                configuration, with `auto` as bf16.
-            ignore_sharding: leave model states uncut, whatever `config.sharding` is.
-            check_rules: whether to check the configuration (config/rules.py) first. Only programs
-                that do not train leave this out.
+            config: configuration of the run.
+            ranks: number of ranks of the run.
+            ranks_per_node: number of neighbouring ranks that share a node.
+            precision: compute format, if the run has already chosen it; None = the format of the
+                configuration, where `auto` stands for bf16.
+            ignore_sharding: whether to ignore `config.sharding` and leave model states unsharded.
+            check_rules: whether to check the configuration first (config/rules.py). Only programs
+                that do not train skip this check.
 
         Raises:
-            ConfigError: the configuration cannot be laid out over so many ranks, its sharding
-                factors do not divide one another, or no factors fit the device's memory.
+            ConfigError: the configuration cannot run on this number of ranks, its sharding factors
+                do not divide one another, or with `auto` no factors fit in device memory.
         """
         if check_rules:
             check(config, ranks)
@@ -109,7 +109,7 @@ class ResolvedLayout:
             factors = Factors(1, 1, 1, grid.data)
         else:
             factors = Factors.resolve(sharding, grid.data, data_ranks_per_node(grid))
-        wanted = precision or config.precision.name
+        compute_format = precision or config.precision.name
         layout = cls(
             grid=grid,
             model=config.model,
@@ -121,7 +121,7 @@ class ResolvedLayout:
             virtual_stages=parallel.chunks,
             sequence_parallel=parallel.sequence,
             recompute=config.recompute,
-            precision="bf16" if wanted == "auto" else wanted,
+            precision="bf16" if compute_format == "auto" else compute_format,
             micro_batch=data.micro_batch,
             micro_batches=data.global_batch // (max(1, grid.data) * data.micro_batch),
             factors=factors,
@@ -130,12 +130,12 @@ class ResolvedLayout:
             formats=StateFormats.at(config.collectives),
         )
         if is_auto and not ignore_sharding:
-            memory = config.cluster.device.memory_gib
-            return layout.with_factors(smallest_fitting_factors(layout, memory))
+            memory_gib = config.cluster.device.memory_gib
+            return layout.with_factors(smallest_fitting_factors(layout, memory_gib))
         return layout
 
     def with_factors(self, factors: Factors) -> "ResolvedLayout":
-        """Return the same layout with model states cut by other factors."""
+        """Return the same layout with other sharding factors."""
         return replace(self, factors=factors)
 
     @property
@@ -145,9 +145,9 @@ class ResolvedLayout:
 
     @property
     def nodes_per_copy(self) -> int:
-        """Nodes over which one copy of the optimizer states is spread."""
-        cut = max(self.factors.optimizer, data_ranks_per_node(self.grid) or 1)
-        ranks = self.grid.tensor * self.grid.pipeline * cut
+        """Number of nodes over which one copy of the optimizer states is divided."""
+        data_ranks = max(self.factors.optimizer, data_ranks_per_node(self.grid) or 1)
+        ranks = self.grid.tensor * self.grid.pipeline * data_ranks
         return max(1, ranks // self.grid.ranks_per_node)
 
     def chunks_of_stage(self, stage: int) -> tuple[ModelChunk, ...]:
@@ -155,7 +155,10 @@ class ResolvedLayout:
         return chunks_of_stage(self.model_chunks, stage)
 
     def unit_layouts(self, stage: int) -> dict[str, FlatLayout]:
-        """Return the flat buffer of each unit of a stage on one tensor rank."""
+        """Return the layout of each unit's flat buffer on a tensor rank of a stage.
+
+        A unit is the parameters that are gathered together: the embedding, a layer or the head.
+        """
         chunks, multiple = self.chunks_of_stage(stage), self.factors.multiple()
         return unit_layouts(self.model, chunks, self.sequence_length, self.grid.tensor, multiple)
 
@@ -164,7 +167,7 @@ class ResolvedLayout:
         return {unit: layout.size for unit, layout in self.unit_layouts(stage).items()}
 
     def gathers(self, stage: int) -> dict[str, Gathers]:
-        """Count how often a stage gathers each unit in a step if parameters are cut."""
+        """Count how often a stage gathers each unit in a step if parameters are sharded."""
         stages = self.grid.pipeline
         passes = stage_passes(stage, stages, self.virtual_stages, self.micro_batches)
         sizes, chunks = self.unit_sizes(stage), self.chunks_of_stage(stage)
@@ -172,7 +175,7 @@ class ResolvedLayout:
 
     @property
     def activation_traffic(self) -> ActivationTraffic:
-        """Bytes that ranks send of activations for one micro-batch."""
+        """Counts the bytes of activations that ranks send for one micro-batch."""
         return ActivationTraffic(
             self.model,
             self.lengths,
@@ -184,10 +187,11 @@ class ResolvedLayout:
         )
 
     def state_bytes(self, stage: int) -> dict[str, int]:
-        """Return the bytes of model states that a rank of a stage holds, by category.
+        """Return the bytes of model states on a rank of a stage, by category.
 
-        `gathered` and `messages` are upper bounds, the other categories are exact. `feedback` and
-        `messages` are present only if messages are encoded.
+        The categories `gathered` (gathered parameters) and `messages` (buffers of encoded messages)
+        are upper bounds. The other categories are exact. `messages` and `feedback` (rounding errors
+        that are kept) are present only if messages are encoded.
         """
         layouts = self.unit_layouts(stage).values()
         factors, compute_bytes = self.factors, self.compute_bytes
@@ -212,26 +216,31 @@ class ResolvedLayout:
 
     @property
     def fullest_stage_bytes(self) -> int:
-        """Bytes of model states on a rank of the stage that holds most of them."""
+        """Bytes of model states on a rank of the stage with the most bytes."""
         return max(sum(self.state_bytes(stage).values()) for stage in range(self.grid.pipeline))
 
 
 def smallest_fitting_factors(layout: ResolvedLayout, memory_gib: float) -> Factors:
-    """Choose the smallest factors with which the model states fit, first those inside a node.
+    """Choose the smallest sharding factors with which the model states fit in device memory.
 
-    Optimizer states are cut first, because they cost one refresh per step; parameters last,
-    because they are gathered in every micro-batch (the order of AMSP, arXiv:2311.00257).
+    Factors that stay inside a node come first. Among these, small factors of parameters come
+    first, then of gradients, then of optimizer states: parameters are gathered in every
+    micro-batch, while sharded optimizer states cost only one refresh per step. AMSP
+    (arXiv:2311.00257) prefers the same order.
 
     Args:
-        layout: with any factors. States are counted in 16 bits whatever its precision is.
-        memory_gib: memory of a device.
+        layout: layout with arbitrary factors. Its parameters count two bytes each, whatever its
+            precision is.
+        memory_gib: memory of a device in GiB.
 
     Raises:
-        ConfigError: the states do not even fit if they are cut over all replicas.
+        ConfigError: the states do not fit with any factors.
     """
     layout = replace(layout, precision="bf16")
     node = data_ranks_per_node(layout.grid) or 1
-    candidates = sorted(_all_factors(layout.grid.data), key=lambda f: _preference(f, node))
+    candidates = sorted(
+        _all_factors(layout.grid.data), key=lambda factors: _preference(factors, node)
+    )
     budget = STATES_SHARE * memory_gib * GIB
     for factors in candidates:
         if layout.with_factors(factors).fullest_stage_bytes <= budget:
@@ -246,7 +255,7 @@ def smallest_fitting_factors(layout: ResolvedLayout, memory_gib: float) -> Facto
 
 
 def _grid(parallel: ParallelConfig, ranks: int, ranks_per_node: int) -> Grid:
-    """Arrange the ranks; the data axis takes those that tensor and pipeline leave."""
+    """Arrange the ranks in a grid. The size of the data axis follows from the other two axes."""
     data = ranks // (parallel.tensor * parallel.pipeline)
     return Grid(parallel.tensor, data, parallel.pipeline, ranks_per_node)
 
@@ -259,5 +268,6 @@ def _all_factors(data: int) -> Iterator[Factors]:
 
 
 def _preference(factors: Factors, node: int) -> tuple[int, ...]:
+    """Return a sort key: first which factors exceed the data ranks of a node, then all factors."""
     sizes = (factors.params, factors.grads, factors.optimizer)
     return (*(size > node for size in sizes), *sizes)

@@ -1,17 +1,21 @@
-"""Bytes that ranks send of their model states in a step, inside nodes and between nodes.
+"""Count the bytes of model states that ranks send in a step, inside nodes and between nodes.
 
-For a unit of n elements, factors p | g | o | D and M micro-batches per step, a rank takes part in
+The sharding factors are p for parameters, g for gradients and o for optimizer states; D is the
+number of data ranks. The data ranks that differ only in one digit (params, grads, optimizer or
+replica; partition.py) form a group "along" this digit. For a unit of n elements and M micro-batches
+per step, a rank takes part in these flows:
 
-    gather_params   2M x  all-gather n along params (before the unit's forward, before its backward;
-                          less often if it stays gathered in between: unit_gathers.count_gathers)
-    reduce_grads     M x  reduce-scatter n along params, n/p along grads; nothing if g = 1
-    reduce_states    1 x  reduce-scatter n/g along optimizer, all-reduce n/o along replica
-    refresh_params   1 x  all-gather n/g along optimizer, then n/p along grads
+    flow            times  collectives
+    gather_params   2M     all-gather n along params: once for the forward and once for the backward
+                           pass, unless the unit stays gathered (unit_gathers.count_gathers)
+    reduce_grads    M      reduce-scatter n along params, then n/p along grads; nothing if g = 1
+    reduce_states   1      reduce-scatter n/g along optimizer, then all-reduce n/o along replica
+    refresh_params  1      all-gather n/g along optimizer, then n/p along grads
 
-A flow over one rank sends nothing. Volumes are those of rings (wire.py). If gathers and scatters
-are messages between all pairs (gloo), they are as many bytes over other links. Parameters,
-scattered gradients and the sums over replicas each have their own format. With `formats`,
-quantised messages are counted as slots (formats.py), including scales and padding.
+A collective over a single rank sends nothing. Bytes are counted as for rings (wire.py). With gloo,
+gathers and reduce-scatters are messages between all pairs of ranks, which send the same number of
+bytes over other links. If `formats` is given, quantised messages are counted in slots (formats.py),
+including scales and padding.
 """
 
 from collections import defaultdict
@@ -26,23 +30,23 @@ from frontier_llm.geometry.wire import Sent, all_reduce_bytes, gather_bytes, pai
 
 
 class Gathers(NamedTuple):
-    """Number of times a unit is gathered in a step, before forward and before backward passes."""
+    """Number of times that a unit is gathered per step, for forward and for backward passes."""
 
     forward: int
     backward: int
 
 
 class Flow(NamedTuple):
-    """The bytes a rank sends of a unit in a step along one digit."""
+    """The bytes of a unit that a rank sends per step in the collectives along one digit."""
 
     name: str
-    """Name of the collective."""
+    """Name of the flow, such as `gather_params`."""
     digit: Digit
     sent_bytes: float
 
 
 class Cut(NamedTuple):
-    """A buffer that is cut into parts for one flow."""
+    """A buffer that is divided into equal parts for one collective."""
 
     parts: int
     elements: int
@@ -53,25 +57,26 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class StateTraffic:
-    """Counts the bytes that ranks send of their model states in one step."""
+    """Counts the bytes of model states that a rank sends in one step."""
 
     grid: Grid
     factors: Factors
     micro_batches: int
-    """Micro-batches of a replica per step."""
+    """Micro-batches per replica and step."""
     params_bytes: float
     """Bytes per element of the parameters in gathers and in the refresh."""
     grads_bytes: float = 4.0
     """Bytes per element of the gradients in reduce-scatters."""
     sums_bytes: float = 4.0
-    """Bytes per element of the gradients' sums in the all-reduce over replicas."""
+    """Bytes per element of the summed gradients in the all-reduce over replicas."""
     gathers_per_micro_batch: int = 2
-    """2 = forward and backward; 1 = parameters stay gathered between the two."""
+    """2: one gather for each pass; 1: parameters stay gathered between the forward and the backward
+    pass."""
     pairs: bool = False
-    """Whether gathers and scatters are messages between all pairs of a group, not rings."""
+    """Whether gathers and reduce-scatters are messages between all pairs of ranks, not rings."""
     formats: StateFormats | None = None
-    """Number formats of all flows. If given, `params_bytes` is that of the compute format, and
-    `grads_bytes` is not used."""
+    """Number formats of all flows. If they are given, `params_bytes` is the size of the compute
+    format, and `grads_bytes` is not used."""
 
     def unit(
         self,
@@ -80,13 +85,15 @@ class StateTraffic:
         gathers: int | Gathers | None = None,
         decayed: int | None = None,
     ) -> dict[str, Sent]:
-        """Return what a rank sends for one unit, by collective; silent collectives are absent.
+        """Return the bytes of one unit that a rank sends, by flow. Flows without bytes are absent.
 
         Args:
-            rank: of the grid.
-            elements: size of the unit's buffer, padding included.
-            gathers: number of gathers of this unit per step; None = `gathers_per_micro_batch`.
-            decayed: elements before the norms and biases (FlatLayout); None = all.
+            rank: rank in the grid.
+            elements: size of the buffer of the unit, padding included.
+            gathers: gathers of this unit per step; None = `gathers_per_micro_batch` in each
+                micro-batch.
+            decayed: number of elements before the norms and biases (`FlatLayout.decayed`), which
+                may be quantised; None = all elements.
         """
         if gathers is None:
             gathers = self.micro_batches * self.gathers_per_micro_batch
@@ -97,83 +104,89 @@ class StateTraffic:
         position = self.grid.coordinates(rank).data
         for name, digit, sent_bytes in self._flows(rank, elements, gathers, border):
             if sent_bytes:
-                # sums over replicas are always rings, slots of gradients always pairs
-                attribute = pairs_sent if self._in_pairs(name, digit, rank) else ring_sent
+                by_link = pairs_sent if self._in_pairs(name, digit, rank) else ring_sent
                 group = self._group(digit, rank, position)
-                sent[name] += attribute(self.grid, rank, group, sent_bytes)
+                sent[name] += by_link(self.grid, rank, group, sent_bytes)
         return dict(sent)
 
     def rank(self, rank: int, units: Sequence[int]) -> dict[str, Sent]:
-        """Return what a rank sends for units of these sizes, by collective."""
+        """Return the bytes that a rank sends by flow; `units` are the sizes of its units."""
         if self.formats is None:
-            return self.unit(rank, sum(units))  # every flow is linear in n
-        together: defaultdict[str, Sent] = defaultdict(Sent)
+            return self.unit(rank, sum(units))  # the bytes of every flow are proportional to n
+        total: defaultdict[str, Sent] = defaultdict(Sent)
         for elements in units:
             for name, sent in self.unit(rank, elements).items():
-                together[name] += sent
-        return dict(together)
+                total[name] += sent
+        return dict(total)
 
     def _flows(self, rank: int, elements: int, gathers: Gathers, border: int) -> Iterator[Flow]:
+        """Yield the flows of one unit; its first `border` elements may be quantised."""
         factors, times = self.factors, self.micro_batches
         position = self.grid.coordinates(rank).data
         params = factors.params_interval(elements, position)
         grads = factors.grads_interval(elements, position)
-        own = elements // factors.optimizer
-        in_params = max(0, min(border - params.start, params.length))
-        in_grads = max(0, min(border - grads.start, grads.length))
+        optimizer_length = elements // factors.optimizer
+        # positions of the border inside the intervals of this rank
+        params_border = max(0, min(border - params.start, params.length))
+        grads_border = max(0, min(border - grads.start, grads.length))
         over_params = Cut(factors.params, params.length, border)
-        over_grads = Cut(factors.width("grads"), grads.length, in_params)
-        over_optimizer = Cut(factors.width("optimizer"), own, in_grads)
+        over_grads = Cut(factors.width("grads"), grads.length, params_border)
+        over_optimizer = Cut(factors.width("optimizer"), optimizer_length, grads_border)
         formats = self.formats or StateFormats()
         yield self._gather("params", over_params, gathers.forward, formats.params)
         yield self._gather("params", over_params, gathers.backward, formats.params_backward)
         yield self._scatter("reduce_grads", "params", over_params, times, rank)
         yield self._scatter("reduce_grads", "grads", over_grads, times, rank)
         yield self._scatter("reduce_states", "optimizer", over_optimizer, 1, rank)
-        sums = all_reduce_bytes(own * self.sums_bytes, factors.width("replica"))
+        sums = all_reduce_bytes(optimizer_length * self.sums_bytes, factors.width("replica"))
         yield Flow("reduce_states", "replica", sums)
-        refreshed = Cut(over_grads.parts * over_optimizer.parts, own, in_params)
+        refreshed = Cut(over_grads.parts * over_optimizer.parts, optimizer_length, params_border)
         yield from self._refresh(refreshed, formats.refresh)
 
-    def _gather(self, digit: Digit, cut: Cut, times: int, code: Format) -> Flow:
-        if self.formats is None or code.is_lossless(round(self.params_bytes)):
-            whole = cut.parts * cut.elements * self.params_bytes
-            return Flow("gather_params", digit, times * gather_bytes(whole, cut.parts))
-        slot = code.slot_bytes(cut.elements, cut.parts, cut.border)
+    def _gather(self, digit: Digit, cut: Cut, times: int, message_format: Format) -> Flow:
+        if self.formats is None or message_format.is_lossless(round(self.params_bytes)):
+            total_bytes = cut.parts * cut.elements * self.params_bytes
+            return Flow("gather_params", digit, times * gather_bytes(total_bytes, cut.parts))
+        slot = message_format.slot_bytes(cut.elements, cut.parts, cut.border)
         return Flow("gather_params", digit, times * slot * (cut.parts - 1))
 
     def _scatter(self, name: str, digit: Digit, cut: Cut, times: int, rank: int) -> Flow:
-        code = self._scatter_format(digit, rank)
-        if code is not None and code.is_quantised:
-            slot = code.slot_bytes(cut.elements, cut.parts, cut.border)
+        message_format = self._scatter_format(digit, rank)
+        if message_format is not None and message_format.is_quantised:
+            slot = message_format.slot_bytes(cut.elements, cut.parts, cut.border)
             return Flow(name, digit, times * slot * (cut.parts - 1))
-        width = self.grads_bytes if code is None else code.element_bytes
-        whole = cut.parts * cut.elements * width
-        return Flow(name, digit, times * gather_bytes(whole, cut.parts))
+        element_bytes = self.grads_bytes if message_format is None else message_format.element_bytes
+        total_bytes = cut.parts * cut.elements * element_bytes
+        return Flow(name, digit, times * gather_bytes(total_bytes, cut.parts))
 
-    def _refresh(self, cut: Cut, code: Format) -> Iterator[Flow]:
-        """Gather along `optimizer`, then along `grads` the intervals that this produced."""
+    def _refresh(self, cut: Cut, message_format: Format) -> Iterator[Flow]:
+        """Yield the gather along `optimizer`, and the gather of its result along `grads`."""
         grads_width, optimizer_width = self.factors.width("grads"), self.factors.width("optimizer")
-        part = cut.elements * self.params_bytes
-        if self.formats is not None and not code.is_lossless(round(self.params_bytes)):
-            part = code.slot_bytes(cut.elements, cut.parts, cut.border)
-        run = part * optimizer_width
-        yield Flow("refresh_params", "optimizer", gather_bytes(run, optimizer_width))
-        yield Flow("refresh_params", "grads", gather_bytes(run * grads_width, grads_width))
+        part_bytes = cut.elements * self.params_bytes
+        if self.formats is not None and not message_format.is_lossless(round(self.params_bytes)):
+            part_bytes = message_format.slot_bytes(cut.elements, cut.parts, cut.border)
+        gathered = part_bytes * optimizer_width
+        yield Flow("refresh_params", "optimizer", gather_bytes(gathered, optimizer_width))
+        yield Flow("refresh_params", "grads", gather_bytes(gathered * grads_width, grads_width))
 
     def _scatter_format(self, digit: Digit, rank: int) -> Format | None:
+        """Return the format of gradients that are scattered along a digit; None = not given."""
         if self.formats is None:
             return None
         group = self._group(digit, rank, self.grid.coordinates(rank).data)
         return self.formats.grads_over([self.grid.node(member) for member in group])
 
     def _in_pairs(self, name: str, digit: Digit, rank: int) -> bool:
-        """Whether a flow is messages between all pairs; quantised scatters always are."""
+        """Whether the collectives of a flow are messages between all pairs of ranks.
+
+        Sums over replicas are always rings. Quantised reduce-scatters are always pairs.
+        """
         if digit == "replica":
             return False
-        code = self._scatter_format(digit, rank) if name.startswith("reduce") else None
-        return self.pairs or (code is not None and code.is_quantised)
+        reduce_format = self._scatter_format(digit, rank) if name.startswith("reduce") else None
+        return self.pairs or (reduce_format is not None and reduce_format.is_quantised)
 
     def _group(self, digit: Digit, rank: int, position: int) -> list[int]:
+        """Return the ranks of the group along a digit; `position` is the data rank of `rank`."""
         ranks = self.grid.data_group(rank)
         return [ranks[member] for member in self.factors.group(digit, position)]

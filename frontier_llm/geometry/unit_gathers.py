@@ -1,4 +1,8 @@
-"""Count how often a stage gathers each of its units in a step."""
+"""Count how often a stage gathers each of its units in a step.
+
+A unit is the parameters that are gathered together: the embedding, a layer or the head. The count
+follows the prefetching of the sharding engine.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,11 +17,12 @@ from frontier_llm.geometry.state_traffic import Gathers
 
 
 class _Event(NamedTuple):
-    """The moment at which a pass begins or ends to need a unit."""
+    """The moment at which a pass starts or stops using a unit."""
 
     forward: bool
+    """Whether the pass is a forward pass."""
     acquires: bool
-    """True if the pass begins to read the unit, False if it no longer needs it."""
+    """True if the pass starts to read the unit, False if it no longer needs the unit."""
     unit: str
 
 
@@ -28,17 +33,17 @@ def count_gathers(
     sizes: Mapping[str, int],
     units_in_flight: int,
 ) -> dict[str, Gathers]:
-    """Count how often each unit is gathered in a step of a stage whose parameters are cut.
+    """Count how often each unit is gathered in a step of a stage whose parameters are sharded.
 
-    A unit is acquired before its forward pass and again before its backward pass, but stays
-    gathered if it is needed again soon (`state_memory.prefetch_window`). In the first step of a
-    run nothing stays, because the order of the passes is not known yet.
+    A unit is needed in the forward pass and again in the backward pass. It stays gathered in
+    between if it is needed again soon (`state_memory.prefetch_window`). The count does not hold for
+    the first step of a run, in which the order of the passes is not known yet and no unit stays.
 
     Args:
-        model: dimensions.
-        chunks: the stage's model chunks.
-        passes: the stage's passes of one step (`pipeline_schedule.stage_passes`).
-        sizes: elements of each unit's buffer, padding included.
+        model: dimensions of the model.
+        chunks: model chunks of the stage.
+        passes: passes of the stage in one step (`pipeline_schedule.stage_passes`).
+        sizes: elements of the buffer of each unit, padding included.
         units_in_flight: `sharding.units_in_flight`.
     """
     events = [
@@ -52,53 +57,56 @@ def count_gathers(
 
 
 def _events(model: ModelConfig, chunk: ModelChunk, *, forward: bool) -> Iterator[_Event]:
-    """Yield how one pass uses units (trainer/hooks.py does the same with modules)."""
-    table = ["embedding", "positions"] if model.positions == "learned" else ["embedding"]
+    """Yield the moments at which one pass starts and stops using units, as in trainer/hooks.py."""
+    tables = ["embedding", "positions"] if model.positions == "learned" else ["embedding"]
     output = "embedding" if model.tied else "head"
-    middle = []
+    units = []  # all units after the embedding, in the order of the forward pass
     for stack in chunk_stacks(model, chunk):
-        # a table of relative positions is read just before the first layer, as part of its unit
-        middle += [f"layers.{layer}" for layer in stack.layers]
-        middle += [stack.norm] if stack.ends else []
-    middle += [output] if chunk.has_head else []
+        # the table of relative positions belongs to the unit of the first layer
+        units += [f"layers.{layer}" for layer in stack.layers]
+        units += [stack.norm] if stack.ends else []
+    units += [output] if chunk.has_head else []
     if forward:
         if chunk.has_embedding:
-            yield from (_Event(forward, True, unit) for unit in table)
-            yield from (_Event(forward, False, unit) for unit in table)
-        for unit in middle:
+            yield from (_Event(forward, True, unit) for unit in tables)
+            yield from (_Event(forward, False, unit) for unit in tables)
+        for unit in units:
             yield _Event(forward, True, unit)
             yield _Event(forward, False, unit)
         return
-    # a table that is also the head is complete only after the embedding's backward pass
-    late = output if has_shared_table(model, [chunk]) else None
-    for unit in reversed(middle):
+    # The gradient of a table that is both embedding and head is complete only after the backward
+    # pass of the embedding, so this table is released last.
+    shared_table = output if has_shared_table(model, [chunk]) else None
+    for unit in reversed(units):
         yield _Event(forward, True, unit)
-        if unit != late:
+        if unit != shared_table:
             yield _Event(forward, False, unit)
-    if late:
-        yield _Event(forward, False, late)
+    if shared_table:
+        yield _Event(forward, False, shared_table)
 
 
 def _count(
     events: Sequence[_Event], small: Collection[str], units_in_flight: int
 ) -> dict[str, Gathers]:
-    gathered: dict[str, Gathers] = {}
-    whole: set[str] = set()
+    """Count gathers from the moments of a step, with at most `units_in_flight` large units."""
+    gathers: dict[str, Gathers] = {}
+    gathered: set[str] = set()  # units that have memory at this moment
     uses = [(event.unit, not event.forward) for event in events if event.acquires]
-    position = 0
-    reading: list[tuple[str, bool]] = []
+    position = 0  # index of the next use
+    reading: list[tuple[str, bool]] = []  # the use that has started and not stopped
     for forward, acquires, unit in events:
         if acquires:
             reading = [uses[position]]
             position += 1
-            before, is_new = gathered.get(unit, Gathers(0, 0)), unit not in whole
-            gathered[unit] = Gathers(
-                before.forward + (is_new and forward), before.backward + (is_new and not forward)
+            count, is_missing = gathers.get(unit, Gathers(0, 0)), unit not in gathered
+            gathers[unit] = Gathers(
+                count.forward + (is_missing and forward),
+                count.backward + (is_missing and not forward),
             )
-            whole.add(unit)
+            gathered.add(unit)
             continue
         reading = [use for use in reading if use[0] != unit]
-        ahead = chain(reading, map(uses.__getitem__, range(position, len(uses))))
-        if unit not in dict(prefetch_window(ahead, small, units_in_flight)):
-            whole.discard(unit)
-    return gathered
+        next_uses = chain(reading, map(uses.__getitem__, range(position, len(uses))))
+        if unit not in dict(prefetch_window(next_uses, small, units_in_flight)):
+            gathered.discard(unit)
+    return gathers

@@ -1,8 +1,9 @@
-"""Checks before a run, and diagnosis of a run that hangs, fails or slows down.
+"""Checks before a run, and diagnosis of a run that hangs or has lost a rank.
 
 - `preflight`: before the model is built, all ranks report to rank 0 (`rank_report`), which checks
-  the reports (`rank_checks`); then every process group runs one collective.
-- `watchdog`: ends a run that hangs or has lost a rank; `diagnosis` names the ranks at fault, from
-  the state of every rank, which includes its last collective (`collective_trace`).
-- `stragglers`: names the ranks that compute more slowly than the others.
+  the reports (`rank_checks`). Then every process group is tested with one collective.
+- `watchdog`: ends a run that hangs or has lost a rank. `diagnosis` names the ranks at fault, from
+  the states of all ranks. A state includes the last collective of the rank (`collective_trace`).
+
+Slow ranks are found elsewhere: trainer/callbacks/stragglers.py.
 """

@@ -1,8 +1,7 @@
-"""The last collective of a rank, from torch's flight recorder.
+"""Reads the last collective of this process from torch's flight recorder, after a run hangs.
 
-torch keeps a record of the last 2,000 collectives of a process in memory, including megatron's
-collectives. With gloo, messages between two ranks are not recorded. The record is read only when a
-run hangs, so collectives do not become slower.
+The flight recorder keeps the last 2,000 collectives of a process in memory, including those that
+megatron starts. With gloo, it does not record messages between two ranks.
 """
 
 import json
@@ -24,9 +23,9 @@ class LastCollective:
     operation: str
     """Name of the operation: `all_reduce`, for example."""
     group: str
-    """torch's name of the group, followed by its ranks if torch has recorded them."""
+    """torch's name of the process group, followed by its ranks if torch has recorded them."""
     sequence: int
-    """Position of this collective among the group's collectives."""
+    """Number of this collective among all collectives of its group."""
     is_waiting: bool
     """Whether the collective has not completed, so that this rank waits for other ranks."""
 
@@ -49,6 +48,7 @@ def last_collective() -> LastCollective | None:
 
 
 def _read(entry: dict[str, Any], trace: dict[str, Any]) -> LastCollective:
+    """Convert an entry of the record; `trace` also describes the process groups."""
     name, description = (*entry.get("process_group", ("?", "")), "")[:2]
     ranks = trace.get("pg_config", {}).get(str(name), {}).get("ranks", "")
     operation = str(entry.get("profiling_name", "?")).partition(":")[2] or "?"

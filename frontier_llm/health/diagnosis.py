@@ -1,4 +1,8 @@
-"""The state of every rank when a run hangs or has lost a rank, and which ranks are at fault."""
+"""Describes what every rank does when a run hangs or has lost a rank, and names the ranks at fault.
+
+The watchdog of each rank makes a `RankState`. One watchdog collects the states of all ranks and
+calls `explain_stall` or `explain_loss`.
+"""
 
 import json
 import re
@@ -15,23 +19,23 @@ from frontier_llm.launch.world import World
 from frontier_llm.units import format_seconds
 
 _STACK_LINES = 3
-"""Number of innermost stack lines in a message; the file has the full stacks."""
+"""Number of innermost stack frames in a message. The stall file has the full stacks."""
 _WAITING_CODE = (".wait()", ".tolist()", "torch/distributed/", "batch_isend_irecv")
-"""Found in the innermost stack line of a rank that waits for a message."""
+"""Texts that occur in the innermost stack frame of a rank that waits for a message."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What the main thread of a rank is doing, and for how long it may."""
+    """What the main thread of a rank is doing, and how long this may take."""
 
     name: str
-    """`startup`, `groups`, `step`, `checkpoint`, `evaluation` or another word for messages."""
+    """`startup`, `groups`, `step`, `checkpoint`, `evaluation` or another name; messages show it."""
     step: int
     """The last step that the rank has started; 0 before the first."""
     started: float
     """Start of the phase by the monotonic clock of the rank, in seconds."""
     limit_seconds: float
-    """A phase that takes longer is reported as a stall."""
+    """Time limit in seconds. A phase that takes longer is a stall."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,9 @@ class RankState:
     step: int
     """The last step that the rank has started."""
     seconds: float
-    """Time since the start of the phase."""
+    """Seconds since the start of the phase."""
     collective: LastCollective | None
-    """The newest collective; None if torch has recorded none."""
+    """The newest collective of the rank; None if torch has recorded none."""
     stack: tuple[str, ...]
     """Stack of the main thread, outermost frame first."""
 
@@ -56,9 +60,11 @@ class RankState:
         """Describe this process; may be called from any of its threads.
 
         Args:
-            world: the place of this process.
-            phase: the phase of its main thread; after a loss of contact, the phase that failed.
-            lost: the error that reported the loss of contact, if any.
+            world: rank and host of this process.
+            phase: the phase of the main thread. After a loss of contact, the phase in which it
+                happened.
+            lost: the error by which this rank noticed that it lost contact with another rank; None
+                if it did not lose contact.
         """
         return cls(
             rank=world.rank,
@@ -83,29 +89,30 @@ class RankState:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the rank waits for others, in a collective or for a message between two ranks.
+        """Whether the rank waits for other ranks, in a collective or for a message.
 
-        gloo does not record messages, so these are recognised by the innermost stack line.
+        torch does not record gloo's messages between two ranks. A rank that waits for such a
+        message is recognised by its innermost stack frame.
         """
         in_collective = self.collective is not None and self.collective.is_waiting
-        return in_collective or any(code in self._innermost for code in _WAITING_CODE)
+        return in_collective or any(text in self._innermost_frame for text in _WAITING_CODE)
 
     @property
     def activity(self) -> str:
-        """What the rank does, in a text that is equal for ranks that do the same."""
+        """Description of what the rank does. Ranks that do the same have the same text."""
         if self.collective is not None and self.collective.is_waiting:
             return f"{self.phase}; {self.collective}"
         verb = "waiting" if self.is_waiting else "busy"
         last = f", last collective: {self.collective}" if self.collective else ""
-        return f"{self.phase}; {verb} at {self._line}{last}"
+        return f"{self.phase}; {verb} at {self._source_line}{last}"
 
     @property
-    def _innermost(self) -> str:
+    def _innermost_frame(self) -> str:
         return self.stack[-1] if self.stack else ""
 
     @property
-    def _line(self) -> str:
-        found = re.search(r'([^/"]+)", line (\d+)', self._innermost)
+    def _source_line(self) -> str:
+        found = re.search(r'([^/"]+)", line (\d+)', self._innermost_frame)
         return f"{found[1]}:{found[2]}" if found else "an unknown line"
 
     def __str__(self) -> str:
@@ -118,9 +125,14 @@ class RankState:
 def late_ranks(states: Mapping[int, RankState], size: int) -> list[int]:
     """Return the ranks that the others wait for.
 
-    These are, in order of preference: ranks that did not report; ranks that are busy while others
-    wait; ranks in an earlier step; ranks in an earlier collective of a group than its other ranks.
-    The list is empty if all ranks wait in the same place.
+    The first of these kinds that occurs is returned:
+
+    1. ranks that did not report;
+    2. ranks that compute while other ranks wait;
+    3. ranks in an earlier step than others;
+    4. ranks in an earlier collective than the other ranks of the same process group.
+
+    The list is empty if none occurs, so that all ranks wait in the same place.
 
     Args:
         states: states of the ranks that reported.
@@ -142,9 +154,9 @@ def explain_stall(states: Mapping[int, RankState], world: World, alarm: Phase, f
 
     Args:
         states: states of the ranks that reported.
-        world: the place of any rank.
+        world: names of hosts, as any rank knows them.
         alarm: the phase that took too long.
-        file: path of the file with all states.
+        file: path of the file with all states, which the message names.
     """
     late = late_ranks(states, world.size)
     lines = [
@@ -163,9 +175,9 @@ def explain_loss(states: Mapping[int, RankState], world: World, error: str, file
 
     Args:
         states: states of the ranks that reported.
-        world: the place of the rank that lost contact.
-        error: the network error on that rank.
-        file: path of the file with all states.
+        world: rank and host of the rank that lost contact.
+        error: network error on this rank.
+        file: path of the file with all states, which the message names.
     """
     gone = [rank for rank in range(world.size) if rank not in states]
     if gone:
@@ -185,7 +197,7 @@ def explain_loss(states: Mapping[int, RankState], world: World, error: str, file
 
 
 def format_states(states: Mapping[int, RankState], size: int) -> str:
-    """Return the states and stacks of all ranks: the content of the file."""
+    """Return the states and stacks of all ranks, as they are written to the stall file."""
     parts = []
     for rank in range(size):
         state = states.get(rank)
@@ -197,6 +209,7 @@ def format_states(states: Mapping[int, RankState], size: int) -> str:
 
 
 def _describe_late(rank: int, states: Mapping[int, RankState]) -> list[str]:
+    """Return lines on what a late rank does, with its innermost stack frames."""
     state = states.get(rank)
     if state is None:
         return [f"  rank {rank}: did not report: it is stopped, dead or cut off from the network"]
@@ -216,6 +229,7 @@ def _activities(states: Iterable[RankState]) -> list[str]:
 
 
 def _behind_in_group(states: Iterable[RankState]) -> list[int]:
+    """Return the ranks that are in an earlier collective than other ranks of the same group."""
     by_group: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for state in states:
         if state.collective is not None:
@@ -229,5 +243,6 @@ def _behind_in_group(states: Iterable[RankState]) -> list[int]:
 
 
 def _main_stack() -> tuple[str, ...]:
+    """Return the stack of the main thread, outermost frame first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return tuple(traceback.format_stack(frame)) if frame else ()

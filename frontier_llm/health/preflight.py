@@ -1,10 +1,11 @@
-"""Checks before the model is built: every rank is placed correctly, every process group works.
+"""Checks before the model is built that ranks are placed correctly and process groups work.
 
     check_all_ranks(...)   all ranks report to rank 0 through the store; rank 0 checks the reports
     check_groups(...)      each process group adds up one number per rank, with a short time limit
 
-Both name the rank, its host and the group at fault. The number of store operations grows linearly
-with the number of ranks, and no rank writes a file.
+The store is torch's key-value store, by which ranks find each other. Errors name the rank, host and
+process group at fault. Each rank does a constant number of store operations, and no rank writes a
+file.
 """
 
 import logging
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.001
+"""Interval at which a rank checks whether a collective has completed."""
 
 
 def check_all_ranks(
@@ -46,7 +48,7 @@ def check_all_ranks(
     Args:
         config: configuration of the run.
         nodes_per_copy: number of nodes that together hold one copy of the optimizer states.
-        world: rank and size of the job, as seen by this process.
+        world: rank of this process, number of ranks, and host.
         store: the store of all ranks.
         accelerator: the device of this rank.
 
@@ -54,8 +56,8 @@ def check_all_ranks(
         This rank's report.
 
     Raises:
-        LaunchError: on rank 0: ranks are absent, or a check failed.
-        RankFailure: on the other ranks in that case, without a message.
+        LaunchError: some ranks are absent, or a check failed. Raised on rank 0.
+        RankFailure: rank 0 has raised a LaunchError. Raised on the other ranks, without a message.
     """
     timeout = timedelta(seconds=config.launch.meeting_seconds)
     own_report = RankReport.of(config, world, accelerator)
@@ -72,7 +74,7 @@ def check_all_ranks(
 
     if world.rank:
         exchange(own_report, world, store, timeout)
-    # the other ranks wait longer, since rank 0 may need `timeout` to notice an absent rank
+    # the other ranks wait twice as long, since rank 0 may need `timeout` to notice an absent rank
     broadcast_from_rank_zero(world, store, "preflight", check, 2 * timeout)
     return own_report
 
@@ -97,19 +99,19 @@ def check_groups(
     Collective over all ranks, which must pass the same names in the same order.
 
     Args:
-        groups: groups by name; None where this rank has none.
-        world: rank and size of the job, as seen by this process.
+        groups: groups by name; None where this rank is in no such group.
+        world: rank of this process, number of ranks, and host.
         store: the store in which the ranks have reported (`check_all_ranks`).
         device: the device on which the groups communicate.
         timeout: time limit per group.
 
     Raises:
-        LaunchError: a group did not complete in time, or computed a wrong sum; names the group and
-            the ranks that did not join it, with their hosts.
+        LaunchError: a group did not complete in time, or computed a wrong sum. The message names
+            the group, and the ranks that did not join it with their hosts.
     """
     for name, group in groups.items():
         if group is not None:
-            store.set(_position_key(world.rank), name)
+            store.set(_progress_key(world.rank), name)
             _check_group(name, group, world, store, device, timeout)
 
 
@@ -121,12 +123,14 @@ def _check_group(
     device: "torch.device",
     timeout: timedelta,
 ) -> None:
+    """Run and check the all-reduce of one group; the arguments are those of `check_groups`."""
     import torch
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(group)
-    total = torch.tensor([world.rank + 1.0], dtype=torch.float64, device=device)  # exact sums
-    started: list[dist.Work | Exception] = []
+    # the sums are exact, because the numbers are whole and fp64
+    total = torch.tensor([world.rank + 1.0], dtype=torch.float64, device=device)
+    started: list[dist.Work | Exception] = []  # receives the running collective, or an error
 
     def start() -> None:
         try:
@@ -136,7 +140,8 @@ def _check_group(
         except Exception as error:
             started.append(error)
 
-    # a thread, because NCCL's first call connects and returns only when all ranks have called it
+    # In a thread, so that this function can stop waiting: NCCL's first collective in a group opens
+    # connections, and the call returns only when all ranks of the group have made it.
     threading.Thread(target=start, name=f"preflight {name}", daemon=True).start()
     deadline = time.monotonic() + timeout.total_seconds()
     while not started or (isinstance(started[0], dist.Work) and not started[0].is_completed()):
@@ -156,13 +161,13 @@ def _check_group(
 
 
 def _explain_incomplete(name: str, ranks: Sequence[int], store: "Store", timeout: timedelta) -> str:
-    """Return a message with the ranks that are still at an earlier group, or hang."""
+    """Return an error message that names the ranks that have not joined the group."""
     absent = []
     for rank in ranks:
-        key = _position_key(rank)
-        position = store.get(key).decode() if store.check([key]) else "before the first group"
-        if position != name:
-            absent.append(f"rank {rank} on {host_of(rank, store)} (at: {position})")
+        key = _progress_key(rank)
+        current_group = store.get(key).decode() if store.check([key]) else "before the first group"
+        if current_group != name:
+            absent.append(f"rank {rank} on {host_of(rank, store)} (at: {current_group})")
     reason = (
         f"absent: {'; '.join(absent)}"
         if absent
@@ -177,6 +182,6 @@ def _explain_incomplete(name: str, ranks: Sequence[int], store: "Store", timeout
     )
 
 
-def _position_key(rank: int) -> str:
-    """Return the key under which a rank stores the name of the group that it checks."""
+def _progress_key(rank: int) -> str:
+    """Return the key under which a rank stores the name of the group that it is checking."""
     return f"preflight/at/{rank}"

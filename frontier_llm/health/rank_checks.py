@@ -1,4 +1,8 @@
-"""Checks of the reports of all ranks: placement, devices, configuration, network, disk space."""
+"""Checks of the reports that all ranks send to rank 0 before the model is built.
+
+They cover placement on nodes, devices, configuration, network interfaces and disk space. Each check
+is a function that yields one message per problem.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -23,7 +27,7 @@ class Findings:
     errors: tuple[str, ...]
     """Problems that end the run before it starts."""
     warnings: tuple[str, ...]
-    """Conditions that may be intended."""
+    """Conditions that may be intended. They are only logged."""
 
 
 def check_reports(
@@ -34,7 +38,7 @@ def check_reports(
     Args:
         config: configuration of the run.
         nodes_per_copy: number of nodes that together hold one copy of the optimizer states.
-        world: rank 0's description of the job.
+        world: launcher and number of ranks per node, as rank 0 knows them.
         reports: reports of all ranks, in the order of the ranks.
     """
     nodes_are_simulated = config.launch.ranks_per_node is not None or world.launcher == "local"
@@ -49,11 +53,12 @@ def check_reports(
 
 
 def _devices(reports: Sequence[RankReport]) -> Iterator[str]:
-    holders = defaultdict(list)
+    """Check that no two ranks use the same device."""
+    ranks_by_device = defaultdict(list)
     for report in reports:
         if report.device:
-            holders[report.host, report.device].append(report.rank)
-    for (host, device), ranks in holders.items():
+            ranks_by_device[report.host, report.device].append(report.rank)
+    for (host, device), ranks in ranks_by_device.items():
         if len(ranks) > 1:
             yield (
                 f"ranks {name_some(ranks)} share one device ({device} on {host}): give each "
@@ -108,9 +113,9 @@ def _interfaces(reports: Sequence[RankReport]) -> Iterator[str]:
     for report in reports:
         for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             names = report.environment.get(variable, "")
-            if not names or names[0] in "^=":  # a pattern of NCCL
+            if not names or names[0] in "^=":  # a pattern of NCCL instead of names
                 continue
-            missing = [name for name in names.split(",") if not _has(report, name)]
+            missing = [name for name in names.split(",") if not _has_interface(report, name)]
             if missing:
                 yield (
                     f"{variable}={names} on rank {report.rank}, but {report.host} has only "
@@ -118,7 +123,8 @@ def _interfaces(reports: Sequence[RankReport]) -> Iterator[str]:
                 )
 
 
-def _has(report: RankReport, interface: str) -> bool:
+def _has_interface(report: RankReport, interface: str) -> bool:
+    """Return whether a host has an interface; NCCL and gloo also accept the beginning of a name."""
     return interface == "lo" or any(name.startswith(interface) for name in report.interfaces)
 
 
@@ -140,24 +146,26 @@ def _space(config: RunConfig, nodes_per_copy: int, reports: Sequence[RankReport]
 
 
 def _environment(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[str]:
+    """Compare environment variables with those of the cluster file."""
     for name, wanted in config.cluster.environment.items():
-        by_value = defaultdict(list)
+        ranks_by_value = defaultdict(list)
         for report in reports:
-            got = report.environment.get(name)
-            if got != wanted:
-                by_value[got].append(report.rank)
-        for got, ranks in by_value.items():
+            value = report.environment.get(name)
+            if value != wanted:
+                ranks_by_value[value].append(report.rank)
+        for value, ranks in ranks_by_value.items():
             yield (
-                f"{name} is {'not set' if got is None else got} on ranks {name_some(ranks)}; "
+                f"{name} is {'not set' if value is None else value} on ranks {name_some(ranks)}; "
                 f"conf/cluster/{config.cluster.name}.yaml wants {wanted}"
             )
 
 
 def _clocks(reports: Sequence[RankReport]) -> Iterator[str]:
+    """Compare the clock of each rank with the median."""
     clocks = sorted(report.clock_seconds for report in reports)
-    middle = clocks[len(clocks) // 2]
+    median = clocks[len(clocks) // 2]
     for report in reports:
-        skew = report.clock_seconds - middle
+        skew = report.clock_seconds - median
         if abs(skew) > CLOCK_SKEW_SECONDS:
             yield (
                 f"the clock of {report.host} (rank {report.rank}) is {format_seconds(abs(skew))} "
@@ -166,6 +174,7 @@ def _clocks(reports: Sequence[RankReport]) -> Iterator[str]:
 
 
 def _device_kinds(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[str]:
+    """Check that devices are of the kind (cpu, cuda or hip) that the cluster file names."""
     wanted = config.cluster.device.kind
     wrong = [report for report in reports if report.kind != wanted]
     if wrong:
@@ -176,11 +185,11 @@ def _device_kinds(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[
 
 
 def _cores(reports: Sequence[RankReport]) -> Iterator[str]:
-    """Find ranks of one host that run on the same cores."""
-    holders = defaultdict(list)
+    """Check that no two ranks of a host run on the same CPU cores."""
+    ranks_by_cores = defaultdict(list)
     for report in reports:
-        holders[report.host, report.cores].append(report.rank)
-    shared = {place: ranks for place, ranks in holders.items() if len(ranks) > 1}
+        ranks_by_cores[report.host, report.cores].append(report.rank)
+    shared = {place: ranks for place, ranks in ranks_by_cores.items() if len(ranks) > 1}
     if shared:
         (host, cores), ranks = next(iter(shared.items()))
         yield (
@@ -191,7 +200,7 @@ def _cores(reports: Sequence[RankReport]) -> Iterator[str]:
 
 
 def name_some(ranks: Sequence[int]) -> str:
-    """Name ranks; if there are more than 8, name the first four and the last, and count them."""
+    """List ranks in a message; of more than 8 ranks, list the first four and the last."""
     if len(ranks) <= 8:
         return ", ".join(map(str, ranks))
     return f"{', '.join(map(str, ranks[:4]))} ... {ranks[-1]} ({len(ranks)} ranks)"

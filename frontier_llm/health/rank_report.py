@@ -1,4 +1,7 @@
-"""The report of a rank at start-up, and its transfer to rank 0 through the store."""
+"""The report of a rank at start-up, and its transfer to rank 0 through torch's key-value store.
+
+Rank 0 checks the reports before the model is built (preflight.py).
+"""
 
 import hashlib
 import json
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _KEY = "preflight/report"
+"""Prefix of the keys in the store. `/N`: report of rank N. `/clock/N`: time on rank N. `/all`: set
+when all ranks have reported. The prefix itself: number of ranks that have reported."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,8 @@ class RankReport:
     environment: dict[str, str]
     """Environment variables that control communication."""
     free_bytes: dict[str, int]
-    """Free bytes by output folder: the shared folder on rank 0 only, a node-local folder on the
-    first rank of each node only."""
+    """Free bytes of each output folder. Only rank 0 reports the shared folder, and only the first
+    rank of each node reports a node-local folder."""
     clock_seconds: float = 0.0
     """Time of the host in seconds since 1970, read at nearly the same moment on all ranks."""
 
@@ -75,11 +80,12 @@ def exchange(
 ) -> list[RankReport]:
     """Send the report of every rank to rank 0.
 
-    Collective over all ranks, through the store: four operations per rank, two more on rank 0.
+    Collective over all ranks, through the store. A rank makes four store operations, and rank 0
+    makes two more.
 
     Args:
         report: the report of this rank.
-        world: rank and size of the job, as seen by this process.
+        world: rank of this process and number of ranks.
         store: the store of all ranks.
         timeout: how long rank 0 waits for the other ranks.
 
@@ -87,7 +93,8 @@ def exchange(
         On rank 0 all reports in the order of the ranks; on other ranks only their own report.
 
     Raises:
-        LaunchError: on rank 0: some ranks did not report; names them and their hosts.
+        LaunchError: some ranks did not report. Raised on rank 0; the message names these ranks and
+            their hosts.
     """
     store.set(f"{_KEY}/{report.rank}", json.dumps(asdict(report)))
     if store.add(_KEY, 1) == world.size:
@@ -109,6 +116,7 @@ def exchange(
 
 
 def _collect(size: int, store: "Store") -> list[RankReport]:
+    """Read the reports and clocks of all ranks from the store."""
     texts = store.multi_get([f"{_KEY}/{rank}" for rank in range(size)])
     clocks = store.multi_get([f"{_KEY}/clock/{rank}" for rank in range(size)])
     return [
@@ -130,14 +138,14 @@ def host_of(rank: int, store: "Store") -> str:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the free space of the file system of a folder, which need not exist yet."""
+    """Return the free bytes of a folder's file system. The folder need not exist yet."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
 
 
 def tiers(config: RunConfig) -> Mapping[str, Path]:
-    """Return the output folders by tier: `shared`, and `local` if that tier is configured."""
+    """Return the folders of checkpoints: `shared` for all nodes and, if configured, `local`."""
     folders = {"shared": Path(config.run.dir).absolute()}
     local = config.checkpoint.tiers.local.path
     if local is not None:

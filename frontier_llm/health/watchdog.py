@@ -1,18 +1,17 @@
 """A thread on each rank that ends a hanging run and names the rank at fault.
 
-The thread compares the time since the start of the main thread's phase with the limit of that
-phase. States of a rank:
+The main thread tells the watchdog in which phase it is, such as a step or a checkpoint. Each phase
+has a time limit. A rank is in one of these states:
 
-    watching   the phase is within its limit
-    alarmed    the phase exceeded its limit, or the rank lost contact with a rank that reported no
-               failure, or another rank raised the alarm. The rank puts its state into the store.
-               The first alarmed rank coordinates: it raises the alarm on all ranks, waits a few
-               seconds for their states, and publishes the diagnosis
-    over       the diagnosis is published, or the store does not answer: the process exits with
-               code 1
+- watching: the phase is within its limit.
+- alarmed: the phase has exceeded its limit; or the rank has lost contact with another rank that
+  reported no failure; or another rank has raised the alarm. The rank writes what it is doing into
+  the store, torch's key-value store on rank 0. The first alarmed rank coordinates: it raises the
+  alarm on all ranks, waits a few seconds for their states, and publishes the diagnosis.
+- over: the diagnosis is published, or the store does not answer. The process exits with code 1.
 
-The main thread may hang anywhere, so the process ends by `os._exit`. Without an alarm a rank
-accesses the store twice per run: to listen for an alarm, and to end listening.
+The main thread may hang anywhere, so the process ends by `os._exit`. Without an alarm, a rank
+accesses the store only twice per run: once to wait for an alarm, and once to end this wait.
 """
 
 import os
@@ -46,16 +45,19 @@ if TYPE_CHECKING:
 STALL_FILE = "stall.txt"
 """File in the run directory that receives the diagnosis and the states of all ranks."""
 STALL_REPORT_SECONDS = 8.0
-"""How long the coordinator waits for the states of ranks that may be dead."""
+"""How long the coordinator waits for the states of all ranks after a stall. A dead rank sends
+none."""
 LOSS_REPORT_SECONDS = 3.0
-"""How long the coordinator waits after a loss of contact. This is shorter, since Slurm kills the
-other tasks of a job after its KillWait (30 s)."""
+"""The same after a loss of contact. It is shorter, because Slurm kills the other ranks 30 s (its
+KillWait) after one rank has ended."""
 DIAGNOSIS_SECONDS = 20.0
 """A rank that waits longer for the diagnosis concludes that rank 0 and its store are lost."""
 ACKNOWLEDGE_SECONDS = 3.0
-"""How long rank 0 keeps the store for ranks that have not read the diagnosis."""
+"""How long rank 0 keeps its store alive for ranks that have not read the diagnosis yet."""
 _POLL_SECONDS = 0.5
+"""Interval at which the monitor compares the phase with its limit."""
 _LISTENER_END_SECONDS = 10.0
+"""How long a rank that ends waits for its listener thread."""
 _MEASURED_STEPS = 3
 """Until this many steps have been measured, each step has the time limit of a first step."""
 _FOREVER = timedelta(days=20)
@@ -63,16 +65,16 @@ _FOREVER = timedelta(days=20)
 
 
 class Watchdog:
-    """Watches the main thread of one rank; `phase` tells it what that thread is doing."""
+    """Watches the main thread of one rank, which announces what it does by `phase`."""
 
     def __init__(
         self, config: WatchdogConfig, world: World, store: "Store", run_dir: Path, failures: Path
     ) -> None:
-        """Prepare the watch; entering the context starts it.
+        """Initialise; entering the context starts the threads.
 
         Args:
             config: time limits of the phases.
-            world: rank and size of the job, as seen by this process.
+            world: rank of this process, number of ranks, host and launcher.
             store: the store of all ranks.
             run_dir: folder in which the states of all ranks are written after an alarm.
             failures: folder in which this rank writes its failure.
@@ -105,7 +107,7 @@ class Watchdog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # a local launcher sees which rank ended first, so it finds the cause without the watchdog
+        # a local launcher sees which rank has ended first, so it does not need the watchdog
         if error is not None and self._world.launcher != "local":
             self._handle_failure(error)
         self._closed.set()
@@ -118,11 +120,13 @@ class Watchdog:
 
     @contextmanager
     def phase(self, name: str, step: int | None = None) -> Iterator[None]:
-        """Set what the main thread does; the clock of an enclosing phase is paused.
+        """Announce what the main thread does inside this context.
+
+        The clock of an enclosing phase is paused meanwhile.
 
         Args:
-            name: `step`, `checkpoint` or `evaluation`, which have their own time limits, or another
-                name for messages, with the time limit of the start-up.
+            name: `step`, `checkpoint` or `evaluation`, which have their own time limits. Any other
+                name has the time limit of the start-up, and is only shown in messages.
             step: number of the step that starts; None = the current step.
         """
         outer = self._phase
@@ -137,16 +141,19 @@ class Watchdog:
         finally:
             now = time.monotonic()
             if name == "step":
-                # phases inside this one have moved its start, so their time does not count
+                # phases inside this one have moved its start, so the median excludes their time
                 self._step_seconds.append(now - self._phase.started)
             started = outer.started + now - inner.started
             self._phase = Phase(outer.name, inner_step, started, outer.limit_seconds)
 
     def _handle_failure(self, error: BaseException) -> None:
-        """Announce that this rank reports a failure; after a loss of contact, raise the alarm.
+        """Handle an error that ends the main thread.
 
-        Returns if some rank reports why the run ends, or if the store on rank 0 does not answer.
-        Otherwise the monitor ends the process after the diagnosis.
+        A loss of contact means that another rank has ended. If no rank has announced the cause,
+        this raises the alarm, and the monitor ends the process after the diagnosis. Any other error
+        is itself the cause. This rank then announces that it will report a failure.
+
+        Returns if some rank has announced the cause, or if the store on rank 0 does not answer.
         """
         if self._monitor is None:
             return
@@ -163,6 +170,7 @@ class Watchdog:
         self._monitor.join()
 
     def _limit(self, name: str) -> float:
+        """Return the time limit of a phase in seconds."""
         config = self._config
         if name == "step":
             if len(self._step_seconds) < _MEASURED_STEPS:
@@ -213,12 +221,13 @@ class Watchdog:
     def _get_diagnosis(self, phase: Phase, diagnosis: list[str]) -> None:
         """Put this rank's state into the store, and read or make the diagnosis.
 
-        Runs in a thread of its own, because reading NCCL's trace may hang together with the GPU,
-        while the process must end.
+        Runs in a thread of its own: reading NCCL's trace may hang together with the GPU, and the
+        process must end nevertheless.
 
         Args:
             phase: the phase of the main thread.
-            diagnosis: receives the text; stays empty if the store does not answer.
+            diagnosis: an empty list, which receives the text. It stays empty if the store does not
+                answer.
         """
         state = RankState.now(self._world, phase, self._contact_error)
         try:
@@ -236,7 +245,7 @@ class Watchdog:
         diagnosis.append(text)
 
     def _acknowledge(self, store: "Store") -> None:
-        """Count this rank as informed; rank 0 keeps the store until all alarmed ranks are."""
+        """Count this rank as informed. Rank 0 waits until all alarmed ranks are informed."""
         count = store.add(self._key("acknowledged"), 1)
         deadline = time.monotonic() + ACKNOWLEDGE_SECONDS
         while self._world.rank == 0 and time.monotonic() < deadline:
@@ -246,7 +255,11 @@ class Watchdog:
             count = store.add(self._key("acknowledged"), 0)
 
     def _coordinate(self, store: "Store", phase: Phase) -> str:
-        """Raise the alarm on all ranks, collect their states, and publish the diagnosis."""
+        """Raise the alarm on all ranks, collect their states, and publish the diagnosis.
+
+        Returns:
+            The diagnosis.
+        """
         for rank in range(self._world.size):
             store.set(self._alarm_key(rank), "alarm")
         deadline = time.monotonic() + (
@@ -291,6 +304,7 @@ class Watchdog:
         )
 
     def _write_failure(self, kind: failure.Kind, text: str) -> None:
+        """Write this rank's failure to its file, which the launcher reads."""
         failed = failure.Failure(self._world.rank, time.time(), kind, "Watchdog", text, "", 1)
         try:
             failure.write(failed, self._failures)
@@ -309,7 +323,7 @@ class Watchdog:
 
 
 def _is_set(store: "Store", key: str) -> bool:
-    """Wait until a key is set, or the longest time-out of the store is over.
+    """Wait for a key as long as the store allows; return whether the key is set.
 
     Raises:
         RuntimeError: the store does not answer.

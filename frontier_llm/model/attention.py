@@ -1,9 +1,9 @@
-"""The attention core: torch's scaled_dot_product_attention in megatron's layers.
+"""Compute attention by torch's scaled_dot_product_attention, as a core of megatron's layers.
 
-No matrix of queries times keys is stored for the backward pass, since torch has flash attention on
-CUDA, ROCm and CPU. Flash attention computes no gradient of relative positions, and on a CPU it has
-no dropout. In these two cases attention runs in blocks of queries, and each block is recomputed in
-the backward pass.
+The backward pass never needs a stored matrix of all scores (queries times keys). In most cases
+torch's flash attention is used, which is available on CUDA, ROCm and CPU. It cannot compute the
+gradient of relative positions, and on a CPU it has no dropout. In these two cases attention is
+computed in blocks of queries, and each block is computed again in the backward pass.
 """
 
 from contextlib import nullcontext
@@ -24,15 +24,15 @@ from frontier_llm.model.relative import block_bias
 QUERY_BLOCK = 128
 """Queries per block on a CPU."""
 DEVICE_QUERY_BLOCK = 1024
-"""Queries per block on a GPU: enough to fill it."""
+"""Queries per block on a GPU, which smaller blocks would not keep busy."""
 
 
 class SdpaAttention(MegatronModule):
-    """Softmax(QK^T) V on the heads of one tensor rank.
+    """Computes softmax(scale * QK^T) V for the heads of one tensor-parallel rank.
 
-    Shapes: s query tokens, t key tokens, b samples, h query heads and g key/value heads of this
-    rank, head width d. The class replaces megatron's DotProductAttention and has the same
-    signature.
+    Letters in shapes and in names of tensors: s query tokens, t key tokens, b samples, h query
+    heads and g key/value heads of this rank, head width d. The class replaces megatron's
+    DotProductAttention and has the same signature.
     """
 
     def __init__(
@@ -46,17 +46,17 @@ class SdpaAttention(MegatronModule):
         recompute: bool = False,
         **_: Any,
     ) -> None:
-        """Build the core.
+        """Initialise the module, which has no parameters.
 
         Args:
             config: megatron's configuration.
-            layer_number: unused; megatron passes it.
+            layer_number: unused, but megatron passes it.
             attn_mask_type: causal, or padding (queries attend to all keys that are not padding).
-            attention_type: unused; megatron passes it.
-            attention_dropout: dropout probability of attention weights; None = the value in
+            attention_type: unused, but megatron passes it.
+            attention_dropout: dropout probability of attention weights; None = use the value in
                 `config`.
-            softmax_scale: factor on the scores; None = 1 / sqrt(d).
-            recompute: whether flash attention is recomputed in the backward pass.
+            softmax_scale: factor by which scores are multiplied; None = 1 / sqrt(d).
+            recompute: whether flash attention is computed again in the backward pass.
 
         Raises:
             NotImplementedError: the mask is neither causal nor padding.
@@ -83,13 +83,14 @@ class SdpaAttention(MegatronModule):
         """Compute the attention output.
 
         Args:
-            query_sbhd: [s, b, h, d].
-            key_tbgd: [t, b, g, d], g divides h; t = s if causal.
-            value_tbgd: [t, b, g, d].
+            query_sbhd: queries, [s, b, h, d].
+            key_tbgd: keys, [t, b, g, d], where g divides h; t = s if causal.
+            value_tbgd: values, [t, b, g, d].
             attention_mask: [b, t] bool, true at tokens, false at padding; None if there is no
-                padding. Must be None if causal: causal inputs have padding only at their end.
-            attention_bias: [2r + 1, h], the number added to a score, for each distance
-                (key - query) from -r to r (RelativePositions); None = no bias.
+                padding. Must be None if causal, because causal inputs have padding only at the end.
+            attention_bias: [2r + 1, h], the number that is added to a score, for each distance
+                (key position - query position) from -r to r (see `RelativePositions`); None = no
+                bias.
 
         Returns:
             [s, b, h * d], with the dtype of the query.
@@ -98,8 +99,8 @@ class SdpaAttention(MegatronModule):
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query_sbhd, key_tbgd, value_tbgd))
         mask = None if attention_mask is None else attention_mask[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
-        # Tensor ranks have different heads, so they draw different dropout masks. Under sequence
-        # parallelism the whole layer already runs with this rank's own random stream.
+        # Tensor-parallel ranks have different heads, so they must draw different dropout masks.
+        # With sequence parallelism the whole layer already runs with the rank's own random stream.
         needs_own_stream = dropout > 0 and not self.config.sequence_parallel
         with get_cuda_rng_tracker().fork() if needs_own_stream else nullcontext():
             if attention_bias is not None or (dropout and query.device.type == "cpu"):
@@ -140,17 +141,17 @@ class SdpaAttention(MegatronModule):
         bias: Tensor | None,
         dropout: float,
     ) -> Tensor:
-        """Compute the output block by block, with [block, t] scores at a time."""
-        length = QUERY_BLOCK if query.device.type == "cpu" else DEVICE_QUERY_BLOCK
-        blocks = [
+        """Compute the output in blocks of queries, so that few scores are in memory at a time."""
+        block_size = QUERY_BLOCK if query.device.type == "cpu" else DEVICE_QUERY_BLOCK
+        starts = range(0, query.shape[2], block_size)
+        query_blocks = query.split(block_size, dim=2)
+        outputs = [
             _checkpointed(
                 self._block, block, key, value, mask, bias, start, dropout, dropout=dropout
             )
-            for start, block in zip(
-                range(0, query.shape[2], length), query.split(length, dim=2), strict=True
-            )
+            for start, block in zip(starts, query_blocks, strict=True)
         ]
-        return torch.cat(blocks, dim=2)
+        return torch.cat(outputs, dim=2)
 
     def _block(
         self,
@@ -162,18 +163,21 @@ class SdpaAttention(MegatronModule):
         start: int,
         dropout: float,
     ) -> Tensor:
-        """Compute the output of one block of queries, which begins at token `start`."""
+        """Compute the output of one block of queries, which begins at token `start`.
+
+        If attention is causal, keys after the block are not read.
+        """
         positions = range(start, start + query.shape[2])
-        keys = positions.stop if self.causal else key.shape[2]
+        key_count = positions.stop if self.causal else key.shape[2]
         if bias is not None:
-            mask = block_bias(bias, positions, keys, mask, causal=self.causal)
+            mask = block_bias(bias, positions, key_count, mask, causal=self.causal)
         elif self.causal:
-            key_positions = torch.arange(keys, device=query.device)
+            key_positions = torch.arange(key_count, device=query.device)
             mask = key_positions[None, :] <= key_positions[positions.start :, None]
         return scaled_dot_product_attention(
             query,
-            key[:, :, :keys],
-            value[:, :, :keys],
+            key[:, :, :key_count],
+            value[:, :, :key_count],
             attn_mask=mask,
             dropout_p=dropout,
             scale=self.softmax_scale,
@@ -182,5 +186,8 @@ class SdpaAttention(MegatronModule):
 
 
 def _checkpointed(function: Any, *arguments: Any, dropout: float) -> Any:
-    """Call a function, store only its arguments, and call it again in the backward pass."""
+    """Call a function so that only its arguments are stored for the backward pass.
+
+    The backward pass calls the function again, with the same random numbers if there is dropout.
+    """
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)

@@ -1,4 +1,4 @@
-"""Build the modules and parameter records of one rank."""
+"""Build the modules and parameter records of one rank. trainer/assemble.py calls `build_model`."""
 
 from dataclasses import dataclass
 
@@ -17,16 +17,17 @@ from frontier_llm.protocols import ParameterRecord
 
 @dataclass(frozen=True)
 class Model:
-    """This rank's part of the model."""
+    """The part of the model that this rank holds."""
 
     chunks: list[Chunk]
-    """This rank's model chunks, as modules."""
+    """Modules of this rank's model chunks, which are ranges of consecutive layers."""
     records: list[ParameterRecord]
-    """The parameters of all chunks."""
+    """Descriptions of the parameters of all chunks."""
     layout: ResolvedLayout
     """How the whole model is divided over ranks."""
     transformer: TransformerConfig
-    """megatron's configuration, shared by all chunks; the pipeline schedule calls its callbacks."""
+    """megatron's configuration, which all chunks share. It also holds the functions that megatron's
+    pipeline schedule calls during a step."""
 
 
 def build_model(
@@ -38,11 +39,11 @@ def build_model(
 ) -> Model:
     """Build and initialise this rank's model chunks.
 
-    No messages are sent: each rank draws its own part of the initial weights.
+    Ranks do not communicate: each rank draws its own part of the initial weights.
 
     Args:
         layout: how the whole model is divided over ranks.
-        groups: position and process groups of this rank.
+        groups: coordinates and process groups of this rank.
         device: device on which parameters are allocated.
         kernels: implementation of the norms.
         seed: seed of the initial weights.
@@ -51,7 +52,7 @@ def build_model(
     with device:
         chunks = [
             make_chunk(layout, model_chunk, transformer, groups, kernels)
-            for model_chunk in layout.chunks_of_stage(groups.at.pipeline)
+            for model_chunk in layout.chunks_of_stage(groups.coordinates.pipeline)
         ]
     for chunk in chunks:
         chunk.to(device=device, dtype=transformer.params_dtype)

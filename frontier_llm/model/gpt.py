@@ -1,4 +1,4 @@
-"""The GPT of one model chunk."""
+"""Define the module of a GPT's model chunk, a range of consecutive layers."""
 
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -14,7 +14,10 @@ from frontier_llm.model.loss import token_losses
 
 
 class Gpt(GPTModel):
-    """megatron's GPTModel with a loss that ignores the vocabulary's padding."""
+    """megatron's GPTModel with a loss that ignores the padding of the vocabulary.
+
+    The vocabulary is padded so that tensor-parallel ranks can divide the embedding.
+    """
 
     def __init__(
         self,
@@ -54,19 +57,21 @@ class Gpt(GPTModel):
         )
 
     def setup_embeddings_and_output_layer(self) -> None:
-        """Skip megatron's broadcast of a tied embedding between the first and last stage.
+        """Skip megatron's broadcast of a tied embedding between the first and the last stage.
 
-        model/initialise.py draws the same weights on both stages, and `ShardedStates` sums their
-        gradients.
+        model/initialise.py draws the same weights on both stages, and `ShardedStates`
+        (sharding/) sums the gradients of both.
         """
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
         """Return the cross entropy of each token over the vocabulary without padding.
 
+        megatron's GPTModel calls this method in its forward pass.
+
         Args:
             labels: [samples, tokens] int64.
-            logits: [tokens, samples, this tensor rank's part of the padded vocabulary].
-                Overwritten.
+            logits: [tokens, samples, this tensor rank's part of the padded vocabulary]. They are
+                overwritten.
 
         Returns:
             [samples, tokens] fp32.

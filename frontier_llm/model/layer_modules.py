@@ -1,4 +1,8 @@
-"""Replacements of megatron's layer modules: linear layers, norm, parallel residual layer."""
+"""Define the modules that replace some of megatron's: linear layers, norms, and a layer.
+
+layer_specs.py inserts them into megatron's transformer layers. The replacing layer,
+`ParallelResidualLayer`, computes attention and feed-forward block from the same input.
+"""
 
 from typing import Any
 
@@ -13,11 +17,11 @@ from frontier_llm.device.kernels import Kernels
 
 
 class ColumnLinear(ColumnParallelLinear):
-    """megatron's linear layer whose output features are split over tensor ranks.
+    """megatron's linear layer whose output features are split over tensor-parallel ranks.
 
-    On a CPU without tensor parallelism, the bias is added inside the matrix product. megatron
-    instead returns the bias, so that a fused kernel of the next operation adds it. A CPU has no
-    such kernels, and adding the bias separately would be another pass over the output.
+    Without tensor parallelism on a CPU, the call that multiplies the matrices also adds the bias.
+    megatron instead returns the bias, so that a fused kernel of the next operation adds it. A CPU
+    has no such kernels, and adding the bias separately would be another pass over the output.
     """
 
     def forward(
@@ -30,11 +34,12 @@ class ColumnLinear(ColumnParallelLinear):
 
         Args:
             input_: [..., in].
-            weight: used instead of the layer's weight, if given.
+            weight: weight to use instead of the layer's weight; None: the layer's weight.
             runtime_gather_output: whether every rank gets all output features.
 
         Returns:
-            ([..., out / tensor ranks], the bias if the caller must add it, else None).
+            Output [..., out / number of tensor-parallel ranks], and the bias if the caller must add
+            it, else None.
         """
         if fuses_bias(self, input_):
             return F.linear(input_, self.weight if weight is None else weight, self.bias), None
@@ -42,7 +47,7 @@ class ColumnLinear(ColumnParallelLinear):
 
 
 class RowLinear(RowParallelLinear):
-    """megatron's linear layer whose input features are split over tensor ranks.
+    """megatron's linear layer whose input features are split over tensor-parallel ranks.
 
     The bias is added as in `ColumnLinear`.
     """
@@ -51,10 +56,10 @@ class RowLinear(RowParallelLinear):
         """Multiply by the weight.
 
         Args:
-            input_: [..., in / tensor ranks].
+            input_: [..., in / number of tensor-parallel ranks].
 
         Returns:
-            ([..., out], the bias if the caller must add it, else None).
+            Output [..., out], and the bias if the caller must add it, else None.
         """
         if fuses_bias(self, input_):
             return F.linear(input_, self.weight, self.bias), None
@@ -62,21 +67,29 @@ class RowLinear(RowParallelLinear):
 
 
 def fuses_bias(layer: ColumnParallelLinear | RowParallelLinear, input_: Tensor) -> bool:
-    """Whether the layer adds its bias inside the product: on a CPU, without tensor parallelism."""
+    """Return whether the layer itself adds its bias: on a CPU, without tensor parallelism."""
     return input_.is_cpu and layer.tp_group.size() == 1
 
 
 class Norm(nn.Module):
-    """LayerNorm or RMSNorm over the last dim, for megatron's layers, on any device.
+    """LayerNorm or RMSNorm over the last dimension, for megatron's layers, on any device.
 
-    Under sequence parallelism each tensor rank normalises only its part of the tokens, so the
-    gradient of weight and bias is the sum of all tensor ranks' gradients. The attribute
-    `sequence_parallel` of the parameters marks gradients that must be summed.
+    With sequence parallelism each tensor-parallel rank normalises only its part of the tokens. The
+    gradients of weight and bias must then be summed over these ranks, which the attribute
+    `sequence_parallel` of both parameters requests.
     """
 
     def __init__(
         self, config: Any, hidden_size: int, kernels: Kernels, eps: float = 1e-5, **_: Any
     ) -> None:
+        """Initialise the norm.
+
+        Args:
+            config: megatron's configuration, which selects LayerNorm or RMSNorm.
+            hidden_size: size of the last dimension.
+            kernels: implementation of the norms.
+            eps: number that is added to the variance.
+        """
         super().__init__()
         self.kernels, self.eps = kernels, eps
         options = {"dtype": config.params_dtype, "device": torch.get_default_device()}
@@ -99,8 +112,9 @@ class ParallelResidualLayer(TransformerLayer):
 
         y = x + attention(norm_1(x)) + ffn(norm_2(x))
 
-    as in GPT-J and GPT-NeoX (arXiv:2204.06745, section 2.1). The sequential layer computes
-    h = x + attention(norm_1(x)), y = h + ffn(norm_2(h)). The submodules are megatron's.
+    This is the layer of GPT-J and GPT-NeoX (arXiv:2204.06745, section 2.1). The usual, sequential
+    layer computes h = x + attention(norm_1(x)) and y = h + ffn(norm_2(h)). Both have the same
+    submodules of megatron.
     """
 
     def forward(
@@ -115,15 +129,15 @@ class ParallelResidualLayer(TransformerLayer):
         """Run the layer.
 
         Args:
-            hidden_states: [s tokens, b samples, hidden]; under sequence parallelism only this
-                tensor rank's tokens.
-            attention_mask: must be None: the attention core applies the causal mask itself.
+            hidden_states: [s tokens, b samples, hidden]; with sequence parallelism only the tokens
+                of this tensor-parallel rank.
+            attention_mask: must be None, because the attention core applies the causal mask itself.
             context: returned unchanged.
             rotary_pos_emb: angles of rotary positions; None for other positions.
-            attention_bias: must be None: there are no relative positions.
+            attention_bias: must be None, because a GPT has no relative positions.
 
         Returns:
-            ([s, b, hidden] with the same s, the context).
+            Output of the layer, [s, b, hidden], and the context.
         """
         attention = self.self_attention(
             self.input_layernorm(hidden_states),
@@ -134,10 +148,10 @@ class ParallelResidualLayer(TransformerLayer):
         feed_forward = self.mlp(self.pre_mlp_layernorm(hidden_states))
         fused = self.config.bias_dropout_fusion
         with self.bias_dropout_add_exec_handler():
-            # "bda": add the bias, apply dropout, add the residual
-            sum_ = self.self_attn_bda(self.training, fused)(
+            # megatron's "bda" functions add the bias, apply dropout and add the residual
+            residual = self.self_attn_bda(self.training, fused)(
                 attention, hidden_states, self.hidden_dropout
             )
-            sum_ = self.mlp_bda(self.training, fused)(feed_forward, sum_, self.hidden_dropout)
-        output = make_viewless_tensor(sum_, requires_grad=sum_.requires_grad, keep_graph=True)
+            total = self.mlp_bda(self.training, fused)(feed_forward, residual, self.hidden_dropout)
+        output = make_viewless_tensor(total, requires_grad=total.requires_grad, keep_graph=True)
         return output, context

@@ -1,4 +1,4 @@
-"""Specifications of megatron's transformer layers: which module takes which part."""
+"""Specify megatron's transformer layers: which class is used for each submodule of a layer."""
 
 from functools import partial
 from typing import Any
@@ -31,18 +31,19 @@ from frontier_llm.model.layer_modules import (
 
 
 def decoder_block(layers: int, model: ModelConfig, kernels: Kernels) -> TransformerBlockSubmodules:
-    """Specify a stack of causal layers, and the norm after the model's last layer.
+    """Specify a stack of causal layers. megatron adds the final norm after the model's last layer.
 
     Args:
         layers: number of layers in this model chunk.
-        model: configuration of the model; its `residual` is parallel or sequential.
+        model: configuration of the model, of which `residual` (parallel or sequential) is used.
         kernels: implementation of the norms.
     """
     layer = layer_spec(kernels, causal=True)
     if model.residual == "parallel":
         layer.module = ParallelResidualLayer
     return TransformerBlockSubmodules(
-        layer_specs=[layer] * layers, layer_norm=ModuleSpec(module=Norm, params=_norm(kernels))
+        layer_specs=[layer] * layers,
+        layer_norm=ModuleSpec(module=Norm, params=_norm_parameters(kernels)),
     )
 
 
@@ -53,14 +54,15 @@ def layer_spec(
 
     Args:
         kernels: implementation of the norms.
-        causal: whether a token attends only to itself and earlier tokens.
+        causal: whether a token attends only to itself and to earlier tokens.
         reads_encoder: whether the layer also attends to the encoder's output.
-        recompute: whether attention is recomputed in the backward pass.
+        recompute: whether attention is computed again in the backward pass.
     """
-    norm = ModuleSpec(module=Norm, params=_norm(kernels))
+    norm = ModuleSpec(module=Norm, params=_norm_parameters(kernels))
     core = partial(SdpaAttention, recompute=recompute)
     mask = AttnMaskType.causal if causal else AttnMaskType.padding
-    slots: dict[str, Any] = {
+    # "bda" stands for megatron's function that adds bias, dropout and residual
+    submodules: dict[str, Any] = {
         "input_layernorm": norm,
         "self_attention": ModuleSpec(
             module=SelfAttention,
@@ -80,12 +82,12 @@ def layer_spec(
         "mlp_bda": get_bias_dropout_add,
     }
     if reads_encoder:
-        slots |= {
+        submodules |= {
             "pre_cross_attn_layernorm": norm,
             "cross_attention": _cross_attention(core),
             "cross_attn_bda": get_bias_dropout_add,
         }
-    return ModuleSpec(module=TransformerLayer, submodules=TransformerLayerSubmodules(**slots))
+    return ModuleSpec(module=TransformerLayer, submodules=TransformerLayerSubmodules(**submodules))
 
 
 def _cross_attention(core: partial[SdpaAttention]) -> ModuleSpec:
@@ -101,5 +103,6 @@ def _cross_attention(core: partial[SdpaAttention]) -> ModuleSpec:
     )
 
 
-def _norm(kernels: Kernels) -> dict[str, Any]:
+def _norm_parameters(kernels: Kernels) -> dict[str, Any]:
+    """Return the arguments of `Norm` that megatron does not pass by itself."""
     return {"kernels": kernels}

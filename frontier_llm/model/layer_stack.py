@@ -1,4 +1,7 @@
-"""The part of an encoder or decoder that lies in one model chunk."""
+"""Define a stack: the layers of an encoder or of a decoder that belong to one model chunk.
+
+Only encoder-decoders use this module (t5.py). A model chunk is a range of consecutive layers.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,8 +25,9 @@ from frontier_llm.model.relative import RelativePositions
 class LayerStack(nn.Module):
     """Consecutive layers of an encoder or decoder, and their shared table of relative positions.
 
-    The model chunk with the stack's last layer also has the final norm. This class replaces
-    megatron's TransformerBlock, which cannot recompute layers that share a trainable table.
+    If the stack includes the last layer of the encoder or decoder, it also has the final norm. This
+    class replaces megatron's TransformerBlock, which cannot recompute layers in the backward pass
+    if they share a trainable table.
     """
 
     def __init__(
@@ -39,14 +43,15 @@ class LayerStack(nn.Module):
         """Build the layers.
 
         Args:
-            stack: name and layers of the part of the encoder or decoder.
+            stack: name (encoder or decoder) and numbers of the layers.
             model: configuration of the whole model.
-            recompute: what is recomputed in the backward pass: `full` (layers), `selective`
-                (attention) or `none`.
+            recompute: the activations that are not stored but computed again in the backward pass:
+                `full` (of whole layers), `selective` (of attention) or `none`.
             config: megatron's configuration.
             groups: process groups of this rank, as megatron's modules expect them.
             kernels: implementation of the norms.
-            vp_stage: virtual stage of the model chunk; None if stages are not interleaved.
+            vp_stage: index of the model chunk on this rank ("virtual pipeline stage"); None if
+                pipeline stages are not interleaved.
         """
         super().__init__()
         self._config = config
@@ -82,16 +87,17 @@ class LayerStack(nn.Module):
         """Run the layers.
 
         Args:
-            hidden: [s tokens, b samples, hidden]; under sequence parallelism only this tensor
-                rank's tokens.
+            hidden: [s tokens, b samples, hidden]; with sequence parallelism only the tokens of this
+                tensor-parallel rank.
             mask: [b, s] bool, true at tokens, false at padding; None if there is no padding, or if
                 the stack is causal.
-            context: [t, b, hidden], the encoder's output for t tokens (under sequence parallelism
-                this rank's); None in an encoder.
-            context_mask: [b, t] bool, true at the encoder's tokens, false at padding.
+            context: [t, b, hidden], output of the encoder for its t tokens (with sequence
+                parallelism, for those of this rank); None in an encoder.
+            context_mask: [b, t] bool, true at tokens of the encoder, false at padding; None if
+                there is no padding.
 
         Returns:
-            [s, b, hidden], for the same tokens.
+            [s, b, hidden], for the same tokens as the input.
         """
         attention_bias = self.positions()
         for layer in self.layers:
@@ -111,7 +117,11 @@ class LayerStack(nn.Module):
         hidden: Tensor,
         context: Tensor | None,
     ) -> Tensor:
-        """Run one layer; under sequence parallelism tensor ranks have different dropout masks."""
+        """Run one layer.
+
+        With sequence parallelism the tensor-parallel ranks have different tokens. They must draw
+        different dropout masks, so each uses a random stream of its own.
+        """
         needs_own_stream = self._config.sequence_parallel
         with get_cuda_rng_tracker().fork() if needs_own_stream else nullcontext():
             hidden, _ = layer(
@@ -127,14 +137,21 @@ class LayerStack(nn.Module):
 def _recompute_in_backward(
     run: Callable[[Tensor, Tensor | None], Tensor], hidden: Tensor, context: Tensor | None
 ) -> Tensor:
-    """Run, store only the inputs, and run again in the backward pass with the same dropout.
+    """Run a layer so that only its inputs are stored for the backward pass.
 
-    torch could stop the second run once all needed activations exist. This is disabled, so that
-    both runs send the same number of bytes, as geometry/wire.py assumes.
+    The backward pass runs the layer again, with the same dropout masks. torch could stop the second
+    run as soon as all needed activations exist. This is turned off, so that both runs send the same
+    number of bytes, as geometry/wire.py assumes.
+
+    Args:
+        run: function of (hidden, context) that runs the layer.
+        hidden: input of the layer.
+        context: output of the encoder; None in an encoder.
     """
     states = get_cuda_rng_tracker().get_states()
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Return the contexts of the first and of the second run."""
         return nullcontext(), _random_states(states)
 
     with set_checkpoint_early_stop(False):
@@ -144,7 +161,7 @@ def _recompute_in_backward(
 
 @contextmanager
 def _random_states(states: dict[str, Tensor]) -> Iterator[None]:
-    """Set megatron's random streams to earlier states within this context."""
+    """Set megatron's random streams to the given states within this context."""
     tracker = get_cuda_rng_tracker()
     current = tracker.get_states()
     tracker.set_states(dict(states))

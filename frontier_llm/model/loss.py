@@ -1,4 +1,7 @@
-"""The cross entropy of each token over the vocabulary without padding."""
+"""Compute the cross entropy of each token over the vocabulary without its padding.
+
+The vocabulary is padded so that tensor-parallel ranks can divide the embedding and the logits.
+"""
 
 import torch
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
@@ -10,13 +13,13 @@ def token_losses(logits_sbv: Tensor, labels: Tensor, vocabulary: int, tensor_ran
 
     Args:
         logits_sbv: [s tokens, b samples, v logits], where v is this tensor rank's part of the
-            padded vocabulary. Overwritten.
+            padded vocabulary. They are overwritten.
         labels: [b, s] int64.
         vocabulary: size of the vocabulary without padding.
         tensor_rank: index of this tensor rank's part.
 
     Returns:
-        [b, s] fp32.
+        Losses in nats, [b, s] fp32.
     """
     mask_padding(logits_sbv, vocabulary, tensor_rank)
     loss_sb = vocab_parallel_cross_entropy(logits_sbv, labels.transpose(0, 1).contiguous())
@@ -27,11 +30,11 @@ def token_losses(logits_sbv: Tensor, labels: Tensor, vocabulary: int, tensor_ran
 def mask_padding(logits: Tensor, vocabulary: int, tensor_rank: int) -> None:
     """Set the logits of the vocabulary's padding to the lowest number, in place.
 
-    Otherwise each padding entry would count as a token with logit 0, which takes probability from
-    the others.
+    Otherwise each padding entry would count as a token with logit 0, which would take probability
+    from the real tokens.
 
     Args:
-        logits: [..., v], where v is this tensor rank's part of the padded vocabulary. Overwritten.
+        logits: [..., v], where v is this tensor rank's part of the padded vocabulary.
         vocabulary: size of the vocabulary without padding.
         tensor_rank: index of this tensor rank's part.
     """

@@ -1,7 +1,8 @@
-"""Describes the parameters of megatron's modules as records with global names.
+"""Describe each parameter of a rank by a `ParameterRecord`, which other packages work with.
 
-The tables below translate megatron's names to global names. Everything else about a parameter comes
-from geometry/inventory.py.
+A record gives the global names of the tensors in a parameter, which are their names in the whole
+model and do not depend on the layout. The tables below translate megatron's names to global names.
+All other facts about a parameter come from geometry/inventory.py.
 """
 
 import re
@@ -42,25 +43,26 @@ _LAYER_MODULE = re.compile(r"layers\.(\d+)\.(.+)")
 
 @dataclass(frozen=True)
 class _ChunkContext:
-    """What the records of one model chunk depend on."""
+    """The inputs of all records of one model chunk."""
 
     model: ModelConfig
     groups: Groups
     shapes: dict[str, ParameterShape]
-    """The chunk's parameters, by global name."""
+    """Shapes of the chunk's parameters, by global name."""
     shared: dict[str, tuple[ModelChunk, ...]]
-    """By global name of a parameter in several model chunks: these chunks, in order."""
+    """For each parameter that several model chunks have (such as a tied embedding), the chunks that
+    have it, in order; by global name."""
 
 
 def parameter_records(
     chunks: Sequence[Chunk], layout: ResolvedLayout, groups: Groups
 ) -> list[ParameterRecord]:
-    """Describe every trainable parameter of this rank, by chunk, in the order of the forward pass.
+    """Describe every trainable parameter of this rank, in the order of the forward pass.
 
     Args:
-        chunks: this rank's modules.
+        chunks: modules of this rank's model chunks.
         layout: how the whole model is divided over ranks.
-        groups: position and process groups of this rank.
+        groups: coordinates and process groups of this rank.
 
     Raises:
         KeyError: a parameter of megatron is not in the tables.
@@ -77,6 +79,13 @@ def parameter_records(
 
 
 def _global_name(local_name: str, stacks: Sequence[Stack], tied: bool) -> str:
+    """Return the global name of a parameter.
+
+    Args:
+        local_name: name of the parameter in its model chunk.
+        stacks: part of the encoder and of the decoder that the chunk has.
+        tied: whether the output layer's weight is the embedding.
+    """
     if local_name == "output_layer.weight" and tied:
         return _OTHER_PARAMETERS["embedding.word_embeddings.weight"]
     if local_name in _OTHER_PARAMETERS:
@@ -103,44 +112,53 @@ def _stack_module(stack: Stack, module: str) -> str:
 def _record(
     context: _ChunkContext, name: str, parameter: nn.Parameter, model_chunk: ModelChunk
 ) -> ParameterRecord:
-    model, at = context.model, context.groups.at
+    """Describe one parameter.
+
+    Args:
+        context: inputs of all records of the chunk.
+        name: global name of the parameter.
+        parameter: the parameter itself.
+        model_chunk: the chunk.
+    """
     shape = context.shapes[name]
     fused_names = [name]
-    if model.gated and ".ffn.up." in name:
+    if context.model.gated and ".ffn.up." in name:
         fused_names = [name.replace(".ffn.up.", ".ffn.gate."), name]  # megatron fuses [gate; up]
     placements = tuple(_placements(context, fused_names, parameter))
-    holders = context.shared.get(name, (model_chunk,))
-    is_copy = model_chunk != holders[0]
+    chunks_with_copies = context.shared.get(name, (model_chunk,))
+    is_first_copy = model_chunk == chunks_with_copies[0]
     is_replicated = shape.cut_dim is None
     return ParameterRecord(
         parameter=parameter,
         unit=shape.unit,
         placements=placements,
         decayed=shape.decayed,
-        counted=not is_copy and (not is_replicated or at.tensor == 0),
+        counted=is_first_copy and (not is_replicated or context.groups.coordinates.tensor == 0),
         tensor_partial=bool(getattr(parameter, "sequence_parallel", False)),
-        tied=len(holders) > 1,
+        tied=len(chunks_with_copies) > 1,
     )
 
 
 def _placements(
     context: _ChunkContext, fused_names: Sequence[str], parameter: nn.Parameter
 ) -> Iterator[Placement]:
-    """Yield where each of the global tensors fused in a parameter lies.
+    """Yield the placement of each of the global tensors that are fused in a parameter.
 
-    They are equal slices of dim 0; each is divided over tensor ranks by itself.
+    A placement tells which part of the global tensor lies where in the parameter. The fused tensors
+    are equal slices of dimension 0, and each of them is divided over tensor-parallel ranks.
     """
-    rank = context.groups.at.tensor
+    tensor_rank = context.groups.coordinates.tensor
     for index, name in enumerate(fused_names):
-        shape = context.shapes[name]
-        local = list(parameter.shape)
-        local[0] //= len(fused_names)
-        local_start, global_start, extent = [0] * len(local), [0] * len(local), list(local)
-        local_start[0] = index * local[0]
-        if shape.cut_dim is not None:
-            cut = shape.cut_dim
-            global_start[cut] = rank * local[cut]
-            # rows past the true vocabulary are padding
-            extent[cut] = max(0, min(local[cut], shape.shape[cut] - global_start[cut]))
-            global_start[cut] = min(global_start[cut], shape.shape[cut])
-        yield Placement(name, shape.shape, tuple(global_start), tuple(local_start), tuple(extent))
+        whole = context.shapes[name].shape
+        cut = context.shapes[name].cut_dim
+        slice_shape = list(parameter.shape)
+        slice_shape[0] //= len(fused_names)
+        local_start, global_start = [0] * len(slice_shape), [0] * len(slice_shape)
+        local_start[0] = index * slice_shape[0]
+        unpadded = list(slice_shape)
+        if cut is not None:
+            global_start[cut] = tensor_rank * slice_shape[cut]
+            # rows beyond the end of the global tensor are padding of the vocabulary
+            unpadded[cut] = max(0, min(slice_shape[cut], whole[cut] - global_start[cut]))
+            global_start[cut] = min(global_start[cut], whole[cut])
+        yield Placement(name, whole, tuple(global_start), tuple(local_start), tuple(unpadded))

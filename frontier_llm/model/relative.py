@@ -1,8 +1,11 @@
-"""Relative positions (T5, arXiv:1910.10683, section 2.1): a learned bias per head and distance.
+"""Compute relative positions: a learned bias of attention scores per head and distance.
 
-Each distance belongs to a bucket. Half of the buckets have one distance each; the others have
-ranges of distances, whose width grows exponentially up to a largest distance. Without a causal
-mask, half of all buckets are for keys before the query and half for keys after it.
+A distance is the position of a key minus the position of a query. Each distance belongs to a
+bucket, and all distances of a bucket have the same bias. Half of the buckets have one distance
+each. The others have ranges of distances, whose width grows exponentially up to a largest distance.
+Without a causal mask, half of all buckets are for keys before the query and half for keys after it.
+
+Paper: T5, arXiv:1910.10683, section 2.1.
 """
 
 import math
@@ -12,11 +15,12 @@ from torch import Tensor, nn
 
 
 class RelativePositions(nn.Module):
-    """The biases of one encoder or decoder, for the heads of one tensor rank.
+    """The biases of one encoder or decoder, for the heads of one tensor-parallel rank.
 
     Attributes:
         weight: [buckets, heads], the trainable biases.
-        bucket: [2 * distance + 1] int64, the bucket of each distance from -distance to distance.
+        bucket: [2 * r + 1] int64, the bucket of each distance from -r to r, where r is the largest
+            distance.
     """
 
     bucket: Tensor
@@ -28,9 +32,9 @@ class RelativePositions(nn.Module):
 
         Args:
             buckets: number of buckets.
-            distance: the largest distance; greater ones have the same bucket.
-            heads: number of heads of this tensor rank.
-            causal: whether queries attend only to themselves and earlier tokens.
+            distance: r, the largest distance; greater distances have the same bucket as r.
+            heads: number of heads of this tensor-parallel rank.
+            causal: whether a token attends only to itself and to earlier tokens.
             dtype: dtype of the table.
         """
         super().__init__()
@@ -40,9 +44,10 @@ class RelativePositions(nn.Module):
         self.register_buffer("bucket", bucket.to(device), persistent=False)
 
     def forward(self) -> Tensor:
-        """Return [2 * distance + 1, heads]: the bias of each distance (key - query), ascending.
+        """Return the bias of each distance from -r to r: [2 * r + 1, heads].
 
-        It is a copy, since layers read it after the table's memory may have been released.
+        The result is a copy of the biases, because layers read it after the memory of `weight` may
+        have been released.
         """
         return self.weight[self.bucket]
 
@@ -70,7 +75,7 @@ def bucket_of_distance(buckets: int, distance: int, *, causal: bool) -> Tensor:
 def block_bias(
     distance_bias: Tensor, queries: range, keys: int, mask: Tensor | None, *, causal: bool
 ) -> Tensor:
-    """Return the bias of the attention scores of some queries.
+    """Return the bias of the attention scores of a block of queries.
 
     Args:
         distance_bias: [2r + 1, heads], the output of `RelativePositions`.
@@ -81,16 +86,16 @@ def block_bias(
         causal: whether keys after the query are masked.
 
     Returns:
-        [1 or samples, heads, queries, t], -inf where a key is masked. (With a finite number,
-        queries whose keys are all masked would get a gradient.)
+        [1 or samples, heads, queries, t], with -inf where a key is masked. (With a finite number
+        instead, queries whose keys are all masked would get a gradient.)
     """
     largest = distance_bias.shape[0] // 2
-    # all entries on a diagonal of the [queries, t] block have the same distance and bias; the
-    # diagonals are listed from the lower left to the upper right corner
+    # All scores on a diagonal of the block [queries, t] have the same distance and so the same
+    # bias. `diagonals` holds one bias per diagonal, from the lower left to the upper right corner.
     distances = torch.arange(1 - queries.stop, keys - queries.start, device=distance_bias.device)
-    diagonal = distance_bias[distances.clamp(-largest, largest) + largest].T
+    diagonals = distance_bias[distances.clamp(-largest, largest) + largest].T
     if causal:
-        diagonal = diagonal.masked_fill(distances > 0, -torch.inf)
-    # row i of the block is the window of t diagonals that ends i diagonals before the last one
-    bias = diagonal.unfold(1, keys, 1).flip(1)[None]
+        diagonals = diagonals.masked_fill(distances > 0, -torch.inf)
+    # row i of the block is a window of t diagonals; its last one is i before the last of all
+    bias = diagonals.unfold(1, keys, 1).flip(1)[None]
     return bias if mask is None else bias.masked_fill(~mask, -torch.inf)

@@ -1,11 +1,13 @@
-"""The encoder-decoder of one model chunk: T5 1.1 and mT5.
+"""Define the module of a model chunk of an encoder-decoder (T5 1.1 and mT5).
 
-Encoder and decoder layers form one list, which may be split into model chunks anywhere. Each chunk
-sends one tensor to the next: the activations of the encoder and of the decoder, concatenated along
-the sequence. The first chunk looks up the embeddings of both. Encoder layers pass the decoder's
-embeddings on unchanged, and decoder layers pass on the encoder's output.
+The layers of the encoder and then those of the decoder form one list, which is divided into model
+chunks at any layer. Each chunk sends one tensor to the next chunk: the activations of the encoder
+and those of the decoder, concatenated along the sequence. The first chunk looks up the embeddings
+of both. A chunk of encoder layers passes the decoder's embeddings on unchanged, and a chunk of
+decoder layers passes the encoder's output on unchanged.
 
-In shapes, s is the number of encoder tokens, t of decoder tokens, b of samples.
+In shapes, s is the number of tokens of the encoder, t the number of tokens of the decoder, and b
+the number of samples.
 """
 
 import torch
@@ -42,7 +44,7 @@ class EncoderDecoder(MegatronModule):
         Args:
             model: configuration of the whole model.
             model_chunk: layers of this chunk, and whether it has the embedding and the head.
-            recompute: what is recomputed in the backward pass (see `LayerStack`).
+            recompute: the activations that the backward pass computes again (see `LayerStack`).
             config: megatron's configuration.
             groups: process groups of this rank, as megatron's modules expect them.
             kernels: implementation of the norms.
@@ -78,9 +80,10 @@ class EncoderDecoder(MegatronModule):
             )
 
     def set_input_tensor(self, input_tensor: list[Tensor | None]) -> None:
-        """Take the activations of the previous chunk: [s + t, b, hidden], None on the first one.
+        """Receive the activations of the previous chunk; megatron's schedules call this method.
 
-        Called by megatron's schedules before each forward pass.
+        Args:
+            input_tensor: one tensor, [s + t, b, hidden]; None on the first chunk.
         """
         (self._received,) = input_tensor
 
@@ -94,23 +97,24 @@ class EncoderDecoder(MegatronModule):
         """Run this model chunk.
 
         Args:
-            encoder_tokens: [b, s] int64; under sequence parallelism s and t are divisible by the
-                number of tensor ranks.
+            encoder_tokens: [b, s] int64. With sequence parallelism s and t are divisible by the
+                number of tensor-parallel ranks.
             decoder_tokens: [b, t] int64.
             encoder_mask: [b, s] bool, true at tokens, false at padding; None if there is no
                 padding.
-            labels: [b, t] int64; None if the last chunk must return logits.
+            labels: [b, t] int64; None = the last chunk returns logits instead of losses.
 
         Returns:
             On the last chunk the losses, [b, t] fp32, or without labels the logits,
             [b, t, this tensor rank's part of the padded vocabulary]. On other chunks the
-            activations for the next chunk, [s + t, b, hidden] (under sequence parallelism for
-            this rank's tokens).
+            activations for the next chunk, [s + t, b, hidden]; with sequence parallelism only those
+            of this rank's tokens.
         """
-        parts = self._parts
         states = self._embed(encoder_tokens, decoder_tokens) if self.pre_process else self._received
         assert states is not None, "the schedule must set the input of a chunk without embedding"
-        lengths = [tokens.shape[1] // parts for tokens in (encoder_tokens, decoder_tokens)]
+        lengths = [
+            tokens.shape[1] // self._sequence_parts for tokens in (encoder_tokens, decoder_tokens)
+        ]
         encoder, decoder = states.split(lengths)
         if self.encoder is not None:
             encoder = self.encoder(encoder, mask=encoder_mask)
@@ -124,17 +128,20 @@ class EncoderDecoder(MegatronModule):
         return token_losses(logits, labels, self.vocabulary, self.pg_collection.tp.rank())
 
     @property
-    def _parts(self) -> int:
-        """Number of parts into which tensor ranks split the sequences."""
+    def _sequence_parts(self) -> int:
+        """Number of parts into which sequence parallelism splits each sequence; 1 without it."""
         return self.pg_collection.tp.size() if self.config.sequence_parallel else 1
 
     def _embed(self, encoder_tokens: Tensor, decoder_tokens: Tensor) -> Tensor:
         """Look up the embeddings of all tokens.
 
-        They are ordered so that each tensor rank gets a part of the encoder's tokens, then a part
-        of the decoder's.
+        With sequence parallelism megatron's embedding gives each tensor-parallel rank one range of
+        the tokens. The tokens are ordered so that each range has a part of the encoder's tokens and
+        then a part of the decoder's tokens.
         """
-        parts = [tokens.chunk(self._parts, dim=1) for tokens in (encoder_tokens, decoder_tokens)]
-        alternating = [part for both in zip(*parts, strict=True) for part in both]
+        encoder_parts = encoder_tokens.chunk(self._sequence_parts, dim=1)
+        decoder_parts = decoder_tokens.chunk(self._sequence_parts, dim=1)
+        pairs = zip(encoder_parts, decoder_parts, strict=True)
+        alternating = [part for pair in pairs for part in pair]
         states: Tensor = self.embedding(torch.cat(alternating, dim=1), position_ids=None)
         return states

@@ -1,4 +1,4 @@
-"""Translates the configuration to megatron's TransformerConfig; no other module does."""
+"""Translate the configuration of a run to megatron's TransformerConfig."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,8 @@ from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.geometry.resolved import ResolvedLayout
 
-# for megatron's blocks; encoder-decoders recompute by themselves (model/layer_stack.py)
+# Options of megatron for each value of the configured recomputation. They apply to GPTs only;
+# model/layer_stack.py implements recomputation for encoder-decoders.
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
@@ -29,8 +30,9 @@ def transformer_config(layout: ResolvedLayout, device: torch.device) -> Transfor
     """Translate a layout to megatron's configuration.
 
     Args:
-        layout: of the run.
-        device: on a CPU, fused CUDA kernels and batched point-to-point messages are off.
+        layout: model, precision and grid of ranks of the run.
+        device: device of this rank. On a CPU, fused CUDA kernels and batched point-to-point
+            messages are turned off.
     """
     model, grid, precision = layout.model, layout.grid, layout.precision
     on_cpu = device.type in ("cpu", "meta")
@@ -62,19 +64,21 @@ def transformer_config(layout: ResolvedLayout, device: torch.device) -> Transfor
         pipeline_dtype=DTYPES[precision],
         bf16=precision == "bf16",
         fp16=precision == "fp16",
-        # weights are set by model/initialise.py: the same for every layout
+        # model/initialise.py sets the weights, so that they are the same for every layout
         perform_initialization=False,
         use_cpu_initialization=on_cpu,
-        # with two interleaved stages both neighbours are the same rank, and a batched exchange
-        # would silently swap activations and gradients
+        # With two pipeline ranks, the previous and the next neighbour of a rank are the same rank.
+        # If stages are interleaved, a batched exchange would silently swap activations and
+        # gradients.
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved and not on_cpu,
         # megatron's synchronisation after each exchange works around an error of old torch
         # versions. It would block the host, also until the copies of a checkpoint are done.
         batch_p2p_sync=False,
-        # gloo may still be sending an output when the schedule frees it
+        # gloo may still be sending an output when the schedule wants to free it
         deallocate_pipeline_outputs=not on_cpu,
-        # these need apex or TransformerEngine, or use torch.jit, which does not help on a CPU
+        # the following options need apex or TransformerEngine, or use torch.jit, which does not
+        # make a CPU faster
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         persist_layer_norm=False,
@@ -86,9 +90,10 @@ def transformer_config(layout: ResolvedLayout, device: torch.device) -> Transfor
 
 
 def _activation(model: ModelConfig, fused: bool) -> Callable[[Tensor], Tensor]:
-    """Return the non-linearity. GELU is the tanh form of GPT-2 unless `gelu_exact` is configured.
+    """Return the activation function, as megatron expects it.
 
-    megatron's fused kernel computes the tanh form but must be requested as F.gelu, the exact one.
+    GELU is computed in the tanh form of GPT-2, unless `gelu_exact` is configured. megatron's fused
+    kernel computes the tanh form, but it is selected by F.gelu, which is the exact form.
     """
     if model.activation == "swiglu":
         return F.silu
@@ -101,7 +106,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def _pipeline_layout(chunks: Sequence[ModelChunk]) -> list[list[str]]:
-    """Write model chunks as megatron's pipeline_model_parallel_layout."""
+    """Return the model chunks in the format of megatron's `pipeline_model_parallel_layout`."""
     return [
         ["embedding"] * chunk.has_embedding
         + ["decoder"] * len(chunk.layers)

@@ -1,6 +1,7 @@
-"""The modules that read parameters, and the units that each of them reads.
+"""List the modules of a model chunk, and the units that the forward pass of each module reads.
 
 A unit is a set of parameters that are gathered and reduced together, such as those of one layer.
+The sharding package gathers a unit before a module reads it.
 """
 
 from collections.abc import Iterator
@@ -14,13 +15,14 @@ from frontier_llm.model.layer_stack import LayerStack
 
 @dataclass(frozen=True)
 class UnitReader:
-    """A module and exactly the units whose parameters its forward pass reads."""
+    """A module, and all units whose parameters its forward pass reads."""
 
     module: nn.Module
     units: tuple[str, ...]
     """Names of the units."""
     in_backward: bool = True
-    """Whether its backward pass reads them too; that of a table look-up does not."""
+    """Whether the module's backward pass reads these parameters too. The backward pass of a table
+    look-up does not."""
 
 
 def unit_readers(chunk: Chunk, tied: bool) -> Iterator[UnitReader]:
@@ -38,7 +40,7 @@ def unit_readers(chunk: Chunk, tied: bool) -> Iterator[UnitReader]:
             yield UnitReader(block.positions, (stack.positions_unit,), in_backward=False)
         for layer, number in zip(block.layers, stack.layers, strict=True):
             yield UnitReader(layer, (f"layers.{number}",))
-        if stack.ends:  # the last layer of the stack is in this chunk, and the norm after it
+        if stack.ends:  # this chunk has the last layer of the encoder or decoder, and its norm
             yield UnitReader(block.final_layernorm, (stack.norm,))
     if chunk.post_process:
         yield UnitReader(chunk.output_layer, ("embedding" if tied else "head",))

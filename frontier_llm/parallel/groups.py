@@ -34,7 +34,7 @@ class Groups:
 
     grid: Grid
     rank: int
-    at: Coordinates
+    coordinates: Coordinates
     """Coordinates of the rank in the grid."""
     tensor: dist.ProcessGroup
     """The ranks that differ only in their tensor coordinate."""
@@ -57,29 +57,29 @@ class Groups:
         The tensor ranks of one stage and replica draw the same masks for activations that they all
         hold, and different masks for activations that are divided between them.
         """
-        index = self.at.pipeline * self.grid.data + self.at.data
+        index = self.coordinates.pipeline * self.grid.data + self.coordinates.data
         model_parallel_cuda_manual_seed(
             (seed + STEP_STRIDE * step + SEED_STRIDE * index) % 2**63,
-            tp_rank=self.at.tensor,
+            tp_rank=self.coordinates.tensor,
             ep_rank=0,
-            etp_rank=self.at.tensor,
+            etp_rank=self.coordinates.tensor,
             force_reset_rng=True,
         )
 
     @property
     def is_between(self) -> bool:
         """Whether this rank's stage is neither the first nor the last one."""
-        return 0 < self.at.pipeline < self.grid.pipeline - 1
+        return 0 < self.coordinates.pipeline < self.grid.pipeline - 1
 
     @property
     def counts_samples(self) -> bool:
         """Whether this rank reports its replica's samples and loss."""
-        return self.is_last_stage and self.at.tensor == 0
+        return self.is_last_stage and self.coordinates.tensor == 0
 
     @property
     def is_last_stage(self) -> bool:
         """Whether this rank's stage holds the head."""
-        return self.at.pipeline == self.grid.pipeline - 1
+        return self.coordinates.pipeline == self.grid.pipeline - 1
 
 
 def make_groups(
@@ -110,16 +110,16 @@ def make_groups(
         parallel.pipeline,
         ranks_per_node,
     )
-    at = grid.coordinates(rank)
+    position = grid.coordinates(rank)
     collection = ProcessGroupCollection.use_mpu_process_groups()
     _check("tensor", collection.tp, grid.tensor_group(rank))
     _check("data", collection.dp, grid.data_group(rank))
     _check("pipeline", collection.pp, grid.pipeline_group(rank))
-    ends = at.pipeline in (0, grid.pipeline - 1)
+    ends = position.pipeline in (0, grid.pipeline - 1)
     groups = Groups(
         grid=grid,
         rank=rank,
-        at=at,
+        coordinates=position,
         tensor=collection.tp,
         data=collection.dp,
         pipeline=collection.pp,
@@ -181,7 +181,9 @@ def make_stage_groups(
         A group for each set that this rank's stage is in; None if the set has one stage.
     """
     created = {stages: _stage_group(groups, stages) for stages in stage_sets}
-    return {stages: group for stages, group in created.items() if groups.at.pipeline in stages}
+    return {
+        stages: group for stages, group in created.items() if groups.coordinates.pipeline in stages
+    }
 
 
 def _stage_group(groups: Groups, stages: tuple[int, ...]) -> dist.ProcessGroup | None:

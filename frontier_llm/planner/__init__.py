@@ -1,6 +1,7 @@
 """Predict before a run whether a layout fits, how fast it is, and which layout is best.
 
-Plain Python on `geometry/` and a cluster file: no torch, no device, no processes. Bytes of model
-states, stored and sent, come from the functions that the trainer uses too; times and activations
-are modelled, with the constants of `cluster.device.calibration` and `cluster.links`.
+The planner is plain Python on top of `geometry/` and a cluster file. It needs no torch, no device
+and no processes. The bytes of model states, stored and sent, come from functions that the trainer
+also uses. Times and activations are modelled with the constants in `cluster.device.calibration` and
+`cluster.links`. `frontier-llm plan` calls the search, and a run calls the check (`fit_check`).
 """

@@ -1,12 +1,12 @@
-"""The products, memory traffic and kept activations of one layer for one micro-batch.
+"""Count the matrix products, memory traffic and kept activations of a layer for one micro-batch.
 
-Counts are those of one tensor rank. Tensors that are cut over t tensor ranks count 1/t; the others
-count in full, or 1/t under sequence parallelism.
+All counts are for one tensor rank out of t. Of a tensor that is sharded over tensor ranks, 1/t
+counts. Other tensors count in full, or 1/t with sequence parallelism.
 
-Products and kept activations follow the modules of model/layer_specs.py one by one; without fused
-attention they are those of Korthikanti et al. (arXiv:2205.05198, section 4), with dropout masks
-only if the model has dropout. A norm keeps its input and output, as fused kernels do (on a CPU,
-torch composes RMSNorm of several operations and keeps more).
+The counts follow the modules of model/layer_specs.py one by one. They agree with Korthikanti et al.
+(arXiv:2205.05198, section 4), except that attention is fused and that dropout masks count only if
+the model has dropout. A norm keeps its input and output, as fused kernels do. On a CPU, torch
+composes RMSNorm of several operations and keeps more.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.geometry.resolved import ResolvedLayout
 
 SCORE_PASSES = 5
-"""How often the forward pass of unfused attention reads or writes its scores: written by the first
-product; read and written by the kernel that scales, masks and normalises them; read for dropout;
-read by the second product."""
+"""Number of times that the forward pass of unfused attention reads or writes its scores. The first
+product writes them; the kernel that scales, masks and normalises reads and writes them; dropout
+reads them; the second product reads them."""
 
 
 class Product(NamedTuple):
@@ -38,63 +38,68 @@ class Product(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """One attention of a layer: tokens per sample of its queries and of its keys."""
+    """Sizes of one self-attention or cross-attention of a layer."""
 
     queries: int
+    """Tokens per sample that have queries."""
     keys: int
+    """Tokens per sample that have keys and values."""
     causal: bool
     cross: bool = False
-    """Whether keys and values come from another sequence."""
+    """Whether keys and values come from the encoder."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """The forward pass of one layer; the backward pass has twice the operations."""
+    """Counts for the forward pass of one layer. The backward pass has twice the operations."""
 
     products: tuple[Product, ...]
-    """Products of weights and activations."""
+    """Matrix products of weights and activations."""
     attention_flops: float
-    """Operations for scores and weighted values, without the masked half of causal attention."""
+    """Operations of attention without its projections and without the masked half if causal."""
     score_elements: float
-    """Elements of the scores with the masked half. Fused attention does not store them."""
+    """Elements of the attention scores, including the masked half. Fused attention does not store
+    them."""
     moved_elements: float
-    """Elements read or written by norms, activation functions, rotations and residual additions."""
+    """Elements read or written by norms, activation functions, rotary embeddings and residual
+    additions."""
     kernels: int
     """Number of kernels that read or write `moved_elements`."""
     kept_elements: float
-    """Elements of the compute format kept for the backward pass without recomputation."""
+    """Elements that the layer keeps for its backward pass if nothing is recomputed."""
     input_elements: float
-    """Elements of the layer's input: all that is kept if the layer is recomputed."""
+    """Elements of the layer's input, which alone is kept if the whole layer is recomputed."""
 
 
 def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Block:
-    """Describe a layer with these attentions and one feed-forward block.
+    """Count a layer with the given attentions and one feed-forward block.
 
     Args:
-        layout: of the run.
-        attentions: of the layer; a decoder layer of an encoder-decoder has two.
+        layout: layout of the run.
+        attentions: one attention, or two in a decoder layer of an encoder-decoder.
     """
     model, tensor = layout.model, layout.grid.tensor
     samples, tokens = layout.micro_batch, attentions[0].queries
-    # elements of the layer's input on this rank; sequence parallelism cuts it
+    # elements of the layer's input on this rank, which sequence parallelism divides
     hidden = samples * tokens * model.hidden / (tensor if layout.sequence_parallel else 1)
     parts = [_attention_part(layout, attention) for attention in attentions]
     matrices = 3 if model.gated else 2
     inner = samples * tokens * model.ffn / tensor
-    masks = 0.5 if model.dropout else 0.0  # one byte per element
-    branches = len(attentions) + 1
+    masks = 0.5 if model.dropout else 0.0  # a dropout mask has one byte per two-byte element
+    branches = len(attentions) + 1  # each with a norm before and a residual addition after it
     products = [product for part in parts for product in part.products]
     products += _feed_forward(model, samples * tokens, tensor)
     return Block(
         products=tuple(products),
         attention_flops=sum(part.flops for part in parts),
         score_elements=sum(part.scores for part in parts),
-        # a norm reads and writes; a residual addition reads two and writes one; the activation
-        # reads one or two and writes one
+        # A norm reads and writes one tensor. A residual addition reads two tensors and writes one.
+        # The activation function reads one tensor (two if gated) and writes one.
         moved_elements=branches * 5 * hidden + matrices * inner + sum(part.moved for part in parts),
         kernels=4 * len(parts) + 4 * branches + 2 * matrices,
-        # each norm keeps its input, and each linear layer its input, the norm's output. A gated
-        # activation keeps both halves, a copy of one, the activated other, and their product
+        # Each norm keeps its input and output (the input of the next linear layer). A gated
+        # activation keeps five tensors: both halves of its input, a copy of one half, the other
+        # half after the activation function, and the product.
         kept_elements=branches * (2 + masks) * hidden
         + sum(part.kept for part in parts)
         + (5 if model.gated else 2) * inner,
@@ -119,13 +124,15 @@ def chunk_blocks(layout: ResolvedLayout, chunk: ModelChunk) -> list[tuple[Block,
 
 
 def head_product(layout: ResolvedLayout) -> Product:
-    """Return the product with the vocabulary for all predicted tokens of a micro-batch."""
+    """Return the product that computes the logits of all predicted tokens of a micro-batch."""
     tensor = layout.grid.tensor
     columns = padded_vocabulary(layout.model, tensor) // tensor
     return Product(layout.micro_batch * layout.lengths.decoder, layout.model.hidden, columns)
 
 
 class _AttentionPart(NamedTuple):
+    """The share of one attention in the fields of `Block`."""
+
     products: tuple[Product, ...]
     flops: float
     scores: float
@@ -134,7 +141,7 @@ class _AttentionPart(NamedTuple):
 
 
 def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionPart:
-    """Describe one attention with its projections and, for relative positions, its bias."""
+    """Count one attention, including its projections and the bias for relative positions."""
     model, tensor, samples = layout.model, layout.grid.tensor, layout.micro_batch
     query_width = model.heads * model.head_dim // tensor
     key_width = model.kv_heads * model.head_dim // tensor
@@ -147,23 +154,24 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
         )
     else:
         inputs = (Product(queries, model.hidden, query_width + 2 * key_width),)
-    pairs = attention.queries * attention.keys * samples
+    score_pairs = attention.queries * attention.keys * samples
     rotated = queries * query_width + keys * key_width if model.positions == "rotary" else 0
     relative = model.positions == "relative" and not attention.cross
     bias = attention.queries * attention.keys * model.heads / tensor if relative else 0.0
     angles = 4 * attention.queries * model.head_dim if rotated else 0
-    # queries, keys and values before and after rotation, and the output
+    # queries and keys before and after rotation, values, the output, and the rotation angles
     kept = queries * 2 * query_width + keys * 2 * key_width + rotated + angles
     return _AttentionPart(
         products=(*inputs, Product(queries, query_width, model.hidden)),
-        flops=4.0 * pairs * query_width * (0.5 if attention.causal else 1.0),
-        scores=pairs * model.heads / tensor,
+        flops=4.0 * score_pairs * query_width * (0.5 if attention.causal else 1.0),
+        scores=score_pairs * model.heads / tensor,
         moved=2.0 * rotated + 2 * queries * query_width + 2 * bias,
         kept=kept,
     )
 
 
 def _feed_forward(model: ModelConfig, rows: int, tensor: int) -> list[Product]:
+    """Return the products of a feed-forward block over `rows` tokens."""
     width = model.ffn // tensor
-    outer = 2 * width if model.gated else width
-    return [Product(rows, model.hidden, outer), Product(rows, width, model.hidden)]
+    first_width = 2 * width if model.gated else width
+    return [Product(rows, model.hidden, first_width), Product(rows, width, model.hidden)]

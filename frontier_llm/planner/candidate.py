@@ -1,4 +1,7 @@
-"""A layout that the planner judges, and its distinct stages."""
+"""A layout whose memory and speed the planner predicts, with its distinct pipeline stages.
+
+Most stages of a large pipeline have equal layers, so the planner evaluates each kind once.
+"""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -14,41 +17,43 @@ from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 
 Shape = tuple[object, ...]
-"""The properties in which stages of different kinds differ: layers by stack, and the model's ends
-(embedding, head, norms)."""
+"""The content of a stage: the number of its layers in each stack (encoder or decoder), and whether
+it has the embedding, the head and a final norm. Stages with equal content are of the same kind."""
 
 
 @dataclass(frozen=True)
 class StageKind:
-    """Stages with like model chunks: they compute the same and hold the same states."""
+    """Pipeline stages with equal model chunks, which compute and store the same amounts."""
 
     first: int
-    """The first of these stages. It has most micro-batches in flight, so most activations."""
+    """Index of the first of these stages. It has the most micro-batches in flight and therefore the
+    most activations of its kind."""
     count: int
     """Number of these stages."""
     chunks: tuple[ModelChunk, ...]
-    """Model chunks of the first of them, ordered by virtual stage."""
+    """Model chunks (groups of consecutive layers) of the first stage, ordered by virtual stage."""
     units: tuple[tuple[int, int], ...]
-    """Pairs (elements of a unit's buffer on one tensor rank, number of such units), ascending,
-    without the padding that the factors require."""
+    """Sizes of the sharding units (parameters that are gathered together: one layer, the embedding
+    or the head): pairs of the elements of a unit on one tensor rank and the number of such units,
+    ascending. The padding that the sharding factors require is not included."""
 
     @property
     def elements(self) -> int:
-        """Elements of all units together."""
+        """Parameters of a stage on one tensor rank, without padding."""
         return sum(size * count for size, count in self.units)
 
 
 class StageKinds:
-    """The kinds of a layout's stages, which do not depend on factors or on the micro-batch."""
+    """The kinds of stages in a layout, which do not depend on factors or on the micro-batch."""
 
     def __init__(self, layout: ResolvedLayout) -> None:
         self._layout = layout
         stages = range(layout.grid.pipeline)
-        self._shapes = [_shape(layout.model, layout.chunks_of_stage(s)) for s in stages]
+        self._shapes = [_shape(layout.model, layout.chunks_of_stage(stage)) for stage in stages]
 
     @cached_property
     def kinds(self) -> tuple[StageKind, ...]:
-        """The distinct kinds, in the order of the pipeline."""
+        """The distinct kinds, ordered by their first stage."""
         return tuple(
             StageKind(
                 first=self._shapes.index(shape),
@@ -73,24 +78,25 @@ class StageKinds:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout, with the configuration that it resolves: cluster, checkpoints, planner."""
+    """A layout that may be predicted, with the configuration from which it was resolved."""
 
     config: RunConfig
+    """Provides what the layout lacks: cluster, checkpoint and planner settings."""
     layout: ResolvedLayout
     stages: StageKinds
 
     @classmethod
     def of(cls, config: RunConfig, ranks: int, ranks_per_node: int) -> "Candidate":
-        """Resolve a configuration.
+        """Resolve a configuration on a number of ranks.
 
         Raises:
-            ConfigError: it cannot be laid out over so many ranks.
+            ConfigError: the configuration cannot run on this number of ranks.
         """
         layout = ResolvedLayout.resolve(config, ranks, ranks_per_node)
         return cls(config, layout, StageKinds(layout))
 
     def with_factors(self, factors: Factors) -> "Candidate":
-        """Return the same layout with model states cut by other factors."""
+        """Return the same layout with other sharding factors."""
         return Candidate(self.config, self.layout.with_factors(factors), self.stages)
 
     def with_cluster(self, cluster: ClusterConfig) -> "Candidate":
@@ -99,12 +105,12 @@ class Candidate:
 
     @property
     def grid(self) -> Grid:
-        """All ranks."""
+        """The tensor x pipeline x data grid of all ranks."""
         return self.layout.grid
 
     @property
     def factors(self) -> Factors:
-        """Over how many data ranks one copy of each model state is cut."""
+        """The sharding factors: over how many data-parallel ranks each model state is sharded."""
         return self.layout.factors
 
     @property
@@ -132,9 +138,10 @@ def _shape(model: ModelConfig, chunks: tuple[ModelChunk, ...]) -> Shape:
 
 
 def ranks_to_plan(config: RunConfig) -> tuple[int, int]:
-    """Return the number of ranks to plan for, and how many share a node.
+    """Return the number of ranks to plan for, and the number of ranks per node.
 
-    `planner.nodes` (its last value) counts first, then `launch.nodes`, then `launch.ranks`.
+    The number of ranks comes from the last value of `planner.nodes`. If this list is not set, it
+    comes from `launch.nodes`, and otherwise from `launch.ranks`.
     """
     nodes = config.planner.nodes[-1] if config.planner.nodes else config.launch.nodes
     per_node = config.launch.ranks_per_node or config.cluster.ranks_per_node

@@ -1,11 +1,11 @@
-"""Seconds of computation: matrix products, attention, and kernels that only move memory.
+"""Predict seconds of computation: matrix products, attention, and kernels that only move memory.
 
-A product of [m, k] and [k, n] takes 2 (mnk + c (mn + nk + km)) / v seconds, with the speed v of
-large products and `half_size` c (config/calibration.py). The term in c has the form of the cost of
-tile quantisation and of reading operands. The backward pass of a product is two products of the
-same size, [m, n][n, k] and [k, m][m, n].
+A product of an [m, k] and a [k, n] matrix takes 2 (mnk + c (mn + nk + km)) / v seconds. Here v is
+the speed of large products in FLOP/s, and c is `half_size` (config/calibration.py). The term with c
+grows like the cost of tile quantisation and of reading the operands. The backward pass of a product
+is two products with the same number of operations: [m, n][n, k] and [k, m][m, n].
 
-Flash attention's backward pass does five products where the forward pass does two (Dao,
+The backward pass of flash attention computes five products, its forward pass two (Dao,
 arXiv:2307.08691, section 3.1.2).
 """
 
@@ -20,13 +20,13 @@ from frontier_llm.planner.block import SCORE_PASSES, Block, Product, chunk_block
 FLASH_BACKWARD = 2.5
 """Operations of fused attention's backward pass, relative to its forward pass."""
 UPDATE_BYTES = 28
-"""Bytes moved to update an element: gradient, master weight and two moments are read, the last
-three are written."""
+"""Bytes moved to update an element in fp32: the gradient, the master weight and two moments are
+read; the master weight and the two moments are written."""
 NORM_BYTES = 4
-"""Bytes read per element for the norm of the gradient."""
+"""Bytes read per element of the fp32 gradient to compute the gradient norm."""
 LOSS_BYTES = 26
-"""Bytes moved per element of the logits: copied to fp32 (6), maximum (4), exponential and sum (8),
-gradient (8)."""
+"""Bytes moved per element of the logits by the loss: 6 for the copy from 2-byte values to fp32, 4
+for the maximum, 8 for exponentials and their sum, 8 for the gradient."""
 
 
 @dataclass(frozen=True)
@@ -39,31 +39,33 @@ class Engine:
     fused_attention: bool = True
     """Whether attention scores stay inside one kernel (flash attention) instead of in memory."""
     overlaps: bool = True
-    """Whether gathers, reductions and the refresh overlap with computation."""
+    """Whether gathers of parameters, reductions of gradients and the refresh (the gather of updated
+    parameters after a step) overlap with computation."""
     message_elements: int | None = None
-    """Elements per message of gathers and reductions; None = one message per unit."""
+    """Elements per message of gathers and reductions; None = one message per sharding unit."""
     sums_bytes: int = 4
-    """Bytes per element of the gradients that replicas add up."""
+    """Bytes per element of the gradients that are summed over replicas."""
     second_copy_ranks: int | None = None
-    """If set, backward passes gather parameters from a second copy that is cut over this many
-    neighbours (ZeRO++, arXiv:2306.10209)."""
+    """If set, backward passes gather parameters from a second copy that is sharded over this many
+    neighbouring ranks (ZeRO++, arXiv:2306.10209)."""
     split_exchange: bool = False
-    """Whether each tensor rank sends a part of a stage's output, which the receivers gather."""
+    """Whether each tensor rank sends only its part of a stage's output to the next stage. The
+    receiving tensor ranks then gather the parts."""
 
 
 OURS = Engine()
-"""This program."""
+"""The engine of this program."""
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of one micro-batch in one model chunk."""
+    """Seconds of computation for one micro-batch in one model chunk."""
 
     forward: float
     backward: float
-    """Without recomputation."""
+    """Seconds of the backward pass without recomputation."""
     recomputed: float
-    """Recomputation in the backward pass."""
+    """Seconds of recomputation during the backward pass."""
 
 
 class Speed:
@@ -92,23 +94,23 @@ class Speed:
 
     @property
     def hidden_share(self) -> float:
-        """Share of overlapped communication that costs no time."""
+        """Share of the overlappable communication time that is hidden behind computation."""
         return self._calibration.hidden_share
 
     def product(self, product: Product) -> float:
-        """Return the seconds of one product."""
+        """Return the seconds of one matrix product, at least those of starting a kernel."""
         m, k, n = product
-        work = m * n * k + self._half_size * (m * n + n * k + k * m)
-        seconds: float = 2 * work / self._flops_per_second
+        weighted_size = m * n * k + self._half_size * (m * n + n * k + k * m)
+        seconds: float = 2 * weighted_size / self._flops_per_second
         return max(seconds, self._kernel_seconds)
 
     def attention(self, flops: float) -> float:
-        """Return the seconds of a fused attention kernel with this many operations."""
+        """Return the seconds of a fused attention kernel that does `flops` operations."""
         seconds: float = flops / (self._flops_per_second * self._calibration.attention_share)
         return seconds
 
     def moved(self, moved_bytes: float, kernels: int = 1) -> float:
-        """Return the seconds of element-wise kernels that read and write this many bytes."""
+        """Return the seconds of element-wise kernels that read and write `moved_bytes` in total."""
         return max(moved_bytes / self._bytes_per_second, kernels * self._kernel_seconds)
 
 
@@ -121,22 +123,21 @@ def chunk_seconds(
     for block, count in chunk_blocks(layout, chunk):
         products = sum(speed.product(product) for product in block.products)
         products_backward = sum(_backward(product, speed) for product in block.products)
-        core, core_backward = _attention(layout, block, speed, engine)
-        moved = speed.moved(block.moved_elements * compute_bytes, block.kernels)
-        block_forward = products + core + moved
+        attention, attention_backward = _attention(layout, block, speed, engine)
+        elementwise = speed.moved(block.moved_elements * compute_bytes, block.kernels)
+        block_forward = products + attention + elementwise
         forward += count * block_forward
-        backward += count * (products_backward + core_backward + 2 * moved)
-        recomputed += (
-            count * {"none": 0.0, "selective": core, "full": block_forward}[layout.recompute]
-        )
+        backward += count * (products_backward + attention_backward + 2 * elementwise)
+        repeated = {"none": 0.0, "selective": attention, "full": block_forward}
+        recomputed += count * repeated[layout.recompute]
     if chunk.has_embedding:
-        embedded = layout.micro_batch * layout.lengths.total * layout.model.hidden
-        looked_up = speed.moved(2.0 * embedded * compute_bytes)
-        forward += looked_up
-        backward += looked_up
+        embedded_elements = layout.micro_batch * layout.lengths.total * layout.model.hidden
+        look_up = speed.moved(2.0 * embedded_elements * compute_bytes)
+        forward += look_up
+        backward += look_up
     if chunk.has_head:
         head = head_product(layout)
-        # of the memory traffic of the loss, two thirds are in the forward pass
+        # two thirds of the memory traffic of the loss belong to the forward pass
         loss_third = speed.moved(float(head.rows) * head.columns * LOSS_BYTES, kernels=10) / 3
         forward += speed.product(head) + 2 * loss_third
         backward += _backward(head, speed) + loss_third
@@ -144,24 +145,30 @@ def chunk_seconds(
 
 
 def update_seconds(elements: int, speed: Speed, compute_bytes: int) -> float:
-    """Return the seconds to take the gradient norm of this many elements and to update them."""
+    """Return the seconds to compute the gradient norm of `elements` and to update them."""
     return speed.moved(float(elements) * (NORM_BYTES + UPDATE_BYTES + compute_bytes))
 
 
 def accumulate_seconds(elements: int, kept: int, speed: Speed, compute_bytes: int) -> float:
-    """Return the seconds to add a micro-batch's gradients to the fp32 sums.
+    """Return the seconds to add the gradients of a micro-batch to the fp32 sums.
+
+    If gradients are sharded, they are first copied into an fp32 send buffer. The rank then adds
+    only its own shard, which arrives in fp32.
 
     Args:
-        elements: whose gradients the backward pass computes.
-        kept: elements whose sums are kept on this rank.
-        speed: of the device.
-        compute_bytes: bytes per element of a gradient.
+        elements: number of gradients that the backward pass computes on this rank.
+        kept: number of gradients whose sums this rank keeps (its shard).
+        speed: speed of the device.
+        compute_bytes: bytes per element of a new gradient.
     """
-    packed = 0 if kept == elements else elements * (compute_bytes + 4)
-    return speed.moved(packed + kept * (8.0 + (compute_bytes if kept == elements else 4)))
+    is_sharded = kept != elements
+    copied_bytes = elements * (compute_bytes + 4) if is_sharded else 0
+    added_bytes = 4 if is_sharded else compute_bytes
+    return speed.moved(copied_bytes + kept * (8.0 + added_bytes))
 
 
 def _backward(product: Product, speed: Speed) -> float:
+    """Return the seconds of the two products in the backward pass of a product."""
     m, k, n = product
     return speed.product(Product(m, n, k)) + speed.product(Product(k, m, n))
 
@@ -169,15 +176,20 @@ def _backward(product: Product, speed: Speed) -> float:
 def _attention(
     layout: ResolvedLayout, block: Block, speed: Speed, engine: Engine
 ) -> tuple[float, float]:
-    """Return the seconds of scores and weighted values, forward and backward."""
+    """Return the forward and the backward seconds of attention without its projections."""
     if engine.fused_attention:
         return (
             speed.attention(block.attention_flops),
             speed.attention(block.attention_flops * FLASH_BACKWARD),
         )
-    # one product per head, including the masked half, and the scores in memory
-    rows, width = layout.lengths.decoder, layout.model.head_dim
-    pairs = block.score_elements / rows**2
-    one = speed.product(Product(rows, width, rows)) + speed.product(Product(rows, rows, width))
-    scores = speed.moved(SCORE_PASSES * block.score_elements * layout.compute_bytes, kernels=3)
-    return pairs * one + scores, 2 * pairs * one + 2 * scores
+    # Without fusion each head has two products, which include the masked half of the scores, and
+    # the scores are written to memory and read again.
+    tokens, width = layout.lengths.decoder, layout.model.head_dim
+    heads = block.score_elements / tokens**2  # heads on this rank, of all samples together
+    head_seconds = speed.product(Product(tokens, width, tokens))
+    head_seconds += speed.product(Product(tokens, tokens, width))
+    score_seconds = speed.moved(
+        SCORE_PASSES * block.score_elements * layout.compute_bytes, kernels=3
+    )
+    forward = heads * head_seconds + score_seconds
+    return forward, 2 * forward

@@ -1,4 +1,4 @@
-"""The prediction for one candidate: peak memory, seconds per step, share of the peak FLOP/s."""
+"""Predict peak memory, seconds per step and speed of a candidate layout."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,17 +18,17 @@ class Estimate:
 
     candidate: Candidate
     memory: tuple[StageMemory, ...]
-    """Peak memory of every stage."""
+    """Peak memory of a rank of each stage."""
     time: StepTime
 
     @property
     def peak(self) -> StageMemory:
-        """Peak memory of the fullest stage."""
+        """Predicted memory of a rank of the fullest stage."""
         return max(self.memory, key=lambda memory: memory.total)
 
     @property
     def refused(self) -> str | None:
-        """Why the layout does not fit; None = it fits."""
+        """The reason why the layout does not fit in memory; None = it fits."""
         budget = budget_bytes(self.candidate)
         if self.peak.total <= budget:
             return None
@@ -45,14 +45,14 @@ class Estimate:
 
     @property
     def model_tflops(self) -> float:
-        """TFLOP/s per device, without recomputation."""
+        """TFLOP/s per device, counting the operations of the model without recomputation."""
         data = self.candidate.config.data
         model = self.candidate.config.model
         return self._per_device(step_model_flops(model, data.sequence_length, data.global_batch))
 
     @property
     def hardware_tflops(self) -> float:
-        """TFLOP/s per device, with recomputation."""
+        """TFLOP/s per device, counting recomputed operations too."""
         config = self.candidate.config
         flops = step_hardware_flops(
             config.model, config.data.sequence_length, config.data.global_batch, config.recompute
@@ -61,16 +61,16 @@ class Estimate:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOP/s as a share of the device's peak; None = the peak is unknown."""
+        """`model_tflops` as a share of the peak of the device; None = the peak is unknown."""
         return self._share(self.model_tflops)
 
     @property
     def hfu(self) -> float | None:
-        """Hardware FLOP/s as a share of the device's peak; None = the peak is unknown."""
+        """`hardware_tflops` as a share of the peak of the device; None = the peak is unknown."""
         return self._share(self.hardware_tflops)
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values."""
+        """Return the prediction as plain values, for `frontier-llm plan --json`."""
         config, factors = self.candidate.config, self.candidate.factors
         parallel = config.parallel
         return {
@@ -108,8 +108,12 @@ class Estimate:
                 "fullest_stage": self.peak.stage,
                 "total": self.peak.total,
                 "stages": [
-                    {"stage": m.stage, "total": m.total, "by_category": m.by_category}
-                    for m in self.memory
+                    {
+                        "stage": memory.stage,
+                        "total": memory.total,
+                        "by_category": memory.by_category,
+                    }
+                    for memory in self.memory
                 ],
             },
             "host_bytes": self.peak.host_bytes,
@@ -133,7 +137,7 @@ def estimate(
     Args:
         candidate: the configuration and the layout to predict.
         engine: the training program that runs it; by default frontier_llm itself.
-        layout: times that candidates with other sharding factors share, if already computed.
+        layout: the times that do not depend on the sharding factors, if already computed.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
@@ -143,6 +147,6 @@ def estimate(
 
 
 def budget_bytes(candidate: Candidate) -> int:
-    """Return the bytes of a device's memory that a layout may use."""
+    """Return the bytes of device memory that a layout may use: `planner.memory_share` of all."""
     config = candidate.config
     return int(config.planner.memory_share * config.cluster.device.memory_gib * GIB)

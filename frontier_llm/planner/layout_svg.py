@@ -1,4 +1,7 @@
-"""The drawing of a state layout as SVG: one line per data rank, one box per node."""
+"""Draw the sharding of model states as SVG: one row per data rank, one box per node.
+
+`frontier-llm explain-layout --svg FILE` writes this drawing.
+"""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -8,15 +11,22 @@ from frontier_llm.geometry.partition import DIGITS, Interval
 from frontier_llm.planner.state_layout import StateLayout
 
 MOST_RANKS = 64
+"""Number of data ranks that are drawn at most."""
 ROW, GAP, TOP, MARGIN = 22, 14, 96, 16
+"""Height of a row, gap between nodes, top of the first row, and outer margin, in pixels."""
 LABELS, BAR, BETWEEN = 168, 220, 26
+"""Width of the labels, of a bar, and of the space between two bars, in pixels."""
 FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
 class _State(NamedTuple):
+    """A column of the drawing: one kind of model state."""
+
     title: str
     colour: str
-    pale: str
+    """Colour of the part that a rank stores."""
+    background: str
+    """Colour of the whole buffer."""
 
 
 STATES = (
@@ -27,10 +37,7 @@ STATES = (
 
 
 def draw(layout: StateLayout) -> str:
-    """Draw which part of a flat buffer each data rank of the stage holds.
-
-    At most the first 64 data ranks are drawn.
-    """
+    """Draw which part of a flat buffer each data rank stores; at most 64 ranks are drawn."""
     ranks = range(min(layout.factors.data, MOST_RANKS))
     nodes = [list(members) for _, members in groupby(ranks, layout.node)]
     height = TOP + len(ranks) * ROW + len(nodes) * GAP + MARGIN
@@ -54,16 +61,16 @@ def _heading(layout: StateLayout) -> Iterator[str]:
     yield _text(
         MARGIN,
         28,
-        f"What {factors.data} data ranks hold of one flat buffer",
+        f"Parts of one flat buffer that each of {factors.data} data ranks stores",
         "font-size='16' font-weight='bold' fill='#222222'",
     )
-    words = f"{factors.data // factors.optimizer} replicas of all states; a box is a node"
-    yield _text(MARGIN, 48, words, "font-size='12' fill='#555555'")
+    subtitle = f"{factors.data // factors.optimizer} replicas of all states; a box is a node"
+    yield _text(MARGIN, 48, subtitle, "font-size='12' fill='#555555'")
     yield _text(MARGIN + 8, TOP - 12, "rank", "font-size='12' fill='#555555'")
     for index, digit in enumerate(DIGITS):
         yield _text(MARGIN + 64 + 24 * index, TOP - 12, digit[0], "font-size='12' fill='#555555'")
-    for column, (state, number) in enumerate(zip(STATES, numbers, strict=True)):
-        title = f"{state.title}, cut over {number}"
+    for column, (state, factor) in enumerate(zip(STATES, numbers, strict=True)):
+        title = f"{state.title} over {factor} rank{'s' * (factor > 1)}"
         style = f"font-size='13' font-weight='bold' fill='{state.colour}'"
         yield _text(_left(column), TOP - 12, title, style)
 
@@ -101,7 +108,7 @@ def _row(layout: StateLayout, rank: int, top: int) -> Iterator[str]:
 def _bar(left: float, top: int, state: _State, interval: Interval, size: int) -> Iterator[str]:
     start, length = interval.start * BAR / size, interval.length * BAR / size
     box = f"y='{top}' height='{ROW - 6}' rx='2'"
-    yield f"<rect x='{left}' {box} width='{BAR}' fill='{state.pale}'/>"
+    yield f"<rect x='{left}' {box} width='{BAR}' fill='{state.background}'/>"
     yield (
         f"<rect x='{left + start:.2f}' {box} width='{max(length, 1.5):.2f}' fill='{state.colour}'/>"
     )

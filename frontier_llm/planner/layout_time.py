@@ -1,7 +1,7 @@
-"""The seconds of a layout that do not depend on how its model states are cut.
+"""Predict the part of a step that does not depend on the sharding factors.
 
-They are a lower bound for every choice of factors. In a search they are computed once for all of
-them.
+It consists of computation, tensor parallel communication and sends between stages. It is a lower
+bound on the step with any sharding factors, and a search computes it once for all of them.
 """
 
 from dataclasses import dataclass
@@ -14,29 +14,30 @@ from frontier_llm.planner.compute import OURS, Engine, Seconds, Speed, chunk_sec
 
 @dataclass(frozen=True)
 class Passes:
-    """Seconds of one micro-batch on a kind of stage, without communication of model states."""
+    """Seconds of a micro-batch on one kind of stage, without communication of model states."""
 
     kind: StageKind
     compute_forward: float
+    """Seconds of computation in the forward pass."""
     compute_backward: float
-    """Including recomputation."""
+    """Seconds of computation in the backward pass, including recomputation."""
     tensor: Cost
-    """Communication between tensor ranks, forward and backward."""
+    """Cost of communication between tensor ranks, forward and backward together."""
     exchange: Cost
-    """Communication with the neighbouring stages, forward and backward."""
+    """Cost of sends between neighbouring stages, forward and backward together."""
 
     @property
     def seconds(self) -> float:
-        """Seconds of the forward and the backward pass."""
+        """Seconds of the forward and the backward pass together."""
         compute = self.compute_forward + self.compute_backward
         return compute + self.tensor.seconds + self.exchange.seconds
 
 
 class LayoutTime:
-    """The seconds of a layout that do not depend on how its model states are cut."""
+    """The seconds of a layout that do not depend on its sharding factors."""
 
     def __init__(self, candidate: Candidate, engine: Engine = OURS) -> None:
-        """Evaluate every kind of stage.
+        """Predict the passes of every kind of stage.
 
         Raises:
             ConfigError: the cluster's speed in this precision is not known.
@@ -48,17 +49,18 @@ class LayoutTime:
         self.passes = [self._passes(layout, kind) for kind in candidate.stages.kinds]
 
     def floor_seconds(self, candidate: Candidate) -> float:
-        """Return a lower bound on the seconds of a step with any factors."""
+        """Return a lower bound on the seconds of a step with any sharding factors."""
         seconds = [passes.seconds for passes in self.passes]
         return pipeline_seconds(candidate, seconds)
 
     def hidden(self, traffic: float, computation: float, units: int) -> float:
-        """Return the seconds of communication that overlap with computation.
+        """Return the seconds of communication that are hidden behind computation.
 
         Args:
-            traffic: seconds of the communication alone.
-            computation: seconds of the computation.
-            units: number of units that are communicated; one of them overlaps with nothing.
+            traffic: seconds of the communication without overlap.
+            computation: seconds of the computation with which it overlaps.
+            units: number of messages, one per sharding unit. One message is never hidden, because
+                computation waits for the first gather, and the last reduction follows it.
         """
         if not self.engine.overlaps:
             return 0.0
@@ -71,35 +73,37 @@ class LayoutTime:
             kind,
             compute_forward=sum(seconds.forward for seconds in compute),
             compute_backward=sum(seconds.backward + seconds.recomputed for seconds in compute),
-            tensor=self._tensor(layout, kind),
-            exchange=self._exchange(layout, compute),
+            tensor=self._tensor_cost(layout, kind),
+            exchange=self._exchange_cost(layout, compute),
         )
 
-    def _tensor(self, layout: ResolvedLayout, kind: StageKind) -> Cost:
+    def _tensor_cost(self, layout: ResolvedLayout, kind: StageKind) -> Cost:
         group = self.groups.tensor
         if layout.grid.tensor == 1:
             return Cost(0.0, group.link)
         sent = sum(map(layout.activation_traffic.tensor_bytes, kind.chunks))
         layers = sum(len(chunk.layers) for chunk in kind.chunks)
-        sums = layers * (6 if layout.recompute == "full" else 4)
-        if layout.sequence_parallel:  # each sum is a gather and a scatter
-            return group.gather(sent, 2 * sums + layers)
-        return group.all_reduce(sent, sums)
+        # per layer, two all-reduces in each forward and in each backward pass
+        all_reduces = layers * (6 if layout.recompute == "full" else 4)
+        if layout.sequence_parallel:  # an all-gather and a reduce-scatter replace each all-reduce
+            return group.gather(sent, 2 * all_reduces + layers)
+        return group.all_reduce(sent, all_reduces)
 
-    def _exchange(self, layout: ResolvedLayout, compute: list[Seconds]) -> Cost:
+    def _exchange_cost(self, layout: ResolvedLayout, compute: list[Seconds]) -> Cost:
         tensor, split = layout.grid.tensor, self.engine.split_exchange
         if layout.grid.pipeline == 1:
             return Cost(0.0, self.groups.to_next_stage(0).link)
         sent = layout.activation_traffic.boundary_bytes()
-        one = self.groups.to_next_stage(sent / tensor if split else sent)
-        seconds = one.seconds
+        send = self.groups.to_next_stage(sent / tensor if split else sent)
+        seconds = send.seconds
         if split and tensor > 1:
             seconds += self.groups.tensor.gather(sent * (tensor - 1) / tensor).seconds
-        both = 2 * len(compute) * seconds
-        if len(compute) > 1:  # with virtual stages it overlaps with computation
+        sends = 2 * len(compute)  # an activation and a gradient per model chunk
+        total = sends * seconds
+        if len(compute) > 1:  # with virtual stages, sends overlap with computation
             computation = sum(s.forward + s.backward + s.recomputed for s in compute)
-            both -= self.hidden(both, computation, units=2 * len(compute))
-        return Cost(both, one.link)
+            total -= self.hidden(total, computation, units=sends)
+        return Cost(total, send.link)
 
 
 def pipeline_seconds(candidate: Candidate, seconds: list[float]) -> float:
@@ -107,9 +111,10 @@ def pipeline_seconds(candidate: Candidate, seconds: list[float]) -> float:
 
     Args:
         candidate: the layout.
-        seconds: of a forward and a backward pass of one micro-batch, by kind of stage.
+        seconds: for each kind of stage, the seconds of a forward and a backward pass of one
+            micro-batch.
     """
     counts = [kind.count for kind in candidate.stages.kinds]
     slowest, layout = max(seconds), candidate.layout
-    others = sum(s * n for s, n in zip(seconds, counts, strict=True)) - slowest
+    others = sum(s * count for s, count in zip(seconds, counts, strict=True)) - slowest
     return layout.micro_batches * slowest + others / layout.virtual_stages

@@ -1,9 +1,10 @@
-"""Peak memory of a rank of each stage in bytes, by category.
+"""Predict the peak memory of a rank of each pipeline stage in bytes, by category.
 
-Model states are exact: geometry/ counts what sharding/ allocates. Activations are counted tensor by
-tensor (planner/block.py) for all micro-batches in flight: stage i of S holds S - i micro-batches in
-1F1B (Narayanan et al., SC'21, section 2.2.1), more in the interleaved schedule. Temporary buffers
-are upper bounds; the allocator's slack is a share of all memory that is not allocated permanently.
+Model states are exact, because geometry/ counts the buffers that sharding/ allocates. Activations
+are counted tensor by tensor (planner/block.py) for all micro-batches in flight. In the 1F1B
+schedule, stage i of S stages (counted from 0) keeps the activations of S - i micro-batches, in the
+interleaved schedule of more (Narayanan et al., SC'21, section 2.2.1). Temporary buffers are upper
+bounds. Slack, the memory that the allocator holds unused, is a share of all temporary memory.
 """
 
 from collections import Counter
@@ -24,9 +25,9 @@ from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.units import GIB
 
 STATES = ("parameters", "gradients", "master", "moments")
-"""Categories that are allocated permanently; their predictions are exact."""
+"""Categories that stay allocated during the whole run. Their predictions are exact."""
 MASTER_AND_MOMENTS_BYTES = 12
-"""Bytes per element in a checkpoint."""
+"""Bytes per element in a checkpoint: an fp32 master weight and two fp32 moments."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,11 @@ class StageMemory:
     """Predicted peak memory of a rank of one stage."""
 
     stage: int
+    """Index of the stage."""
     by_category: dict[str, int]
-    """Bytes of device memory."""
+    """Bytes of device memory by category, such as `activations`."""
     host_bytes: int
-    """Bytes of page-locked main memory, which holds checkpoints until they are written."""
+    """Bytes of page-locked host memory for copies of states that a checkpoint has not written."""
 
     @property
     def total(self) -> int:
@@ -55,13 +57,14 @@ class Activations:
     """Bytes of a stage's activations, which do not depend on the factors."""
 
     kept: int
-    """Kept for the backward passes of all micro-batches in flight."""
+    """Bytes kept for the backward passes of all micro-batches in flight."""
     logits: int
-    """Logits, and the cross entropy's copies of them."""
+    """Bytes of the logits and of the copies that the cross entropy makes of them."""
     working: int
-    """Activations of a recomputed layer, and gradients of the largest product."""
+    """Bytes of the activations of a recomputed layer and of the gradients of the largest matrix
+    product."""
     exchange: int
-    """Buffers for sending between stages."""
+    """Bytes of the buffers for sends between stages."""
 
 
 def stage_memory(
@@ -72,7 +75,7 @@ def stage_memory(
     Args:
         candidate: the layout.
         stage: position on the pipeline axis.
-        activations: of the stage, if they are known already.
+        activations: bytes of the stage's activations, if they are known already.
     """
     layout, kind = candidate.layout, candidate.stages.kind_of(stage)
     activations = activations or stage_activations(layout, stage, kind)
@@ -88,7 +91,7 @@ def stage_memory(
     slack = calibration.slack_share * (by_category["gathered"] + sum(temporary.values()))
     by_category |= temporary
     by_category |= {"reserved": int(calibration.reserved_gib * GIB), "slack": int(slack)}
-    return StageMemory(stage, by_category, _host(candidate, kind))
+    return StageMemory(stage, by_category, _host_bytes(candidate, kind))
 
 
 def stages_memory(candidate: Candidate) -> list[StageMemory]:
@@ -97,7 +100,10 @@ def stages_memory(candidate: Candidate) -> list[StageMemory]:
 
 
 def fullest(candidate: Candidate) -> StageMemory:
-    """Predict the peak memory of the fullest stage, which is the first of its kind."""
+    """Predict the peak memory of the fullest stage.
+
+    Only the first stage of each kind is examined, because it has the most activations.
+    """
     return max(
         (stage_memory(candidate, kind.first) for kind in candidate.stages.kinds),
         key=lambda memory: memory.total,
@@ -108,20 +114,21 @@ def stage_activations(layout: ResolvedLayout, stage: int, kind: StageKind) -> Ac
     """Count the bytes of a stage's activations.
 
     Args:
-        layout: of the run.
+        layout: layout of the run.
         stage: position on the pipeline axis.
-        kind: of the stage.
+        kind: kind of this stage.
     """
     compute_bytes, stages = layout.compute_bytes, layout.grid.pipeline
     kept = [int(_kept_elements(layout, chunk) * compute_bytes) for chunk in kind.chunks]
-    # with so many micro-batches every schedule has reached its steady state
+    # every schedule reaches its steady state, and so its peak, within this many micro-batches
     micro_batches = min(layout.micro_batches, 2 * stages)
     head = head_product(layout)
-    logits = head.rows * head.columns if any(chunk.has_head for chunk in kind.chunks) else 0
+    has_head = any(chunk.has_head for chunk in kind.chunks)
+    logits = head.rows * head.columns if has_head else 0
     boundary = layout.activation_traffic.boundary_bytes() if stages > 1 else 0.0
     return Activations(
         kept=_peak(stage, stages, layout.virtual_stages, micro_batches, tuple(kept)),
-        # the head's output, its copy in fp32 for the loss, and its exponentials
+        # the output of the head, its fp32 copy for the loss, and its exponentials in fp32
         logits=logits * (compute_bytes + 8),
         working=int(_working_elements(layout, kind) * compute_bytes),
         exchange=int(2 * boundary),
@@ -129,12 +136,12 @@ def stage_activations(layout: ResolvedLayout, stage: int, kind: StageKind) -> Ac
 
 
 def _kept_elements(layout: ResolvedLayout, chunk: ModelChunk) -> float:
-    """Count the elements that one micro-batch keeps in a model chunk."""
+    """Count the elements that a model chunk keeps for the backward pass of one micro-batch."""
     is_recomputed = layout.recompute == "full"
     total = 0.0
     for block, count in chunk_blocks(layout, chunk):
         total += count * (block.input_elements if is_recomputed else block.kept_elements)
-    if chunk.has_head:  # the last norm's input and output
+    if chunk.has_head:  # input and output of the last norm
         total += 2.0 * head_product(layout).rows * layout.model.hidden
     return total
 
@@ -143,43 +150,50 @@ def _kept_elements(layout: ResolvedLayout, chunk: ModelChunk) -> float:
 def _peak(
     stage: int, stages: int, virtual_stages: int, micro_batches: int, kept: tuple[int, ...]
 ) -> int:
-    """Return the most bytes of activations that a stage keeps at one moment of a step.
+    """Return the peak bytes of the activations that a stage keeps during a step.
 
-    A forward pass keeps the bytes of its model chunk, and its backward pass frees them.
+    A forward pass adds the bytes of its model chunk, and the matching backward pass frees them.
 
     Args:
         stage: position on the pipeline axis.
         stages: pipeline ranks.
         virtual_stages: model chunks per stage.
-        micro_batches: of a replica; enough to reach the schedule's steady state.
-        kept: bytes that a micro-batch keeps, by virtual stage.
+        micro_batches: number of micro-batches, enough to reach the steady state of the schedule.
+        kept: for each virtual stage, the bytes that one micro-batch keeps.
     """
     if virtual_stages == 1:
         return kept[0] * min(stages - stage, micro_batches)
-    held = peak = 0
+    current = peak = 0
     for forward, chunk in stage_passes(stage, stages, virtual_stages, micro_batches):
-        held += kept[chunk] if forward else -kept[chunk]
-        peak = max(peak, held)
+        current += kept[chunk] if forward else -kept[chunk]
+        peak = max(peak, current)
     return peak
 
 
 def _working_elements(layout: ResolvedLayout, kind: StageKind) -> float:
+    """Return an upper bound on the elements of temporary tensors inside a pass."""
     blocks = [block for chunk in kind.chunks for block, _ in chunk_blocks(layout, chunk)]
     recomputed = max(block.kept_elements for block in blocks) if layout.recompute == "full" else 0.0
-    largest = max(p.rows * p.columns for block in blocks for p in block.products)
-    return recomputed + 2.0 * largest
+    largest_output = max(
+        product.rows * product.columns for block in blocks for product in block.products
+    )
+    return recomputed + 2.0 * largest_output
 
 
 def _states(layout: ResolvedLayout, kind: StageKind) -> dict[str, int]:
-    """Return what `ResolvedLayout.state_bytes` returns, but faster if no message is encoded."""
+    """Return the bytes of model states by category, including gathered parameters.
+
+    The result equals `ResolvedLayout.state_bytes`. If no message is encoded, it is computed here
+    from the number of equal units, which is faster.
+    """
     factors, compute_bytes = layout.factors, layout.compute_bytes
     if layout.formats.encode(compute_bytes):
         return layout.state_bytes(kind.first)
     total, master = dict.fromkeys(STATES, 0), needs_master(compute_bytes)
     for size, count in kind.units:
-        held = state_bytes(factors.padded(size), factors, compute_bytes, master)
+        unit_bytes = state_bytes(factors.padded(size), factors, compute_bytes, master)
         for name in STATES:
-            total[name] += count * held[name]
+            total[name] += count * unit_bytes[name]
     return {**total, "gathered": _gathered(layout, kind)}
 
 
@@ -196,19 +210,21 @@ def _gathered(layout: ResolvedLayout, kind: StageKind) -> int:
 
 
 def _reductions(layout: ResolvedLayout, kind: StageKind) -> int:
-    """Return an upper bound on the bytes of a unit's new gradients and of their send buffers."""
-    factors, largest = layout.factors, kind.units[-1][0]
+    """Return an upper bound on the bytes of new gradients and of the buffers that send them."""
+    factors, largest_unit = layout.factors, kind.units[-1][0]
     element_bytes = layout.formats.grads.element_bytes
-    gradients = largest * layout.compute_bytes
+    gradients = largest_unit * layout.compute_bytes
     has_buffers = factors.grads > 1 or (factors.optimizer > 1 and element_bytes < FP32_BYTES)
     if not has_buffers:
         return gradients
-    return gradients + int(layout.units_in_flight * largest * element_bytes)
+    return gradients + int(layout.units_in_flight * largest_unit * element_bytes)
 
 
-def _host(candidate: Candidate, kind: StageKind) -> int:
+def _host_bytes(candidate: Candidate, kind: StageKind) -> int:
+    """Return the host memory that a lazy checkpoint needs per rank; 0 without one or on a CPU."""
     checkpoint = candidate.config.checkpoint
     if checkpoint.mode != "lazy" or candidate.config.cluster.device.kind == "cpu":
         return 0
-    own = MASTER_AND_MOMENTS_BYTES * kind.elements // candidate.factors.optimizer
-    return own if checkpoint.pool_bytes is None else min(own, checkpoint.pool_bytes)
+    shard_bytes = MASTER_AND_MOMENTS_BYTES * kind.elements // candidate.factors.optimizer
+    limit = checkpoint.pool_bytes
+    return shard_bytes if limit is None else min(shard_bytes, limit)

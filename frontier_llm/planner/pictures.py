@@ -1,4 +1,7 @@
-"""The drawings of the planner's page, as SVG inside the HTML."""
+"""Draw the charts of the planner's HTML page as SVG.
+
+`plan_page` places them in the page that `frontier-llm plan --html FILE` writes.
+"""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -23,24 +26,28 @@ COLOURS = {
 """Colours of the parts of a step. `exchange` is sending between stages, `reduce_states` the sum of
 gradients over replicas, and `refresh_params` the gathering of updated parameters."""
 DRAWN_STAGES = 16
+"""Number of stages in the drawing of a pipeline, at most."""
 DRAWN_MICRO_BATCHES = 24
+"""Number of micro-batches in the drawing of a pipeline, or that of the stages if it is larger."""
 _LEFT, _TOP, _ROW = 400, 34, 26
+"""Width of the labels, top of the first row, and height of a row, in pixels."""
 
 
 def pareto(estimates: Sequence[Estimate], front: Sequence[Estimate]) -> str:
-    """Draw tokens per second over peak memory.
+    """Draw layouts by peak memory (horizontal axis) and tokens per second (vertical axis).
 
     Args:
-        estimates: drawn as numbered circles.
-        front: the Pareto front, ascending by memory; drawn as dots on a line.
+        estimates: the best layouts, drawn as numbered circles.
+        front: the Pareto front, ascending by memory, drawn as dots on a line.
     """
+    drawn = (*estimates, *front)
     height, bottom, left, right = 340, 290, 80, WIDTH - 40
-    most_memory = 1.08 * max(one.peak.total / GIB for one in (*estimates, *front))
-    most_speed = 1.08 * max(one.tokens_per_second for one in (*estimates, *front))
+    most_memory = 1.08 * max(layout.peak.total / GIB for layout in drawn)
+    most_speed = 1.08 * max(layout.tokens_per_second for layout in drawn)
 
-    def place(one: Estimate) -> tuple[float, float]:
-        x = left + one.peak.total / GIB / most_memory * (right - left)
-        return x, bottom - one.tokens_per_second / most_speed * (bottom - 20)
+    def position(layout: Estimate) -> tuple[float, float]:
+        x = left + layout.peak.total / GIB / most_memory * (right - left)
+        return x, bottom - layout.tokens_per_second / most_speed * (bottom - 20)
 
     body = [_axis(left, bottom, right)]
     for share in (0.25, 0.5, 0.75, 1.0):
@@ -49,16 +56,19 @@ def pareto(estimates: Sequence[Estimate], front: Sequence[Estimate]) -> str:
         body.append(f'<line x1="{left}" x2="{right}" y1="{y}" y2="{y}" stroke="#e2e8f0"/>')
         body.append(_text(left - 8, y + 4, format_count(share * most_speed), "end"))
         body.append(_text(x, bottom + 18, f"{share * most_memory:.1f} GiB", "middle"))
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, front))
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(position, front))
     body.append(f'<polyline points="{line}" fill="none" stroke="#94a3b8"/>')
-    body += [_dot(*place(one), 3, "#64748b", one.candidate.description) for one in front]
-    numbers_at: dict[tuple[int, int], list[int]] = {}
-    for number, one in enumerate(estimates, start=1):
-        x, y = place(one)
-        numbers_at.setdefault((round(x / 8), round(y / 8)), []).append(number)
-        body.append(_dot(x, y, 6, COLOURS["compute"], f"{number}: {one.candidate.description}"))
-    for numbers in numbers_at.values():
-        x, y = place(estimates[numbers[0] - 1])
+    body += [
+        _dot(*position(layout), 3, "#64748b", layout.candidate.description) for layout in front
+    ]
+    # circles in the same 8 x 8 pixels share one label
+    numbers_by_cell: dict[tuple[int, int], list[int]] = {}
+    for number, layout in enumerate(estimates, start=1):
+        x, y = position(layout)
+        numbers_by_cell.setdefault((round(x / 8), round(y / 8)), []).append(number)
+        body.append(_dot(x, y, 6, COLOURS["compute"], f"{number}: {layout.candidate.description}"))
+    for numbers in numbers_by_cell.values():
+        x, y = position(estimates[numbers[0] - 1])
         body.append(_text(x, y - 10, ", ".join(map(str, numbers)), "middle"))
     body.append(_text(left, height - 8, "peak memory of the fullest rank"))
     body.append(_text(left, 14, "tokens per second"))
@@ -73,17 +83,16 @@ def _dot(x: float, y: float, radius: float, colour: str, title: str) -> str:
 
 
 def breakdown(estimates: Sequence[Estimate]) -> str:
-    """Draw the parts of each layout's step as a bar of seconds."""
+    """Draw one bar per layout, which divides the seconds of its step by kind of work."""
     slowest = max(estimate.time.seconds for estimate in estimates)
-    room = WIDTH - _LEFT - 90
+    bar_width = WIDTH - _LEFT - 90
     body = list(_legend())
     for row, estimate in enumerate(estimates):
         y, x = _TOP + row * _ROW, float(_LEFT)
-        words = f"{row + 1}. {estimate.candidate.description}"
-        body.append(_text(0, y + 14, words))
+        body.append(_text(0, y + 14, f"{row + 1}. {estimate.candidate.description}"))
         for name, colour in COLOURS.items():
             seconds = estimate.time.parts.get(name, 0.0)
-            width = seconds / slowest * room
+            width = seconds / slowest * bar_width
             if width > 0:
                 title = f"{name.replace('_', ' ')}: {format_seconds(seconds)}"
                 body.append(
@@ -96,12 +105,12 @@ def breakdown(estimates: Sequence[Estimate]) -> str:
 
 
 def pipeline(estimate: Estimate) -> str:
-    """Draw the first passes of a step, one row per stage: forward dark, backward light."""
+    """Draw the first passes of a step, one row per stage. Forward passes are dark."""
     events = _events(estimate)
     stages = sorted({event.stage for event in events})
     shown = stages[:: max(1, -(-len(stages) // DRAWN_STAGES))]
     end = max(event.end for event in events)
-    room = WIDTH - 90
+    axis_width = WIDTH - 90
     body = [
         _text(0, 14, f"seconds 0 to {end:.3g}; numbers are micro-batches"),
         *(_text(0, _TOP + row * _ROW + 14, f"stage {stage}") for row, stage in enumerate(shown)),
@@ -109,18 +118,17 @@ def pipeline(estimate: Estimate) -> str:
     for event in events:
         if event.stage in shown:
             y = _TOP + shown.index(event.stage) * _ROW
-            x, width = 80 + event.start / end * room, (event.end - event.start) / end * room
+            x = 80 + event.start / end * axis_width
+            width = (event.end - event.start) / end * axis_width
             body.append(_pass(event, x, y, width))
     return _svg(_TOP + len(shown) * _ROW + 6, body)
 
 
 def _events(estimate: Estimate) -> list[Event]:
-    """Simulate the first passes; stages of one kind take equal times.
-
-    A kind is identified by its first stage.
-    """
+    """Simulate the first passes of a step. Stages of the same kind take equal times."""
     candidate = estimate.candidate
     first_stages = [kind.first for kind in candidate.stages.kinds]
+    # the key is the first stage of a kind
     seconds_by_kind = dict(zip(first_stages, estimate.time.passes, strict=True))
     stage_seconds = [
         seconds_by_kind[candidate.stages.kind_of(stage).first]
@@ -138,7 +146,7 @@ def _pass(event: Event, x: float, y: float, width: float) -> str:
         f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="20" fill="{colour}" '
         f'stroke="white" stroke-width="0.5"><title>{title}</title></rect>'
     )
-    if width < 12:
+    if width < 12:  # too narrow for the number of the micro-batch
         return box
     ink = "white" if event.forward else "#0f172a"
     middle = x + width / 2

@@ -1,4 +1,7 @@
-"""The planner's HTML page: the best layouts, compared, and why others were refused."""
+"""Write the HTML page of `frontier-llm plan --html FILE`.
+
+The page compares the best layouts and lists the reasons for which other layouts were refused.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,26 +13,28 @@ from frontier_llm.telemetry.html_page import UNKNOWN, Tile, counted
 from frontier_llm.units import GIB, format_bytes, format_count, format_seconds
 
 
-def make_page(title: str, found: Found, words: str) -> str:
-    """Return an HTML document that needs no other file.
+def make_page(title: str, found: Found, subtitle: str) -> str:
+    """Return a self-contained HTML document.
 
     Args:
-        title: the model and the cluster.
+        title: heading that names the model and the cluster.
         found: the result of a search, with at least one layout.
-        words: the subtitle: what was searched.
+        subtitle: line under the heading that describes the search.
     """
     best = found.best[0]
     badge = ("bad", "does not fit") if best.refused else ("good", "fits")
     return page.page(
         title=title,
         badge=badge,
-        subtitle=words,
+        subtitle=subtitle,
         body=[
             page.tiles(_tiles(best)),
             *_comparison(found),
             page.section("Seconds of a step, by part", pictures.breakdown(found.best)),
             *_timeline(best),
-            page.section("Memory, by category", _memory(best), "Layout 1, every stage, GiB."),
+            page.section(
+                "Memory, by category", _memory(best), "Layout 1: GiB on a rank of each stage."
+            ),
             *_refused(found.refused),
         ],
     )
@@ -51,9 +56,9 @@ def _tiles(best: Estimate) -> Iterator[Tile]:
 def _comparison(found: Found) -> Iterator[str]:
     if len(found.best) < 2:
         return
-    words = (
-        "Blue circles are the rows of the table. No legal layout is better in both than those on "
-        "the line. Point at a circle or dot to see its layout."
+    caption = (
+        "Blue circles are the rows of the table. The line is the Pareto front: no legal layout is "
+        "better in both memory and speed. Point at a circle or dot to see its layout."
     )
     head = ["Layout", "Step", "Tokens/s", "MFU", "Peak memory", "Bubble"]
     rows = [
@@ -68,13 +73,13 @@ def _comparison(found: Found) -> Iterator[str]:
         for number, estimate in enumerate(found.best, start=1)
     ]
     body = pictures.pareto(found.best, found.front) + page.table(head, rows)
-    yield page.section("Memory and speed", body, words)
+    yield page.section("Memory and speed", body, caption)
 
 
 def _timeline(best: Estimate) -> Iterator[str]:
     if best.candidate.grid.pipeline > 1:
-        words = "Layout 1: the first micro-batches of a step. Dark = forward, light = backward."
-        yield page.section("The pipeline", pictures.pipeline(best), words)
+        caption = "Layout 1: the first micro-batches of a step. Dark = forward, light = backward."
+        yield page.section("The pipeline", pictures.pipeline(best), caption)
 
 
 def _memory(best: Estimate) -> str:
@@ -94,5 +99,8 @@ def _refused(refused: Mapping[str, int]) -> Iterator[str]:
     if refused:
         ordered = sorted(refused.items(), key=lambda item: (-item[1], item[0]))
         rows = [[reason, str(count)] for reason, count in ordered]
-        words = f"{counted(sum(refused.values()), 'cut')} of the model cannot run."
-        yield page.section("Refused layouts", page.table(["Reason", "Cuts"], rows), words)
+        caption = (
+            f"{counted(sum(refused.values()), 'cut')} of the model cannot run. A cut is a choice "
+            "of tensor and pipeline sizes, chunks, micro-batch and recomputation."
+        )
+        yield page.section("Refused layouts", page.table(["Reason", "Cuts"], rows), caption)

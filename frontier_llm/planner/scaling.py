@@ -1,4 +1,7 @@
-"""The best layouts on several numbers of nodes: scaling curves, and the fewest sufficient nodes."""
+"""Search layouts on several numbers of nodes, for scaling curves or for the fewest nodes.
+
+`frontier-llm plan` calls this module if `planner.nodes` is a list.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +23,12 @@ class Point:
     weak: Estimate | None
     """The best layout for a batch that grows with the nodes; None = no layout fits."""
     strong_efficiency: float | None
-    """Tokens per second and device, relative to the first point."""
+    """Tokens per second and device of `strong`, relative to the first point."""
     weak_efficiency: float | None
+    """Tokens per second and device of `weak`, relative to the first point."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values."""
+        """Return the point as plain values, for `frontier-llm plan --json`."""
         return {
             "nodes": self.nodes,
             "strong": self.strong.to_json() if self.strong else None,
@@ -38,21 +42,24 @@ def scaling_curves(configs: Sequence[RunConfig], progress: Progress) -> list[Poi
     """Search on each number of `planner.nodes`, with a fixed and with a growing batch.
 
     Args:
-        configs: alternatives, among which the best is taken. The growing batch starts from the
-            configured one on the first number of nodes.
+        configs: alternative configurations; the best layout of all of them is taken. On the first
+            number of nodes, the growing batch is the configured batch.
         progress: called with the progress of the search.
 
     Raises:
-        ConfigError: the cluster's speed in this precision is not known, or a grown batch is not a
-            whole number of samples.
+        ConfigError: the cluster's speed in this precision is not known, or the growing batch would
+            not be a whole number of samples.
     """
-    numbers = configs[0].planner.nodes or ()
+    node_counts = configs[0].planner.nodes or ()
     points: list[Point] = []
-    grown = [[_grown(config, nodes, numbers[0]) for config in configs] for nodes in numbers]
-    for done, nodes in enumerate(numbers):
-        progress(f"{nodes} nodes", done / len(numbers))
+    grown_configs = [
+        [_with_grown_batch(config, nodes, node_counts[0]) for config in configs]
+        for nodes in node_counts
+    ]
+    for index, nodes in enumerate(node_counts):
+        progress(f"{nodes} nodes", index / len(node_counts))
         strong = _best(configs, nodes)
-        weak = _best(grown[done], nodes)
+        weak = _best(grown_configs[index], nodes)
         first = points[0] if points else None
         points.append(
             Point(
@@ -67,24 +74,27 @@ def scaling_curves(configs: Sequence[RunConfig], progress: Progress) -> list[Poi
 
 
 def fewest_nodes(configs: Sequence[RunConfig], progress: Progress) -> Found:
-    """Search on `planner.nodes`, the fewest first, until a layout reaches the goal.
+    """Search on each number of `planner.nodes`, in ascending order, until the goal is reached.
+
+    The goal is `planner.goal_tokens_per_second`.
 
     Raises:
-        ConfigError: there is no goal, or no number of nodes reaches it.
+        ConfigError: the goal or the list of nodes is missing, or no number of nodes reaches the
+            goal.
     """
     config = configs[0]
-    goal, numbers = config.planner.goal_tokens_per_second, sorted(config.planner.nodes or ())
-    if goal is None or not numbers:
+    goal, node_counts = config.planner.goal_tokens_per_second, sorted(config.planner.nodes or ())
+    if goal is None or not node_counts:
         raise ConfigError(
-            "planner.goal_tokens_per_second" if numbers else "planner.nodes",
+            "planner.goal_tokens_per_second" if node_counts else "planner.nodes",
             "null",
-            "a number, and a list of nodes: planner.objective=nodes looks for the fewest nodes "
-            "that reach this number",
+            "a speed in tokens per second, and a list of nodes: planner.objective=nodes looks for "
+            "the fewest nodes that reach this speed",
             "set planner.goal_tokens_per_second=1e6 planner.nodes=[8,16,32,64]",
         )
     best = 0.0
-    for done, nodes in enumerate(numbers):
-        progress(f"{nodes} nodes", done / len(numbers))
+    for index, nodes in enumerate(node_counts):
+        progress(f"{nodes} nodes", index / len(node_counts))
         found = search_all(configs, _goal(config, nodes))
         best = max([best, *(estimated.tokens_per_second for estimated in found.best)])
         if best >= goal:
@@ -92,7 +102,7 @@ def fewest_nodes(configs: Sequence[RunConfig], progress: Progress) -> Found:
     raise ConfigError(
         "planner.goal_tokens_per_second",
         f"{goal:g}",
-        f"at most {best:g}, the most that {config.cluster.name} reaches on {numbers} nodes",
+        f"at most {best:g}, the most that {config.cluster.name} reaches on {node_counts} nodes",
         "allow more nodes in planner.nodes, or a larger data.global_batch",
     )
 
@@ -107,7 +117,8 @@ def _goal(config: RunConfig, nodes: int) -> Goal:
     return Goal(nodes * per_node, per_node)
 
 
-def _grown(config: RunConfig, nodes: int, first: int) -> RunConfig:
+def _with_grown_batch(config: RunConfig, nodes: int, first: int) -> RunConfig:
+    """Return a configuration whose global batch has grown in proportion from `first` nodes."""
     batch, rest = divmod(config.data.global_batch * nodes, first)
     if rest:
         raise ConfigError(

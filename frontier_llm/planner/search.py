@@ -1,9 +1,10 @@
 """Search the best layouts of a configuration among all legal ones.
 
-The search is branch and bound. A cut of the model, without its factors, has a lower bound on the
-seconds (no communication of model states) and one on the memory (the finest factors). Cuts are
-examined in the order of the first bound, and skipped if both bounds are worse than the layouts
-found so far. The search is deterministic.
+A layout is a cut of the model (`space.Cut`: tensor and pipeline sizes, chunks, micro-batch and
+recomputation) together with sharding factors. The search is branch and bound. Each cut has a lower
+bound on its step time, without communication of model states, and a lower bound on its memory, with
+the finest sharding factors. Cuts are examined in the order of the first bound. A cut is skipped if
+by both bounds it is worse than the layouts found so far. The search is deterministic.
 """
 
 import heapq
@@ -25,7 +26,7 @@ from frontier_llm.planner.space import Cut, cuts, legal_factors
 from frontier_llm.planner.step_time import step_time
 
 Progress = Callable[[str, float], None]
-"""Called with the name of the current phase and the share of it that is done."""
+"""Function that is called with the name of the current phase and the share of it that is done."""
 Item = TypeVar("Item")
 
 
@@ -36,19 +37,24 @@ class Found:
     best: list[Estimate] = field(default_factory=list)
     """The best layouts, best first."""
     front: list[Estimate] = field(default_factory=list)
-    """The Pareto front: layouts that no other one beats in both memory and speed, by memory."""
+    """The Pareto front: layouts that no other layout beats in both memory and speed, ascending by
+    memory."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Number of cuts that cannot run, by reason."""
+    """Number of cuts of the model that cannot run, by reason."""
     examples: dict[str, str] = field(default_factory=dict)
-    """The first cut refused for each reason, with the full message."""
+    """For each reason, the first cut that was refused, with the full message."""
     examined: int = 0
-    """Number of legal cuts."""
+    """Number of cuts that can be resolved to a layout."""
     timed: int = 0
-    """Number of layouts whose step was timed; all others were excluded by their bounds."""
+    """Number of layouts (cuts with factors) whose step time was predicted. The bounds excluded all
+    others."""
 
 
 class ParetoFront(Generic[Item]):
-    """Items by peak memory; each takes more bytes and fewer seconds than the previous one."""
+    """Items in ascending order of peak memory and in descending order of step time.
+
+    No item of the front is better than another one in both.
+    """
 
     def __init__(self) -> None:
         self._peaks: list[int] = []
@@ -56,9 +62,9 @@ class ParetoFront(Generic[Item]):
         self._items: list[Item] = []
 
     def beats(self, peak: int, seconds: float) -> bool:
-        """Whether an item of the front takes at most so many bytes and so many seconds."""
-        at = bisect_right(self._peaks, peak)
-        return at > 0 and self._seconds[at - 1] <= seconds
+        """Whether an item of the front takes at most `peak` bytes and at most `seconds`."""
+        smaller = bisect_right(self._peaks, peak)  # items with at most `peak` bytes
+        return smaller > 0 and self._seconds[smaller - 1] <= seconds
 
     def add(self, peak: int, seconds: float, item: Item) -> None:
         """Add an item unless the front beats it, and remove the items that it beats."""
@@ -77,63 +83,69 @@ class ParetoFront(Generic[Item]):
 
 @dataclass(frozen=True)
 class _BoundedCut:
-    """A legal cut that fits with some factors, and its bounds."""
+    """A legal cut that fits in memory with at least one set of factors, and its lower bounds."""
 
     min_seconds: float
-    """Lower bound on the seconds of a step with any factors."""
+    """Lower bound on the seconds of a step with any sharding factors."""
     min_peak: int
-    """Lower bound on the bytes of the fullest stage with any factors."""
+    """Lower bound on the bytes of the fullest stage with any sharding factors."""
     order: int
+    """Position of the cut in the search space, which decides between cuts with equal bounds."""
     candidate: Candidate
-    """The cut with some factors."""
+    """The cut with arbitrary sharding factors."""
     time: LayoutTime
+    """Times of the cut that do not depend on the sharding factors."""
     activations: tuple[Activations, ...]
-    """By kind of stage."""
+    """Activations of the first stage of each kind."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """The ranks and the program that a search is for."""
+    """The ranks and the training program for which layouts are searched."""
 
     ranks: int
     ranks_per_node: int
     engine: Engine = OURS
+    """Properties of the training program that decide its speed."""
 
 
 def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) -> Found:
     """Find the best layouts of a configuration.
 
     Args:
-        config: the model, the batch, the cluster, and in `planner` objective and constraints.
-        goal: the ranks.
+        config: the model, the batch and the cluster. Its section `planner` has the objective and
+            the values to which the search is restricted.
+        goal: the ranks and the training program.
         progress: called with the progress of the search.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
     """
     found = Found()
-    bounded = list(_bounded_cuts(config, goal, found, progress))
+    bounded_cuts = list(_bounded_cuts(config, goal, found, progress))
     by_memory = config.planner.objective == "memory"
-    bounded.sort(key=lambda cut: (0.0 if by_memory else cut.min_seconds, cut.order))
-    kept: list[tuple[float, float, int, Candidate, LayoutTime]] = []  # a heap, the worst first
+    bounded_cuts.sort(key=lambda cut: (0.0 if by_memory else cut.min_seconds, cut.order))
+    # A heap of the best layouts, the worst of them first. The first three numbers are negative:
+    # seconds and bytes (or bytes and seconds), and the order in which layouts were found.
+    best: list[tuple[float, float, int, Candidate, LayoutTime]] = []
     front: ParetoFront[tuple[Candidate, LayoutTime]] = ParetoFront()
-    for index, cut in enumerate(bounded):
-        progress("factors", index / len(bounded))
-        full = len(kept) == config.planner.rows
-        slow = full and not by_memory and cut.min_seconds >= -kept[0][0]
-        if slow and front.beats(cut.min_peak, cut.min_seconds):
+    for index, cut in enumerate(bounded_cuts):
+        progress("factors", index / len(bounded_cuts))
+        is_full = len(best) == config.planner.rows
+        is_slow = is_full and not by_memory and cut.min_seconds >= -best[0][0]
+        if is_slow and front.beats(cut.min_peak, cut.min_seconds):
             continue
         for candidate, peak in _fitting(cut):
             seconds = step_time(candidate, cut.time).seconds
             found.timed += 1
             front.add(peak, seconds, (candidate, cut.time))
-            rank = (peak, seconds) if by_memory else (seconds, peak)
-            entry = (-rank[0], -rank[1], -found.timed, candidate, cut.time)
-            if len(kept) < config.planner.rows:
-                heapq.heappush(kept, entry)
-            elif entry[:3] > kept[0][:3]:
-                heapq.heapreplace(kept, entry)
-    ranked = sorted(kept, key=lambda entry: entry[:3], reverse=True)
+            first, second = (peak, seconds) if by_memory else (seconds, peak)
+            entry = (-first, -second, -found.timed, candidate, cut.time)
+            if len(best) < config.planner.rows:
+                heapq.heappush(best, entry)
+            elif entry[:3] > best[0][:3]:
+                heapq.heapreplace(best, entry)
+    ranked = sorted(best, key=lambda entry: entry[:3], reverse=True)
     found.best = [estimate(candidate, layout=time) for *_, candidate, time in ranked]
     found.front = [estimate(candidate, layout=time) for candidate, time in front]
     return found
@@ -142,39 +154,40 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
 def search_all(
     configs: Sequence[RunConfig], goal: Goal, progress: Progress = lambda *_: None
 ) -> Found:
-    """Find the best layouts among several configurations; see `search`."""
-    together, front = Found(), ParetoFront[Estimate]()
-    for number, config in enumerate(configs):
+    """Find the best layouts among several configurations. The arguments are those of `search`."""
+    merged, front = Found(), ParetoFront[Estimate]()
+    for index, config in enumerate(configs):
 
-        def report(what: str, share: float, before: int = number) -> None:
-            progress(what, (before + share) / len(configs))
+        def report(phase: str, share: float, searched: int = index) -> None:
+            progress(phase, (searched + share) / len(configs))
 
         found = search(config, goal, report)
-        together.best += found.best
-        for one in found.front:
-            front.add(one.peak.total, one.time.seconds, one)
-        together.refused += found.refused
-        together.examples = found.examples | together.examples
-        together.examined += found.examined
-        together.timed += found.timed
-    together.front = list(front)
+        merged.best += found.best
+        for layout in found.front:
+            front.add(layout.peak.total, layout.time.seconds, layout)
+        merged.refused += found.refused
+        merged.examples = found.examples | merged.examples
+        merged.examined += found.examined
+        merged.timed += found.timed
+    merged.front = list(front)
     planner = configs[0].planner
     if planner.objective == "memory":
-        together.best.sort(key=lambda one: (one.peak.total, one.time.seconds))
+        merged.best.sort(key=lambda layout: (layout.peak.total, layout.time.seconds))
     else:
-        together.best.sort(key=lambda one: (one.time.seconds, one.peak.total))
-    del together.best[planner.rows :]
-    return together
+        merged.best.sort(key=lambda layout: (layout.time.seconds, layout.peak.total))
+    del merged.best[planner.rows :]
+    return merged
 
 
 def _bounded_cuts(
     config: RunConfig, goal: Goal, found: Found, progress: Progress
 ) -> Iterator[_BoundedCut]:
-    """Yield the cuts that are legal and fit; record in `found` why others are refused."""
-    stages: dict[tuple[int, int, int], StageKinds] = {}
-    everything = list(cuts(config, goal.ranks, goal.ranks_per_node))
-    for order, cut in enumerate(everything):
-        progress("layouts", order / len(everything))
+    """Yield the cuts that are legal and fit in memory. Count the others in `found.refused`."""
+    # the kinds of stages by tensor size, pipeline size and chunks, computed once
+    stage_kinds: dict[tuple[int, int, int], StageKinds] = {}
+    all_cuts = list(cuts(config, goal.ranks, goal.ranks_per_node))
+    for order, cut in enumerate(all_cuts):
+        progress("layouts", order / len(all_cuts))
         cut_config = cut.apply(config)
         try:
             layout = ResolvedLayout.resolve(
@@ -185,24 +198,26 @@ def _bounded_cuts(
             continue
         found.examined += 1
         key = (cut.tensor, cut.pipeline, cut.chunks)
-        if key not in stages:
-            stages[key] = StageKinds(layout)
-        candidate = Candidate(cut_config, layout, stages[key])
-        bounded = _bounded_cut(candidate, goal.engine, order, found, cut)
-        if bounded is not None:
-            yield bounded
+        if key not in stage_kinds:
+            stage_kinds[key] = StageKinds(layout)
+        candidate = Candidate(cut_config, layout, stage_kinds[key])
+        bounded_cut = _bounded_cut(candidate, goal.engine, order, found, cut)
+        if bounded_cut is not None:
+            yield bounded_cut
 
 
 def _bounded_cut(
     candidate: Candidate, engine: Engine, order: int, found: Found, cut: Cut
 ) -> _BoundedCut | None:
+    """Compute the bounds of a cut; None if it fits with no factors, which `found` then counts."""
     data, kinds = candidate.grid.data, candidate.stages.kinds
     legal = legal_factors(candidate.config, data)
     if not legal:
         _refuse(found, "sharding", f"{cut}: no factors that divide {data} data ranks")
         return None
-    activations = tuple(stage_activations(candidate.layout, k.first, k) for k in kinds)
-    # cutting parameters or gradients at all needs buffers; apart from those, finer is smaller
+    activations = tuple(stage_activations(candidate.layout, kind.first, kind) for kind in kinds)
+    # Larger factors need less memory, except that sharded parameters and sharded gradients each
+    # need buffers. So the minimum is among the largest factors with and without such sharding.
     finest = {(factors.params > 1, factors.grads > 1): factors for factors in legal}.values()
     peaks = [_peak(candidate.with_factors(factors), activations) for factors in finest]
     peak = min(peaks, key=lambda memory: memory.total)
@@ -215,7 +230,7 @@ def _bounded_cut(
 
 
 def _fitting(cut: _BoundedCut) -> Iterator[tuple[Candidate, int]]:
-    """Yield a cut with every set of factors that fits, and its peak bytes."""
+    """Yield the cut with each set of factors with which it fits, and the peak bytes."""
     base = cut.candidate
     budget = budget_bytes(base)
     for factors in legal_factors(base.config, base.grid.data):
@@ -226,13 +241,15 @@ def _fitting(cut: _BoundedCut) -> Iterator[tuple[Candidate, int]]:
 
 
 def _peak(candidate: Candidate, activations: tuple[Activations, ...]) -> StageMemory:
+    """Predict the memory of the fullest stage; `activations` has one entry per kind of stage."""
     memories = [
-        stage_memory(candidate, kind.first, of_kind)
-        for kind, of_kind in zip(candidate.stages.kinds, activations, strict=True)
+        stage_memory(candidate, kind.first, kept)
+        for kind, kept in zip(candidate.stages.kinds, activations, strict=True)
     ]
     return max(memories, key=lambda memory: memory.total)
 
 
 def _refuse(found: Found, reason: str, example: str) -> None:
+    """Count a refused cut, and keep the first example of each reason."""
     found.refused[reason] += 1
     found.examples.setdefault(reason, example)

@@ -1,6 +1,8 @@
-"""Seconds of the communication of model states on one stage, without overlap.
+"""Predict seconds of the communication of model states on one stage, without overlap.
 
-The flows and their bytes are those of geometry/state_traffic.py.
+The collectives and their bytes are those that geometry/state_traffic.py counts. Data ranks are
+numbered by four digits (params, grads, optimizer, replica; geometry/partition.py). Each collective
+runs along one digit: between the data ranks that differ only in this digit.
 """
 
 from frontier_llm.geometry.formats import Format
@@ -12,15 +14,15 @@ from frontier_llm.planner.compute import Engine
 
 
 class StateCosts:
-    """Costs of the communication of one kind of stage.
+    """Costs of communicating the model states of one kind of stage.
 
     Attributes:
-        elements: of all units, padding included.
-        gather: parameters, before one forward pass.
-        gather_again: parameters, before one backward pass.
-        scatter: gradients, in one micro-batch.
-        sums: gradients, once per step.
-        refresh: parameters, once per step.
+        elements: parameters of the stage on one tensor rank, padding included.
+        gather: gathers of all parameters for one forward pass.
+        gather_again: gathers of all parameters for one backward pass.
+        scatter: reduce-scatters of all gradients in one micro-batch.
+        sums: sums of the gradient shards over replicas, once per step.
+        refresh: gathers of updated parameters, once per step.
     """
 
     def __init__(
@@ -29,70 +31,78 @@ class StateCosts:
         factors = candidate.factors
         self._layout, self._groups, self._engine = candidate.layout, groups, engine
         self._formats = candidate.layout.formats
-        n = sum(count * factors.padded(size) for size, count in kind.units)
+        elements = sum(count * factors.padded(size) for size, count in kind.units)
         units = sum(count for _, count in kind.units)
-        together = engine.message_elements
-        self._messages = -(-n // together) if together else units
-        of_params, of_grads = n / factors.params, n / factors.grads
-        self.elements = n
-        self.gather = self._gather("params", n, self._formats.params)
-        self.gather_again = self._again(n)
+        per_message = engine.message_elements
+        self._messages = -(-elements // per_message) if per_message else units
+        params_shard, grads_shard = elements / factors.params, elements / factors.grads
+        self.elements = elements
+        self.gather = self._gather("params", elements, self._formats.params)
+        self.gather_again = self._gather_again(elements)
         self.scatter = (
-            _both(self._scatter("params", n), self._scatter("grads", of_params))
+            _added(self._scatter("params", elements), self._scatter("grads", params_shard))
             if factors.grads > 1
-            else self._nothing("params")
+            else self._no_cost("params")
         )
-        self.sums = _both(self._scatter("optimizer", of_grads), self._sum(n / factors.optimizer))
-        self.refresh = _both(
-            self._gather("optimizer", of_grads, self._formats.refresh),
-            self._gather("grads", of_params, self._formats.refresh),
+        self.sums = _added(
+            self._scatter("optimizer", grads_shard), self._all_reduce(elements / factors.optimizer)
+        )
+        self.refresh = _added(
+            self._gather("optimizer", grads_shard, self._formats.refresh),
+            self._gather("grads", params_shard, self._formats.refresh),
         )
 
-    def _gather(self, digit: Digit, elements: float, code: Format) -> Cost:
-        compute = self._layout.compute_bytes
-        width = compute if code.is_lossless(compute) else code.element_bytes
-        return self._ring(digit, elements * width)
+    def _gather(self, digit: Digit, elements: float, message_format: Format) -> Cost:
+        """Return the cost of all-gathers along a digit that produce `elements` in total."""
+        compute_bytes = self._layout.compute_bytes
+        is_lossless = message_format.is_lossless(compute_bytes)
+        element_bytes = compute_bytes if is_lossless else message_format.element_bytes
+        return self._ring(digit, elements * element_bytes)
 
     def _scatter(self, digit: Digit, elements: float) -> Cost:
-        """Return the cost of a reduce-scatter, in the format for one or for several nodes."""
-        width, low = self._width(digit)
-        inside = self._groups.is_inside_node(width, low)
-        code = self._formats.grads if inside else self._formats.grads_across
-        return self._ring(digit, elements * code.element_bytes)
+        """Return the cost of reduce-scatters of `elements` along a digit.
 
-    def _again(self, elements: float) -> Cost:
-        """Return the cost of the backward pass's gather, from a second copy if there is one."""
-        copies = self._engine.second_copy_ranks
-        if copies is None or copies >= self._layout.factors.params:
+        The message format may differ between groups inside a node and groups across nodes.
+        """
+        width, stride = self._group(digit)
+        is_inside = self._groups.is_inside_node(width, stride)
+        message_format = self._formats.grads if is_inside else self._formats.grads_across
+        return self._ring(digit, elements * message_format.element_bytes)
+
+    def _gather_again(self, elements: float) -> Cost:
+        """Return the cost of gathers for a backward pass, from a second copy if there is one."""
+        copy_ranks = self._engine.second_copy_ranks
+        if copy_ranks is None or copy_ranks >= self._layout.factors.params:
             return self._gather("params", elements, self._formats.params_backward)
-        sent = gather_bytes(elements * self._layout.compute_bytes, copies)
-        return self._groups.data(copies, 1).gather(sent, self._messages)
+        sent = gather_bytes(elements * self._layout.compute_bytes, copy_ranks)
+        return self._groups.data(copy_ranks, 1).gather(sent, self._messages)
 
     def _ring(self, digit: Digit, total_bytes: float) -> Cost:
         """Return the cost of an all-gather or reduce-scatter of `total_bytes` along a digit."""
-        width, low = self._width(digit)
+        width, stride = self._group(digit)
         if width == 1:
-            return self._nothing(digit)
+            return self._no_cost(digit)
         sent = gather_bytes(total_bytes, width)
-        return self._groups.data(width, low).gather(sent, self._messages)
+        return self._groups.data(width, stride).gather(sent, self._messages)
 
-    def _sum(self, elements: float) -> Cost:
-        width, low = self._width("replica")
+    def _all_reduce(self, elements: float) -> Cost:
+        """Return the cost of summing `elements` over replicas."""
+        width, stride = self._group("replica")
         if width == 1:
-            return self._nothing("replica")
+            return self._no_cost("replica")
         sent = all_reduce_bytes(elements * self._engine.sums_bytes, width)
-        return self._groups.data(width, low).all_reduce(sent, self._messages)
+        return self._groups.data(width, stride).all_reduce(sent, self._messages)
 
-    def _nothing(self, digit: Digit) -> Cost:
-        width, low = self._width(digit)
-        return Cost(0.0, self._groups.data(width, low).link)
+    def _no_cost(self, digit: Digit) -> Cost:
+        width, stride = self._group(digit)
+        return Cost(0.0, self._groups.data(width, stride).link)
 
-    def _width(self, digit: Digit) -> tuple[int, int]:
-        """Return the ranks of a group along a digit, and their distance in data ranks."""
+    def _group(self, digit: Digit) -> tuple[int, int]:
+        """Return the size of a group along a digit, and the distance of its data ranks."""
         factors = self._layout.factors
         return factors.width(digit), factors.stride(digit)
 
 
-def _both(one: Cost, other: Cost) -> Cost:
-    """Return the sum of two costs, with the link of the longer one."""
-    return Cost(one.seconds + other.seconds, max(one, other).link)
+def _added(first: Cost, second: Cost) -> Cost:
+    """Return the sum of two costs, with the link of the cost that takes longer."""
+    return Cost(first.seconds + second.seconds, max(first, second).link)

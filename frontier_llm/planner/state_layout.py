@@ -1,4 +1,7 @@
-"""The model states of one pipeline stage: which rank stores and sends how much of them."""
+"""Describe the model states of one pipeline stage: how much each rank stores and sends.
+
+`frontier-llm explain-layout` prints and draws this description.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,38 +21,42 @@ from frontier_llm.geometry.wire import Sent
 
 @dataclass(frozen=True)
 class StateLayout:
-    """The model states of the stage that holds most of them."""
+    """The model states of the pipeline stage with the most parameters."""
 
     config: RunConfig
     resolved: ResolvedLayout
     stage: int
+    """Index of the stage."""
     units: Mapping[str, int]
-    """Elements of each unit's flat buffer on one tensor rank, padding included."""
+    """Elements of the flat buffer of each sharding unit (embedding, layer or head) on one tensor
+    rank, padding included."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "StateLayout":
-        """Resolve composed values on `launch.ranks` ranks.
+        """Resolve a composed configuration on `launch.ranks` ranks.
 
-        A batch that the replicas cannot share equally is rounded up.
+        A global batch that the replicas cannot share equally is rounded up.
 
         Raises:
-            ConfigError: the configuration is wrong, or cannot be laid out.
+            ConfigError: the configuration is wrong, or cannot run on these ranks.
         """
         config = _with_whole_micro_batches(decode(values))
         ranks = config.launch.ranks
         layout = ResolvedLayout.resolve(config, ranks, config.launch.ranks_per_node or ranks)
-        stages = [layout.unit_sizes(stage) for stage in range(layout.grid.pipeline)]
-        fullest = max(range(layout.grid.pipeline), key=lambda stage: sum(stages[stage].values()))
-        return cls(config, layout, fullest, stages[fullest])
+        unit_sizes = [layout.unit_sizes(stage) for stage in range(layout.grid.pipeline)]
+        fullest = max(
+            range(layout.grid.pipeline), key=lambda stage: sum(unit_sizes[stage].values())
+        )
+        return cls(config, layout, fullest, unit_sizes[fullest])
 
     @property
     def grid(self) -> Grid:
-        """All ranks."""
+        """The tensor x pipeline x data grid of all ranks."""
         return self.resolved.grid
 
     @property
     def factors(self) -> Factors:
-        """Over how many data ranks one copy of each model state is cut."""
+        """The sharding factors: over how many data-parallel ranks each model state is sharded."""
         return self.resolved.factors
 
     @property
@@ -59,7 +66,7 @@ class StateLayout:
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The data ranks of the stage, as ranks of the grid."""
+        """The rank in the grid of each data rank of the stage, for tensor coordinate 0."""
         return self.grid.data_group(self.grid.rank(Coordinates(0, 0, self.stage)))
 
     def node(self, data_rank: int) -> int:
@@ -68,7 +75,7 @@ class StateLayout:
 
     @property
     def traffic(self) -> StateTraffic:
-        """Bytes that the stage's ranks send of model states in a step."""
+        """Counts the bytes of model states that the ranks of the stage send in a step."""
         layout = self.resolved
         return StateTraffic(
             layout.grid,
@@ -79,33 +86,38 @@ class StateLayout:
         )
 
     def sent(self) -> dict[str, list[Sent]]:
-        """Return what each data rank of the stage sends in a step, by collective."""
-        gathers, layouts = self.resolved.gathers(self.stage), self.resolved.unit_layouts(self.stage)
-        units = Counter((one.size, one.decayed, gathers[unit]) for unit, one in layouts.items())
+        """Return the bytes that each data rank of the stage sends per step, by kind of flow."""
+        gathers, buffers = self.resolved.gathers(self.stage), self.resolved.unit_layouts(self.stage)
+        # units with equal buffers and equally many gathers send the same bytes
+        equal_units = Counter(
+            (buffer.size, buffer.decayed, gathers[unit]) for unit, buffer in buffers.items()
+        )
         by_name: defaultdict[str, list[Sent]] = defaultdict(
             lambda: [Sent() for _ in range(self.grid.data)]
         )
-        for (elements, decayed, times), count in units.items():
+        for (elements, decayed, unit_gathers), count in equal_units.items():
             for data_rank, rank in enumerate(self.ranks):
-                for name, one in self.traffic.unit(rank, elements, times, decayed).items():
-                    by_name[name][data_rank] += Sent(count * one.intra, count * one.inter)
+                unit_traffic = self.traffic.unit(rank, elements, unit_gathers, decayed)
+                for name, sent in unit_traffic.items():
+                    by_name[name][data_rank] += Sent(count * sent.intra, count * sent.inter)
         return dict(by_name)
 
     def stored(self) -> dict[str, int]:
-        """Return the bytes a rank of the stage keeps from step to step, by category."""
+        """Return the bytes that a rank of the stage keeps from step to step, by category."""
         layout, compute_bytes = self.resolved, self.resolved.compute_bytes
         is_lossy = refresh_is_lossy(layout.formats, layout.factors, compute_bytes)
         master = needs_master(compute_bytes, is_lossy)
-        held = state_bytes(self.elements, layout.factors, compute_bytes, master)
-        kept = feedback_bytes(layout.collectives, layout.grid, layout.factors, self.elements)
-        return held | ({"feedback": kept} if kept else {})
+        states = state_bytes(self.elements, layout.factors, compute_bytes, master)
+        feedback = feedback_bytes(layout.collectives, layout.grid, layout.factors, self.elements)
+        return states | ({"feedback": feedback} if feedback else {})
 
 
 def _with_whole_micro_batches(config: RunConfig) -> RunConfig:
+    """Round the global batch up to a number of samples that the layout can run."""
     replicas = max(1, data_size(config, config.launch.ranks))
-    together = replicas * config.data.micro_batch
+    multiple = replicas * config.data.micro_batch
     if config.parallel.chunks > 1:
-        together *= config.parallel.pipeline
-    batch = -(-config.data.global_batch // together) * together
+        multiple *= config.parallel.pipeline
+    batch = -(-config.data.global_batch // multiple) * multiple
     data = config.data.model_copy(update={"global_batch": batch})
     return config.model_copy(update={"data": data})

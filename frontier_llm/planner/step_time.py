@@ -1,17 +1,19 @@
-"""Seconds of a step, composed of the seconds of its stages.
+"""Predict the seconds of a training step from the seconds of its pipeline stages.
 
-A stage takes f seconds for a forward pass and b for a backward pass of one micro-batch, and
-computes M micro-batches. Before its first and after its last one it waits for the other stages.
-With C virtual stages per stage it waits for passes of single model chunks, 1/C as long (Narayanan
-et al., SC'21, section 2.2):
+A stage takes f seconds for the forward pass and b seconds for the backward pass of a micro-batch,
+and computes M micro-batches. The pipeline bubble is the time in which it waits for the other
+stages, before its first and after its last micro-batch. With C virtual stages per stage, a stage
+waits for passes of single model chunks, which take 1/C of the time (Narayanan et al., SC'21,
+section 2.2):
 
-    passes = M max(f + b) + sum over the other stages of (f + b) / C
+    seconds of all passes = M max(f + b) + (sum of f + b over the other stages) / C
 
-f and b include the communication of model states that does not overlap. Work that is done once per
-step (sums over replicas, refresh, norm, update, checkpoint) follows the passes.
+f and b include the communication of model states that is not hidden behind computation. Work that
+happens once per step follows the passes: the sum of gradients over replicas, the refresh (the
+gather of updated parameters), the gradient norm, the update, and waiting for checkpoints.
 
-A share of at most `hidden_share` of communication overlaps with computation. The communication of
-one unit overlaps with nothing.
+Communication time is hidden behind computation up to a share of `hidden_share`, except for the
+communication of one sharding unit (`LayoutTime.hidden`).
 """
 
 from collections import defaultdict
@@ -35,11 +37,12 @@ class StepTime:
     seconds: float
     """Seconds of the step."""
     parts: dict[str, float]
-    """Seconds of each part of the slowest stage's work; they add up to the step."""
+    """Seconds of the slowest stage by kind of work, such as `compute` or `bubble`. They add up to
+    `seconds`."""
     exposed: dict[str, float]
-    """Seconds of communication that does not overlap, by link."""
+    """Seconds of communication that is not hidden behind computation, by name of the link."""
     passes: tuple[tuple[float, float], ...]
-    """Forward and backward seconds of one micro-batch, by kind of stage."""
+    """For each kind of stage, the forward and the backward seconds of one micro-batch."""
 
     @property
     def bubble_fraction(self) -> float:
@@ -52,37 +55,39 @@ def step_time(candidate: Candidate, layout: LayoutTime | None = None) -> StepTim
 
     Args:
         candidate: the layout.
-        layout: times that candidates with other sharding factors share, if already computed.
+        layout: the times that do not depend on the sharding factors, if already computed.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
     """
     layout = layout or LayoutTime(candidate)
     stages = [_Stage(candidate, layout, passes) for passes in layout.passes]
-    seconds = [stage.seconds for stage in stages]
-    pipeline, times = pipeline_seconds(candidate, seconds), candidate.layout.micro_batches
+    micro_batches = candidate.layout.micro_batches
+    all_passes = pipeline_seconds(candidate, [stage.seconds for stage in stages])
     slowest = max(stages, key=lambda stage: stage.seconds)
-    last = max(stages, key=lambda stage: sum(stage.once.values()))
-    parts = {name: times * cost for name, cost in slowest.each.items()}
-    parts["bubble"] = pipeline - times * slowest.seconds
-    parts |= last.once
-    step = pipeline + sum(last.once.values())
+    # the stage with the longest work after the passes
+    last = max(stages, key=lambda stage: sum(stage.per_step.values()))
+    parts = {name: micro_batches * seconds for name, seconds in slowest.per_micro_batch.items()}
+    parts["bubble"] = all_passes - micro_batches * slowest.seconds
+    parts |= last.per_step
+    step = all_passes + sum(last.per_step.values())
     parts["checkpoint"] = checkpoint_stall_seconds(candidate, step)
-    exposed = [*(Cost(times * cost, link) for cost, link in slowest.each_by_link)]
+    exposed = [Cost(micro_batches * cost, link) for cost, link in slowest.costs_per_micro_batch]
     return StepTime(
         seconds=step + parts["checkpoint"],
         parts=parts,
-        exposed=_by_link([*exposed, *last.once_by_link]),
+        exposed=_by_link([*exposed, *last.costs_per_step]),
         passes=tuple((stage.forward, stage.seconds - stage.forward) for stage in stages),
     )
 
 
 def checkpoint_stall_seconds(candidate: Candidate, step_seconds: float) -> float:
-    """Return the average seconds per step of waiting for checkpoints.
+    """Return the seconds that a run waits for checkpoints, averaged over all steps.
 
-    Each node writes the states of its ranks to the last of the cluster's storages. In mode
-    `blocking` the run waits for the whole write; in mode `lazy` for the part that is not finished
-    when the next checkpoint is due. Zero if the cluster describes no storage.
+    Each node writes the states of its ranks to the last storage in the cluster file. In mode
+    `blocking` the run waits until everything is written. In mode `lazy` it waits only for the part
+    that is not written yet when the next checkpoint is due. The result is 0 if the cluster file
+    names no storage.
 
     Args:
         candidate: the layout.
@@ -94,89 +99,96 @@ def checkpoint_stall_seconds(candidate: Candidate, step_seconds: float) -> float
         return 0.0
     fullest = max(kind.elements for kind in candidate.stages.kinds)
     writers = min(candidate.grid.ranks_per_node, candidate.grid.size)
-    of_rank = MASTER_AND_MOMENTS_BYTES * fullest / candidate.factors.optimizer
-    writing = writers * of_rank / (storage[-1].write_gb_per_second * 1e9)
+    rank_bytes = MASTER_AND_MOMENTS_BYTES * fullest / candidate.factors.optimizer
+    write_seconds = writers * rank_bytes / (storage[-1].write_gb_per_second * 1e9)
     steps = checkpoint.every_steps
     hidden = steps * step_seconds if checkpoint.mode == "lazy" else 0.0
-    return max(0.0, writing - hidden) / steps
+    return max(0.0, write_seconds - hidden) / steps
 
 
 class _Stage:
-    """The seconds of one kind of stage, including the communication of its states.
+    """The seconds of one kind of stage, including the communication of its model states.
+
+    Communication counts only as far as it is not hidden behind computation.
 
     Attributes:
-        each: seconds per micro-batch, by part; `each_by_link`: those of communication.
-        once: seconds per step after the passes, by part; `once_by_link`: those of communication.
-        forward: seconds of a forward pass, including communication that does not overlap.
+        per_micro_batch: seconds per micro-batch by kind of work.
+        costs_per_micro_batch: the communication in `per_micro_batch`, with the link that limits it.
+        per_step: seconds per step of the work after the passes, by kind of work.
+        costs_per_step: the communication in `per_step`, with the link that limits it.
+        forward: seconds of the forward pass of one micro-batch.
     """
 
     def __init__(self, candidate: Candidate, layout: LayoutTime, passes: Passes) -> None:
         self._layout, self._units = layout, sum(count for _, count in passes.kind.units)
         self._costs = StateCosts(candidate, passes.kind, layout.groups, layout.engine)
-        n, factors = self._costs.elements, candidate.factors
-        compute = candidate.layout.compute_bytes
-        summed = accumulate_seconds(n, n // factors.grads, layout.speed, compute)
-        forward, backward = passes.compute_forward, passes.compute_backward + summed
+        elements, factors = self._costs.elements, candidate.factors
+        compute_bytes = candidate.layout.compute_bytes
+        accumulation = accumulate_seconds(
+            elements, elements // factors.grads, layout.speed, compute_bytes
+        )
+        forward, backward = passes.compute_forward, passes.compute_backward + accumulation
         gather = self._exposed(self._costs.gather.seconds, forward)
         self.forward = forward + gather + (passes.tensor.seconds + passes.exchange.seconds) / 2
-        again, reduce = self._backward(backward)
-        self.each = {
+        gather_again, reduce = self._backward_costs(backward)
+        self.per_micro_batch = {
             "compute": forward + backward,
             "tensor": passes.tensor.seconds,
             "exchange": passes.exchange.seconds,
-            "gather_params": gather + again,
+            "gather_params": gather + gather_again,
             "reduce_grads": reduce,
         }
-        sums = Cost(self._sums(backward), self._costs.sums.link)
+        sums = Cost(self._replica_sums(backward), self._costs.sums.link)
         tied = _tied_cost(candidate, passes.kind, layout.groups)
-        self.once = {
+        self.per_step = {
             "reduce_states": sums.seconds + tied.seconds,
             "refresh_params": self._refresh(forward),
-            "update": update_seconds(n // factors.optimizer, layout.speed, compute),
+            "update": update_seconds(elements // factors.optimizer, layout.speed, compute_bytes),
         }
         costs = self._costs
-        self.each_by_link = [
+        self.costs_per_micro_batch = [
             passes.tensor,
             passes.exchange,
-            Cost(self.each["gather_params"], costs.gather.link),
-            Cost(self.each["reduce_grads"], costs.scatter.link),
+            Cost(self.per_micro_batch["gather_params"], costs.gather.link),
+            Cost(self.per_micro_batch["reduce_grads"], costs.scatter.link),
         ]
-        self.once_by_link = [
+        self.costs_per_step = [
             sums,
             tied,
-            Cost(self.once["refresh_params"], costs.refresh.link),
+            Cost(self.per_step["refresh_params"], costs.refresh.link),
         ]
 
     @property
     def seconds(self) -> float:
         """Seconds of the forward and the backward pass of one micro-batch."""
-        return sum(self.each.values())
+        return sum(self.per_micro_batch.values())
 
-    def _backward(self, computation: float) -> tuple[float, float]:
-        """Return the seconds of a backward pass's gathers and scatters that do not overlap."""
+    def _backward_costs(self, computation: float) -> tuple[float, float]:
+        """Return the seconds of gathers and of scatters that a backward pass does not hide."""
         gather, scatter = self._costs.gather_again.seconds, self._costs.scatter.seconds
         exposed = self._exposed(gather + scatter, computation)
         share = gather / (gather + scatter) if gather + scatter else 0.0
         return exposed * share, exposed * (1 - share)
 
-    def _sums(self, computation: float) -> float:
-        """Return the seconds of sums over replicas that do not overlap with backward passes."""
+    def _replica_sums(self, computation: float) -> float:
+        """Return the seconds of sums over replicas that the last backward pass does not hide."""
         traffic = self._costs.gather_again.seconds + self._costs.scatter.seconds
-        together = self._exposed(traffic + self._costs.sums.seconds, computation)
-        return together - self._exposed(traffic, computation)
+        with_sums = self._exposed(traffic + self._costs.sums.seconds, computation)
+        return with_sums - self._exposed(traffic, computation)
 
     def _refresh(self, computation: float) -> float:
-        """Return the seconds of the refresh that do not overlap with the next forward pass."""
+        """Return the seconds of the refresh that the next forward pass does not hide."""
         traffic = self._costs.gather.seconds
-        together = self._exposed(traffic + self._costs.refresh.seconds, computation)
-        return together - self._exposed(traffic, computation)
+        with_refresh = self._exposed(traffic + self._costs.refresh.seconds, computation)
+        return with_refresh - self._exposed(traffic, computation)
 
     def _exposed(self, traffic: float, computation: float) -> float:
+        """Return the seconds of `traffic` that `computation` does not hide."""
         return traffic - self._layout.hidden(traffic, computation, self._units)
 
 
 def _by_link(costs: Iterable[Cost]) -> dict[str, float]:
-    """Return the sums of seconds by link, including links with zero seconds."""
+    """Return the total seconds by link. Links with zero seconds are included."""
     total: defaultdict[str, float] = defaultdict(float)
     for cost in costs:
         if cost.link:
@@ -185,9 +197,14 @@ def _by_link(costs: Iterable[Cost]) -> dict[str, float]:
 
 
 def _tied_cost(candidate: Candidate, kind: StageKind, groups: GridGroups) -> Cost:
-    """Return the cost of adding up a tied table's gradients of the first and the last stage."""
+    """Return the cost of summing the gradients of a tied table, once per step.
+
+    A tied table is both embedding and head. With a pipeline, the first and the last stage each have
+    a copy of it and add up their gradients.
+    """
     has_table = any(chunk.has_embedding or chunk.has_head for chunk in kind.chunks)
     if not (has_table and candidate.layout.model.tied and candidate.grid.pipeline > 1):
         return Cost(0.0, "")
-    own = kind.units[-1][0] / candidate.factors.optimizer
-    return groups.between_ends(all_reduce_bytes(own * FP32_BYTES, 2))
+    table_elements = kind.units[-1][0]  # the table is the largest unit
+    shard_bytes = FP32_BYTES * (table_elements / candidate.factors.optimizer)
+    return groups.between_ends(all_reduce_bytes(shard_bytes, 2))

@@ -1,8 +1,9 @@
-"""Start and end of every pass of a step on every stage.
+"""Simulate the start and the end of every pass of a step on every stage.
 
-Each stage computes the passes of `geometry/pipeline_schedule.py` in order. A pass starts when the
-stage is free and the neighbouring stage's pass on which it depends has ended. The seconds of a pass
-include sending its result.
+A pass is the forward or backward computation of one micro-batch in one model chunk. Each stage
+computes its passes in the order of `geometry/pipeline_schedule.py`. A pass starts when its stage is
+free and when the pass that computes its input, usually on a neighbouring stage, has ended. The
+seconds of a pass include sending its result.
 """
 
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from frontier_llm.geometry.pipeline_schedule import stage_passes
 
 Seconds = Sequence[tuple[float, float]]
-"""Forward and backward seconds of one micro-batch by stage, all its model chunks together."""
+"""For each stage, the forward and backward seconds of one micro-batch in all its model chunks."""
 
 
 class Event(NamedTuple):
@@ -28,68 +29,70 @@ class Event(NamedTuple):
     """Seconds since the start of the step."""
 
 
-_Key = tuple[int, int, bool]
-"""Index of a model chunk, micro-batch, whether the pass is forward."""
+_PassKey = tuple[int, int, bool]
+"""A pass: index of its model chunk in the model, its micro-batch, and whether it is forward."""
 
 
 def simulate(seconds: Seconds, virtual_stages: int, micro_batches: int) -> list[Event]:
     """Simulate one step on all stages.
 
     Args:
-        seconds: of each stage.
-        virtual_stages: model chunks per stage, which share its seconds equally.
-        micro_batches: of a replica.
+        seconds: forward and backward seconds of one micro-batch on each stage.
+        virtual_stages: model chunks per stage, each of which takes an equal share of the seconds.
+        micro_batches: micro-batches per replica.
 
     Returns:
         Every pass, by stage, in the order in which the stage computes them.
     """
     stages = len(seconds)
-    waiting = [_passes(stage, stages, virtual_stages, micro_batches) for stage in range(stages)]
+    passes = [_passes(stage, stages, virtual_stages, micro_batches) for stage in range(stages)]
     last = stages * virtual_stages - 1
-    position, free = [0] * stages, [0.0] * stages
-    ends: dict[_Key, float] = {}
+    next_pass, free_at = [0] * stages, [0.0] * stages
+    ends: dict[_PassKey, float] = {}
     events: list[list[Event]] = [[] for _ in range(stages)]
-    moved = True
-    while moved:
-        moved = False
+    has_progressed = True
+    while has_progressed:
+        has_progressed = False
         for stage in range(stages):
-            while position[stage] < len(waiting[stage]):
-                virtual_stage, micro_batch, forward = waiting[stage][position[stage]]
+            while next_pass[stage] < len(passes[stage]):
+                virtual_stage, micro_batch, forward = passes[stage][next_pass[stage]]
                 key = (virtual_stage * stages + stage, micro_batch, forward)
                 ready = _ready(ends, last, key)
                 if ready is None:
                     break
-                start = max(free[stage], ready)
+                start = max(free_at[stage], ready)
                 end = start + seconds[stage][0 if forward else 1] / virtual_stages
-                ends[key] = free[stage] = end
+                ends[key] = free_at[stage] = end
                 events[stage].append(Event(stage, virtual_stage, micro_batch, forward, start, end))
-                position[stage] += 1
-                moved = True
-    return [event for of_stage in events for event in of_stage]
+                next_pass[stage] += 1
+                has_progressed = True
+    return [event for stage_events in events for event in stage_events]
 
 
 def _passes(
     stage: int, stages: int, virtual_stages: int, micro_batches: int
 ) -> list[tuple[int, int, bool]]:
-    """Return a stage's passes in order: virtual stage, micro-batch, whether it is forward."""
-    seen: Counter[tuple[int, bool]] = Counter()
-    numbered = []
+    """Return the passes of a stage in order: virtual stage, micro-batch, whether it is forward."""
+    # the n-th forward pass of a virtual stage computes micro-batch n, and so does the n-th backward
+    next_micro_batch: Counter[tuple[int, bool]] = Counter()
+    passes = []
     for forward, virtual_stage in stage_passes(stage, stages, virtual_stages, micro_batches):
-        numbered.append((virtual_stage, seen[virtual_stage, forward], forward))
-        seen[virtual_stage, forward] += 1
-    return numbered
+        passes.append((virtual_stage, next_micro_batch[virtual_stage, forward], forward))
+        next_micro_batch[virtual_stage, forward] += 1
+    return passes
 
 
-def _ready(ends: dict[_Key, float], last: int, key: _Key) -> float | None:
-    """Return the end of the pass on which a pass depends; None = it has not been computed yet.
+def _ready(ends: dict[_PassKey, float], last: int, key: _PassKey) -> float | None:
+    """Return when the input of a pass is ready; None = the pass that computes it has not ended.
 
     Args:
-        ends: of the passes computed so far.
-        last: index of the last model chunk.
-        key: the pass.
+        ends: end of each pass that was simulated so far.
+        last: index of the last model chunk of the model.
+        key: the pass whose input is needed.
     """
     chunk, micro_batch, forward = key
     if forward:
         return 0.0 if chunk == 0 else ends.get((chunk - 1, micro_batch, True))
-    before = (chunk, micro_batch, True) if chunk == last else (chunk + 1, micro_batch, False)
-    return ends.get(before)
+    # the backward pass of the last chunk follows its own forward pass
+    source = (chunk, micro_batch, True) if chunk == last else (chunk + 1, micro_batch, False)
+    return ends.get(source)

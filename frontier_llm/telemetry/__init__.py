@@ -1,5 +1,6 @@
-"""The records of a run: log, metrics, summary and report.
+"""Write and read the records of a run: log, metrics, summary and report.
 
-A run directory holds config.yaml, metrics.jsonl (one JSON object per step) and summary.json.
-report.html is made from these three files alone, so it can be made again at any time.
+A run directory holds config.yaml, metrics.jsonl (one JSON object per step) and summary.json (facts
+about the whole run). The report, report.html, is made from these three files alone, so it can be
+made again at any time. The callbacks in trainer/callbacks/ call this package.
 """

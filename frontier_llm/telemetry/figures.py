@@ -1,6 +1,7 @@
-"""The charts of the report, drawn by matplotlib as SVG elements.
+"""Draw the charts of the report with matplotlib, as SVG elements for an HTML page.
 
-All charts share one style: a light background, two main colours, units on every axis.
+report_page.py and report_sections.py call this module. All charts have one style: a light
+background, two main colours, and a unit on every axis.
 """
 
 import io
@@ -31,9 +32,9 @@ CATEGORIES = (
     "#7c3aed",
     "#64748b",
 )
-"""Colours of the categories in a stacked chart."""
-_MOST_POINTS = 600
-"""Largest number of points per line: more cannot be distinguished and would enlarge the page."""
+"""Colours of the categories of a stacked bar chart, in order."""
+_MAX_POINTS = 600
+"""Largest number of points per line. More points cannot be distinguished and enlarge the page."""
 _WIDTH_INCHES = 10.8
 _LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
 _STYLE: dict[str, Any] = {
@@ -61,10 +62,16 @@ _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
 }
+"""Settings of matplotlib for all charts."""
 
 
 def loss_figure(history: History, initial_validation_loss: float | None) -> str:
-    """Draw training and validation loss over steps."""
+    """Draw training and validation loss over steps.
+
+    Args:
+        history: metrics of the steps.
+        initial_validation_loss: validation loss before the first step; None = unknown.
+    """
     with matplotlib.rc_context(_STYLE):
         figure, axes = _panels(1, height=3.9)
         ax = axes[0]
@@ -81,9 +88,9 @@ def loss_figure(history: History, initial_validation_loss: float | None) -> str:
                 f"{y[-1]:.3f}", (x[-1], y[-1]), xytext=(0, 9), textcoords="offset points",
                 ha="right", color=ORANGE, weight="bold", bbox=_LABEL_BOX,
             )  # fmt: skip
-        _over_steps(ax, "Loss", "nats per token")
+        _format_step_chart(ax, "Loss", "nats per token")
         if history.skipped:
-            _rug(ax, history.skipped)
+            _mark_skipped(ax, history.skipped)
         if train or validation or history.skipped:
             ax.legend(loc="upper right")
         return _svg(figure, "loss")
@@ -94,16 +101,14 @@ def speed_figure(history: History) -> str:
     with matplotlib.rc_context(_STYLE):
         figure, (left, right) = _panels(2)
         _line(left, history.points("tokens_per_second"), BLUE)
-        _over_steps(left, "Throughput of the job", "tokens/s")
+        _format_step_chart(left, "Throughput of the job", "tokens/s")
         left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_count(value)))
         _line(right, history.points("model_tflops_per_device"), BLUE, "model")
-        if history.points("hardware_tflops_per_device") != history.points(
-            "model_tflops_per_device"
-        ):
-            hardware = history.points("hardware_tflops_per_device")
+        hardware = history.points("hardware_tflops_per_device")
+        if hardware != history.points("model_tflops_per_device"):
             _line(right, hardware, ORANGE, "hardware (with recomputation)")
             right.legend(loc="lower right")
-        _over_steps(right, "Speed per device", "TFLOP/s")
+        _format_step_chart(right, "Speed per device", "TFLOP/s")
         for ax in (left, right):
             ax.set_ylim(bottom=0)
         return _svg(figure, "speed")
@@ -115,15 +120,15 @@ def optimizer_figure(history: History) -> str:
         figure, (left, right) = _panels(2)
         norms = history.points("grad_norm")
         _line(left, norms, BLUE)
-        _over_steps(left, "Gradient norm before clipping", "norm")
+        _format_step_chart(left, "Gradient norm before clipping", "norm")
         if norms and min(value for _, value in norms) > 0:
             largest, smallest = (limit(value for _, value in norms) for limit in (max, min))
             if largest > 20 * smallest:
                 left.set_yscale("log")
-                # matplotlib's own labels of powers of ten are TeX, which is not parsed here
+                # matplotlib would label powers of ten in TeX, which "text.parse_math" turns off
                 left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         _line(right, history.points("learning_rate"), BLUE)
-        _over_steps(right, "Learning rate", "learning rate")
+        _format_step_chart(right, "Learning rate", "learning rate")
         right.set_ylim(bottom=0)
         return _svg(figure, "optimizer")
 
@@ -138,72 +143,78 @@ def memory_figure(
 
     Args:
         labels: labels of the bars.
-        by_category: bytes of each category, one number per bar.
-        peak_bytes: peak memory, one number per bar; NaN = unknown.
+        by_category: for each category, the bytes of each bar.
+        peak_bytes: for each bar, the peak memory; NaN = unknown.
         axis: label of the horizontal axis.
     """
     with matplotlib.rc_context(_STYLE):
         figure, (left, right) = _panels(2, height=3.6)
-        places = range(len(labels))
-        stack = [0.0] * len(labels)
-        sums = [sum(column) for column in zip(*by_category.values(), strict=True)]
-        unit, suffix = _byte_unit(max(sums, default=0))
+        positions = range(len(labels))
+        bottoms = [0.0] * len(labels)
+        sums = [sum(sizes) for sizes in zip(*by_category.values(), strict=True)]
+        unit, unit_name = _byte_unit(max(sums, default=0))
         for index, (category, sizes) in enumerate(by_category.items()):
             heights = [size / unit for size in sizes]
-            color = CATEGORIES[index % len(CATEGORIES)]
-            left.bar(places, heights, 0.7, stack, color=color, label=category.replace("_", " "))
-            stack = [a + b for a, b in zip(stack, heights, strict=True)]
+            label, color = category.replace("_", " "), CATEGORIES[index % len(CATEGORIES)]
+            left.bar(positions, heights, 0.7, bottoms, color=color, label=label)
+            bottoms = [sum(pair) for pair in zip(bottoms, heights, strict=True)]
         known = [peak for peak in peak_bytes if math.isfinite(peak)]
-        peak_unit, peak_suffix = _byte_unit(max(known, default=0))
-        right.bar(places, [peak / peak_unit for peak in peak_bytes], 0.7, color=GREY)
-        _over_bars(left, labels, "Allocated for the model", suffix, axis)
-        _over_bars(right, labels, "Peak of the device or process", peak_suffix, axis)
+        peak_unit, peak_unit_name = _byte_unit(max(known, default=0))
+        right.bar(positions, [peak / peak_unit for peak in peak_bytes], 0.7, color=GREY)
+        _format_bar_chart(left, labels, "Allocated for the model", unit_name, axis)
+        _format_bar_chart(right, labels, "Peak of the device or process", peak_unit_name, axis)
         if by_category:
             figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=8)
         return _svg(figure, "memory")
 
 
 def wire_figure(sent: Mapping[str, Sent]) -> str:
-    """Draw bytes per step by collective, inside nodes and between nodes."""
+    """Draw the bytes that each collective sends per step inside nodes and between nodes.
+
+    Args:
+        sent: by name of the collective, the bytes that all ranks together send per step.
+    """
     names = sorted(sent, key=lambda name: sent[name].intra + sent[name].inter)
     with matplotlib.rc_context(_STYLE):
         figure, axes = _panels(1, height=1.2 + 0.3 * len(names))
         ax = axes[0]
-        unit, suffix = _byte_unit(max(sent[name].intra + sent[name].inter for name in names))
+        unit, unit_name = _byte_unit(max(sent[name].intra + sent[name].inter for name in names))
         intra = [sent[name].intra / unit for name in names]
         inter = [sent[name].inter / unit for name in names]
-        places = range(len(names))
-        ax.barh(places, intra, 0.62, color=BLUE, label="inside a node")
-        ax.barh(places, inter, 0.62, intra, color=ORANGE, label="between nodes")
-        ax.set_yticks(places, [name.replace("_", " ") for name in names])
+        positions = range(len(names))
+        ax.barh(positions, intra, 0.62, color=BLUE, label="inside a node")
+        ax.barh(positions, inter, 0.62, intra, color=ORANGE, label="between nodes")
+        ax.set_yticks(positions, [name.replace("_", " ") for name in names])
         ax.grid(visible=False, axis="y")
         ax.set_xlim(left=0)
         ax.set_ylim(-0.6, len(names) - 0.4)
-        ax.set_xlabel(f"{suffix} per step, all ranks together")
+        ax.set_xlabel(f"{unit_name} per step, all ranks together")
         figure.legend(loc="outside upper right", ncols=2)
         return _svg(figure, "wire")
 
 
 def _panels(count: int, height: float = 3.0) -> tuple[Figure, list[Axes]]:
+    """Return a figure of `height` inches with `count` charts side by side."""
     figure = Figure(figsize=(_WIDTH_INCHES, height))
     FigureCanvasSVG(figure)
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
 def _line(ax: Axes, points: Sequence[tuple[int, float]], color: str, label: str = "") -> None:
-    marker = "o" if len(points) < 3 else ""
+    marker = "o" if len(points) < 3 else ""  # a line of one point would be invisible
     ax.plot(*_thinned(points), marker=marker, color=color, linewidth=1.4, label=label)
 
 
-def _rug(ax: Axes, steps: Sequence[int]) -> None:
-    """Mark steps along the lower edge of a chart."""
+def _mark_skipped(ax: Axes, steps: Sequence[int]) -> None:
+    """Mark the steps with a skipped update along the lower edge of a chart."""
     ax.plot(
         steps, [0.015] * len(steps), "|", color=INK, markersize=8,
         transform=ax.get_xaxis_transform(), label="update skipped",
     )  # fmt: skip
 
 
-def _over_steps(ax: Axes, title: str, unit: str) -> None:
+def _format_step_chart(ax: Axes, title: str, unit: str) -> None:
+    """Set title, labels and ticks of a chart with steps on the horizontal axis."""
     ax.set_title(title)
     ax.set_xlabel("step")
     ax.set_ylabel(unit)
@@ -215,31 +226,38 @@ def _over_steps(ax: Axes, title: str, unit: str) -> None:
         ax.text(0.5, 0.5, "no finite numbers", transform=ax.transAxes, ha="center", color=INK)
 
 
-def _over_bars(ax: Axes, labels: Sequence[str], title: str, suffix: str, axis: str) -> None:
+def _format_bar_chart(ax: Axes, labels: Sequence[str], title: str, unit: str, axis: str) -> None:
+    """Set title, labels and ticks of a bar chart; of many bars only every n-th has a label."""
     ax.set_title(title)
-    ax.set_ylabel(suffix)
+    ax.set_ylabel(unit)
     ax.set_xlabel(axis)
-    every = -(-len(labels) // 16)
-    ax.set_xticks(range(0, len(labels), every), list(labels)[::every])
+    interval = -(-len(labels) // 16)
+    ax.set_xticks(range(0, len(labels), interval), list(labels)[::interval])
     ax.grid(visible=False, axis="x")
 
 
 def _smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Average over a centred window of 1/50 of the points."""
-    half = len(points) // 100
+    """Replace each value by the mean over a centred window of 1/50 of the points.
+
+    The window is shorter near both ends of the line, so that it remains centred.
+    """
+    half_window = len(points) // 100
     sums = list(accumulate((value for _, value in points), initial=0.0))
     smooth = []
     for index, (step, _) in enumerate(points):
-        # the window stays symmetric, so that the ends of the line do not bend
-        reach = min(half, index, len(points) - 1 - index)
-        start, stop = index - reach, index + reach + 1
+        half = min(half_window, index, len(points) - 1 - index)
+        start, stop = index - half, index + half + 1
         smooth.append((step, (sums[stop] - sums[start]) / (stop - start)))
     return smooth
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
-    """Average neighbouring points so that at most `_MOST_POINTS` are left; return x and y."""
-    size = -(-len(points) // _MOST_POINTS) or 1
+    """Average neighbouring points so that at most `_MAX_POINTS` remain.
+
+    Returns:
+        Steps and values of the remaining points.
+    """
+    size = -(-len(points) // _MAX_POINTS) or 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     x = [sum(step for step, _ in group) / len(group) for group in groups]
     y = [sum(value for _, value in group) / len(group) for group in groups]
@@ -248,21 +266,27 @@ def _thinned(points: Sequence[tuple[int, float]]) -> tuple[list[float], list[flo
 
 def _short_count(value: float) -> str:
     """Return the label of a number on an axis: `12k`, `2.5M`, `0`."""
-    words = format_count(value)
-    if not words[-1].isalpha():
-        return words
-    return f"{float(words[:-1]):g}{words[-1]}"
+    text = format_count(value)
+    if not text[-1].isalpha():
+        return text
+    return f"{float(text[:-1]):g}{text[-1]}"
 
 
 def _byte_unit(largest: float) -> tuple[float, str]:
-    for size, suffix in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+    """Return the unit for a chart whose largest value is `largest` bytes: its size and name."""
+    for size, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if largest >= size:
-            return size, suffix
+            return size, name
     return 1, "bytes"
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """Return a figure as an SVG element whose ids are unique on the page."""
+    """Return a figure as an SVG element.
+
+    Args:
+        figure: figure to convert.
+        name: label for screen readers, and prefix that makes the element's ids unique on the page.
+    """
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)

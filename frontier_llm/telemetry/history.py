@@ -1,4 +1,7 @@
-"""Reads metrics.jsonl back, however the run ended."""
+"""Read metrics.jsonl, the numbers of all steps of a run, for reports and benchmarks.
+
+A run that was killed can be read as well, although the last line of its file may be incomplete.
+"""
 
 import math
 import statistics
@@ -11,12 +14,13 @@ from frontier_llm.telemetry.jsonl import METRICS_FILE, parse
 
 
 class History:
-    """The steps of a run as columns of numbers; null and absent values are NaN.
+    """The steps of a run as columns of numbers. A value that is null or absent reads as NaN.
 
-    A damaged line is ignored. If two lines have the same step, the later one counts.
+    Damaged lines are ignored. If two lines have the same step, the later line is used.
     """
 
     def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Initialise the history from the lines of metrics.jsonl, parsed as JSON."""
         by_step = {row["step"]: row for row in rows}
         self._rows = [by_step[step] for step in sorted(by_step)]
 
@@ -44,11 +48,11 @@ class History:
         return [row["step"] for row in self._rows if row.get("skipped") is True]
 
     def column(self, name: str) -> list[float]:
-        """Return one number per step."""
+        """Return the numbers of a column, one per step."""
         return [_number(row.get(name)) for row in self._rows]
 
     def points(self, name: str) -> list[tuple[int, float]]:
-        """Return (step, number) for the steps with a finite number in a column."""
+        """Return (step, number) for the steps at which the number of a column is finite."""
         pairs = zip(self.steps, self.column(name), strict=True)
         return [(step, value) for step, value in pairs if math.isfinite(value)]
 
@@ -62,21 +66,24 @@ class History:
         return math.fsum(value for _, value in self.points(name))
 
     def typical(self, name: str) -> float | None:
-        """Return the median of a column, without the first tenth of the steps (at least one)."""
+        """Return the median of a column; None if the column has no finite number.
+
+        The first tenth of the steps, at least one, is left out as warm-up.
+        """
         values = [value for _, value in self.points(name)]
-        settled = values[max(1, len(values) // 10) :] or values
-        return statistics.median(settled) if settled else None
+        after_warm_up = values[max(1, len(values) // 10) :] or values
+        return statistics.median(after_warm_up) if after_warm_up else None
 
     def sent_bytes_per_step(self, column: str = "sent_bytes") -> dict[str, Sent]:
-        """Return the mean bytes per step of each collective that sent any.
+        """Return the mean bytes per step of each collective that has sent any bytes.
 
         Args:
-            column: `sent_bytes` or `unquantised_bytes`.
+            column: `sent_bytes` or `unquantised_bytes` (see `StepMetrics`).
         """
         totals: dict[str, Sent] = {}
         for row in self._rows:
-            for name, link in _mapping(row.get(column)).items():
-                intra, inter = (_number(_mapping(link).get(k)) for k in ("intra", "inter"))
+            for name, links in _mapping(row.get(column)).items():
+                intra, inter = (_number(_mapping(links).get(k)) for k in ("intra", "inter"))
                 if math.isfinite(intra) and math.isfinite(inter):
                     totals[name] = totals.get(name, Sent()) + Sent(intra, inter)
         steps = len(self._rows)

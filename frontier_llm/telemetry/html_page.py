@@ -1,4 +1,7 @@
-"""HTML elements of the report and planner pages. All text from a run is escaped here."""
+"""Build the HTML elements of the report and of the planner's page.
+
+All functions escape the text that they are given, except where an argument is called HTML.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -56,23 +59,24 @@ footer { color: var(--soft); font-size: 13px; margin-top: 24px; }
 @media print { body { background: white; } .scroll { max-height: none; }
   section, .tile { break-inside: avoid; } }
 """
-
-
+"""Style sheet of every page."""
 UNKNOWN = "unknown"
-"""Shown in place of a figure that is not known."""
+"""Text that is shown in place of a number that is not known."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A key figure."""
+    """A key number of the page, shown in a box of its own."""
 
     name: str
     value: str
     unit: str = ""
+    """Unit of the value; not shown if the value is `UNKNOWN`."""
     note: str = ""
+    """Small text below the value."""
 
     def html(self) -> str:
-        """Return the figure as an element."""
+        """Return the tile as HTML."""
         unit = "" if self.value == UNKNOWN else self.unit
         return (
             f'<div class="tile"><div class="name">{escape(self.name)}</div>'
@@ -82,73 +86,85 @@ class Tile:
         )
 
 
-def tiles(figures: Iterable[Tile]) -> str:
-    """Return key figures as a grid."""
-    return f'<div class="tiles">{"".join(tile.html() for tile in figures)}</div>'
+def tiles(key_numbers: Iterable[Tile]) -> str:
+    """Return a grid of tiles as HTML."""
+    return f'<div class="tiles">{"".join(tile.html() for tile in key_numbers)}</div>'
 
 
-def section(title: str, body: str, words: str = "") -> str:
-    """Return a section of the page.
+def section(title: str, body: str, explanation: str = "") -> str:
+    """Return a section of the page as HTML.
 
     Args:
         title: heading, plain text.
-        body: elements, already escaped.
-        words: paragraph below the heading, plain text.
+        body: content, HTML.
+        explanation: paragraph below the heading, plain text.
     """
-    paragraph = f"<p>{escape(words)}</p>" if words else ""
+    paragraph = f"<p>{escape(explanation)}</p>" if explanation else ""
     return f"<section><h2>{escape(title)}</h2>{paragraph}{body}</section>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], last_is_sum: bool = False) -> str:
-    """Return rows of plain text as a table."""
+    """Return a table as HTML.
+
+    Args:
+        head: titles of the columns, plain text.
+        rows: cells of each row, plain text.
+        last_is_sum: whether the last row is a sum and is shown in bold.
+    """
     lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
     body = [f"<tr>{line}</tr>" for line in lines]
     if last_is_sum and lines:
         body[-1] = f'<tr class="sum">{lines[-1]}</tr>'
-    heads = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    titles = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     return (
-        f'<div class="scroll"><table><thead><tr>{heads}</tr></thead>'
+        f'<div class="scroll"><table><thead><tr>{titles}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
 def sample(prompt: str, text: str) -> str:
-    """Return text that a model wrote, with the prompt marked."""
+    """Return a prompt and the text with which a model continued it, as HTML."""
     return f'<pre class="sample"><mark>{escape(prompt)}</mark>{escape(text)}</pre>'
 
 
-def folded(title: str, words: str, text: str) -> str:
-    """Return a long text that is folded until a reader opens it."""
+def folded(title: str, caption: str, text: str) -> str:
+    """Return a section as HTML that shows only its title until a reader opens it.
+
+    Args:
+        title: heading, plain text.
+        caption: line above the text, plain text.
+        text: long text with line breaks, plain text.
+    """
     return (
         f"<section><details><summary>{escape(title)}</summary>"
-        f"<p><code>{escape(words)}</code></p><pre>{escape(text)}</pre></details></section>"
+        f"<p><code>{escape(caption)}</code></p><pre>{escape(text)}</pre></details></section>"
     )
 
 
-def footer(words: str) -> str:
-    """Return the footer of the page."""
-    return f"<footer>{escape(words)}</footer>"
+def footer(text: str) -> str:
+    """Return the footer of the page as HTML."""
+    return f"<footer>{escape(text)}</footer>"
 
 
 def counted(number: int, noun: str) -> str:
-    """Return `1 rank`, `2 ranks`."""
+    """Return a number with a noun in singular or plural: `1 rank`, `2 ranks`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def page(title: str, badge: tuple[str, str], subtitle: str, body: Iterable[str]) -> str:
-    """Return the whole document.
+    """Return the whole document as HTML.
 
     Args:
         title: title of the document, plain text.
-        badge: class (`good`, `mild`, `bad`) and text of the badge beside the title.
-        subtitle: plain text below the title.
-        body: elements, already escaped.
+        badge: label beside the title: its colour (`good`, `mild` or `bad`) and its plain text.
+        subtitle: line below the title, plain text.
+        body: sections and other elements, HTML.
     """
-    kind, words = badge
+    colour, badge_text = badge
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
-        f'<header><h1>{escape(title)}<span class="badge {kind}">{escape(words)}</span></h1>'
+        f'<header><h1>{escape(title)}<span class="badge {colour}">{escape(badge_text)}</span></h1>'
         f"<p>{escape(subtitle)}</p></header>\n" + "\n".join(body) + "\n</main></body></html>\n"
     )

@@ -1,4 +1,7 @@
-"""metrics.jsonl: one JSON object per step, from which figures and reports are made."""
+"""Write metrics.jsonl, the file of a run directory that has one JSON object per step.
+
+Reports and benchmarks read the file through history.py.
+"""
 
 import contextlib
 import json
@@ -12,7 +15,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """Parse a line; return None if it is incomplete or damaged, as after a crash."""
+    """Parse a line; return None if it is damaged, or incomplete after a crash."""
     try:
         row = json.loads(line)
     except ValueError:
@@ -22,9 +25,10 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 def cut(run_dir: Path, step: int) -> None:
-    """Remove the lines of steps after `step`, and everything from the first damaged line on.
+    """Shorten the file to the steps up to `step`, as a run does that resumes at this step.
 
-    A `JsonlSink` that has the file open continues at the new end.
+    Everything from the first later step or the first damaged line on is removed. A `JsonlSink` that
+    has the file open continues at the new end.
 
     Raises:
         TrainingError: the file cannot be written; the message names it.
@@ -46,9 +50,9 @@ def cut(run_dir: Path, step: int) -> None:
 
 
 class JsonlSink:
-    """Appends one line per step; the line has been passed to the system when `write` returns.
+    """Appends one line per step. When `write` returns, the operating system has the line.
 
-    A failure of this sink ends the run, because a run without a record cannot be evaluated.
+    If the file cannot be written, the run ends, because a run without a record cannot be evaluated.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -67,7 +71,7 @@ class JsonlSink:
         try:
             self._file.write(metrics.to_json() + "\n")
         except OSError as error:
-            with contextlib.suppress(OSError):  # closing writes the same line again
+            with contextlib.suppress(OSError):  # `close` tries to write the same line again
                 self._file.close()
             raise self._failure(error) from error
 

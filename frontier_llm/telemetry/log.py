@@ -1,6 +1,8 @@
-"""The package's log: rank 0 logs to the console and to run.log, other ranks log warnings to stderr.
+"""Configure the log of each rank.
 
-Modules call `logging.getLogger(__name__)`; trainer/assemble.py configures the log of each rank.
+Rank 0 logs to the console and to run.log in the run directory. Other ranks log only warnings and
+errors, to stderr. All modules log with `logging.getLogger(__name__)`; trainer/assemble.py calls
+`setup_logging`.
 """
 
 import logging
@@ -11,6 +13,7 @@ import rich
 from rich.console import Console
 
 PACKAGE = "frontier_llm"
+"""Name of the parent of all loggers of the package."""
 RUN_LOG = "run.log"
 _STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICAL: "bold red"}
 
@@ -18,13 +21,13 @@ _STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICA
 def setup_logging(
     rank: int, run_dir: Path | None = None, console: Console | None = None
 ) -> logging.Logger:
-    """Configure the package's log for this rank; a second call replaces the first.
+    """Configure the package's log for this rank. A second call replaces the first configuration.
 
     Args:
         rank: rank 0 logs INFO and above; other ranks log WARNING and above to stderr, with
             `[rank N]` in front of each line.
-        run_dir: folder of rank 0's run.log; None = console only.
-        console: rich's console for rank 0; None = its default, which the progress line uses too.
+        run_dir: folder in which rank 0 writes run.log; None = write no file.
+        console: console of rank 0; None = rich's default console, which the progress bar uses too.
 
     Returns:
         The package's logger.
@@ -45,7 +48,7 @@ def setup_logging(
 
 
 def close_logging() -> None:
-    """Close what `setup_logging` opened."""
+    """Close and remove all handlers that `setup_logging` has added."""
     logger = logging.getLogger(PACKAGE)
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
@@ -67,14 +70,14 @@ class _ConsoleHandler(logging.Handler):
                 style=_STYLES.get(record.levelno, ""),
                 markup=False,
                 highlight=False,
-                soft_wrap=True,  # else rich breaks lines of a batch job after 80 columns
+                soft_wrap=True,  # otherwise rich breaks the lines of a batch job at 80 columns
             )
         except (OSError, SystemExit):  # rich exits on a broken pipe, as in `train.py | head`
             self._console.quiet = True
 
 
 class _RunLog(logging.FileHandler):
-    """A log file that turns itself off, with one warning, when it cannot be written."""
+    """A log file that stops with a warning, without ending the run, if it cannot be written."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8")

@@ -1,4 +1,7 @@
-"""The numbers of one step, and the interface of the sinks that they are written to."""
+"""Define the numbers that a run records per step, and the interface of the sinks.
+
+A sink is a destination of these numbers, such as metrics.jsonl, the console or Weights & Biases.
+"""
 
 import json
 import logging
@@ -14,7 +17,10 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One line of metrics.jsonl. A number that is not finite is written as null."""
+    """The numbers of one step, which are one line of metrics.jsonl.
+
+    A number that is not finite is written as null.
+    """
 
     step: int
     """Number of the step, counted from 1."""
@@ -33,30 +39,30 @@ class StepMetrics:
     tokens_per_second: float
     """Throughput of all ranks together."""
     model_tflops_per_device: float
-    """TFLOP/s per device, counting the operations that the model needs."""
+    """TFLOP/s per device. Only the operations that the model needs are counted."""
     hardware_tflops_per_device: float
-    """TFLOP/s per device, counting all executed operations, recomputation included."""
+    """TFLOP/s per device. All executed operations are counted, including recomputation."""
     mfu: float | None
-    """Model FLOP/s as a share of the device's peak, 0 to 1; None if the peak is unknown."""
+    """`model_tflops_per_device` divided by the device's peak; None if the peak is unknown."""
     hfu: float | None
-    """Hardware FLOP/s as a share of the device's peak, 0 to 1; None if the peak is unknown."""
+    """`hardware_tflops_per_device` divided by the device's peak; None if the peak is unknown."""
     sent_bytes: Mapping[str, Sent]
-    """Bytes that all ranks sent in this step, by collective and by link."""
+    """By collective, the bytes that all ranks sent in this step inside nodes and between nodes."""
     unquantised_bytes: Mapping[str, Sent] = field(default_factory=dict)
-    """Bytes that the quantised collectives would have sent in the compute format."""
+    """By quantised collective, the bytes that it would have sent in the compute format."""
     checkpoint_stall_seconds: float = 0.0
-    """Seconds that training waited for checkpoints since the previous line."""
+    """Seconds that training has waited for checkpoints since the previous line."""
     skipped: bool = False
     """Whether the update was skipped because a gradient was not finite."""
     loss_scale: float | None = None
-    """Factor on the loss, in fp16; None in other precisions."""
+    """Factor by which the loss is multiplied in fp16; None in other precisions."""
     validation_loss: float | None = None
     """Validation loss after the step, in nats per token; None if no validation followed it."""
     validation_bits_per_byte: float | None = None
-    """Validation loss per byte of text, which is comparable between tokenizers."""
+    """Validation loss in bits per byte of text, which is comparable between tokenizers."""
     plan: Mapping[str, Mapping[str, float | None]] | None = None
-    """For each figure of the planner, its `predicted` and `measured` value. Present only in the
-    step after which they are compared."""
+    """By name of a quantity, the value that the planner `predicted` and the value that the run
+    `measured`. Present only in the step after which they are compared."""
 
     def to_json(self) -> str:
         """Return the step as one line of strict JSON, without a newline."""
@@ -68,23 +74,26 @@ class StepMetrics:
 
 
 class Sink(Protocol):
-    """Something that metrics are written to."""
+    """A destination of metrics."""
 
     def write(self, metrics: StepMetrics) -> None:
         """Write the numbers of one step. Steps come in ascending order."""
 
     def close(self) -> None:
-        """Write what is still buffered; nothing is written after this. May be called twice."""
+        """Write all buffered data. No step is written afterwards. May be called twice."""
 
 
 class UtilizationCheck:
-    """Withholds an MFU or HFU above 1, which only a wrong peak can give, and reports it once."""
+    """Removes an MFU or HFU above 1 from the metrics, and logs an error the first time.
+
+    Such a value means that the configured peak of the device is wrong.
+    """
 
     def __init__(self, *, logs: bool) -> None:
-        """Start with no report made.
+        """Initialise the check.
 
         Args:
-            logs: whether this rank reports the wrong peak.
+            logs: whether this rank logs the error.
         """
         self._report_pending = logs
 
@@ -119,6 +128,7 @@ def _finite(value: Any) -> Any:
 
 
 def _flatten(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return (name, number) of all numbers; the names of nested mappings are joined by slashes."""
     flat: list[tuple[str, float]] = []
     for key, value in values.items():
         if isinstance(value, dict):

@@ -1,4 +1,7 @@
-"""A drawing of the layout of ranks: one cell per rank, one block of rows per pipeline stage."""
+"""Draw the layout of ranks for the report: one cell per rank, one block of rows per pipeline stage.
+
+report_sections.py calls this module.
+"""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -6,13 +9,15 @@ from html import escape
 from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.telemetry.summary import Layout, RankSummary
 
-LARGEST = 64
+MAX_RANKS = 64
 """Largest number of ranks that are drawn one by one."""
-_COLUMNS = 8
-_WIDTH, _HEAD, _CELL_HEIGHT = 1080, 200, 66
+_MAX_COLUMNS = 8
+"""Largest number of cells in a row."""
+_WIDTH, _LABEL_WIDTH, _CELL_HEIGHT = 1080, 200, 66
+"""Width of the drawing, width of the stages' labels, and height of a cell, in SVG units."""
 _TINTS = ("#dbeafe", "#fef3c7", "#dcfce7", "#fce7f3", "#ede9fe", "#cffafe", "#ffedd5", "#e2e8f0")
 COLOURS = len(_TINTS)
-"""Replicas with different colours; the colours of further replicas repeat."""
+"""Number of replicas that have different colours. The colours of further replicas repeat."""
 
 
 def grid_of(layout: Layout) -> Grid:
@@ -21,32 +26,45 @@ def grid_of(layout: Layout) -> Grid:
 
 
 def layer_words(layers: Sequence[tuple[int, int]]) -> str:
-    """Return the layers of each chunk as text: `0-3, 8-11`."""
-    return ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in layers if b >= a)
+    """Return the layers of model chunks as text: `0-3, 8-11`.
+
+    Args:
+        layers: first and last layer of each chunk, both included. A chunk without layers has a last
+            layer before the first.
+    """
+    return ", ".join(
+        f"{first}-{last}" if last > first else f"{first}" for first, last in layers if last >= first
+    )
 
 
 def rank_map(layout: Layout, ranks: Sequence[RankSummary]) -> str:
-    """Draw up to `LARGEST` ranks as SVG.
+    """Draw up to `MAX_RANKS` ranks as an SVG element.
 
-    Cells of one colour together hold one copy of the model; a thick line is the border of a node.
+    All cells of one colour together hold one copy of the model. Thick lines are borders of nodes.
+
+    Args:
+        layout: how the model is divided over ranks.
+        ranks: what is known of the ranks; may be incomplete.
     """
     return _RankMap(layout, ranks).svg()
 
 
 class _RankMap:
+    """Draws the ranks of one layout."""
+
     def __init__(self, layout: Layout, ranks: Sequence[RankSummary]) -> None:
         self._layout, self._grid = layout, grid_of(layout)
-        self._known = {rank.rank: rank for rank in ranks}
-        stage_ranks = layout.tensor * layout.data
-        self._columns = _columns(stage_ranks)
-        self._lines = -(-stage_ranks // self._columns)
-        self._stage_ranks = stage_ranks
-        self._cell_width = min(220.0, (_WIDTH - _HEAD - 4) / self._columns)
+        self._summaries = {rank.rank: rank for rank in ranks}
+        self._ranks_per_stage = layout.tensor * layout.data
+        self._columns = _choose_columns(self._ranks_per_stage)
+        self._rows_per_stage = -(-self._ranks_per_stage // self._columns)
+        self._cell_width = min(220.0, (_WIDTH - _LABEL_WIDTH - 4) / self._columns)
 
     def svg(self) -> str:
-        height = self._lines * self._layout.pipeline * _CELL_HEIGHT + 8
+        """Return the drawing."""
+        height = self._rows_per_stage * self._layout.pipeline * _CELL_HEIGHT + 8
         parts = [
-            *(self._head(stage) for stage in range(self._layout.pipeline)),
+            *(self._stage_label(stage) for stage in range(self._layout.pipeline)),
             *(self._cell(rank) for rank in range(self._grid.size)),
             self._node_borders(),
         ]
@@ -55,20 +73,21 @@ class _RankMap:
             f'aria-label="grid of ranks">{"".join(parts)}</svg>'
         )
 
-    def _place(self, rank: int) -> tuple[int, int]:
+    def _cell_position(self, rank: int) -> tuple[int, int]:
         """Return the column and row of a rank's cell."""
-        stage, within = divmod(rank, self._stage_ranks)
-        line, column = divmod(within, self._columns)
-        return column, stage * self._lines + line
+        stage, rank_in_stage = divmod(rank, self._ranks_per_stage)
+        row_in_stage, column = divmod(rank_in_stage, self._columns)
+        return column, stage * self._rows_per_stage + row_in_stage
 
     def _corner(self, column: int, row: int) -> tuple[float, float]:
-        return _HEAD + column * self._cell_width, 4 + row * _CELL_HEIGHT
+        """Return x and y of the upper left corner of a cell."""
+        return _LABEL_WIDTH + column * self._cell_width, 4 + row * _CELL_HEIGHT
 
-    def _head(self, stage: int) -> str:
-        """Return the label of a stage, which is left of its cells."""
-        y = 4 + stage * self._lines * _CELL_HEIGHT + 28
-        first = self._known.get(self._grid.rank(Coordinates(0, 0, stage)))
-        layers = layer_words(first.layers) if first else ""
+    def _stage_label(self, stage: int) -> str:
+        """Draw the label of a stage, which is left of its cells."""
+        y = 4 + stage * self._rows_per_stage * _CELL_HEIGHT + 28
+        first_rank = self._summaries.get(self._grid.rank(Coordinates(0, 0, stage)))
+        layers = layer_words(first_rank.layers) if first_rank else ""
         ends = ["embedding"] * (stage == 0) + ["head"] * (stage == self._layout.pipeline - 1)
         return (
             f'<text x="0" y="{y}" class="stage">stage {stage}</text>'
@@ -77,44 +96,55 @@ class _RankMap:
         )
 
     def _cell(self, rank: int) -> str:
-        x, y = self._corner(*self._place(rank))
-        at = self._grid.coordinates(rank)
+        """Draw the cell of a rank."""
+        x, y = self._corner(*self._cell_position(rank))
+        coordinates = self._grid.coordinates(rank)
         width, middle = self._cell_width, x + self._cell_width / 2
-        known = self._known.get(rank)
-        layers = layer_words(known.layers) if known else ""
+        summary = self._summaries.get(rank)
+        layers = layer_words(summary.layers) if summary else ""
         return (
-            f"<g><title>{escape(self._tooltip(rank, known))}</title>"
+            f"<g><title>{escape(self._tooltip(rank, summary))}</title>"
             f'<rect x="{x + 4:.1f}" y="{y + 4:.1f}" width="{width - 8:.1f}" '
-            f'height="{_CELL_HEIGHT - 8}" rx="6" fill="{_TINTS[at.data % len(_TINTS)]}"/>'
+            f'height="{_CELL_HEIGHT - 8}" rx="6" fill="{_TINTS[coordinates.data % len(_TINTS)]}"/>'
             f'<text x="{middle:.1f}" y="{y + 24:.1f}" class="rank">rank {rank}</text>'
             f'<text x="{middle:.1f}" y="{y + 39:.1f}" class="small">'
             f"{_shortened(f'layers {layers}', int(width / 6.5))}</text>"
             f'<text x="{middle:.1f}" y="{y + 53:.1f}" class="small faint">'
-            f"{self._part_words(at)}</text></g>"
+            f"{self._coordinate_words(coordinates)}</text></g>"
         )
 
-    def _part_words(self, at: Coordinates) -> str:
-        """Name the replica and the tensor slice, unless the axis has only one rank."""
-        tensor, data = self._layout.tensor > 1, self._layout.data > 1
-        words = data * [f"data {at.data}"] + tensor * [f"tensor {at.tensor}"]
+    def _coordinate_words(self, coordinates: Coordinates) -> str:
+        """Name the coordinates on the data and the tensor axis, unless an axis has one rank."""
+        words = []
+        if self._layout.data > 1:
+            words.append(f"data {coordinates.data}")
+        if self._layout.tensor > 1:
+            words.append(f"tensor {coordinates.tensor}")
         return ", ".join(words)
 
-    def _tooltip(self, rank: int, known: RankSummary | None) -> str:
-        at = self._grid.coordinates(rank)
-        host = f" on {known.host}" if known and known.host else ""
-        layers = f", layers {layer_words(known.layers)}" if known else ""
+    def _tooltip(self, rank: int, summary: RankSummary | None) -> str:
+        coordinates = self._grid.coordinates(rank)
+        host = f" on {summary.host}" if summary and summary.host else ""
+        layers = f", layers {layer_words(summary.layers)}" if summary else ""
         return (
-            f"rank {rank}{host}, node {self._grid.node(rank)}: stage {at.pipeline}, "
-            f"replica {at.data}, tensor slice {at.tensor}{layers}"
+            f"rank {rank}{host}, node {self._grid.node(rank)}: stage {coordinates.pipeline}, "
+            f"replica {coordinates.data}, tensor slice {coordinates.tensor}{layers}"
         )
 
     def _node_borders(self) -> str:
-        nodes = {self._place(rank): self._grid.node(rank) for rank in range(self._grid.size)}
-        segments = "".join(self._borders(nodes))
+        """Draw the borders of all nodes."""
+        nodes = {
+            self._cell_position(rank): self._grid.node(rank) for rank in range(self._grid.size)
+        }
+        segments = "".join(self._border_segments(nodes))
         return f'<path class="node" d="{segments}"/>'
 
-    def _borders(self, nodes: dict[tuple[int, int], int]) -> Iterator[str]:
-        """Yield the sides of cells whose neighbour is on another node."""
+    def _border_segments(self, nodes: dict[tuple[int, int], int]) -> Iterator[str]:
+        """Yield the sides of cells whose neighbour is on another node, as SVG path commands.
+
+        Args:
+            nodes: node of each cell, by column and row.
+        """
         for (column, row), node in nodes.items():
             left, top = self._corner(column, row)
             right, bottom = self._corner(column + 1, row + 1)
@@ -128,11 +158,12 @@ class _RankMap:
                 yield f"M{left:.1f},{bottom}H{right:.1f}"
 
 
-def _columns(stage_ranks: int) -> int:
-    """Choose the number of cells per line; lines of a stage are equally long if possible."""
-    fitting = [n for n in range(4, _COLUMNS + 1) if stage_ranks % n == 0]
-    return max(fitting, default=min(stage_ranks, _COLUMNS))
+def _choose_columns(ranks_per_stage: int) -> int:
+    """Choose the number of cells per row so that all rows are equally long, if possible."""
+    divisors = [n for n in range(4, _MAX_COLUMNS + 1) if ranks_per_stage % n == 0]
+    return max(divisors, default=min(ranks_per_stage, _MAX_COLUMNS))
 
 
 def _shortened(text: str, length: int) -> str:
+    """Return at most `length` characters of a text, escaped for HTML."""
     return escape(text if len(text) <= length else text[: max(1, length - 1)] + "…")

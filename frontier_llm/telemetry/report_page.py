@@ -1,6 +1,7 @@
-"""report.html: a run on one self-contained page, made from the three files of its directory.
+"""Make report.html, a self-contained page about a run.
 
-`frontier-llm report RUN_DIR` makes it again at any time, also for a run that was killed.
+The page is made from config.yaml, metrics.jsonl and summary.json of the run directory, at the end
+of the run and by `frontier-llm report RUN_DIR`. It can also be made for a run that was killed.
 """
 
 import hashlib
@@ -60,30 +61,33 @@ def make_report(run_dir: Path) -> str:
 
 
 def _badge(summary: RunSummary, history: History) -> tuple[str, str]:
-    """Return the colour and the words for how the run ended."""
+    """Return the colour and the text of the badge, which tells how the run ended."""
     if summary.exit_code is None and summary.exit_reason is None:
         return "bad", f"no end recorded, {counted(len(history), 'step')}"
-    kinds = {None: "mild", 0: "good", 3: "mild"}
-    words = summary.exit_reason or ("finished" if summary.exit_code == 0 else "stopped")
-    return kinds.get(summary.exit_code, "bad"), words
+    # exit code 3: the run was asked to stop, and saved its state
+    colours = {None: "mild", 0: "good", 3: "mild"}
+    text = summary.exit_reason or ("finished" if summary.exit_code == 0 else "stopped")
+    return colours.get(summary.exit_code, "bad"), text
 
 
 def _subtitle(summary: RunSummary, run_dir: Path) -> str:
+    """Return the name of the run, its number of ranks, its precision and its device."""
     layout = summary.layout
-    words = [run_dir.resolve().name if summary.model else ""]
+    facts = [run_dir.resolve().name if summary.model else ""]
     if layout is not None:
-        words.append(counted(layout.ranks, "rank"))
-    words += [summary.precision or "", summary.device or ""]
-    return " · ".join(word for word in words if word)
+        facts.append(counted(layout.ranks, "rank"))
+    facts += [summary.precision or "", summary.device or ""]
+    return " · ".join(fact for fact in facts if fact)
 
 
 def _tiles(history: History, summary: RunSummary) -> Iterator[Tile]:
+    """Yield the key numbers of the run."""
     yield _training_tile(history, summary)
     yield _validation_tile(history, summary)
     speed = history.typical("tokens_per_second")
     yield Tile("Throughput", _count(speed), "tokens/s", "all ranks together, median")
     tflops = history.typical("model_tflops_per_device")
-    yield Tile("Speed per device", _digits(tflops), "TFLOP/s", "model FLOPs, median")
+    yield Tile("Speed per device", _three_digits(tflops), "TFLOP/s", "model FLOPs, median")
     mfu, hfu = history.typical("mfu"), history.typical("hfu")
     if mfu is None:
         yield Tile("MFU", UNKNOWN, note="peak unknown for this device")
@@ -91,8 +95,8 @@ def _tiles(history: History, summary: RunSummary) -> Iterator[Tile]:
         executed = f", HFU {hfu:.1%} with recomputation" if hfu is not None else ""
         yield Tile("MFU", f"{mfu:.1%}", "of the peak", f"median{executed}")
     yield Tile("Parameters", _count(summary.parameters), note=summary.precision or "")
-    tokens = _first(summary.tokens, history.last("tokens"))
-    yield Tile("Trained on", _count(tokens), "tokens", _step_words(history, summary))
+    tokens = _first_known(summary.tokens, history.last("tokens"))
+    yield Tile("Trained on", _count(tokens), "tokens", _count_steps(history, summary))
     yield _duration_tile(history, summary)
 
 
@@ -100,20 +104,20 @@ def _training_tile(history: History, summary: RunSummary) -> Tile:
     points = history.points("loss")
     if points and points[-1][0] != history.steps[-1]:
         note = f"step {points[-1][0]}; not finite since"
-        return Tile("Training loss", _fixed(points[-1][1]), "nats per token", note)
-    loss = _first(summary.final_loss, history.last("loss"))
-    return Tile("Training loss", _fixed(loss), "nats per token", "last step")
+        return Tile("Training loss", _three_decimals(points[-1][1]), "nats per token", note)
+    loss = _first_known(summary.final_loss, history.last("loss"))
+    return Tile("Training loss", _three_decimals(loss), "nats per token", "last step")
 
 
 def _validation_tile(history: History, summary: RunSummary) -> Tile:
-    loss = _first(summary.validation_loss, history.last("validation_loss"))
-    bits = _first(summary.validation_bits_per_byte, history.last("validation_bits_per_byte"))
+    loss = _first_known(summary.validation_loss, history.last("validation_loss"))
+    bits = _first_known(summary.validation_bits_per_byte, history.last("validation_bits_per_byte"))
     note = f"{bits:.3f} bits per byte of text" if bits is not None else ""
-    return Tile("Validation loss", _fixed(loss), "nats per token", note)
+    return Tile("Validation loss", _three_decimals(loss), "nats per token", note)
 
 
 def _duration_tile(history: History, summary: RunSummary) -> Tile:
-    seconds = _first(summary.seconds, history.total("step_seconds") or None)
+    seconds = _first_known(summary.seconds, history.total("step_seconds") or None)
     step = history.typical("step_seconds")
     note = f"{format_seconds(step)} per step, median" if step is not None else ""
     stall = history.total("checkpoint_stall_seconds")
@@ -122,28 +126,29 @@ def _duration_tile(history: History, summary: RunSummary) -> Tile:
     return Tile("Duration", UNKNOWN if seconds is None else format_seconds(seconds), note=note)
 
 
-def _step_words(history: History, summary: RunSummary) -> str:
-    wanted = f" of {summary.total_steps}" if summary.total_steps else ""
+def _count_steps(history: History, summary: RunSummary) -> str:
+    """Return for example `90 of 100 steps, 2 skipped`."""
+    total = f" of {summary.total_steps}" if summary.total_steps else ""
     skipped = f", {len(history.skipped)} skipped" if history.skipped else ""
-    return f"{len(history)}{wanted} steps{skipped}"
+    return f"{len(history)}{total} steps{skipped}"
 
 
 def _charts(history: History, summary: RunSummary) -> Iterator[str]:
     if not len(history):
-        words = "No step was completed, so there is nothing to draw."
-        yield html_page.section("No metrics", "", words)
+        text = "No step was completed, so there is nothing to draw."
+        yield html_page.section("No metrics", "", text)
         return
-    words = _loss_words(history, summary)
-    initial = summary.initial_validation_loss
-    yield html_page.section("Loss", figures.loss_figure(history, initial), words)
+    loss_chart = figures.loss_figure(history, summary.initial_validation_loss)
+    yield html_page.section("Loss", loss_chart, _describe_loss(history, summary))
     yield html_page.section("Speed", figures.speed_figure(history))
     yield html_page.section("Gradient norm and learning rate", figures.optimizer_figure(history))
 
 
-def _loss_words(history: History, summary: RunSummary) -> str:
-    last = _first(summary.validation_loss, history.last("validation_loss"))
+def _describe_loss(history: History, summary: RunSummary) -> str:
+    """Return a paragraph on the validation loss and on steps whose loss is not finite."""
+    last = _first_known(summary.validation_loss, history.last("validation_loss"))
     first = summary.initial_validation_loss
-    bits = _first(summary.validation_bits_per_byte, history.last("validation_bits_per_byte"))
+    bits = _first_known(summary.validation_bits_per_byte, history.last("validation_bits_per_byte"))
     sentences = []
     if first is not None and last is not None:
         sentences.append(f"Validation loss went from {first:.3f} to {last:.3f} nats per token")
@@ -151,56 +156,69 @@ def _loss_words(history: History, summary: RunSummary) -> str:
         sentences.append(f"Validation loss ended at {last:.3f} nats per token")
     if sentences and bits is not None:
         sentences[0] += f", which is {bits:.3f} bits per byte of the validation text"
-    bad = len(history) - len(history.points("loss"))
-    if bad:
-        sentences.append(f"{counted(bad, 'step')} had a loss that is not finite")
+    not_finite = len(history) - len(history.points("loss"))
+    if not_finite:
+        sentences.append(f"{counted(not_finite, 'step')} had a loss that is not finite")
     if history.skipped:
         sentences.append(f"{counted(len(history.skipped), 'update')} skipped")
     return "".join(f"{sentence}. " for sentence in sentences).strip()
 
 
 def _wire(history: History) -> Iterator[str]:
+    """Yield the section on the bytes that collectives send."""
     sent = history.sent_bytes_per_step()
     if not len(history):
         return
     if not sent:
         yield html_page.section("Communication", "", "Nothing was sent: the run has one rank.")
         return
-    words = "Bytes that all ranks together send per step, averaged over the run."
-    plain = history.sent_bytes_per_step("unquantised_bytes")
-    if plain:
-        words += " Unquantised: bytes of the same collectives in the compute format."
-    table = _wire_table(sent, plain)
-    yield html_page.section("Communication", figures.wire_figure(sent) + table, words)
+    text = "Bytes that all ranks together send per step, averaged over the run."
+    unquantised = history.sent_bytes_per_step("unquantised_bytes")
+    if unquantised:
+        text += (
+            " The column 'Unquantised' shows the bytes that the same collectives would send in the "
+            "compute format."
+        )
+    table = _wire_table(sent, unquantised)
+    yield html_page.section("Communication", figures.wire_figure(sent) + table, text)
 
 
-def _wire_table(sent: Mapping[str, Sent], plain: Mapping[str, Sent]) -> str:
+def _wire_table(sent: Mapping[str, Sent], unquantised: Mapping[str, Sent]) -> str:
+    """Return a table with one row per collective, and a row of their sum.
+
+    Args:
+        sent: bytes that each collective sends per step.
+        unquantised: bytes that each quantised collective would send in the compute format.
+    """
     total = sum(sent.values(), Sent())
-    everything = total.intra + total.inter
-    ordered = sorted(sent.items(), key=lambda item: -(item[1].intra + item[1].inter))
-    unquantised = {name: plain.get(name, volume) for name, volume in sent.items()}
-    unquantised["all"] = sum(unquantised.values(), Sent())
+    total_bytes = total.intra + total.inter
+    descending = sorted(sent.items(), key=lambda item: -(item[1].intra + item[1].inter))
+    without_quantisation = {name: unquantised.get(name, volume) for name, volume in sent.items()}
+    without_quantisation["all"] = sum(without_quantisation.values(), Sent())
     rows = []
-    for name, volume in [*ordered, ("all", total)]:
-        together = volume.intra + volume.inter
+    for name, volume in [*descending, ("all", total)]:
+        both = volume.intra + volume.inter
         row = [name.replace("_", " "), format_bytes(volume.intra), format_bytes(volume.inter)]
-        row += [format_bytes(together), f"{together / everything:.1%}"]
-        rows.append(row + _unquantised_cells(unquantised[name], volume) * bool(plain))
+        row += [format_bytes(both), f"{both / total_bytes:.1%}"]
+        if unquantised:
+            row += _unquantised_cells(without_quantisation[name], volume)
+        rows.append(row)
     head = ["Collective", "Inside a node", "Between nodes", "Together", "Share"]
-    more = ["Unquantised", "Saved between nodes"] if plain else []
+    more = ["Unquantised", "Saved between nodes"] if unquantised else []
     return html_page.table([*head, *more], rows, last_is_sum=True)
 
 
-def _unquantised_cells(plain: Sent, sent: Sent) -> list[str]:
-    saved = f"{plain.inter / sent.inter:.1f}x" if sent.inter else ""
-    return [format_bytes(plain.intra + plain.inter), saved]
+def _unquantised_cells(unquantised: Sent, sent: Sent) -> list[str]:
+    """Return the bytes without quantisation, and the factor saved between nodes (`4.0x`)."""
+    saved = f"{unquantised.inter / sent.inter:.1f}x" if sent.inter else ""
+    return [format_bytes(unquantised.intra + unquantised.inter), saved]
 
 
 def _samples(summary: RunSummary) -> Iterator[str]:
     if summary.samples:
         body = "".join(html_page.sample(sample.prompt, sample.text) for sample in summary.samples)
-        words = "Sampled from the model at the end of the run; prompts are marked."
-        yield html_page.section("Text samples", body, words)
+        text = "Sampled from the model at the end of the run. The prompts are marked."
+        yield html_page.section("Text samples", body, text)
 
 
 def _config(run_dir: Path) -> Iterator[str]:
@@ -213,22 +231,23 @@ def _config(run_dir: Path) -> Iterator[str]:
 
 
 def _versions(summary: RunSummary) -> Iterator[str]:
-    words = [f"{name} {version}" for name, version in summary.versions.items()]
+    facts = [f"{name} {version}" for name, version in summary.versions.items()]
     if summary.kernels:
-        words.append(f"kernels: {summary.kernels}")
-    if words:
-        yield html_page.footer(" · ".join(words))
+        facts.append(f"kernels: {summary.kernels}")
+    if facts:
+        yield html_page.footer(" · ".join(facts))
 
 
-def _first(*values: float | None) -> float | None:
+def _first_known(*values: float | None) -> float | None:
+    """Return the first value that is not None; None if all are."""
     return next((value for value in values if value is not None), None)
 
 
-def _fixed(value: float | None) -> str:
+def _three_decimals(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3f}"
 
 
-def _digits(value: float | None) -> str:
+def _three_digits(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3g}"
 
 

@@ -1,4 +1,8 @@
-"""summary.json: what a run was and how it ended. The metrics of its steps are in metrics.jsonl."""
+"""Define summary.json: the facts of a run as a whole, and how the run ended.
+
+trainer/callbacks/run_report.py writes the file, and the report reads it. The numbers of the steps
+are in metrics.jsonl.
+"""
 
 from pathlib import Path
 from typing import Literal
@@ -11,7 +15,7 @@ SUMMARY_FILE = "summary.json"
 
 
 class _Part(BaseModel):
-    """Base of the classes below. Unknown keys are ignored, so that older files can be read."""
+    """Base of the classes below. Unknown keys are ignored: files of other versions can be read."""
 
     model_config = ConfigDict(
         frozen=True, extra="ignore", use_attribute_docstrings=True, ser_json_inf_nan="null"
@@ -22,17 +26,17 @@ class Layout(_Part):
     """How the model is divided over ranks."""
 
     tensor: int = 1
-    """Tensor-parallel ranks, among which each matrix is divided."""
+    """Number of tensor-parallel ranks, among which each matrix is divided."""
     pipeline: int = 1
-    """Pipeline stages."""
+    """Number of pipeline stages."""
     chunks: int = 1
-    """Model chunks per stage."""
+    """Number of model chunks per stage; more than 1 if stages are interleaved."""
     data: int = 1
-    """Data-parallel replicas."""
+    """Number of data-parallel replicas."""
     sequence: bool = False
     """Whether sequence parallelism is used."""
     ranks_per_node: int = 1
-    """Ranks per node."""
+    """Number of ranks per node."""
 
     @property
     def ranks(self) -> int:
@@ -41,7 +45,7 @@ class Layout(_Part):
 
 
 class RankSummary(_Part):
-    """One rank: its place in the layout, and its memory."""
+    """One rank: its coordinates in the layout, and its memory."""
 
     rank: int
     """Number of the rank."""
@@ -54,60 +58,61 @@ class RankSummary(_Part):
     pipeline: int = 0
     """Coordinate on the pipeline axis, which is the stage."""
     layers: list[tuple[int, int]] = Field(default_factory=list)
-    """First and last layer of each chunk, both included."""
+    """First and last layer of each model chunk, both included."""
     memory_bytes: dict[str, int] = Field(default_factory=dict)
-    """Allocated bytes by category: parameters, gradients, master, moments, ..."""
+    """Allocated bytes by category, such as parameters, gradients, master weights and moments."""
     predicted_bytes: dict[str, int] = Field(default_factory=dict)
-    """Predicted bytes of the same categories (upper bounds for `gathered` and `messages`)."""
+    """Predicted bytes of the same categories. For `gathered` (gathered parameters) and `messages`
+    (buffers of collectives) the prediction is an upper bound."""
     peak_bytes: int | None = None
-    """Peak of the device's allocator, or of the resident set on a CPU."""
+    """Largest memory of the device's allocator, or on a CPU of the process (resident set)."""
 
 
 class PlanRow(_Part):
-    """A figure that the planner predicted and the run measured."""
+    """A quantity that the planner predicts and the run measures."""
 
     name: str
-    """Name of the figure."""
+    """Name of the quantity."""
     unit: Literal["bytes", "seconds"]
-    """Unit of both numbers."""
+    """Unit of both values."""
     predicted: float | None
-    """Prediction; None = the planner has no constants for this device."""
+    """Predicted value; None = the planner has no measured constants of this device."""
     measured: float
-    """Measurement of rank 0 in the first steps."""
+    """Value that rank 0 measured in the first steps."""
 
 
 class TextSample(_Part):
     """Text that the trained model wrote."""
 
     prompt: str
-    """The beginning that the model was given."""
+    """Beginning of the text, which the model was given."""
     text: str
-    """The continuation that the model wrote."""
+    """Continuation that the model wrote."""
 
 
 class RunSummary(_Part):
-    """Facts of a run other than its steps; a fact that is not known yet is None."""
+    """Facts of a run as a whole. A fact that is not known yet is None."""
 
     model: str = ""
     """Name of the model."""
     parameters: int | None = None
-    """Parameters of the whole model, each counted once."""
+    """Number of parameters of the whole model."""
     layout: Layout | None = None
     """How the model is divided over ranks."""
     ranks: list[RankSummary] = Field(default_factory=list)
     """One entry per rank."""
     precision: str | None = None
-    """Compute precision; `auto` is resolved."""
+    """Compute precision that is used (for `auto`, the precision that was chosen)."""
     device: str | None = None
-    """Name of the device, from its driver."""
+    """Name of the device as its driver gives it."""
     kernels: str | None = None
-    """Kernels in use, and the reason."""
+    """Implementation of the kernels, and the reason why it was chosen."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions of python, torch and megatron-core."""
     total_steps: int | None = None
     """Value of trainer.steps."""
     tokens: int | None = None
-    """Tokens trained on."""
+    """Number of tokens that the run has trained on."""
     seconds: float | None = None
     """Wall time of the whole run."""
     final_loss: float | None = None
@@ -119,7 +124,7 @@ class RunSummary(_Part):
     validation_bits_per_byte: float | None = None
     """Last validation loss, in bits per byte of text."""
     plan: list[PlanRow] = Field(default_factory=list)
-    """Predictions of the planner and measurements of the run."""
+    """Comparison of the planner's predictions with measurements."""
     samples: list[TextSample] = Field(default_factory=list)
     """Text that the model wrote at the end of the run."""
     exit_code: int | None = None
@@ -128,7 +133,7 @@ class RunSummary(_Part):
     """Why the run ended."""
 
     def write(self, run_dir: Path) -> Path:
-        """Write summary.json; an earlier one is replaced atomically.
+        """Write summary.json, replacing an earlier file atomically.
 
         Raises:
             TrainingError: the file cannot be written; the message names it.
@@ -144,7 +149,7 @@ class RunSummary(_Part):
 
     @classmethod
     def read(cls, run_dir: Path) -> "RunSummary | None":
-        """Read the summary of a run; return None if it has none or it is damaged."""
+        """Read the summary of a run; return None if the file is absent or damaged."""
         try:
             return cls.model_validate_json((run_dir / SUMMARY_FILE).read_bytes())
         except (OSError, ValidationError):

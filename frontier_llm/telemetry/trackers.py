@@ -1,7 +1,7 @@
-"""Sinks of experiment trackers: Weights & Biases and TensorBoard.
+"""Send the metrics of a run to experiment trackers: Weights & Biases and TensorBoard.
 
-Both libraries are imported here only, and only when a sink is opened. wandb in offline mode needs
-no network. One rank of a job opens the sinks.
+Only one rank of a job opens these sinks. The trackers' libraries are imported only when a sink is
+opened. wandb in offline mode needs no network.
 """
 
 import hashlib
@@ -15,39 +15,45 @@ from frontier_llm.telemetry.metrics import Sink, StepMetrics
 
 _LOG = logging.getLogger(__name__)
 _INIT_SECONDS = 30.0
+"""Longest time that starting a wandb run may take."""
 _FINISH_SECONDS = 60.0
+"""Longest time that wandb's upload at the end may take."""
 
 
 class BestEffort:
-    """A sink that never stops a run: its first failure is logged and turns it off."""
+    """A sink that contains another sink and is turned off, with a warning, when that sink fails.
+
+    A failure of a tracker therefore never stops a run.
+    """
 
     def __init__(self, name: str, open_sink: Callable[[], Sink]) -> None:
-        """Open the sink; a failure to open it is logged.
+        """Open the contained sink.
 
         Args:
             name: name of the sink, for the log.
-            open_sink: opens the sink; may raise anything.
+            open_sink: function that opens the sink; may raise any exception.
         """
         self._name = name
         self._sink: Sink | None = None
         self._try(lambda: setattr(self, "_sink", open_sink()))
 
     def write(self, metrics: StepMetrics) -> None:
-        """Write a step, unless the sink has failed before."""
+        """Write a step, unless the contained sink has failed before."""
         sink = self._sink
         if sink is not None:
             self._try(lambda: sink.write(metrics))
 
     def close(self) -> None:
-        """Close the sink, unless it has failed or is closed."""
+        """Close the contained sink, unless it has failed before or is already closed."""
         sink, self._sink = self._sink, None
         if sink is not None:
             self._try(sink.close)
 
     def _try(self, action: Callable[[], object]) -> None:
+        """Call `action`; if it raises, log a warning and turn the sink off."""
         try:
             action()
-        except Exception as error:  # a tracker may raise anything; training goes on
+        except Exception as error:  # a tracker may raise any exception
             self._sink = None
             reason = (str(error).strip() or "no reason given").splitlines()
             _LOG.warning(
@@ -61,7 +67,7 @@ class BestEffort:
 class WandbSink:
     """Logs every step to a Weights & Biases run that is named after the run directory.
 
-    Raises whatever wandb raises; wrap it in `BestEffort`.
+    All methods may raise any exception of wandb. `BestEffort` handles them.
     """
 
     def __init__(
@@ -76,8 +82,8 @@ class WandbSink:
         Args:
             mode: `offline` writes files below the run directory, `online` uploads.
             project: the wandb project.
-            run_dir: the run directory; it exists.
-            run_config: resolved configuration as nested plain values.
+            run_dir: the run directory, which exists.
+            run_config: configuration of the run as nested mappings of plain values.
         """
         import wandb
 
@@ -107,13 +113,13 @@ class WandbSink:
         import wandb
 
         self._run.finish()
-        wandb.teardown()  # its service writes the end of the file after `finish` has returned
+        wandb.teardown()  # waits for wandb's service, which writes the file after `finish` returns
 
 
 class TensorBoardSink:
     """Writes every number of a step as a scalar to event files in `tensorboard/`.
 
-    Raises whatever torch and tensorboard raise; wrap it in `BestEffort`.
+    All methods may raise any exception of torch and tensorboard. `BestEffort` handles them.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -128,7 +134,7 @@ class TensorBoardSink:
                 self._writer.add_scalar(name, value, metrics.step)
 
     def close(self) -> None:
-        """Write what is still in memory."""
+        """Write the data that are still in memory."""
         self._writer.close()
 
 

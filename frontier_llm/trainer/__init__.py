@@ -1,1 +1,5 @@
-"""Training: the objects of a rank (assemble), the loop over steps (loop), one step (step)."""
+"""Training a model on one rank of a run.
+
+`assemble` builds the objects of the rank, `loop` runs all steps, and `step` runs one step.
+`callbacks` records what happens.
+"""

@@ -1,4 +1,8 @@
-"""The composition root: puts together the objects of one rank and runs its training loop."""
+"""Builds the objects of one rank and runs its training loop.
+
+This is the only module that connects the parts of the program with each other. The launcher calls
+`run` in the process of each rank.
+"""
 
 import gc
 import os
@@ -64,10 +68,10 @@ def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store"
     Collective over all ranks.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         corpora: folders of the prepared corpora.
-        world: place of this rank among all ranks.
-        store: key-value store of the ranks.
+        world: number, host and node of this rank among all ranks.
+        store: torch's key-value store, through which all ranks exchange short messages.
 
     Raises:
         FrontierError: the run cannot continue, or was asked to stop.
@@ -78,8 +82,9 @@ def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store"
     with Watchdog(config.watchdog, world, store, run_dir, run_dir / FAILURES) as watchdog:
         context = build_context(config, corpora, world, store, accelerator, watchdog)
         with run_log(run_dir, world), Loop(context, make_callbacks(context)) as loop:
-            # Objects that live as long as the run are not scanned for garbage again: a scan takes
-            # tens of milliseconds, on each rank in another step, and all ranks wait for it.
+            # `freeze` excludes all present objects from later garbage collections. They live as
+            # long as the run, and scanning them takes tens of milliseconds. Each rank would scan
+            # in another step, and all ranks would wait each time.
             gc.collect()
             gc.freeze()
             loop.run()
@@ -87,7 +92,11 @@ def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store"
 
 
 def prepare_device(world: World) -> Accelerator:
-    """Return the device of this rank; a CPU gets its threads and megatron's CPU stand-ins."""
+    """Return the device of this rank.
+
+    A rank without a GPU computes on the CPU. It sets its number of threads and replaces those parts
+    of megatron-core that need a GPU.
+    """
     accelerator = Accelerator.of_rank(world.local_rank)
     if accelerator.is_cpu:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -149,7 +158,11 @@ def build_context(
 def resolve_precision(
     config: RunConfig, world: World, store: "Store", accelerator: Accelerator
 ) -> ResolvedPrecision:
-    """Return the precision of the run; rank 0 measures `auto` and tells the other ranks."""
+    """Return the compute precision of the run.
+
+    Collective over all ranks, if `precision=auto`: rank 0 measures which precision is faster and
+    sends it to the other ranks.
+    """
     wanted = config.precision.name
     if wanted != "auto":
         return ResolvedPrecision(wanted, f"precision={wanted}")
@@ -162,12 +175,18 @@ def resolve_precision(
 
 
 def build_data(config: RunConfig, corpus: Corpora, groups: Groups) -> TrainingData:
-    """Make the loaders of this rank's replica."""
+    """Make the loaders of the training and the validation samples for this rank.
+
+    A loader reads only the samples of the data-parallel replica to which the rank belongs.
+    """
     windows = make_windows(config, corpus, train=True)  # the samples by index
-    # Every stage of an encoder-decoder needs the batch for its masks. Of a decoder, only the first
-    # and the last stage read tokens; the stages in between need the shape of the batch alone.
+    # Every pipeline stage of an encoder-decoder needs the tokens, because it makes masks from them.
+    # In a GPT only the first and the last stage read tokens. The stages between them need only
+    # the shape of the batch, so their ranks do not read the corpus.
     reads = config.model.kind == "t5" or not groups.is_between
-    loader = partial(make_loader, config, corpus, groups.at.data, groups.grid.data, reads=reads)
+    loader = partial(
+        make_loader, config, corpus, groups.coordinates.data, groups.grid.data, reads=reads
+    )
     validation = loader(train=False)
     return TrainingData(
         corpus=corpus,
@@ -185,11 +204,12 @@ def checkpoint_meta(
     progress: Progress,
     loss_scale: LossScale,
 ) -> Callable[[], dict[str, Any]]:
-    """Return a function that gives what a checkpoint keeps in addition to the states.
+    """Return a function that returns what a checkpoint stores in addition to the states.
 
-    Collective over all ranks: all agree on an id of this start of the run.
+    Collective over all ranks: rank 0 sends a random id of this start of the run to all ranks. At a
+    resume the id shows whether node-local checkpoints of several nodes come from the same start.
     """
-    # The other ranks wait until rank 0 has built its model and data, which may take long.
+    # Rank 0 may need long to build its model and data, and the other ranks wait for it.
     timeout = timedelta(seconds=config.watchdog.startup_seconds)
     start = broadcast_from_rank_zero(world, store, "start", lambda: uuid.uuid4().hex, timeout)
 
@@ -207,14 +227,14 @@ def checkpoint_meta(
 
 
 def wait_for_snapshot(checkpoints: Checkpoints, watchdog: Watchdog) -> None:
-    """Wait until the checkpoint being written has its copy of the states, so they may change."""
+    """Wait until the states may change, because the checkpoint being written has copied them."""
     with watchdog.phase("checkpoint"):
         checkpoints.before_update()
 
 
 @contextmanager
 def run_log(run_dir: Path, world: World) -> Iterator[None]:
-    """Let rank 0 also log to run.log in the run directory, and close the log at the end."""
+    """Also log to `run.log` in the run directory on rank 0; close the log at the end."""
     setup_logging(world.rank, run_dir if world.rank == 0 else None)
     try:
         yield
@@ -223,7 +243,11 @@ def run_log(run_dir: Path, world: World) -> Iterator[None]:
 
 
 def stop_request(config: RunConfig, world: World) -> StopRequest:
-    """Return the object that notices signals and, on rank 0, the stop file and the job's end."""
+    """Return the object that notices requests to stop.
+
+    Every rank notices signals. Rank 0 also notices the file `STOP` in the run directory and, under
+    Slurm, that the time limit of the job ends in `launch.stop_minutes`.
+    """
     flag, margin = StopFlag.install(), config.launch.stop_minutes * 60
     if world.rank:
         return StopRequest(flag)

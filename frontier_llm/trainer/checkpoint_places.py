@@ -1,6 +1,7 @@
-"""The folders of a run's checkpoints, and the newest checkpoint, found by folder names alone.
+"""Where the checkpoints of a run are, and which of them is the newest.
 
-This module is used before torch is imported. frontier_llm/checkpoint also checks the contents.
+The command line uses this module before it imports torch, so checkpoints are recognised only by the
+names of their folders. frontier_llm/checkpoint also checks their content.
 """
 
 import hashlib
@@ -22,7 +23,8 @@ def local_folder(config: RunConfig, rank: int, ranks_per_node: int) -> Path | No
     """Return the folder of a run's checkpoints on the local disk of a rank's node.
 
     Returns:
-        A different folder for each node, even if nodes share a disk; None without a local tier.
+        A different folder for each node, even if nodes share a disk. None if the run writes no
+        node-local checkpoints (`checkpoint.tiers.local.path`).
     """
     node = rank // ranks_per_node
     path = config.checkpoint.tiers.local.path
@@ -34,10 +36,10 @@ def local_folder(config: RunConfig, rank: int, ranks_per_node: int) -> Path | No
 
 
 def newest_folder(config: RunConfig) -> Path | None:
-    """Return the folder of the newest checkpoint on rank 0's node; None if there is none."""
+    """Return the newest checkpoint in the run directory or on rank 0's node; None without one."""
     found: list[tuple[int, Path]] = []
-    for place in (shared_folder(config), local_folder(config, 0, 1)):
-        for path in place.iterdir() if place is not None and place.is_dir() else ():
+    for parent in (shared_folder(config), local_folder(config, 0, 1)):
+        for path in parent.iterdir() if parent is not None and parent.is_dir() else ():
             parsed = parse_folder(path.name)
             if parsed is not None and parsed[1] in COMMITTED:
                 found.append((parsed[0], path))
@@ -45,9 +47,9 @@ def newest_folder(config: RunConfig) -> Path | None:
 
 
 def saved_config(folder: Path) -> dict[str, Any] | None:
-    """Return the configuration that a checkpoint was saved with; None if it cannot be read.
+    """Return the configuration in a checkpoint; None if it cannot be read.
 
-    The reason is reported when the checkpoint is restored.
+    In this case the later attempt to restore the checkpoint reports the reason.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())

@@ -1,4 +1,8 @@
-"""The checkpoints of a run: when they are written, to which tier, and what a failure does."""
+"""The checkpoints of a run: when they are written, to which tier, and what a failure does.
+
+There are two tiers: the run directory, which all nodes share, and optionally a local disk of each
+node (`checkpoint.tiers.local`). frontier_llm/checkpoint writes the files.
+"""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -30,13 +34,17 @@ class CommittedCheckpoint:
     """A checkpoint in the run directory that is complete on disk."""
 
     step: int
-    """Steps done."""
+    """Number of optimizer steps done."""
     folder: Path
-    """Folder of the checkpoint. Retention or a rewind may remove it later."""
+    """Folder of the checkpoint. It may be deleted later, when newer checkpoints replace it, or be
+    renamed, when the run goes back to an earlier step."""
 
 
 class CheckpointListener(Protocol):
-    """Is told about checkpoints in the run directory, on the main thread of every rank."""
+    """An object that is told about checkpoints in the run directory.
+
+    It is called on the main thread of every rank.
+    """
 
     def on_checkpoint_begin(self, step: int) -> None:
         """Run before a checkpoint begins to be written."""
@@ -48,13 +56,14 @@ class CheckpointListener(Protocol):
 class Checkpoints:
     """Saves this rank's states after the steps at which a checkpoint is due.
 
-    Every rank calls the same methods at the same steps. Commits are announced to the listener at
-    the same point on all ranks: when the step's all-reduce shows that every rank's writer thread
-    has seen the commit, or after a wait that ends with the commit on every rank.
+    Every rank calls the same methods at the same steps. Writer threads learn of a commit at
+    different times, but all ranks tell the listener at the same point of the run: after the step
+    whose all-reduce shows that every rank knows of the commit, or after all ranks have waited for
+    the commit.
 
     Attributes:
         saved_step: step of the newest checkpoint in the run directory that was begun.
-        listener: told about checkpoints in the run directory; the loop sets it.
+        listener: told about checkpoints in the run directory; the training loop sets it.
     """
 
     def __init__(
@@ -66,12 +75,12 @@ class Checkpoints:
         groups: Groups,
         meta: Callable[[], dict[str, Any]],
     ) -> None:
-        """Prepare; nothing is written or allocated.
+        """Initialise the managers of both tiers without writing or allocating anything.
 
         Args:
-            config: of the run.
-            world: place of this rank among all ranks.
-            store: key-value store of the ranks; it outlives this object.
+            config: configuration of the run.
+            world: number, host and node of this rank among all ranks.
+            store: torch's key-value store of all ranks; it outlives this object.
             states: the states to save.
             groups: process groups of this rank.
             meta: returns what is saved in addition to the states, as plain JSON.
@@ -79,24 +88,26 @@ class Checkpoints:
         self._run_config, self._config = config, config.checkpoint
         self._world, self._store = world, store
         self._states, self._meta = states, meta
-        self._copies = states.factors.data // states.factors.optimizer
-        self._copy = states.factors.digits(groups.at.data).replica
+        # a replica is a set of data-parallel ranks that together hold all optimizer states once
+        self._replicas = states.factors.data // states.factors.optimizer
+        self._replica = states.factors.digits(groups.coordinates.data).replica
         self._saves_locally = self._is_first_of_its_node(groups)
         self.saved_step: int | None = None
         self.listener: CheckpointListener | None = None
         self._unannounced: int | None = None
-        chosen, node = config.checkpoint, world.node_ranks
-        self._shared = self._make(
+        """Step of a checkpoint in the run directory whose outcome the listener does not know."""
+        settings, node = config.checkpoint, world.node_ranks
+        self._shared = self._make_manager(
             shared_folder(config),
-            chosen.keep,
+            settings.keep,
             Options(
-                keep_every_steps=chosen.keep_every_steps,
-                file_ranks=node if chosen.files == "node" else None,
+                keep_every_steps=settings.keep_every_steps,
+                file_ranks=node if settings.files == "node" else None,
             ),
         )
-        self._local = self._make(
+        self._local = self._make_manager(
             local_folder(config, world.rank, world.ranks_per_node),
-            chosen.tiers.local.keep,
+            settings.tiers.local.keep,
             Options(folder_ranks=node),
         )
 
@@ -107,28 +118,28 @@ class Checkpoints:
 
     @property
     def has_unannounced_commit(self) -> bool:
-        """Whether this rank knows of a commit that the listener has not been told."""
+        """Whether this rank knows of a commit about which the listener has not been told."""
         manager, step = self._shared, self._unannounced
         return manager is not None and step is not None and manager.committed_step == step
 
     def announce_commit(self) -> None:
-        """Tell the listener about the last commit. Every rank knows of it and calls this."""
+        """Tell the listener about the last commit. All ranks call this, since all know of it."""
         step, self._unannounced = self._unannounced, None
         if step is not None and self.listener is not None:
             folder = shared_folder(self._run_config) / step_folder(step)
             self.listener.on_checkpoint_committed(CommittedCheckpoint(step, folder))
 
     def take_stall_seconds(self) -> float:
-        """Return how long training waited for checkpoints since the last call."""
+        """Return how many seconds training waited for checkpoints since the last call."""
         return sum(manager.take_stall_seconds() for manager in self._managers)
 
     def before_update(self) -> None:
-        """Wait until the states may change."""
+        """Wait until the states may change, because a checkpoint no longer needs them."""
         for manager in self._managers:
             manager.fence()
 
     def prepare(self) -> None:
-        """Allocate host memory, so that a lack of it shows before the first step.
+        """Allocate host memory, so that a lack of memory is found before the first step.
 
         Raises:
             CheckpointError: there is not enough memory.
@@ -140,8 +151,8 @@ class Checkpoints:
         """Begin a checkpoint if one is due.
 
         Args:
-            step: the step that is done.
-            last: whether it is the last step of the run, which is always saved.
+            step: the step that has just ended.
+            last: whether no step follows. The last step is always saved.
 
         Raises:
             CheckpointError: the previous checkpoint failed, and `checkpoint.on_error` is `stop`.
@@ -158,7 +169,7 @@ class Checkpoints:
             self.saved_step = step
 
     def replace(self, step: int) -> None:
-        """Save a step again, because its meta data have changed."""
+        """Save a step again, because the counters that are saved with it have changed."""
         self.saved_step = None
         self.save(step)
 
@@ -180,7 +191,7 @@ class Checkpoints:
 
     def _begin(self, manager: CheckpointManager, step: int) -> None:
         with self._reporting_failure():
-            manager.wait()  # reported here, so that the new checkpoint is begun all the same
+            manager.wait()  # a failure of the last checkpoint must not prevent the new one
         if manager is self._shared:
             self._announce_after_wait()
             self._unannounced = step
@@ -192,14 +203,17 @@ class Checkpoints:
             self._announce_after_wait()
 
     def _announce_after_wait(self) -> None:
-        """Announce the checkpoint that was waited for, unless it failed (then on every rank)."""
+        """Tell the listener about the checkpoint after a wait for it, unless the checkpoint failed.
+
+        A failed checkpoint has failed on every rank, so no rank announces it.
+        """
         if self.has_unannounced_commit:
             self.announce_commit()
         self._unannounced = None
 
     @contextmanager
     def _reporting_failure(self) -> Iterator[None]:
-        """Log a failure and suppress it, or let it end the run (`checkpoint.on_error`)."""
+        """Handle a failure as `checkpoint.on_error` says: log and suppress it, or end the run."""
         try:
             yield
         except CheckpointError as error:
@@ -209,54 +223,63 @@ class Checkpoints:
                 _LOG.error("%s. The run continues (checkpoint.on_error=continue)", error)
 
     def _shards(self, manager: CheckpointManager) -> Iterator[StateShard]:
+        """Return the shards that this rank saves in the tier of a manager."""
         if manager is self._shared:
-            return part_of(self._states.shards(), self._copy, self._copies)
+            return part_of(self._states.shards(), self._replica, self._replicas)
         return self._states.shards() if self._saves_locally else iter(())
 
     def _is_first_of_its_node(self, groups: Groups) -> bool:
-        """Return whether no lower rank of this node holds the same states."""
+        """Return whether no lower rank of this node holds the same optimizer states."""
 
-        def held(rank: int) -> tuple[int, ...]:
-            at = groups.grid.coordinates(rank)
-            digits = self._states.factors.digits(at.data)
-            return at.tensor, at.pipeline, *digits[:-1]
+        def place_of_states(rank: int) -> tuple[int, ...]:
+            """Return a tuple that is equal for ranks that hold the same optimizer states."""
+            coordinates = groups.grid.coordinates(rank)
+            digits = self._states.factors.digits(coordinates.data)
+            return coordinates.tensor, coordinates.pipeline, *digits[:-1]  # all but the replica
 
-        mine = held(groups.rank)
-        return all(held(rank) != mine for rank in range(self._world.node_ranks.start, groups.rank))
+        own_place = place_of_states(groups.rank)
+        lower_ranks = range(self._world.node_ranks.start, groups.rank)
+        return all(place_of_states(rank) != own_place for rank in lower_ranks)
 
-    def _make(self, folder: Path | None, keep: int, options: Options) -> CheckpointManager | None:
-        chosen, world = self._config, self._world
-        if folder is None or chosen.mode == "off":
+    def _make_manager(
+        self, folder: Path | None, keep: int, options: Options
+    ) -> CheckpointManager | None:
+        """Make the manager of a tier; return None if nothing is saved there."""
+        settings, world = self._config, self._world
+        if folder is None or settings.mode == "off":
             return None
         return CheckpointManager(
             folder,
             world.rank,
             world.size,
             self._store,
-            chosen.mode,
+            settings.mode,
             keep,
-            timedelta(seconds=chosen.timeout_seconds),
-            replace(options, pool_bytes=chosen.pool_bytes, ranks_on_host=world.ranks_per_node),
+            timedelta(seconds=settings.timeout_seconds),
+            replace(options, pool_bytes=settings.pool_bytes, ranks_on_host=world.ranks_per_node),
         )
 
 
 def part_of(shards: Iterable[StateShard], number: int, count: int) -> Iterator[StateShard]:
-    """Yield one of `count` equal parts of the states that replicas hold in common.
+    """Yield one of `count` equal parts of a rank's states.
+
+    Ranks of different replicas that hold the same states share the work: each saves one part.
 
     Args:
-        shards: the shards of this rank; the same on all replicas. Shards that this rank does not
-            count are left to the rank that does.
-        number: of the part, from 0.
+        shards: the shards of this rank; equal on the ranks that share the work. Shards that are
+            not counted on this rank (`record.counted`) are saved by another rank and left out.
+        number: number of the part, counted from 0.
         count: number of parts.
     """
     shards = [shard for shard in shards if shard.record.counted]
     total = sum(shard.master.numel() for shard in shards)
-    first, last = total * number // count, total * (number + 1) // count
+    # the part is elements [first, stop), counted from the beginning of the current shard
+    first, stop = total * number // count, total * (number + 1) // count
     for shard in shards:
-        begin, end = max(first, 0), min(last, shard.master.numel())
+        begin, end = max(first, 0), min(stop, shard.master.numel())
         if begin < end:
             states = (shard.master, shard.exp_avg, shard.exp_avg_sq)
             yield StateShard(
                 shard.record, shard.start + begin, *(state[begin:end] for state in states)
             )
-        first, last = first - shard.master.numel(), last - shard.master.numel()
+        first, stop = first - shard.master.numel(), stop - shard.master.numel()

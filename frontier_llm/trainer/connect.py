@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 DigitGroups = dict[Digit, dist.ProcessGroup | None]
-"""The process group along each digit of the data rank (geometry/partition.py)."""
+"""The process groups over which states are sharded. Sharding factors split the number of a
+data-parallel rank into four digits (geometry/partition.py). The ranks that differ only in one digit
+form a group; None if this rank is the only member."""
 NO_TIMEOUT = timedelta(days=1)
-"""NCCL's timeout ends the process without naming the late rank. The watchdog names it, so NCCL's
-timeout must never come first."""
+"""NCCL's timeout ends the process without naming the late rank, while the watchdog names the rank.
+With this value, NCCL's timeout never comes before the watchdog's limits."""
 
 
 def connect(
@@ -31,15 +33,17 @@ def connect(
     store: "Store",
     accelerator: Accelerator,
 ) -> tuple[Groups, DigitGroups]:
-    """Make all process groups of a rank.
+    """Make all process groups of a rank, in the same order on all ranks, and test each of them.
 
-    Collective over all ranks, in one fixed order.
+    Collective over all ranks.
 
     Returns:
-        The groups of the grid, and the groups over which states are sharded.
+        The groups of tensor, pipeline and data parallelism, and the groups over which states are
+        sharded.
 
     Raises:
-        LaunchError: ranks are absent or misplaced, or a group does not work; names the ranks.
+        LaunchError: ranks are absent or misplaced, or a group does not work. The message names the
+            ranks.
     """
     check_all_ranks(config, layout.nodes_per_copy, world, store, accelerator)
     timeout = _collective_timeout(config, accelerator)
@@ -59,13 +63,16 @@ def connect(
         "embedding": groups.embedding,
         **{f"{digit}_group of states": group for digit, group in digits.items()},
     }
-    patience = timedelta(seconds=config.launch.preflight_seconds)
-    check_groups(named, world, store, accelerator.device, patience)
+    time_limit = timedelta(seconds=config.launch.preflight_seconds)
+    check_groups(named, world, store, accelerator.device, time_limit)
     return groups, digits
 
 
 def _collective_timeout(config: RunConfig, accelerator: Accelerator) -> timedelta:
-    """Return how long a collective may wait for other ranks."""
+    """Return how long a collective may wait for other ranks.
+
+    On a CPU this applies only to the group of all ranks; the other groups have `TIMEOUT`.
+    """
     if accelerator.is_cpu or not config.watchdog.enabled:
         return timedelta(seconds=config.launch.timeout_seconds)
     return NO_TIMEOUT

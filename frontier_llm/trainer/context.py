@@ -1,4 +1,4 @@
-"""The objects of one rank, as trainer/assemble.py puts them together."""
+"""The objects of one rank: trainer/assemble.py makes them, the loop and the callbacks use them."""
 
 from dataclasses import dataclass
 
@@ -29,16 +29,18 @@ class ResolvedPrecision:
     name: str
     """`fp32`, `bf16` or `fp16`."""
     reason: str
-    """The measured speeds, or the key of the configuration that sets it."""
+    """Why this precision was chosen: the measured speeds, or the key that sets it."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """The device of a rank, and what the rank computes with."""
+    """The device of a rank, its compute precision and its kernels."""
 
     accelerator: Accelerator
+    """The device."""
     precision: ResolvedPrecision
     kernels: Kernels
+    """The implementations of norms."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +48,23 @@ class TrainingData:
     """The corpora of a run and the loaders that read them."""
 
     corpus: Corpora
+    """The opened corpora."""
     blend: BlendedSamples | None
-    """The training samples, if they come from several corpora."""
+    """The training samples, if they come from several corpora; else None."""
     train: BatchLoader
+    """Reads the training samples of this rank."""
     validation: BatchLoader
+    """Reads the validation samples of this rank."""
 
 
 @dataclass(frozen=True)
 class RunControl:
-    """What may end a run before its last step."""
+    """The objects that may end a run before its last step."""
 
     watchdog: Watchdog
+    """Ends a run that hangs."""
     stop: StopRequest
+    """Notices requests to stop."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +73,27 @@ class TrainerContext:
 
     config: RunConfig
     world: World
+    """Number, host and node of this rank among all ranks."""
     groups: Groups
+    """Process groups of this rank."""
     hardware: Hardware
     data: TrainingData
     model: Model
+    """The model chunks of this rank."""
     states: ShardedStates
     """Parameters, gradients and optimizer states."""
     train_step: TrainStep
+    """Runs one training step."""
     evaluation: Evaluation
+    """Computes the validation loss."""
     sampler: Sampler
+    """Continues prompts with text from the model."""
     meter: StepMeter
+    """Makes the metrics of a step."""
     progress: Progress
+    """Counters of the run."""
     checkpoints: Checkpoints
+    """Saves states."""
     restorer: Restorer
+    """Loads states from checkpoints."""
     control: RunControl

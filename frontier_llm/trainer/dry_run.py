@@ -1,8 +1,9 @@
-"""Builds every stage of a run without memory, and compares it with the plan.
+"""Builds every pipeline stage of a run without memory, and compares it with the plan.
 
-Each stage is built from the real modules on the meta device, as its first rank at the full world
-size under torch's fake process group. This needs no memory and no other process. The states are
-laid out in flat buffers as in a run. Names, shapes and bytes must be what planner/ predicts.
+`plan=dry_run` calls this, to check a layout of thousands of ranks on one machine. This process
+takes the role of the first rank of each stage in turn. It builds the real modules on torch's meta
+device, which has no memory, and uses torch's fake process group at the full number of ranks. Names,
+shapes and bytes of the states must be equal to those that planner/ predicts.
 """
 
 from collections import Counter, defaultdict
@@ -29,23 +30,26 @@ from frontier_llm.planner.memory import STATES, stage_memory
 from frontier_llm.protocols import ParameterRecord
 
 META = torch.device("meta")
+"""torch's device for tensors without memory."""
 
 
 class DryRunError(FrontierError):
-    """A built stage differs from the plan: an error of this program, not of the configuration."""
+    """A built stage differs from the plan, which is an error of this program."""
 
 
 @dataclass(frozen=True)
 class BuiltStage:
-    """A stage as it was built."""
+    """Sizes of a stage that was built."""
 
     stage: int
+    """Number of the stage."""
     parameters: int
-    """Elements of the stage's parameters on one tensor rank."""
+    """Number of parameters that one tensor-parallel rank of the stage holds."""
     counted: int
-    """Elements of the model's parameters that this stage counts; all stages add up to the model."""
+    """Number of the model's parameters that this stage counts. Each parameter is counted on one
+    stage, so the sum over all stages is the size of the model."""
     state_bytes: dict[str, int]
-    """Bytes that a rank keeps between steps, by category."""
+    """Bytes that a rank keeps between steps, by category of planner/memory.py."""
     peak_bytes: int
     """Predicted peak memory of a rank."""
 
@@ -60,7 +64,7 @@ def dry_run(
     Args:
         candidate: the layout, at the full world size.
         stages: numbers of the stages to build.
-        progress: called with the share that is done, 0 to 1.
+        progress: called before each stage with the completed fraction, from 0 to 1.
 
     Raises:
         DryRunError: a parameter, a shape or a byte differs from the prediction.
@@ -69,13 +73,13 @@ def dry_run(
     built = []
     for done, stage in enumerate(stages):
         progress(done / len(stages))
-        with _ranks(candidate, stage):
+        with _as_first_rank_of(candidate, stage):
             built.append(_build(candidate, stage))
     return built
 
 
 @contextmanager
-def _ranks(candidate: Candidate, stage: int) -> Iterator[None]:
+def _as_first_rank_of(candidate: Candidate, stage: int) -> Iterator[None]:
     """Make this process the first rank of a stage, in a world of fake ranks."""
     grid = candidate.grid
     rank = grid.rank(Coordinates(tensor=0, data=0, pipeline=stage))
@@ -87,10 +91,10 @@ def _ranks(candidate: Candidate, stage: int) -> Iterator[None]:
 
 
 def check_count(candidate: Candidate, built: Sequence[BuiltStage]) -> None:
-    """Check that the parameters of all stages add up to those of the whole model.
+    """Check that the sum of the parameters of all stages is the number of the whole model.
 
     Raises:
-        DryRunError: they do not.
+        DryRunError: the numbers differ.
     """
     config = candidate.config
     expected = count_parameters(config.model, config.data.sequence_length)
@@ -100,29 +104,30 @@ def check_count(candidate: Candidate, built: Sequence[BuiltStage]) -> None:
 
 
 def _build(candidate: Candidate, stage: int) -> BuiltStage:
+    """Build a stage and compare it with the plan."""
     config = candidate.config
     groups = make_groups(config.parallel, candidate.grid.ranks_per_node, config.trainer.seed)
     model = build_model(candidate.layout, groups, META, TORCH, config.trainer.seed)
     _compare_names(candidate, stage, model.records)
-    kept = _allocated(candidate, stage, model.records)
+    built_bytes = _state_bytes_of(candidate, stage, model.records)
     planned = stage_memory(candidate, stage)
     for name in STATES:
-        if kept[name] != planned.by_category[name]:
+        if built_bytes[name] != planned.by_category[name]:
             raise DryRunError(
-                f"stage {stage} would allocate {kept[name]} bytes of {name}, "
+                f"stage {stage} would allocate {built_bytes[name]} bytes of {name}, "
                 f"{planned.by_category[name]} were planned"
             )
     return BuiltStage(
         stage=stage,
         parameters=sum(record.parameter.numel() for record in model.records),
         counted=_counted(model.records),
-        state_bytes=kept,
+        state_bytes=built_bytes,
         peak_bytes=planned.total,
     )
 
 
 def _compare_names(candidate: Candidate, stage: int, records: Sequence[ParameterRecord]) -> None:
-    """Check names and global shapes against the inventory."""
+    """Compare the names and shapes of built parameters with those of geometry/inventory.py."""
     layout = candidate.layout
     expected = Counter(
         (shape.name, shape.shape)
@@ -139,18 +144,22 @@ def _compare_names(candidate: Candidate, stage: int, records: Sequence[Parameter
         raise DryRunError(f"stage {stage}: parameters differ from the inventory: {differing}")
 
 
-def _allocated(
+def _state_bytes_of(
     candidate: Candidate, stage: int, records: Sequence[ParameterRecord]
 ) -> dict[str, int]:
-    """Lay the parameters out in flat buffers as sharding/ does; return the bytes a rank keeps."""
+    """Return the bytes that a rank keeps between steps, by category.
+
+    The size is computed from the built parameters. As in a run, the parameters of each unit (the
+    embedding, a layer or the head) are placed one after the other in a flat buffer with padding.
+    """
     units: defaultdict[str, list[ParameterRecord]] = defaultdict(list)
     for record in records:
         units[record.unit].append(record)
     sizes = {}
     for name, members in units.items():
-        numbers = [record.parameter.numel() for record in members]
+        elements = [record.parameter.numel() for record in members]
         decayed = [record.decayed for record in members]
-        sizes[name] = flat_layout(numbers, decayed, candidate.factors.multiple()).size
+        sizes[name] = flat_layout(elements, decayed, candidate.factors.multiple()).size
     planned = candidate.layout.unit_sizes(stage)
     if sizes != planned:
         differing = {
@@ -160,14 +169,17 @@ def _allocated(
     total = dict.fromkeys(STATES, 0)
     compute = candidate.layout.compute_bytes
     for size in sizes.values():
-        held = state_bytes(size, candidate.factors, compute, needs_master(compute))
+        of_unit = state_bytes(size, candidate.factors, compute, needs_master(compute))
         for name in STATES:
-            total[name] += held[name]
+            total[name] += of_unit[name]
     return total
 
 
 def _counted(records: Sequence[ParameterRecord]) -> int:
-    """Count this stage's elements of the whole model; a tied table counts on one stage only."""
+    """Return the number of the model's parameters on this stage, before tensor parallelism.
+
+    An embedding table that two stages share (tied weights) is counted on one of them.
+    """
     shapes = {
         placement.name: placement.global_shape
         for record in records

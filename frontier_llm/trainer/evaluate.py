@@ -1,4 +1,4 @@
-"""The validation loss: the loss on text that the model is not trained on."""
+"""Computes the validation loss: the loss on text with which the model is not trained."""
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from frontier_llm.trainer.pipeline import Pipeline
 
 
 class Evaluation:
-    """Averages the loss over the first validation samples, the same ones each time."""
+    """Averages the loss over the first validation samples, which are the same each time."""
 
     def __init__(
         self, model: Model, groups: Groups, config: RunConfig, loader: BatchLoader
@@ -29,12 +29,14 @@ class Evaluation:
         """
         for chunk in self._model.chunks:
             chunk.eval()
+        # (sum of the mean losses of the batches, number of batches)
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
         counts = self._groups.counts_samples
         with torch.no_grad():
             for index in range(self._batches):
                 first = index * self._global_batch
-                batches = [b.to(self._device) for b in self._loader.micro_batches(first)]
+                micro_batches = self._loader.micro_batches(first)
+                batches = [batch.to(self._device) for batch in micro_batches]
                 losses = self._pipeline.losses(batches, train=False)
                 if counts:
                     total += torch.stack([torch.stack(losses).double().mean(), total.new_ones(())])

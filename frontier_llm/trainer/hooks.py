@@ -1,12 +1,16 @@
 """Hooks on modules that gather sharded parameters before they are read and release them after.
 
-A reader is a module that reads the parameters of some units. Its units are acquired before its
-forward pass and released after it. They are acquired again before its backward pass, when the
-gradient of its output arrives; `sharding` releases them when their last gradient is there.
+A unit is a set of parameters that are gathered together: a layer, the embedding or the head. A
+reader is a module that reads the parameters of some units. To acquire a unit is to gather its
+parameters; to release it allows `sharding` to free them.
 
-The backward pass is found by hooks on tensors, not on modules. A module's backward hook would make
-the module's output a view, which the pipeline's deallocation forbids, and would fire before the
-gradients of the weights exist.
+The hooks acquire the units of a reader before its forward pass and release them after it. They
+acquire the units again before its backward pass, when the gradient of its output arrives. After the
+backward pass `sharding` releases them itself, when all gradients of a unit are computed.
+
+The start of a backward pass is found by a hook on the output tensor. torch's backward hooks on
+modules are not used: they replace the output by a view, whose memory megatron's pipeline cannot
+free, and they are called before the gradients of the weights exist.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +25,7 @@ from frontier_llm.sharding.sharded_states import ShardedStates
 
 
 def attach(model: Model, states: ShardedStates, tied: bool) -> None:
-    """Attach the hooks to all model chunks of a rank. They are never removed.
+    """Attach the hooks to all model chunks of a rank. The hooks are never removed.
 
     Args:
         model: the model chunks of this rank.
@@ -35,13 +39,14 @@ def attach(model: Model, states: ShardedStates, tied: bool) -> None:
 
 
 def _attach_reader(reader: UnitReader, states: ShardedStates) -> None:
+    """Attach the hooks of one reader."""
     units = states.units(reader.units)
 
     def acquire(*_: Any) -> None:
         states.acquire(units, backward=_in_backward())
 
     def release(*_: Any) -> None:
-        if not _in_backward():  # recomputation: the backward pass that follows reads them at once
+        if not _in_backward():  # recomputed activations: the backward pass reads the units next
             states.release(units)
 
     reader.module.register_forward_pre_hook(acquire)
@@ -66,10 +71,11 @@ def _before_backward(module: nn.Module, action: Callable[[], None]) -> None:
 
 
 def _tensors(output: Any) -> Sequence[torch.Tensor]:
+    """Return the tensors in a module's output."""
     items = output if isinstance(output, tuple) else (output,)
     return [item for item in items if isinstance(item, torch.Tensor)]
 
 
 def _in_backward() -> bool:
-    """Return whether autograd is running; a forward pass inside it is a recomputation."""
+    """Return whether autograd runs. A forward pass inside it recomputes activations."""
     return torch._C._current_graph_task_id() != -1

@@ -11,8 +11,11 @@ class LearningRate:
     """Linear warm-up, then a cosine down to the minimum (arXiv:1608.03983, without restarts)."""
 
     peak: float
+    """Learning rate at the end of the warm-up."""
     minimum: float
+    """Learning rate from step `decay_steps` on."""
     warmup_steps: int
+    """Number of steps in which the rate rises to the peak."""
     decay_steps: int
     """Step at which the rate reaches the minimum, counted from the start of the run."""
 
@@ -33,5 +36,5 @@ class LearningRate:
             return self.peak * step / self.warmup_steps
         if step >= self.decay_steps:
             return self.minimum
-        done = (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps)
-        return self.minimum + (self.peak - self.minimum) * (1 + math.cos(math.pi * done)) / 2
+        fraction = (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps)
+        return self.minimum + (self.peak - self.minimum) * (1 + math.cos(math.pi * fraction)) / 2

@@ -1,13 +1,15 @@
-"""ledger.jsonl: the samples that each step has read, and the events of a run.
+"""Writes ledger.jsonl, which records the samples that each step has read and the events of a run.
 
     {"step": 12, "first_sample": 176, "samples": 16, "digest": "5f0c2a91d3"}
     {"event": "resume", "step": 10, "time": "2026-01-31T12:00:00+00:00", "changes": {...}}
     {"event": "blend", ..., "segments": [{"first_sample": 0, "weights": {"en": 0.7, ...}}, ...]}
 
-A step that is repeated after a resume or a rewind has one more line; its last line counts. Of the
-`blend` events, which give the weights of the corpora over the whole run, the last one counts too.
-`digest` is the sum of the xxh32 of the tokens of each sample. It does not depend on the layout: two
-runs have read the same data if their digests are equal.
+A resumed run repeats the steps after its checkpoint. A repeated step has several lines, and the
+last one counts. A `blend` event gives the weights of the corpora over the whole run, from which
+samples are drawn; the last `blend` event counts.
+
+`digest` identifies the tokens of a step: it is the sum of the xxh32 hashes of its samples. It does
+not depend on the layout, so two runs with equal digests have read the same data.
 """
 
 import json
@@ -20,10 +22,14 @@ from typing import Any, BinaryIO
 from frontier_llm.errors import TrainingError
 
 LEDGER = "ledger.jsonl"
+"""Name of the file in the run directory."""
 
 
 def blend_of(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the weights of the corpora over a run, as `Schedule.to_meta` writes them; or []."""
+    """Return the weights of the corpora over a run, from the last `blend` event; [] without one.
+
+    The list has the format of `Schedule.to_meta` (frontier_llm/data).
+    """
     segments: list[dict[str, Any]] = []
     path = run_dir / LEDGER
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
@@ -34,7 +40,7 @@ def blend_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 class LedgerFile:
-    """Appends to the ledger of a run; one rank writes it."""
+    """Appends lines to the ledger of a run. Only rank 0 makes one."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / LEDGER
@@ -55,8 +61,8 @@ class LedgerFile:
 
         Args:
             name: `resume`, `blend`, `skip` or `rewind`.
-            step: the last step that is done.
-            facts: more keys of the line, as plain JSON.
+            step: number of the last step that has ended.
+            facts: further keys of the line and their values, as plain JSON.
 
         Raises:
             TrainingError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""The training loop: the order of a run on one screen."""
+"""The training loop: resume, then train, evaluate and save step by step."""
 
 import time
 from pathlib import Path
@@ -15,9 +15,10 @@ from frontier_llm.trainer.step import StepFlags, StepResult
 
 
 class Loop:
-    """Trains, evaluates and saves. Every rank runs the same loop in step.
+    """Trains, evaluates and saves. All ranks run the same loop at the same time.
 
-    Everything else is done by callbacks; trainer/callbacks/callback.py lists their moments.
+    Callbacks do everything else, such as writing metrics. The loop calls them at fixed moments,
+    which trainer/callbacks/callback.py lists.
     """
 
     def __init__(self, context: TrainerContext, callbacks: CallbackList) -> None:
@@ -26,7 +27,8 @@ class Loop:
         self._watchdog = context.control.watchdog
         self._learning_rate = LearningRate.of(context.config)
         self._seconds_between = 0.0
-        """Seconds of saving or rewinding after the last step; the next step counts them."""
+        """Seconds that the last step has spent on saving or rewinding after its metrics were made.
+        They are added to the time of the next step."""
         context.checkpoints.listener = callbacks
 
     def __enter__(self) -> "Loop":
@@ -83,20 +85,20 @@ class Loop:
         return resumed
 
     def _step(self, step: int) -> bool:
-        """Run one step and what follows it; return whether a stop was requested."""
+        """Run one step, then evaluate and save if due; return whether a stop was requested."""
         self._callbacks.on_step_begin(step)
         start = time.perf_counter()
         first_sample, learning_rate = self._progress.next_sample, self._learning_rate(step)
         result = self._train(step, learning_rate)
         self._progress.advance(result.samples, skipped=result.skipped)
         self._callbacks.on_update(step, first_sample, result)
-        self._follow_checkpoint(result)
+        self._handle_checkpoint_outcome(result)
         seconds = time.perf_counter() - start + self._seconds_between
         validation_loss = self._evaluate(step)
         metrics = self._context.meter.measure(result, learning_rate, seconds, validation_loss)
         end = StepEnd(result, metrics)
         self._callbacks.on_step_end(end)
-        # the step is recorded before it is saved, so that every saved step has its line
+        # callbacks record the step before it is saved: every saved step has a line in metrics.jsonl
         start = time.perf_counter()
         if end.rewind_reason:
             with self._watchdog.phase("rewind"):
@@ -122,8 +124,8 @@ class Loop:
         on_device = [batch.to(device) for batch in batches]
         return context.train_step.run(step, on_device, learning_rate, flags)
 
-    def _follow_checkpoint(self, result: StepResult) -> None:
-        """Act on the news that the last checkpoint has failed or is committed."""
+    def _handle_checkpoint_outcome(self, result: StepResult) -> None:
+        """React if this step's all-reduce has shown that a checkpoint failed or is committed."""
         if result.checkpoint_failed:
             with self._watchdog.phase("checkpoint"):
                 self._context.checkpoints.finish()
@@ -142,7 +144,7 @@ class Loop:
         return loss
 
     def _rewind(self, end: StepEnd) -> None:
-        """Load the checkpoint before a step, and continue with the samples after that step."""
+        """Load the checkpoint before a step, and continue with the samples after this step."""
         progress, step = self._progress, self._progress.step
         next_sample, rewinds = progress.next_sample, progress.rewinds
         if self._load_checkpoint(before=step) is None:
@@ -155,7 +157,14 @@ class Loop:
         self._callbacks.on_rewind(Rewind(step, end.result.loss, end.rewind_reason))
 
     def _load_checkpoint(self, before: int | None) -> Resumed | None:
-        """Load the newest checkpoint (of a step before `before`), with counters and loss scale."""
+        """Load states, counters and loss scale from the newest checkpoint.
+
+        Args:
+            before: load only a checkpoint of a step before this one; None = of any step.
+
+        Returns:
+            The checkpoint; None if there is none.
+        """
         context = self._context
         context.checkpoints.finish()
         resumed = context.restorer.restore(before)
@@ -183,15 +192,15 @@ class Loop:
 
 
 def stop_message(step: int, reason: str, run_dir: str, is_saved: bool) -> str:
-    """Return what a run that was asked to stop prints last.
+    """Return the last message of a run that was asked to stop.
 
     Args:
-        step: the last step that is done.
-        reason: what asked this rank to stop; empty if another rank was asked.
+        step: number of the last step that has ended.
+        reason: why this rank was asked to stop; empty if only another rank was asked.
         run_dir: the run directory.
-        is_saved: whether checkpoints are written.
+        is_saved: whether the run saves checkpoints.
     """
     reason = reason or "another rank was asked to stop"
-    todo = f"to continue, start it with run.dir={run_dir}"
-    saved = todo if is_saved else "nothing is saved (checkpoint=off)"
+    advice = f"to continue, start it with run.dir={run_dir}"
+    saved = advice if is_saved else "nothing is saved (checkpoint=off)"
     return f"stopped after step {step} ({reason}); {saved}"

@@ -1,4 +1,8 @@
-"""The dynamic loss scale of fp16 (arXiv:1710.03740, section 3.2)."""
+"""The dynamic loss scale of fp16 (arXiv:1710.03740, section 3.2).
+
+Small gradients are 0 in fp16. Multiplying the loss by a scale makes gradients larger; the update
+divides them by the scale again.
+"""
 
 from typing import Any
 
@@ -6,11 +10,14 @@ from frontier_llm.config.precision import PrecisionConfig
 
 
 class LossScale:
-    """Halves after an overflow, doubles after `growth_steps` good steps; constant 1 without fp16.
+    """The loss scale of a run.
+
+    In fp16 it is halved after an overflow, and doubled after `growth_steps` steps in a row without
+    an overflow. In other precisions it is always 1.
 
     Attributes:
         is_dynamic: whether the precision is fp16.
-        value: factor on the loss of the next step.
+        value: factor by which the loss of the next step is multiplied.
     """
 
     def __init__(self, config: PrecisionConfig, precision: str) -> None:
@@ -25,7 +32,11 @@ class LossScale:
         return not self.is_dynamic or self.value <= self._minimum
 
     def update(self, finite: bool) -> None:
-        """Adapt the scale after a step. Every rank calls this with the same value."""
+        """Adapt the scale after a step. All ranks call this with the same value.
+
+        Args:
+            finite: whether all gradients of the step were finite.
+        """
         if not self.is_dynamic:
             return
         if not finite:
@@ -42,6 +53,6 @@ class LossScale:
         return {"value": self.value, "good_steps": self._good_steps} if self.is_dynamic else {}
 
     def load_meta(self, meta: dict[str, Any]) -> None:
-        """Take over the state of a checkpoint; keep the initial state if it was not fp16."""
+        """Continue with the state in a checkpoint; keep the initial state if it has none."""
         if self.is_dynamic and meta:
             self.value, self._good_steps = meta["value"], meta["good_steps"]

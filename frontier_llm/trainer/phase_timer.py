@@ -1,6 +1,7 @@
-"""Measures the phases of a step in the first few steps of a run.
+"""Measures how long each phase of a step takes, in the first few steps of a run.
 
-Measuring synchronises with the device, which costs time, so later steps are not measured.
+The plan check compares these times with the planner's prediction. Each measurement waits for the
+device, which slows training down, so later steps are not measured.
 """
 
 import time
@@ -12,21 +13,21 @@ MEASURED_STEPS = 3
 
 
 class PhaseTimer:
-    """A timer of named phases.
+    """A timer of the phases of a step, which are named by the caller.
 
     Attributes:
-        laps: seconds by phase, one entry per measured step.
+        laps: for each measured step, the seconds of each phase.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._last, self._done = 0.0, 0
+        self._last, self._ended = 0.0, 0
         self.laps: list[dict[str, float]] = []
 
     @property
     def is_complete(self) -> bool:
         """Whether all measured steps have ended."""
-        return self._done == MEASURED_STEPS
+        return self._ended == MEASURED_STEPS
 
     def begin(self) -> None:
         """Start measuring a step."""
@@ -35,7 +36,7 @@ class PhaseTimer:
             self._last = time.perf_counter()
 
     def mark(self, phase: str) -> None:
-        """Record the seconds since the last mark as the duration of a phase."""
+        """Record the seconds since the last mark, or since `begin`, as the duration of a phase."""
         if self.is_complete or not self.laps:
             return
         if self._device.type == "cuda":
@@ -46,9 +47,9 @@ class PhaseTimer:
 
     def end(self) -> None:
         """Stop measuring a step."""
-        self._done = len(self.laps)
+        self._ended = len(self.laps)
 
     def typical(self) -> dict[str, float]:
-        """Return the shortest duration of each phase in seconds, without the first step."""
+        """Return the shortest duration of each phase in seconds, ignoring the warm-up step."""
         laps = self.laps[1:]
         return {phase: min(lap[phase] for lap in laps) for phase in laps[-1]}

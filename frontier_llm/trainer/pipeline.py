@@ -1,4 +1,4 @@
-"""Runs micro-batches through this rank's model chunks, by megatron's pipeline schedules."""
+"""Runs micro-batches through this rank's model chunks with megatron's pipeline schedules."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,10 +12,16 @@ from frontier_llm.model.build import Model
 from frontier_llm.model.chunk import Chunk
 
 Output = tuple[torch.Tensor, Callable[..., Any]]
+"""Result of one forward pass for megatron's schedules: the output of the chunk, and a function that
+the last stage calls with this output to get the loss or the logits."""
 
 
 class Pipeline:
-    """Without a pipeline, with 1F1B or with interleaved 1F1B; megatron chooses by the grid."""
+    """Calls the schedule of megatron that fits the layout.
+
+    With one pipeline stage there is no pipeline schedule. With several stages the schedule is 1F1B
+    (one forward, one backward), and interleaved 1F1B if each stage has several model chunks.
+    """
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -36,23 +42,25 @@ class Pipeline:
         return self._call(_loss_step, batches, forward_only=not train)
 
     def logits(self, batch: AnyBatch, position: int) -> torch.Tensor | None:
-        """Return the logits at one position on the last stage; None elsewhere.
+        """Return the logits at one position of the sequence on the last stage; None elsewhere.
 
         Collective over the tensor and pipeline groups.
 
         Args:
-            batch: of any size and length, on the device. With sequence parallelism, the length is
-                divisible by the number of tensor ranks.
-            position: in the sequence.
+            batch: a batch of any size and length, on the device. With sequence parallelism, the
+                length is divisible by the number of tensor ranks.
+            position: index of the token in the sequence.
 
         Returns:
-            [samples, vocabulary / tensor ranks] fp32: this tensor rank's part of the vocabulary.
+            [samples, vocabulary / tensor ranks] fp32: the logits of this tensor rank's part of the
+            vocabulary.
         """
 
         def step(batches: Any, chunk: Chunk) -> Output:
             out = chunk(**next(batches).inputs())
             return out, lambda logits, **_: logits[:, position].float().clone()
 
+        # the interleaved schedule needs as many micro-batches as there are pipeline stages
         config = self._model.transformer
         repeat = config.pipeline_model_parallel_size if len(self._model.chunks) > 1 else 1
         found = self._call(step, [batch] * repeat, forward_only=True, collect=True)
@@ -66,6 +74,14 @@ class Pipeline:
         forward_only: bool,
         collect: bool = False,
     ) -> list[torch.Tensor]:
+        """Run the schedule and return the results of the last stage; an empty list elsewhere.
+
+        Args:
+            step: runs the forward pass of one model chunk; gets an iterator over the micro-batches.
+            batches: the micro-batches.
+            forward_only: whether to skip the backward passes.
+            collect: whether the results are other values than losses.
+        """
         chunks = self._model.chunks
         iterators = [iter(batches) for _ in chunks]
         found: list[torch.Tensor] = self._run(
@@ -82,11 +98,15 @@ class Pipeline:
 
 
 def _loss_step(batches: Any, chunk: Chunk) -> Output:
+    """Run the forward pass of the next micro-batch through a model chunk."""
     batch = next(batches)
     return chunk(**batch.inputs(), labels=batch.labels), partial(_mean_loss, batch)
 
 
 def _mean_loss(batch: AnyBatch, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean over tokens twice: the schedule divides the first tensor in place."""
+    """Return the mean loss over tokens, and a copy of it to report.
+
+    The schedule divides the first tensor in place, by the number of micro-batches.
+    """
     loss = batch.mean_loss(losses)
     return loss, loss.detach().clone()

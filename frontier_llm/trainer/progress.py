@@ -1,4 +1,4 @@
-"""The counters of a run, which a checkpoint keeps in addition to the model states."""
+"""The counters of a run, which a checkpoint stores in addition to the model states."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,20 +9,26 @@ class Progress:
     """Counters with the same values on every rank. The next step is `step + 1`."""
 
     step: int = 0
-    """Steps done, including skipped ones."""
+    """Number of steps that have ended, including steps whose update was skipped."""
     next_sample: int = 0
-    """First sample of the next step. After a rewind it is larger than `samples`."""
+    """Number of the first sample of the next step. It is larger than `samples` after a rewind (a
+    return to an earlier checkpoint), because a rewind leaves samples out."""
     samples: int = 0
-    """Samples that the model has been trained on."""
+    """Number of samples with which the model has been trained."""
     updates: int = 0
-    """Steps that were not skipped, as the optimizer's bias correction counts them."""
+    """Number of steps whose update was not skipped. Adam's bias correction depends on it."""
     bad_steps: int = 0
-    """Steps in a row, up to the last one, that were not finite."""
+    """Number of steps in a row, up to the last step, whose loss or gradient was not finite."""
     rewinds: int = 0
     """Number of rewinds after spikes of the loss."""
 
     def advance(self, samples: int, *, skipped: bool) -> None:
-        """Count a step."""
+        """Count a step.
+
+        Args:
+            samples: number of samples that the step has processed.
+            skipped: whether the update of the step was skipped.
+        """
         self.step += 1
         self.next_sample += samples
         self.samples += samples
@@ -33,6 +39,6 @@ class Progress:
         return asdict(self)
 
     def load_meta(self, meta: dict[str, Any]) -> None:
-        """Take over the counters of a checkpoint."""
+        """Set the counters to those of a checkpoint."""
         for name in asdict(self):
             setattr(self, name, meta[name])

@@ -1,4 +1,7 @@
-"""Resuming from a checkpoint: finds the newest usable one and loads it."""
+"""Finds the newest checkpoint that all ranks can use, and loads the states of this rank from it.
+
+Checkpoints are in the run directory or, as node-local checkpoints, on a disk of each node.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -30,37 +33,37 @@ class Resumed:
     """The checkpoint that a run has resumed from."""
 
     folder: Path
-    """Folder of the checkpoint; in a local tier its path differs between nodes."""
+    """Folder of the checkpoint. The path of a node-local checkpoint differs between nodes."""
     step: int
-    """Optimizer steps done."""
+    """Number of optimizer steps done."""
     meta: dict[str, Any]
-    """What was saved in addition to the states."""
+    """What was saved in addition to the states: configuration and counters."""
     changes: Changes
-    """Differences between the configuration of this run and the saved one."""
+    """Differences between the configuration in the checkpoint and that of this run."""
 
 
 class Restorer:
-    """Loads this rank's states from the newest checkpoint of a run."""
+    """Loads this rank's states from a checkpoint, at the start of a run or at a rewind."""
 
     def __init__(
         self,
         config: RunConfig,
         world: World,
         states: ShardedStates,
-        model: Mapping[str, tuple[int, ...]],
-        corpus: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        corpus_digest: str,
     ) -> None:
-        """Prepare.
+        """Initialise without reading anything.
 
         Args:
-            config: of the resumed run.
-            world: place of this rank among all ranks.
-            states: the states to load.
-            model: shapes of all trained tensors of the whole model.
-            corpus: digest of the corpus that the run reads.
+            config: configuration of the resumed run.
+            world: number, host and node of this rank among all ranks.
+            states: the states of this rank, which are overwritten.
+            shapes: shapes of all trained tensors of the whole model, by name.
+            corpus_digest: digest of the corpus that the run reads.
         """
         self._config, self._world, self._states = config, world, states
-        self._model, self._corpus = model, corpus
+        self._shapes, self._corpus_digest = shapes, corpus_digest
 
     def restore(self, before: int | None = None) -> Resumed | None:
         """Load the newest checkpoint that every rank can read.
@@ -69,7 +72,7 @@ class Restorer:
         `checkpoint.fallback`) or raise.
 
         Args:
-            before: only checkpoints of steps before this one are tried; None = all.
+            before: only checkpoints of earlier steps than this are tried; None = all.
 
         Returns:
             The loaded checkpoint; None if there is none.
@@ -80,27 +83,27 @@ class Restorer:
             ConfigError: the checkpoint has another model, other data or another update rule.
         """
         self._states.settle()
-        refused = None
-        for place in self._candidates(before):
+        newest_error = None
+        for candidate in self._candidates(before):
             error, resumed = None, None
             try:
-                resumed = self._load(place)
+                resumed = self._load(candidate)
             except CheckpointError as failure:
                 error = str(failure)
             errors = [text for text in _gathered(error) if text]
             if not errors and resumed is not None:
-                done = resumed.meta["progress"]
-                self._states.adopt(done["updates"], done["step"])
+                progress = resumed.meta["progress"]
+                self._states.adopt(progress["updates"], progress["step"])
                 self._void_later(resumed.step)
                 return resumed
             if not self._config.checkpoint.fallback:
                 raise CheckpointError(
                     f"{errors[0]}\n  do: set checkpoint.fallback=true to resume from the one before"
                 )
-            refused = refused or errors[0]
+            newest_error = newest_error or errors[0]
             self._warn(f"{errors[0]}; the checkpoint before it is tried")
-        if refused is not None:
-            raise CheckpointError(f"no checkpoint can be resumed from; the newest: {refused}")
+        if newest_error is not None:
+            raise CheckpointError(f"no checkpoint can be resumed from; the newest: {newest_error}")
         return None
 
     def load_initial_weights(self, path: Path) -> None:
@@ -112,74 +115,94 @@ class Restorer:
             path: a checkpoint, or a folder that holds checkpoints.
 
         Raises:
-            CheckpointError: there is no checkpoint, it is damaged, or it is of another model.
+            CheckpointError: there is no checkpoint, or it is damaged or of another model.
         """
         self._states.settle()
         checkpoint = _opened_by_rank_0(lambda: find(path))
-        check_model(checkpoint, self._model)
+        check_model(checkpoint, self._shapes)
         load_masters(checkpoint, self._states.shards(), self._config.checkpoint.verify)
         self._states.adopt(updates=0, step=0)
 
-    def _load(self, place: Checkpoint | Path) -> Resumed:
-        checkpoint = (
-            _opened_by_rank_0(lambda: Checkpoint.open(place)) if isinstance(place, Path) else place
-        )
+    def _load(self, candidate: Checkpoint | Path) -> Resumed:
+        """Load a checkpoint: a node-local one, or a folder in the run directory.
+
+        Collective over all ranks.
+        """
+        if isinstance(candidate, Path):
+            folder = candidate
+            checkpoint = _opened_by_rank_0(lambda: Checkpoint.open(folder))
+        else:
+            checkpoint = candidate
         meta, config = checkpoint.manifest.meta, self._config
         now = config.model_dump(mode="json")
         differences = changes(meta["config"], now)
         refuse(differences, now, config.run.allow_changes)
         self._check_corpus(meta["corpus"])
-        check_model(checkpoint, self._model)
+        check_model(checkpoint, self._shapes)
         factors = self._states.factors
         load(
             checkpoint,
             self._states.shards(),
             config.checkpoint.verify,
-            alone=factors.optimizer == factors.data,
+            is_only_reader=factors.optimizer == factors.data,
         )
         return Resumed(checkpoint.folder, checkpoint.step, meta, differences)
 
-    def _check_corpus(self, before: str) -> None:
+    def _check_corpus(self, saved_digest: str) -> None:
+        """Refuse a corpus that differs from the checkpoint's, unless it is allowed."""
+        data = self._config.data
         allowed = {"data", "data.path"} & set(self._config.run.allow_changes)
-        if before != self._corpus and not allowed:
+        if saved_digest != self._corpus_digest and not allowed:
             raise ConfigError(
                 "data.path",
-                f"{self._config.data.path or self._config.data.name}, with digest {self._corpus}",
-                f"the corpus that the run has read so far, with digest {before}",
+                f"{data.path or data.name}, with digest {self._corpus_digest}",
+                f"the corpus that the run has read so far, with digest {saved_digest}",
                 "use the same text and tokenizer, or allow it: run.allow_changes=[data.path]",
             )
 
     def _candidates(self, before: int | None) -> Iterator[Checkpoint | Path]:
-        """Yield the checkpoints that may be used, newest first, in the same order on every rank."""
-        places: list[tuple[int, Checkpoint | Path]] = [*_of_rank_0(self._listed)]
-        places += [(c.step, c) for c in self._local()]
-        # Sorting is stable: the run directory's checkpoint of a step precedes the local one. Both
-        # exist if a rewind has saved the step again in the run directory, with later samples.
-        for step, place in sorted(places, key=lambda each: -each[0]):
-            if before is None or step < before:
-                yield place
+        """Yield the checkpoints that may be used, newest first, in the same order on every rank.
 
-    def _listed(self) -> list[tuple[int, Path]]:
+        Yields:
+            A node-local checkpoint, or the folder of a checkpoint in the run directory.
+        """
+        found: list[tuple[int, Checkpoint | Path]] = [*_of_rank_0(self._shared_checkpoints)]
+        found += [(checkpoint.step, checkpoint) for checkpoint in self._local_checkpoints()]
+        # If a step has both kinds, the checkpoint in the run directory comes first, because sorting
+        # is stable. It was then saved again after a rewind, and knows which samples come next.
+        for step, candidate in sorted(found, key=lambda entry: -entry[0]):
+            if before is None or step < before:
+                yield candidate
+
+    def _shared_checkpoints(self) -> list[tuple[int, Path]]:
         """Return (step, path) of the checkpoints in the run directory, the newest first."""
         folder = shared_folder(self._config)
         for path in never_committed(folder):
             self._warn(f"{path} was never completed and is ignored")
         return committed(folder)
 
-    def _local(self) -> list[Checkpoint]:
-        """Return the checkpoints on the nodes' local disks that all ranks can read."""
+    def _local_checkpoints(self) -> list[Checkpoint]:
+        """Return the checkpoints on the nodes' local disks that all ranks can use.
+
+        Collective over all ranks.
+        """
         folder = local_folder(self._config, self._world.rank, self._world.ranks_per_node)
         if folder is None:
             return []
-        # if nodes were exchanged, their checkpoints of a step may come from different starts
-        here = {(c.step, str(c.manifest.meta.get("start"))): c for c in self._readable(folder)}
-        common = set.intersection(*map(set, _gathered(sorted(here))))
-        return [here[key] for key in common]
+        # Checkpoints of one step belong together only if they come from the same start of the run.
+        # They may not, if the job now runs on other nodes.
+        on_this_node = {
+            (checkpoint.step, str(checkpoint.manifest.meta.get("start"))): checkpoint
+            for checkpoint in self._complete_checkpoints(folder)
+        }
+        on_all_nodes = set.intersection(*map(set, _gathered(sorted(on_this_node))))
+        return [on_this_node[key] for key in on_all_nodes]
 
-    def _readable(self, folder: Path) -> Iterator[Checkpoint]:
+    def _complete_checkpoints(self, folder: Path) -> Iterator[Checkpoint]:
         """Yield the checkpoints of this node that hold all states of this rank.
 
-        They do not if the layout has changed, or if a node has replaced another.
+        A checkpoint lacks some of these states if the layout has changed since it was saved, or if
+        another node has taken the place of the node that saved it.
         """
         for path in folder.iterdir() if folder.is_dir() else ():
             parsed = parse_folder(path.name)
@@ -194,7 +217,7 @@ class Restorer:
                 yield checkpoint
 
     def _void_later(self, step: int) -> None:
-        """Mark checkpoints of later steps as void, on all tiers: the run repeats these steps."""
+        """Rename checkpoints of later steps to `*.void`, because the run repeats these steps."""
         world = self._world
         if world.rank == 0:
             void_later(shared_folder(self._config), step)
@@ -207,37 +230,37 @@ class Restorer:
             _LOG.warning("%s", text)
 
 
-def _opened_by_rank_0(opened: Callable[[], Checkpoint]) -> Checkpoint:
-    """Return on every rank the checkpoint that rank 0 opens.
+def _opened_by_rank_0(open_checkpoint: Callable[[], Checkpoint]) -> Checkpoint:
+    """Open a checkpoint on rank 0, and return it on every rank.
 
-    Opening a checkpoint reads the size of every file; on all of thousands of ranks, that would be
-    millions of requests to a shared file system.
+    Opening a checkpoint asks the file system for the size of every file. If thousands of ranks did
+    so, a shared file system would get millions of requests.
 
     Raises:
         CheckpointError: rank 0 cannot open it.
     """
 
     def content() -> tuple[Path, bytes]:
-        checkpoint = opened()
+        checkpoint = open_checkpoint()
         return checkpoint.folder, checkpoint.manifest.to_bytes()
 
     folder, manifest = _of_rank_0(content)
     return Checkpoint(folder, Manifest.parse(manifest, str(folder)))
 
 
-def _of_rank_0(question: Callable[[], T]) -> T:
-    """Return rank 0's answer on every rank, or raise its CheckpointError on every rank."""
-    answers: list[Any] = [None]
+def _of_rank_0(compute: Callable[[], T]) -> T:
+    """Call a function on rank 0; return its result, or raise its CheckpointError, on every rank."""
+    results: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
-            answers = [question()]
+            results = [compute()]
         except CheckpointError as error:
-            answers = [error]
-    dist.broadcast_object_list(answers, src=0)
-    (answer,) = answers
-    if isinstance(answer, CheckpointError):
-        raise answer
-    return cast(T, answer)
+            results = [error]
+    dist.broadcast_object_list(results, src=0)
+    (result,) = results
+    if isinstance(result, CheckpointError):
+        raise result
+    return cast(T, result)
 
 
 def _gathered(own: Any) -> list[Any]:

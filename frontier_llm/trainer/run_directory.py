@@ -1,4 +1,4 @@
-"""The run directory: locked by one job at a time, with the configuration of the run."""
+"""The run directory: a lock that admits one job at a time, and the configuration of the run."""
 
 import errno
 import fcntl
@@ -18,9 +18,11 @@ from frontier_llm.trainer.ledger_file import LEDGER
 _LOG = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
+"""File with the composed configuration of the run."""
 FAILURES = "failures"
 """Folder in which each failing rank writes its error."""
 LOCK = ".lock"
+"""Empty file that is locked while a job uses the directory."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of file systems without locks (Lustre mounted without `flock`)."""
 
@@ -32,21 +34,23 @@ def lock_run_dir(
     *,
     started_again: bool = False,
 ) -> bool:
-    """Lock the run directory for this process and those forked from it, until all have ended.
+    """Lock the run directory, and check that the run may start in it.
+
+    The lock ends when this process and all processes forked from it have ended.
 
     Args:
         path: the run directory; made if absent.
-        resume: `run.resume`.
+        resume: value of `run.resume`.
         has_checkpoint: whether there is a checkpoint to resume from.
-        started_again: whether Slurm has requeued the job. Then a run that has saved nothing starts
-            again, and its records are renamed.
+        started_again: whether Slurm has requeued the job. If the job has trained without saving a
+            checkpoint, it starts from the beginning, and its metrics and ledger are renamed.
 
     Returns:
         Whether the run resumes from a checkpoint; otherwise it is new.
 
     Raises:
-        ConfigError: at run.dir: the folder holds another run, another run is writing to it, or a
-            file is in the way; at run.resume: there is no checkpoint.
+        ConfigError: the folder holds another run, another run is writing to it, or it is a file;
+            or `run.resume` requires a checkpoint, and there is none.
         FrontierError: the folder cannot be made or written to.
     """
     try:
@@ -102,7 +106,7 @@ def write_config(path: Path, text: str) -> None:
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
-    """Return composed values as YAML, in the order of `conf/`."""
+    """Return composed values as YAML; keys keep the order that they have in `conf/`."""
     text: str = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
     return text
 
@@ -134,7 +138,7 @@ def _lock(path: Path) -> None:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename the records of a run that has saved no states.
+    """Rename metrics.jsonl and ledger.jsonl of a run that has saved no states.
 
     Raises:
         FrontierError: a file cannot be renamed.

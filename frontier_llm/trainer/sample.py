@@ -15,14 +15,16 @@ from frontier_llm.parallel.groups import Groups
 from frontier_llm.trainer.pipeline import Pipeline
 
 CONTEXT_MULTIPLE = 16
+"""Inputs are padded to a multiple of this number of tokens per tensor rank."""
 
 
 class Sampler:
     """Continues prompts token by token.
 
-    A GPT continues the prompt. An encoder-decoder reads the prompt with a sentinel token after it,
-    and writes the text that the sentinel stands for. There is no cache of keys and values: sampling
-    is for inspecting a model, not for serving it.
+    A GPT continues the prompt. An encoder-decoder (T5) is trained to fill gaps, which are marked by
+    sentinel tokens. It gets the prompt with a sentinel after it, and writes the text of this gap.
+    Keys and values of attention are not cached: sampling is for inspecting a model, not for serving
+    it.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Sampler:
             prompts: texts to continue; an empty text starts a new document.
             tokens: number of tokens to add.
             temperature: divides the logits; 0 takes the most likely token.
-            seed: of the random draws.
+            seed: seed of the random draws.
         """
         generator = torch.Generator().manual_seed(seed)
         encoded = [self._tokenizer.encode(prompt) for prompt in prompts]
@@ -66,15 +68,16 @@ class Sampler:
     def _next_token(
         self, batch: AnyBatch, position: int, temperature: float, generator: torch.Generator
     ) -> int:
+        """Choose the next token on the last pipeline stage, and return it on all ranks."""
         logits = self._pipeline.logits(batch.to(self._device), position)
         chosen = torch.zeros(1, dtype=torch.int64, device=self._device)
         if logits is not None:
-            whole = self._whole_vocabulary(logits).cpu()[0, : self._vocabulary]
+            all_logits = self._whole_vocabulary(logits).cpu()[0, : self._vocabulary]
             if temperature > 0:
-                probabilities = torch.softmax(whole / temperature, dim=-1)
+                probabilities = torch.softmax(all_logits / temperature, dim=-1)
                 token = torch.multinomial(probabilities, 1, generator=generator)
             else:
-                token = whole.argmax(keepdim=True)
+                token = all_logits.argmax(keepdim=True)
             chosen.copy_(token)
         group = self._groups.pipeline
         dist.broadcast(chosen, dist.get_process_group_ranks(group)[-1], group=group)
@@ -83,14 +86,19 @@ class Sampler:
     def _batch(self, prompt: Sequence[int], written: Sequence[int]) -> tuple[AnyBatch, int]:
         """Return the model's input, and the position whose logits give the next token."""
         if self._fills_spans:
-            return self._pair(prompt, written)
+            return self._encoder_decoder_batch(prompt, written)
         context = [self._tokenizer.eod, *prompt, *written][-self._window :]
         tokens = self._padded(context)
         positions = torch.arange(tokens.shape[1])[None]
         return Batch(tokens, tokens, positions), len(context) - 1
 
-    def _pair(self, prompt: Sequence[int], written: Sequence[int]) -> tuple[Seq2SeqBatch, int]:
-        """Return a batch whose encoder reads the prompt and a sentinel, which the decoder fills."""
+    def _encoder_decoder_batch(
+        self, prompt: Sequence[int], written: Sequence[int]
+    ) -> tuple[Seq2SeqBatch, int]:
+        """Return the input of an encoder-decoder, and the position of the next token.
+
+        The encoder reads the prompt and a sentinel. The decoder reads the tokens written so far.
+        """
         sentinel = self._tokenizer.first_sentinel
         source = [*prompt[-(self._window - 2) :], sentinel, self._tokenizer.eod]
         target = [START, sentinel, *written]
@@ -100,7 +108,10 @@ class Sampler:
         return batch, len(target) - 1
 
     def _padded(self, context: Sequence[int]) -> torch.Tensor:
-        """Pad on the right, which no token attends to, to a length that tensor ranks divide."""
+        """Pad tokens to a length that is divisible by the number of tensor ranks.
+
+        The padding is on the right, where no token attends to it.
+        """
         multiple = CONTEXT_MULTIPLE * self._groups.grid.tensor
         length = -(-len(context) // multiple) * multiple
         if len(context) <= self._window:
@@ -110,8 +121,15 @@ class Sampler:
         return tokens
 
     def _whole_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
-        """Gather [b, v / tensor ranks] logits to [b, v]; padding of the vocabulary is masked."""
-        mask_padding(logits, self._vocabulary, self._groups.at.tensor)
+        """Gather the logits of all tensor ranks, and mask the padding of the vocabulary.
+
+        Args:
+            logits: [samples, vocabulary / tensor ranks].
+
+        Returns:
+            [samples, vocabulary].
+        """
+        mask_padding(logits, self._vocabulary, self._groups.coordinates.tensor)
         parts = [torch.empty_like(logits) for _ in range(self._groups.grid.tensor)]
         dist.all_gather(parts, logits.contiguous(), group=self._groups.tensor)
         return torch.cat(parts, dim=-1)

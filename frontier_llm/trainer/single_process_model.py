@@ -1,4 +1,7 @@
-"""A run's model on a single process, for commands that read its weights, in any saved layout."""
+"""Builds the model of a run in a single process, and loads its weights from a checkpoint.
+
+Commands such as `generate` and `evaluate` use it. The run may have had any parallel layout.
+"""
 
 import os
 import tempfile
@@ -45,6 +48,7 @@ def read_config(run: Path) -> RunConfig:
 
 
 def _read_values(run: Path) -> dict[str, Any]:
+    """Return the content of a run's config.yaml as nested plain values."""
     file = run / "config.yaml"
     try:
         values = yaml.safe_load(file.read_text())
@@ -61,12 +65,14 @@ def _read_values(run: Path) -> dict[str, Any]:
 def single_process_model(
     config: RunConfig, weights: Path, device: "torch.device"
 ) -> Iterator[tuple["Model", "Groups"]]:
-    """Build a model in fp32 and load its weights; make process groups of one rank until the end.
+    """Build a model in fp32 and load its weights.
+
+    Megatron needs process groups. They have one rank and exist until the context is left.
 
     Args:
-        config: from `single_process_config`.
+        config: configuration from `single_process_config`.
         weights: a checkpoint of any layout, a folder of checkpoints, or a run directory.
-        device: of the model.
+        device: device of the model.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is of another model.

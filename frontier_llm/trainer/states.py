@@ -1,4 +1,7 @@
-"""Shards the model states of one rank, and attaches them to the modules."""
+"""Shards the model states of one rank, and attaches the hooks that gather them when needed.
+
+The model states are parameters, gradients and optimizer states. frontier_llm/sharding holds them.
+"""
 
 from functools import partial
 
@@ -24,31 +27,31 @@ def shard(
     model: Model,
     groups: Groups,
     traffic: Traffic,
-    digits: DigitGroups | None = None,
+    sharding_groups: DigitGroups | None = None,
 ) -> ShardedStates:
     """Shard a rank's model states.
 
     Collective over all ranks if process groups must be made.
 
     Args:
-        config: of the run.
-        model: its parameters are sharded.
+        config: configuration of the run.
+        model: the model chunks of this rank, whose parameters are sharded.
         groups: process groups of this rank.
         traffic: counts the bytes that are sent.
-        digits: groups over which states are sharded; None = they are made here.
+        sharding_groups: groups over which states are sharded; None = this function makes them.
     """
     factors = model.layout.factors
-    digits = digits or make_digit_groups(groups, factors)
+    sharding_groups = sharding_groups or make_digit_groups(groups, factors)
     device = next(model.chunks[0].parameters()).device
     states = ShardedStates(
         model.records,
         StateGroups(
             factors=factors,
-            data_rank=groups.at.data,
-            params_group=digits["params"],
-            grads_group=digits["grads"],
-            optimizer_group=digits["optimizer"],
-            replica_group=digits["replica"],
+            data_rank=groups.coordinates.data,
+            params_group=sharding_groups["params"],
+            grads_group=sharding_groups["grads"],
+            optimizer_group=sharding_groups["optimizer"],
+            replica_group=sharding_groups["replica"],
             tensor_group=groups.tensor,
             tied_groups=_tied_groups(model, groups),
         ),
@@ -68,7 +71,10 @@ def _transport(
     device: torch.device,
     rank: int,
 ) -> Transport:
-    """Return what sends the states. Kernels are compiled only if something is quantised."""
+    """Return the object that sends states between ranks, in the formats of the configuration.
+
+    Kernels that quantise are compiled only if some format is quantised.
+    """
     wanted = config.kernels if config.collectives.is_quantised else "torch"
     return Transport(
         partial(StateFormats.at, config.collectives),
@@ -81,10 +87,21 @@ def _transport(
 
 
 def _tied_groups(model: Model, groups: Groups) -> dict[str, dist.ProcessGroup | None]:
-    """Return, by parameter, the group of the stages that hold copies of it (tied weights)."""
+    """Return the process groups in which the gradients of tied weights are summed.
+
+    Tied weights are parameters of which several pipeline stages hold copies.
+
+    Returns:
+        By the name of the parameter: the group of these stages, None if this rank is in no such
+        group.
+    """
     shared = shared_parameters(model.layout.model, model.layout.model_chunks)
     stages = {
         name: tuple(sorted({chunk.stage for chunk in chunks})) for name, chunks in shared.items()
     }
-    made = make_stage_groups(groups, dict.fromkeys(stages.values()))
-    return {name: made[held] for name, held in stages.items() if held in made}
+    group_of_stages = make_stage_groups(groups, dict.fromkeys(stages.values()))
+    return {
+        name: group_of_stages[holders]
+        for name, holders in stages.items()
+        if holders in group_of_stages
+    }

@@ -1,4 +1,8 @@
-"""One training step: forward and backward passes, agreement of all ranks, update or skip."""
+"""Runs one training step.
+
+A step has forward and backward passes, one all-reduce of a few numbers over all ranks, and the
+update. The update is skipped if a gradient is not finite.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,21 +24,23 @@ from frontier_llm.trainer.pipeline import Pipeline
 from frontier_llm.trainer.totals import Totals
 
 _CHECKPOINT_FAILED = 2.0**32
-"""Addend for a failed checkpoint; a committed one adds 1, so one number carries both counts."""
+"""Each rank adds this number to a sum if its checkpoint has failed, and 1 if the checkpoint is
+committed. One sum thus tells whether any rank has failed, and how many ranks know of the commit."""
 
 
 @dataclass(frozen=True)
 class StepFlags:
-    """What one rank tells all other ranks with a step."""
+    """What one rank tells all other ranks in the all-reduce of a step."""
 
     stop: bool = False
     """Whether this rank was asked to stop."""
     checkpoint_failed: bool = False
     """Whether this rank's last checkpoint failed."""
     checkpoint_committed: bool = False
-    """Whether this rank knows that a checkpoint is committed that callbacks have not been told."""
+    """Whether this rank knows of a committed checkpoint about which callbacks were not told yet."""
     digest: int = 0
-    """Digest of the samples (data/batch.py), on the ranks that count samples; else 0."""
+    """Digest of this replica's samples (data/batch.py). One rank of each replica sets it, the other
+    ranks leave it 0."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +52,11 @@ class StepResult:
     grad_norm: float
     """L2 norm of the gradient of the whole model, before clipping."""
     samples: int
-    """Samples processed, counted on the ranks that compute the loss."""
+    """Number of samples processed by all replicas."""
     skipped: bool
     """Whether the update was skipped because a gradient was not finite."""
     loss_scale: float
-    """Loss scale of the gradients of this step."""
+    """Factor by which the loss of this step was multiplied (fp16); 1 in other precisions."""
     digest: int
     """Digest of all samples of the step (data/batch.py)."""
     stop: bool
@@ -58,11 +64,11 @@ class StepResult:
     checkpoint_failed: bool
     """Whether the last checkpoint failed on any rank."""
     checkpoint_committed: bool
-    """Whether all ranks know that a checkpoint is committed that callbacks have not been told."""
+    """Whether all ranks know of a committed checkpoint about which callbacks were not told yet."""
     sent: dict[str, Sent]
-    """Bytes that all ranks sent, by collective and link."""
+    """Bytes that all ranks sent inside and between nodes, by the name of the collective."""
     unquantised: dict[str, Sent]
-    """Bytes that the quantised collectives would have sent in the compute format."""
+    """Bytes that the quantised collectives would have sent in the compute precision."""
 
 
 class TrainStep:
@@ -105,13 +111,13 @@ class TrainStep:
         Collective over all ranks.
 
         Args:
-            step: number of the step, counted from 1; seeds its dropout masks.
+            step: number of the step, counted from 1. Dropout masks depend on it.
             batches: micro-batches of this replica, on the device.
-            learning_rate: of this step.
-            flags: of this rank.
+            learning_rate: learning rate of this step.
+            flags: what this rank tells all other ranks.
 
         Raises:
-            TrainingError: the number of samples processed is not data.global_batch.
+            TrainingError: the number of samples processed differs from data.global_batch.
         """
         self._groups.seed_dropout(self._config.trainer.seed, step)
         self.timer.begin()
@@ -149,10 +155,20 @@ class TrainStep:
         )
 
     def _scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """Scale the loss for fp16, and divide it by the replicas, whose gradients are summed."""
+        """Multiply the loss by the loss scale, and divide it by the number of replicas.
+
+        The gradients of the replicas are summed, so the sum is then the gradient of the mean loss.
+        """
         return loss * (self.loss_scale.value / self._groups.grid.data)
 
     def _divisor(self, norm: float) -> torch.Tensor:
+        """Return the number by which the update divides gradients.
+
+        It is the loss scale; if the norm exceeds `clip_norm`, times the ratio of the two.
+
+        Args:
+            norm: L2 norm of the gradient, without the loss scale.
+        """
         clip = self._config.optimizer.clip_norm
         excess = max(1.0, norm / clip) if clip else 1.0
         return torch.tensor(
@@ -162,7 +178,10 @@ class TrainStep:
     def _share(
         self, batches: Sequence[AnyBatch], losses: Sequence[torch.Tensor], flags: StepFlags
     ) -> dict[str, float | torch.Tensor]:
-        """Return this rank's share of the totals. One rank of each replica has the loss."""
+        """Return this rank's addends to the sums over all ranks, by their names in `totals`.
+
+        One rank of each replica has the losses and adds the loss, the samples and their digest.
+        """
         counts = self._groups.counts_samples
         weighted = [loss * batch.samples for loss, batch in zip(losses, batches, strict=counts)]
         return {
@@ -183,12 +202,18 @@ class TrainStep:
             )
 
     def _count_megatron_traffic(self, micro_batches: int) -> None:
-        """Count the bytes that megatron's layers and schedule send; a test checks the formulas."""
+        """Count the bytes of activations that megatron's layers and schedule send in a step.
+
+        The bytes follow from formulas, which a test compares with the messages that are sent.
+        """
         grid, rank = self._groups.grid, self._groups.rank
         layout, activations = self._layout, self._layout.activation_traffic
-        mine = layout.chunks_of_stage(self._groups.at.pipeline)
-        tensor = sum(activations.tensor_bytes(chunk) for chunk in mine)
-        one = activations.pipeline_sent(grid, rank, layout.model_chunks)
-        around = grid.tensor_group(rank)
-        self._traffic.add("tensor", ring_sent(grid, rank, around, tensor * micro_batches))
-        self._traffic.add("pipeline", Sent(one.intra * micro_batches, one.inter * micro_batches))
+        own_chunks = layout.chunks_of_stage(self._groups.coordinates.pipeline)
+        # of one micro-batch
+        tensor_bytes = sum(activations.tensor_bytes(chunk) for chunk in own_chunks)
+        sent = activations.pipeline_sent(grid, rank, layout.model_chunks)
+        tensor_ranks = grid.tensor_group(rank)
+        self._traffic.add(
+            "tensor", ring_sent(grid, rank, tensor_ranks, tensor_bytes * micro_batches)
+        )
+        self._traffic.add("pipeline", Sent(sent.intra * micro_batches, sent.inter * micro_batches))

@@ -1,4 +1,4 @@
-"""Turns the result of a step into the metrics that are recorded."""
+"""Turns the result of a step into the metrics that metrics.jsonl and other sinks record."""
 
 import math
 
@@ -12,7 +12,7 @@ from frontier_llm.trainer.throughput import Throughput
 
 
 class StepMeter:
-    """Adds throughput, the position in the data and bits per byte to a step's own numbers."""
+    """Makes the metrics of a step from its result, its duration and the counters of the run."""
 
     def __init__(
         self,
@@ -24,15 +24,16 @@ class StepMeter:
         *,
         logs: bool,
     ) -> None:
-        """Prepare.
+        """Initialise.
 
         Args:
-            config: of the run.
-            throughput: work of a step and peak of the device.
+            config: configuration of the run.
+            throughput: converts the duration of a step into tokens/s and TFLOP/s.
             progress: counters of the run.
-            checkpoints: asked how long training waited for them.
+            checkpoints: tells how long training waited for checkpoints.
             corpus: gives the bytes per token of the validation text.
-            logs: whether this rank reports impossible values.
+            logs: whether this rank logs a warning about impossible values, such as more TFLOP/s
+                than the peak of the device.
         """
         self._config, self._throughput = config, throughput
         self._progress, self._checkpoints = progress, checkpoints
@@ -41,7 +42,7 @@ class StepMeter:
 
     @property
     def peak_reason(self) -> str:
-        """Source of the device's peak, or why it is unknown."""
+        """Source of the peak TFLOP/s of the device, or why the peak is unknown."""
         return self._throughput.peak_reason
 
     def measure(
@@ -51,13 +52,13 @@ class StepMeter:
         seconds: float,
         validation_loss: float | None,
     ) -> StepMetrics:
-        """Return the metrics of the step that was just counted in the progress.
+        """Return the metrics of the last step, which `progress` has already counted.
 
         Args:
-            result: numbers of the step.
-            learning_rate: of the step.
+            result: result of the step.
+            learning_rate: learning rate of the step.
             seconds: wall time of the step.
-            validation_loss: of the validation after the step, if there was one.
+            validation_loss: loss of the validation after the step; None if there was none.
         """
         progress, speed = self._progress, self._throughput.of(seconds)
         metrics = StepMetrics(
@@ -84,7 +85,10 @@ class StepMeter:
         return self._check(metrics)
 
     def _bits_per_byte(self, loss: float | None) -> float | None:
-        """Return bits per byte; None if only a part of the text is predicted."""
+        """Return the validation loss in bits per byte of text.
+
+        None if the model predicts only spans of the text, so that a loss per byte has no meaning.
+        """
         if loss is None or self._config.data.objective == "spans":
             return None
         return loss / self._corpus.validation_bytes_per_token / math.log(2)

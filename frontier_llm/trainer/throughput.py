@@ -1,4 +1,4 @@
-"""Converts the seconds of a step into tokens/s, TFLOP/s and shares of the device's peak."""
+"""Converts the duration of a step into tokens/s, TFLOP/s and fractions of the device's peak."""
 
 import re
 from dataclasses import dataclass
@@ -9,24 +9,32 @@ from frontier_llm.geometry.flops import step_hardware_flops, step_model_flops
 from frontier_llm.geometry.lengths import sample_lengths
 
 TERA = 1e12
+"""Operations per second in one TFLOP/s."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of one step, in the units of telemetry/metrics.py."""
+    """The speed of one step."""
 
     tokens_per_second: float
+    """Tokens per second of all devices together."""
     model_tflops_per_device: float
+    """TFLOP/s per device, counting the operations of the model without recomputation."""
     hardware_tflops_per_device: float
+    """TFLOP/s per device, counting recomputed activations as well."""
     mfu: float | None
+    """Model FLOPs utilisation: `model_tflops_per_device` divided by the peak of the device; None if
+    the peak is unknown."""
     hfu: float | None
+    """Hardware FLOPs utilisation: `hardware_tflops_per_device` divided by the same peak."""
 
 
 class Throughput:
-    """The work of one step and the peak of the device.
+    """The operations and tokens of one step, and the peak of the device.
 
     Attributes:
-        precision: resolved compute precision.
+        precision: compute precision, after `auto` is resolved.
+        tokens_per_sample: tokens of a sample that the model reads, in encoder and decoder.
         peak_tflops: peak of the device in TFLOP/s; None if it is unknown.
         peak_reason: source of the peak, or why it is unknown.
     """
@@ -61,10 +69,12 @@ class Throughput:
 def peak_tflops(
     config: RunConfig, accelerator: Accelerator, precision: str
 ) -> tuple[float | None, str]:
-    """Return the peak of this device; the peak of another device is never used.
+    """Return the peak of this device in a precision, from the cluster file (conf/cluster).
+
+    The peak of the cluster file is used only if it describes the device that is present.
 
     Returns:
-        TFLOP/s, or None if it is unknown; and its source, or why it is unknown.
+        The peak in TFLOP/s, or None if it is unknown; and its source, or why it is unknown.
     """
     device = config.cluster.device
     if device.kind != accelerator.kind or not re.search(device.name_pattern, accelerator.name):

@@ -80,5 +80,5 @@ def test_a_snapshot_of_a_run_directory(tmp_path: Path) -> None:
     write_metrics(tmp_path, 1, 2, 4)
     assert read_steps(tmp_path) == {1: (1.0, 0.5), 2: (0.5, 0.5), 4: (0.25, 0.5)}
     write_metrics(tmp_path, 1, 2, 2)
-    with pytest.raises(ValueError, match="step 2 is there twice"):
+    with pytest.raises(ValueError, match="step 2 occurs twice"):
         read_steps(tmp_path)

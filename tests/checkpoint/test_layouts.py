@@ -88,7 +88,7 @@ def train_and_save(
     rig = make_rig(world, values)
     rig.train(1)
     saved = collect(rig)
-    replica = rig.model.layout.factors.digits(rig.groups.at.data).replica
+    replica = rig.model.layout.factors.digits(rig.groups.coordinates.data).replica
     manager = CheckpointManager(
         folder, world.rank, world.size, _get_default_store(), "lazy", 1, PATIENCE,
         Options(chunk_bytes=8192, file_ranks=node if shared_file else None),

@@ -46,7 +46,7 @@ def test_any_layout_loads_any_other(tensor: int, data: int, verify: bool, tmp_pa
     for other_tensor, other_data in CUTS:
         for rank in range(other_tensor * other_data):
             states = States(other_tensor, other_data, rank)
-            load(checkpoint, states.shards, verify, alone=rank % 2 == 0)
+            load(checkpoint, states.shards, verify, is_only_reader=rank % 2 == 0)
             assert not states.wrong(4)
 
 

@@ -212,7 +212,8 @@ def test_what_it_got_is_said_with_what_it_depends_on(defaults):
     assert str(_refusal(values, 6)) == (
         "configuration error at parallel.tensor x parallel.pipeline\n"
         "  got:    1 x 4 = 4 on 6 ranks\n"
-        "  wants:  a divisor of the number of ranks; the quotient is the number of replicas\n"
+        "  wants:  a product that divides the number of ranks; the quotient is the number of "
+        "replicas\n"
         "  do:     start 8 ranks (launch.ranks=8 on one machine), or choose factors of 6: "
         "1, 2, 3, 6"
     )

@@ -196,7 +196,7 @@ def test_a_wrong_transform_is_found_and_leaves_nothing(tmp_path: Path, monkeypat
         lambda self, ours: (ours.t(),),  # heads left interleaved: the classic
     )
     assert main(["--to", "hf", str(ours), str(tmp_path / "out")]) == 1
-    assert "another one: logits differ by at most" in capsys.readouterr().err
+    assert "converted model differs: logits differ by at most" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 

@@ -28,7 +28,7 @@ def describe(world: World, values: dict[str, Any]) -> list[tuple[str, str, Any, 
     length = rig.config.data.sequence_length
     expected = {
         shape.name
-        for chunk in rig.model.layout.chunks_of_stage(rig.groups.at.pipeline)
+        for chunk in rig.model.layout.chunks_of_stage(rig.groups.coordinates.pipeline)
         for shape in chunk_parameters(rig.config.model, chunk, length)
     }
     found = {p.name for record in rig.model.records for p in record.placements}

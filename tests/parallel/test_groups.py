@@ -29,7 +29,7 @@ def draw(world: World, values: dict[str, Any]) -> dict[str, Any]:
     first, second, again = numbers(1), numbers(2), numbers(1)
     assert first == again
     assert first != second
-    return {"at": groups.at, "shared": first[0], "own": first[1]}
+    return {"at": groups.coordinates, "shared": first[0], "own": first[1]}
 
 
 def test_masks_differ_between_samples_and_between_parts_of_a_matrix() -> None:
@@ -49,7 +49,9 @@ def digit_ranks(world: World, values: dict[str, Any]) -> dict[str, Any]:
     factors = Factors(2, 2, 4, 4)
     made = make_digit_groups(groups, factors)
     mine = groups.grid.data_group(world.rank)
-    expected = {digit: [mine[i] for i in factors.group(digit, groups.at.data)] for digit in made}
+    expected = {
+        digit: [mine[i] for i in factors.group(digit, groups.coordinates.data)] for digit in made
+    }
     found = {
         digit: torch.distributed.get_process_group_ranks(group) if group else [world.rank]
         for digit, group in made.items()

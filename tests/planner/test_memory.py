@@ -136,7 +136,7 @@ LAYOUTS = [
 
 def allocate(world, values, precision):
     rig = make_rig(world, values, precision)
-    return rig.groups.at.pipeline, rig.states.memory_bytes()
+    return rig.groups.coordinates.pipeline, rig.states.memory_bytes()
 
 
 @pytest.mark.parametrize(("ranks", "overrides", "precision"), LAYOUTS)

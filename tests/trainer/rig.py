@@ -42,7 +42,7 @@ class Rig:
 
     def batches(self, step: int) -> list[AnyBatch]:
         """Random tokens that depend on the sample's number alone."""
-        data, grid, at = self.config.data, self.groups.grid, self.groups.at
+        data, grid, at = self.config.data, self.groups.grid, self.groups.coordinates
         micro = data.micro_batch
         batches = []
         for m in range(data.global_batch // (grid.data * micro)):

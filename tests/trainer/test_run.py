@@ -113,7 +113,7 @@ def test_directory_is_complete(run: Path) -> None:
     assert summary["validation_loss"] < summary["initial_validation_loss"]
     report = (run / "report.html").read_text()
     assert "<svg" in report
-    assert "as predicted, to the byte" in report
+    assert "exactly the predicted number of bytes" in report
     assert not (run / "failures").exists() or not list((run / "failures").iterdir())
     assert list((run / "wandb").glob("offline-run-*/*.wandb"))
 

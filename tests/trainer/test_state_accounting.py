@@ -47,7 +47,7 @@ FORMATS = {
 
 def account(world: World, values: dict[str, Any], precision: str) -> dict[str, Any]:
     rig = make_rig(world, values, precision)
-    layout, stage = rig.model.layout, rig.groups.at.pipeline
+    layout, stage = rig.model.layout, rig.groups.coordinates.pipeline
     rig.train(1)
     rig.traffic.take()
     taken: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from frontier_llm.telemetry.jsonl import METRICS_FILE
 SHARE_WHILE_STARTING = 0.25
 """Share of the kills that come during start-up."""
 STEPS_AHEAD = 12
-"""All other kills come within this many steps after the first one."""
+"""All other kills come within this number of steps after a step has started."""
 LIMIT_SECONDS = 60.0
 """Time limit for all processes of a run to end after a kill."""
 REJECTED = 2
@@ -22,16 +22,16 @@ REJECTED = 2
 
 
 class KillRuns:
-    """Kills runs, each in its own folder, and brings every one of them to its end."""
+    """Kills runs, each in its own folder, and restarts every run until it is complete."""
 
     def __init__(self, program: Program, folder: Path, kills: int, random_: random.Random) -> None:
-        """Prepare; nothing is started yet.
+        """Store the settings; nothing is started yet.
 
         Args:
             program: the training program.
             folder: parent of the run directories.
             kills: number of kills.
-            random_: source of moments and targets.
+            random_: chooses the moments and the targets of kills.
         """
         self._program, self._folder, self._kills = program, folder, kills
         self._random = random_
@@ -40,7 +40,7 @@ class KillRuns:
         self.summary = KillSummary()
 
     def run(self, show: Callable[[int], None]) -> None:
-        """Run the loop; stop early if something is lost, wrong or stuck.
+        """Run the loop; stop early if a checkpoint is lost, a value is wrong or a run does not end.
 
         Args:
             show: called with the number of kills so far.
@@ -62,6 +62,10 @@ class KillRuns:
 
     def _attempt(self, run: RestartedRun, before: RunSnapshot) -> RunSnapshot | None:
         """Start a run and kill it, or wait for its end.
+
+        Args:
+            run: the run.
+            before: its run directory before the start.
 
         Returns:
             The run directory after the kill; None if the run has ended by itself.
@@ -88,12 +92,13 @@ class KillRuns:
     def _wait_for_moment(
         self, run: RestartedRun, processes: ForkedRun, before: RunSnapshot
     ) -> None:
+        """Wait for a random moment of the run, or for its end."""
         begin = time.monotonic()
         if self._random.random() < SHARE_WHILE_STARTING:
             seconds = self._random.uniform(0, self._start_seconds)
         else:
             run.wait_for_step(processes, before.steps_started)
-            # the start-up of the reference run also prepared the corpus
+            # measured again, because the start-up of the reference run also prepared the corpus
             self._start_seconds = time.monotonic() - begin
             seconds = self._random.uniform(0, STEPS_AHEAD * self._reference.step_seconds)
         deadline = time.monotonic() + seconds
@@ -101,6 +106,13 @@ class KillRuns:
             time.sleep(POLL_SECONDS)
 
     def _kill(self, processes: ForkedRun, before: RunSnapshot, now: RunSnapshot) -> None:
+        """Kill the processes, wait for their end, and record the kill.
+
+        Args:
+            processes: the processes of the run.
+            before: the run directory before they were started.
+            now: the run directory right before the kill.
+        """
         phase = now.phase(before.steps_started, self._program.last_step)
         target = processes.kill(self._random.choice(TARGETS), self._random)
         seconds = processes.wait(LIMIT_SECONDS)
@@ -112,12 +124,14 @@ class KillRuns:
 
     def _check_ended(self, run: RestartedRun, processes: ForkedRun, now: RunSnapshot) -> None:
         """Check a run that has ended by itself."""
-        code, name = processes.exit_code(), run.run_dir.name
-        trained = (run.run_dir / METRICS_FILE).exists()
-        if code == REJECTED and now.committed is None and trained:
-            return  # as documented: without a checkpoint a run with metrics can not be resumed
-        if code:
-            self.summary.failed.append(f"{name} ended with {code}:\n{run.log_tail()}")
+        exit_code, name = processes.exit_code(), run.run_dir.name
+        has_metrics = (run.run_dir / METRICS_FILE).exists()
+        if exit_code == REJECTED and now.committed is None and has_metrics:
+            return  # as documented: a run with metrics and without a checkpoint cannot be resumed
+        if exit_code:
+            self.summary.failed.append(
+                f"{name} ended with exit code {exit_code}:\n{run.log_tail()}"
+            )
             return
         self._compare(run)
         self.summary.completed += 1
@@ -126,6 +140,7 @@ class KillRuns:
             self.summary.wrong.append(f"{name}: steps {sorted(missing)} are missing")
 
     def _compare(self, run: RestartedRun) -> None:
+        """Compare the steps of a run so far with those of the reference run."""
         name = run.run_dir.name
         try:
             self.summary.compare(name, read_steps(run.run_dir), self._reference.steps)

@@ -1,4 +1,4 @@
-"""The result of a loop of kills."""
+"""The result of kill_loop.py: all kills, and what was found wrong."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -16,11 +16,13 @@ class Kill:
     """One kill, and the state of the run right before it."""
 
     target: Target
+    """Which processes were killed."""
     phase: Phase
+    """What the run was doing."""
     committed: int | None
     """Step of the newest checkpoint; None if there was none."""
     seconds_to_end: float | None
-    """Time until all processes of the run had ended; None if some had to be killed separately."""
+    """Time until all processes of the run had ended; None if they did not end by themselves."""
 
 
 @dataclass
@@ -31,11 +33,11 @@ class KillSummary:
     resumes: int = 0
     """Number of times a run was resumed from a checkpoint."""
     new_starts: int = 0
-    """Number of new runs: the run before was complete, or had no checkpoint."""
+    """Number of new runs. A run is new if the run before was complete or had no checkpoint."""
     completed: int = 0
     """Number of runs that reached their last step."""
     compared: set[tuple[str, int]] = field(default_factory=set)
-    """Runs and steps whose losses were compared with the reference run."""
+    """Pairs of run and step whose losses were compared with the reference run."""
     lost: list[str] = field(default_factory=list)
     """Messages about committed checkpoints from which the run was not resumed."""
     wrong: list[str] = field(default_factory=list)
@@ -50,22 +52,32 @@ class KillSummary:
 
     @property
     def longest_seconds(self) -> float:
-        """Longest time from a kill to the end of all processes of the run, if they ended."""
-        return max(
-            (k.seconds_to_end for k in self.kills if k.seconds_to_end is not None), default=0
-        )
+        """Longest time in seconds from a kill to the end of all processes of the run."""
+        seconds = (kill.seconds_to_end for kill in self.kills)
+        return max((value for value in seconds if value is not None), default=0)
 
     def compare(self, run: str, found: dict[int, Step], expected: dict[int, Step]) -> None:
-        """Compare the steps of a run with those of the reference run."""
+        """Compare the steps of a run with those of the reference run.
+
+        Args:
+            run: name of the run.
+            found: its steps.
+            expected: the steps of the reference run.
+        """
         self.compared |= {(run, step) for step in found}
         for step, values in found.items():
             if values != expected.get(step):
                 self.wrong.append(f"{run}, step {step}: {values} instead of {expected.get(step)}")
 
     def follow(self, run: str, before: RunSnapshot, after: RunSnapshot) -> None:
-        """Count the resumes between two snapshots, and check the step from which each one started.
+        """Count the resumes between two snapshots of a run, and check from which step each started.
 
-        A resume must start from the newest checkpoint of the first snapshot, or a later one.
+        A resume must start from the newest checkpoint of the first snapshot, or from a later one.
+
+        Args:
+            run: name of the run.
+            before: the first snapshot.
+            after: the second snapshot.
         """
         for step in after.resumes[len(before.resumes) :]:
             self.resumes += 1
@@ -91,7 +103,7 @@ class KillSummary:
         """Return a table of the kills by phase and target."""
         table = Table(title=f"{len(self.kills)} kills", title_justify="left", box=HORIZONTALS)
         table.add_column("when")
-        for title in (*TARGETS, "together"):
+        for title in (*TARGETS, "total"):
             table.add_column(title, justify="right")
         counts = Counter((kill.phase, kill.target) for kill in self.kills)
         for phase in PHASES:
@@ -101,7 +113,7 @@ class KillSummary:
 
     def to_text(self) -> str:
         """Return the result as a few lines of text."""
-        found = [*self.lost, *self.wrong, *self.failed]
+        errors = [*self.lost, *self.wrong, *self.failed]
         return "\n".join(
             [
                 f"{self.resumes} resumes, {self.new_starts} new starts, {self.completed} runs "
@@ -109,6 +121,6 @@ class KillSummary:
                 f"{len(self.lost)} lost commits, {len(self.wrong)} wrong losses, "
                 f"{len(self.failed)} other failures",
                 f"at most {self.longest_seconds:.1f} s from a kill to the end of all processes",
-                *found[:20],
+                *errors[:20],
             ]
         )

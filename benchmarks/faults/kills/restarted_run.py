@@ -12,7 +12,9 @@ from frontier_llm.errors import TrainingError
 PATIENCE_SECONDS = 60.0
 """How long a run may take until its first step starts."""
 POLL_SECONDS = 0.02
+"""Interval at which the run directory is read."""
 _LOG_LINES = 12
+"""Number of lines of output that an error message quotes."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Program:
     """The training program and its configuration."""
 
     train: Callable[[Sequence[str]], int]
-    """Trains with the given overrides; everything it needs is imported already."""
+    """Trains with the given overrides; all modules are imported already."""
     overrides: tuple[str, ...]
     """Command line without the run directory."""
     last_step: int
@@ -40,7 +42,12 @@ class RestartedRun:
         return ForkedRun(self._program.train, overrides, self._log)
 
     def wait_for_step(self, processes: ForkedRun, steps_before: int) -> None:
-        """Wait until a step has started, the run has ended, or 60 s have passed."""
+        """Wait until a step has started, the run has ended, or PATIENCE_SECONDS have passed.
+
+        Args:
+            processes: the processes of the run.
+            steps_before: number of steps that had been started before.
+        """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while processes.exit_code() is None and time.monotonic() < deadline:
             if take_snapshot(self.run_dir).steps_started > steps_before:
@@ -48,7 +55,7 @@ class RestartedRun:
             time.sleep(POLL_SECONDS)
 
     def log_tail(self) -> str:
-        """Return the last lines of its output."""
+        """Return the last lines of the run's output."""
         lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
         return "\n".join(lines[-_LOG_LINES:])
 
@@ -69,17 +76,17 @@ class ReferenceRun:
         """Run the program to its end.
 
         Raises:
-            TrainingError: the run failed; has the last lines of its output.
+            TrainingError: the run failed; the message has the last lines of its output.
         """
         run = RestartedRun(program, run_dir)
         processes, begin = run.start(), time.monotonic()
         try:
             run.wait_for_step(processes, 0)
-            first = time.monotonic()
+            first_step = time.monotonic()
             processes.wait_for_end()
         finally:
             processes.end()
         if processes.exit_code():
             raise TrainingError(f"the reference run failed:\n{run.log_tail()}")
-        seconds = (time.monotonic() - first) / program.last_step
-        return cls(read_steps(run_dir), first - begin, seconds)
+        step_seconds = (time.monotonic() - first_step) / program.last_step
+        return cls(read_steps(run_dir), first_step - begin, step_seconds)

@@ -1,4 +1,4 @@
-"""The content of a run directory at one moment: checkpoints, steps, resumes."""
+"""Read the state of a run directory at one moment: checkpoints, steps and resumes."""
 
 import json
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ Phase = Literal[
 PHASES: tuple[Phase, ...] = (
     "starting", "before the first checkpoint", "between saves", "during a save", "at the end",
 )  # fmt: skip
+"""What a run was doing when it was killed."""
 Step = tuple[float, float]
 """Loss and gradient norm of a step, as written to metrics.jsonl."""
 
@@ -54,8 +55,8 @@ def take_snapshot(run_dir: Path, since: float = 0.0) -> RunSnapshot:
 
     Args:
         run_dir: directory of the run.
-        since: start of its processes in seconds since 1970. Partial checkpoints that are older are
-            leftovers and do not count as being written.
+        since: when the processes of the run were started, in seconds since 1970. Partial
+            checkpoints that are older were left by a killed process, and nothing writes to them.
     """
     committed, partial = [], []
     folder = run_dir / FOLDER
@@ -76,7 +77,7 @@ def take_snapshot(run_dir: Path, since: float = 0.0) -> RunSnapshot:
 
 
 def read_steps(run_dir: Path) -> dict[int, Step]:
-    """Return the steps in metrics.jsonl.
+    """Return the loss and the gradient norm of each step in metrics.jsonl.
 
     Raises:
         ValueError: a step occurs twice, or a line is not JSON.
@@ -84,7 +85,7 @@ def read_steps(run_dir: Path) -> dict[int, Step]:
     found: dict[int, Step] = {}
     for line in _lines(run_dir / METRICS_FILE):
         if line["step"] in found:
-            raise ValueError(f"step {line['step']} is there twice")
+            raise ValueError(f"step {line['step']} occurs twice")
         found[line["step"]] = (line["loss"], line["grad_norm"])
     return found
 

@@ -1,5 +1,7 @@
 """A Slurm cluster on this machine: munged, slurmctld and one slurmd per node, without systemd.
 
+munged authenticates messages, slurmctld schedules jobs, and slurmd starts processes on its node.
+
 To install the programs on Debian:
 
 apt-get install --no-install-recommends slurmctld slurmd slurm-client munge iproute2
@@ -24,6 +26,7 @@ PORT = 27500
 SLURMD_TIMEOUT_SECONDS = 20
 """A node that does not answer for this long counts as down."""
 _READY_SECONDS = 30.0
+"""Default time limit for all nodes to become idle."""
 
 
 def missing() -> str:
@@ -35,7 +38,7 @@ def missing() -> str:
 
 
 class SlurmCluster:
-    """A context manager that starts the daemons and stops them; `nodes` are its machines."""
+    """A context manager that starts and stops the daemons; `nodes` are its simulated machines."""
 
     def __init__(self, folder: Path, count: int, cores: int, devices: int, local: Path) -> None:
         """Set the size of the cluster; nothing is started yet.
@@ -78,7 +81,7 @@ class SlurmCluster:
         self.nodes.start(name, f"slurmd -N {name}", self.local, dict(self.environ))
 
     def kill_node(self, name: str) -> None:
-        """Kill the slurmd of a node and all its processes, as a power failure would."""
+        """Kill the slurmd of a node and all processes of the node, as a power failure would."""
         for pid in _processes_of(self._pid(name)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -89,19 +92,20 @@ class SlurmCluster:
         Raises:
             LaunchError: the command failed.
         """
-        done = subprocess.run(
+        ended = subprocess.run(
             command, env={**os.environ, **self.environ}, capture_output=True, text=True, timeout=60,
             check=False,
         )  # fmt: skip
-        if done.returncode:
-            raise LaunchError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
-        return done.stdout.strip()
+        if ended.returncode:
+            message = ended.stderr.strip() or ended.stdout.strip()
+            raise LaunchError(f"{' '.join(command)}: {message}")
+        return ended.stdout.strip()
 
     def wait_idle(self, seconds: float = _READY_SECONDS) -> None:
         """Wait until every node is idle.
 
         Raises:
-            LaunchError: some node is not idle in time.
+            LaunchError: a node does not become idle in time.
         """
         deadline = time.monotonic() + seconds
         states = ""
@@ -113,22 +117,23 @@ class SlurmCluster:
         raise LaunchError(f"the nodes did not become idle: {states.split()}; see {self.folder}/log")
 
     def _start(self) -> None:
+        """Make the nodes, write the configuration and start all daemons."""
         self.nodes.up()
         self._write_key()
         for number in range(self._devices):
-            # Slurm expects character devices; these are copies of /dev/null
+            # Slurm expects GPUs to be character devices, so copies of /dev/null stand for them
             os.mknod(self.folder / "dev" / f"gpu{number}", 0o020666, os.makedev(1, 3))
         (self.folder / "gres.conf").write_text(
             f"AutoDetect=off\nName=gpu File={self.folder}/dev/gpu[0-{self._devices - 1}]\n"
         )
         (self.folder / "slurm.conf").write_text(self._configuration())
         run = self.folder / "run"
-        self._do(
+        self._run(
             "munged", "--force", f"--key-file={self.folder}/munge/key",
             f"--socket={run}/munge.sock", f"--pid-file={run}/munged.pid",
             f"--log-file={self.folder}/log/munged.log", f"--seed-file={self.folder}/munge/seed",
         )  # fmt: skip
-        self._do("slurmctld")
+        self._run("slurmctld")
         for name in self.nodes.names:
             self.start_node(name)
         self.wait_idle()
@@ -141,25 +146,28 @@ class SlurmCluster:
             if pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
-                _wait_gone(pid)
+                _wait_until_ended(pid)
         self.nodes.down()
 
     def _write_key(self) -> None:
+        """Write the key of munged, which only its owner may read."""
         (self.folder / "munge").chmod(0o700)
         key = self.folder / "munge" / "key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
 
-    def _do(self, *command: str) -> None:
+    def _run(self, *command: str) -> None:
         environ = {**os.environ, **self.environ}
         subprocess.run(command, check=True, env=environ, capture_output=True, timeout=30)
 
     def _pid(self, name: str) -> int:
+        """Return the process id of a daemon, or of the slurmd of a node; 0 if there is none."""
         file = self.folder / "run" / f"{name}.pid"
         text = file.read_text().strip() if file.exists() else ""
         return int(text or 0)
 
     def _configuration(self) -> str:
+        """Return the content of slurm.conf."""
         folder, host = self.folder, os.uname().nodename
         nodes = "\n".join(
             f"NodeName={name} NodeAddr={address(name)} Port={PORT + number} CPUs={self._cores} "
@@ -210,26 +218,28 @@ PartitionName=high Nodes=ALL Default=NO MaxTime=60 State=UP PriorityTier=10 Pree
 
 
 def _processes_of(pid: int) -> list[int]:
-    """Return the processes of a node: all that share the UTS namespace of its slurmd.
+    """Return all processes of a node, given the process id of its slurmd.
 
-    They cannot be found as children of slurmd, because its step daemons detach from it.
+    A node has a UTS namespace (host name) of its own, which all its processes share. They need not
+    be children of slurmd, because the daemons that start a job's processes detach from it.
     """
     if not pid:
         return []
     try:
-        mine = (Path("/proc") / str(pid) / "ns/uts").readlink()
+        of_node = (Path("/proc") / str(pid) / "ns/uts").readlink()
     except OSError:
         return []
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (process / "ns/uts").readlink() == mine:
+            if (process / "ns/uts").readlink() == of_node:
                 found.append(int(process.name))
-    own = Path("/proc/self/ns/uts").readlink()
-    return found if mine != own else []
+    of_this_process = Path("/proc/self/ns/uts").readlink()
+    return found if of_node != of_this_process else []
 
 
-def _wait_gone(pid: int) -> None:
+def _wait_until_ended(pid: int) -> None:
+    """Wait until a process has ended, at most five seconds."""
     for _ in range(50):
         try:
             os.kill(pid, 0)

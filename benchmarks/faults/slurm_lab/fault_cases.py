@@ -1,4 +1,4 @@
-"""The faults that are injected into running jobs, and how a job must name each cause."""
+"""The faults that are injected into running jobs, and how a job's output must name each cause."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ class Fault:
     act: Callable[[Job], None]
     """Injects the fault into a running job."""
     culprit: str
-    """Regular expression that the output of the job must contain; empty: no cause to name."""
+    """Regular expression that must match in the job's output; empty: there is no cause to name."""
     options: tuple[str, ...] = ()
     """Additional options of sbatch."""
     overrides: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ def _preempt(job: Job) -> None:
     )  # fmt: skip
 
 
-def _usr1(job: Job) -> None:
+def _send_usr1(job: Job) -> None:
     job.cluster.ask("scancel", "--signal=USR1", str(job.number))
 
 
@@ -53,15 +53,15 @@ def _stop_file(job: Job) -> None:
     (job.run_dir / "STOP").touch()
 
 
-def _shorten(job: Job) -> None:
-    """Let the time limit of the job end in about a minute: Slurm counts it in minutes."""
+def _shorten_time_limit(job: Job) -> None:
+    """Set the time limit of the job so that it ends in one to two minutes."""
     hours, minutes, _ = job.fields["RunTime"].split(":")
     limit = 60 * int(hours) + int(minutes) + 2
     job.cluster.ask("scontrol", "update", f"jobid={job.number}", f"TimeLimit={limit}")
 
 
 def _wait_for_time_limit(job: Job) -> None:
-    """Do nothing: one minute after its start the job has `launch.stop_minutes` left."""
+    """Do nothing: a minute after its start, only `launch.stop_minutes` are left."""
 
 
 def _kill_node(job: Job) -> None:
@@ -100,13 +100,13 @@ def _second_node(job: Job) -> str:
 FAULTS = (
     Fault("`scontrol requeue`", _requeue, ""),
     Fault("pre-emption", _preempt, "stopped after step"),
-    Fault("`scancel --signal=USR1`", _usr1, "SIGUSR1"),
+    Fault("`scancel --signal=USR1`", _send_usr1, "SIGUSR1"),
     Fault("rank killed by -9", _kill_rank, rf"rank {TARGET_RANK} \(node2\) is gone"),
     Fault("rank hangs (SIGSTOP)", _hang_rank, rf"late: rank {TARGET_RANK} \(node2\)"),
     Fault("link cut", _cut_link, r"late: rank 2 \(node2\), rank 3 \(node2\)", repair=_repair_link),
     Fault("node lost (slurmd and all)", _kill_node, r"node2|NODE FAILURE", repair=_start_node),
     Fault(
-        "time limit (`--signal=USR1@60`)", _shorten, "SIGUSR1", is_long=True,
+        "time limit (`--signal=USR1@60`)", _shorten_time_limit, "SIGUSR1", is_long=True,
         options=("--signal=USR1@60",), overrides=("launch.stop_minutes=0",),
     ),
     Fault("rank 0 hangs (SIGSTOP)", _hang_first_rank, r"rank 0 \(node1\).* does not answer"),

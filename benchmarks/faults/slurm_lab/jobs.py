@@ -1,4 +1,4 @@
-"""Jobs that run the scripts of this repository on a lab cluster: submission, state, output."""
+"""Submit the job scripts of this repository to a simulated cluster, and read the state of jobs."""
 
 import os
 import re
@@ -59,7 +59,7 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """The last step so far."""
+        """Number of the last step that has been logged."""
         return max(self.losses, default=0)
 
     def ranks(self) -> dict[int, int]:
@@ -72,7 +72,7 @@ class Job:
         return {rank: pid for rank, pid in sorted(found.items()) if rank >= 0}
 
     def _processes(self) -> Iterator[tuple[int, list[str], dict[str, str]]]:
-        """Yield (process id, command line, environment) of every process of the job."""
+        """Yield the id, the command line and the environment of every process of the job."""
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -93,7 +93,8 @@ class Job:
             goal: the condition in words, for the error message.
 
         Raises:
-            LaunchError: the condition does not hold in time; has the last output of the job.
+            LaunchError: the condition does not hold in time; the message has the last output of
+                the job.
         """
         start = time.monotonic()
         while time.monotonic() - start < seconds:
@@ -142,25 +143,26 @@ def submit(
         "FRONTIER_LLM_ARCHIVE": str(cluster.folder / "venv.tar"),
         "FRONTIER_LLM_NODE_LOCAL": str(cluster.local),
     }
-    done = subprocess.run(
+    sbatch = subprocess.run(
         command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False
     )
-    match = _JOB_ID.search(done.stdout)
+    match = _JOB_ID.search(sbatch.stdout)
     if match is None:
-        raise LaunchError(f"sbatch rejected {script}: {done.stderr.strip()}")
+        raise LaunchError(f"sbatch rejected {script}: {sbatch.stderr.strip()}")
     number = int(match[1])
     return Job(cluster, number, Path(output.replace("%j", str(number))), run_dir)
 
 
 def pack_environment(folder: Path) -> None:
-    """Make a small archive of a virtual environment that refers to this one's packages.
+    """Write FOLDER/venv.tar, the archive that the job scripts unpack on each node.
 
-    `make archive` includes the packages; the nodes of the lab share this disk and need no copies.
+    The archive of `make archive` contains all packages. Simulated nodes share this machine's disk,
+    so this archive only refers to the packages of the present environment.
     """
     venv = folder / ".venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     packages = next(venv.glob("lib/python3*/site-packages"))
-    here = next(path for path in sys.path if path.endswith("site-packages"))
-    (packages / "here.pth").write_text(here + "\n")
+    present = next(path for path in sys.path if path.endswith("site-packages"))
+    (packages / "present.pth").write_text(present + "\n")
     tar = ["tar", "--create", f"--file={folder}/venv.tar", f"--directory={folder}", ".venv"]
     subprocess.run(tar, check=True)

@@ -1,6 +1,7 @@
-"""Simulated nodes on one machine: each has a network namespace, a host name and a local disk.
+"""Simulate nodes on one machine: each has a network namespace, a host name and a local disk.
 
-A bridge joins them; slurmctld uses this machine's address on it. Needs Linux, root and iproute2.
+A bridge joins the nodes. slurmctld runs outside of them, and this machine's address on the bridge
+is CONTROLLER. Needs Linux, root and iproute2.
 """
 
 import os
@@ -10,13 +11,14 @@ from pathlib import Path
 BRIDGE = "flmlab"
 CONTROLLER = "10.78.0.254"
 DEVICE = "eth0"
+"""Network interface of every node."""
 
 
 class Nodes:
-    """Namespaces `lab1`, `lab2`, ... with hosts `node1`, `node2`, ... from 10.78.0.1 on."""
+    """Nodes `node1`, `node2`, ... in namespaces `lab1`, ... with addresses 10.78.0.1, ..."""
 
     def __init__(self, count: int, folder: Path) -> None:
-        """Set the names; nothing is made yet.
+        """Set the names; no namespace is made yet.
 
         Args:
             count: number of nodes.
@@ -26,39 +28,39 @@ class Nodes:
         self._hosts = folder / "hosts"
 
     def up(self) -> None:
-        """Make the namespaces, after removing those of an earlier lab that was killed."""
+        """Make the namespaces, after removing those of an earlier process that was killed."""
         self.down()
-        _do("ip", "link", "add", BRIDGE, "type", "bridge")
-        _do("ip", "addr", "add", f"{CONTROLLER}/24", "dev", BRIDGE)
-        _do("ip", "link", "set", BRIDGE, "up")
+        _run("ip", "link", "add", BRIDGE, "type", "bridge")
+        _run("ip", "addr", "add", f"{CONTROLLER}/24", "dev", BRIDGE)
+        _run("ip", "link", "set", BRIDGE, "up")
         for name in self.names:
             self._make(name)
-        table = [f"{address(name)} {name}" for name in self.names]
-        here = f"{CONTROLLER} {os.uname().nodename}"
-        self._hosts.write_text("\n".join(["127.0.0.1 localhost", here, *table, ""]))
+        nodes = [f"{address(name)} {name}" for name in self.names]
+        controller = f"{CONTROLLER} {os.uname().nodename}"
+        self._hosts.write_text("\n".join(["127.0.0.1 localhost", controller, *nodes, ""]))
 
     def down(self) -> None:
         """Remove the namespaces that exist."""
         for name in self.names:
-            _try("ip", "link", "del", _outer(name))
-            _try("ip", "netns", "del", _namespace(name))
-        _try("ip", "link", "del", BRIDGE)
+            _run_if_possible("ip", "link", "del", _outer_end(name))
+            _run_if_possible("ip", "netns", "del", _namespace(name))
+        _run_if_possible("ip", "link", "del", BRIDGE)
 
     def start(self, name: str, command: str, local: Path, environ: dict[str, str]) -> None:
         """Run a daemon on a node.
 
         Args:
             name: name of the node.
-            command: shell command; it must put itself into the background.
-            local: path at which only this node sees a file system in memory.
+            command: shell command of a daemon, which puts itself into the background.
+            local: path of the node's local disk: a file system in memory that only it can see.
             environ: additional environment variables.
         """
         local.mkdir(parents=True, exist_ok=True)
-        inside = (
+        in_node = (
             f"mount --bind '{self._hosts}' /etc/hosts; mount -t tmpfs none '{local}'; "
             f"hostname {name}; exec {command}"
         )
-        outside = [
+        enter_node = [
             "nsenter",
             f"--net=/var/run/netns/{_namespace(name)}",
             "unshare",
@@ -66,15 +68,19 @@ class Nodes:
             "--uts",
         ]
         subprocess.run(
-            [*outside, "bash", "-c", inside], check=True, env={**os.environ, **environ}, timeout=30
+            [*enter_node, "bash", "-c", in_node],
+            check=True,
+            env={**os.environ, **environ},
+            timeout=30,
         )
 
     def set_link(self, name: str, state: str) -> None:
         """Cut the link of a node (`down`) or restore it (`up`)."""
-        _do("ip", "link", "set", _outer(name), state)
+        _run("ip", "link", "set", _outer_end(name), state)
 
     def _make(self, name: str) -> None:
-        space, outer = _namespace(name), _outer(name)
+        """Make the namespace of a node and its link to the bridge."""
+        space, outer = _namespace(name), _outer_end(name)
         for command in (
             ["ip", "netns", "add", space],
             ["ip", "link", "add", outer, "type", "veth", "peer", "name", DEVICE, "netns", space],
@@ -83,7 +89,7 @@ class Nodes:
             ["ip", "-n", space, "addr", "add", f"{address(name)}/24", "dev", DEVICE],
             ["ip", "-n", space, "link", "set", DEVICE, "up"],
         ):
-            _do(*command)
+            _run(*command)
 
 
 def address(name: str) -> str:
@@ -95,14 +101,14 @@ def _namespace(name: str) -> str:
     return name.replace("node", "lab")
 
 
-def _outer(name: str) -> str:
-    """Return the name of the outer end of a node's link."""
+def _outer_end(name: str) -> str:
+    """Return the name of the interface at the bridge's end of a node's link."""
     return name.replace("node", "flmlab")
 
 
-def _do(*command: str) -> None:
+def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
-def _try(*command: str) -> None:
+def _run_if_possible(*command: str) -> None:
     subprocess.run(command, check=False, capture_output=True)

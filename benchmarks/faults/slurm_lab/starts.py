@@ -1,4 +1,7 @@
-"""The cost of start-up: seconds on this machine, and store operations for any number of ranks."""
+"""Measure the start-up of a run: its seconds, and its store operations for many ranks.
+
+The store is the key-value server through which ranks find each other and exchange reports.
+"""
 
 import json
 import os
@@ -19,12 +22,14 @@ RANKS = (2, 8, 16)
 SIMULATED_RANKS = (48, 768, 3072)
 """Numbers of ranks for which store operations are counted in a simulated start-up."""
 EXPERIMENT = "experiment=frontier_1t"
+"""Configuration whose start-up is simulated."""
 TINY = (
     "model.layers=2", "model.hidden=32", "model.heads=2", "data.sequence_length=16",
     "data.global_batch=16", "data.micro_batch=1", "parallel.pipeline=1", "trainer.steps=1",
     "trainer.evaluate_every_steps=null", "trainer.evaluate_batches=1", "trainer.sample_tokens=0",
     "precision=fp32", "checkpoint=off", "telemetry.wandb=off", "telemetry.progress=false",
 )  # fmt: skip
+"""Overrides of the runs whose start-up is timed."""
 
 
 def starts(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -45,6 +50,7 @@ def starts(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _seconds(folder: Path, ranks: int) -> float:
+    """Return the seconds of a run of one step."""
     run_dir = folder / f"start_{ranks}_{time.time_ns()}"
     command = [sys.executable, "train.py", *TINY, f"launch.ranks={ranks}", f"run.dir={run_dir}"]
     start = time.monotonic()
@@ -55,24 +61,25 @@ def _seconds(folder: Path, ranks: int) -> float:
 def operations(size: int) -> Counter[str]:
     """Count the store operations of the first and the last of `size` ranks during start-up.
 
-    A process simulates each of these two ranks with torch's fake process group: it makes the groups
-    of that rank, but collectives do nothing.
+    A process simulates each of these two ranks with torch's fake process group: it makes all
+    process groups of the rank, but collectives do nothing.
 
     Returns:
-        Operations of the ranks `first` and `last`, and `collectives` per rank.
+        The store operations of the `first` and of the `last` rank, and the number of `collectives`
+        per rank.
     """
     count: Counter[str] = Counter()
     for name, rank in (("first", 0), ("last", size - 1)):
-        code = (
+        program = (
             "from benchmarks.faults.slurm_lab.starts import count_here; import json; "
             f"print(json.dumps(count_here({size}, {rank})))"
         )
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, env=environ, check=True, capture_output=True,
+        process = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, env=environ, check=True, capture_output=True,
             text=True, timeout=300,
         )  # fmt: skip
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = json.loads(process.stdout.splitlines()[-1])
         count[name], count["collectives"] = found["operations"], found["collectives"]
     return count
 
@@ -87,9 +94,9 @@ def count_here(size: int, rank: int) -> dict[str, int]:
     from frontier_llm.parallel import megatron_cpu
     from frontier_llm.trainer import connect
 
-    pipeline = max(1, size // 24)
-    keys = [EXPERIMENT, "checkpoint=off", "parallel.tensor=8", f"parallel.pipeline={pipeline}"]
-    config = decode(compose(keys))
+    pipeline = max(1, size // 24)  # with 8 tensor ranks, 3 data-parallel replicas remain
+    overrides = [EXPERIMENT, "checkpoint=off", "parallel.tensor=8", f"parallel.pipeline={pipeline}"]
+    config = decode(compose(overrides))
     world = World(rank, size, rank % 8, 8, "host", "local", "host", 1)
     layout = ResolvedLayout.resolve(config, size, world.ranks_per_node, check_rules=False)
     store = _answering_store(size)
@@ -101,7 +108,7 @@ def count_here(size: int, rank: int) -> dict[str, int]:
 
 
 def _answering_store(size: int) -> Any:
-    """Return a store that counts operations and answers as if all other ranks were present."""
+    """Return a store that counts operations and answers as if all other ranks were running."""
     import torch.distributed as dist
 
     class AnsweringStore(dist.HashStore):
@@ -135,7 +142,8 @@ def _answering_store(size: int) -> Any:
 def _fake_group(connect: Any, store: Any) -> Iterator[None]:
     """Let `connect` start torch's fake process group instead of gloo.
 
-    Its collectives never complete, so the check of a group is only counted.
+    Collectives of the fake group never complete, so the check of each process group is replaced:
+    it counts one collective and does not run it.
     """
     import torch.distributed as dist
 

@@ -1,4 +1,5 @@
-"""Callbacks: everything that follows a run without being part of its training loop.
+"""Callbacks record and watch a run: metrics, reports, traces, slow ranks and divergence.
 
-callback.py lists the moments, built_in.py the order, and each other file is one callback.
+The training loop calls them at fixed moments. callback.py lists the moments, built_in.py lists the
+callbacks and their order, and each other file has one callback.
 """

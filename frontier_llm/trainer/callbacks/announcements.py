@@ -1,4 +1,4 @@
-"""The lines that a run logs before its first step, after its last one, and after a rewind."""
+"""The lines that a run logs before its first step, after its last step, and after a rewind."""
 
 import logging
 import math
@@ -14,24 +14,25 @@ _LOG = logging.getLogger(__name__)
 
 
 class Announcements(Callback):
-    """Logs what is trained and how it ended, on rank 0. No collectives."""
+    """Logs on rank 0 what the run trains and how it has ended. Runs no collectives."""
 
     def __init__(self, context: TrainerContext, report: RunReport) -> None:
-        """Keep the report.
+        """Initialise.
 
         Args:
             context: the objects of this rank.
-            report: comes before this callback, so its summary is up to date.
+            report: the callback that makes the summary of the run. It is called before this
+                callback, so its summary is up to date.
         """
         super().__init__(context)
         self._report = report
         self._is_writer = context.world.rank == 0
 
     def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
-        """Log the model, its layout, its data and its precision, and what a resume changed."""
+        """Log model, layout, data and precision; after a resume, also the changed settings."""
         if not self._is_writer:
             return
-        for name, text in self._beginning().items():
+        for name, text in self._lines_at_start().items():
             _log_line(name, text)
         if resumed is None:
             return
@@ -45,7 +46,7 @@ class Announcements(Callback):
             _log_line("changed", f"{key}: {before} -> {now}")
 
     def on_rewind(self, rewind: Rewind) -> None:
-        """Log why the run went back, and where it continues."""
+        """Log why the run went back to an earlier checkpoint, and where it continues."""
         if self._is_writer:
             _LOG.warning(
                 "step %d: %s. The run continues from step %d with sample %d; the samples in "
@@ -57,7 +58,7 @@ class Announcements(Callback):
             )
 
     def on_stop(self, *, is_early: bool) -> None:
-        """Log the text samples, the validation loss, and where the report is."""
+        """Log text samples from the model, the validation loss, and the path of the report."""
         if not self._is_writer:
             return
         summary = self._report.summary
@@ -66,14 +67,14 @@ class Announcements(Callback):
         if summary.validation_loss is not None:
             first = summary.initial_validation_loss
             before = "" if first is None else f"{first:.3f} -> "
-            per_byte = summary.validation_bits_per_byte
-            bits = "" if per_byte is None else f" = {per_byte:.2f} bits per byte"
+            bits_per_byte = summary.validation_bits_per_byte
+            bits = "" if bits_per_byte is None else f" = {bits_per_byte:.2f} bits per byte"
             _log_line("validation", f"{before}{summary.validation_loss:.3f} nats per token{bits}")
         _log_line("done", f"{summary.exit_reason} in {format_seconds(summary.seconds or 0)}")
         _log_line("report", str(self._report.path))
 
-    def _beginning(self) -> dict[str, str]:
-        """Return the lines before the first step, by their heading."""
+    def _lines_at_start(self) -> dict[str, str]:
+        """Return the lines that are logged before the first step, by their heading."""
         context, summary = self.context, self._report.summary
         config, hardware = context.config, context.hardware
         manifest = context.data.corpus.manifest
@@ -82,14 +83,14 @@ class Announcements(Callback):
             "run": config.run.dir,
             "model": f"{summary.model}, {format_count(summary.parameters or 0)} parameters, "
             f"{config.model.layers} layers",
-            **self._layout(),
+            **self._lines_of_layout(),
             "precision": f"{hardware.precision.name} ({hardware.precision.reason})",
             "kernels": hardware.kernels.source,
             "peak": context.meter.peak_reason,
             "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
             f"{format_count(manifest.validation.tokens)} validation tokens; "
             f"{format_count(tokens)} tokens per step",
-            "saved": _saved(config.checkpoint),
+            "saved": _describe_saving(config.checkpoint),
         }
         if summary.initial_validation_loss is not None:
             vocabulary = config.model.vocabulary
@@ -99,39 +100,39 @@ class Announcements(Callback):
             )
         return lines
 
-    def _layout(self) -> dict[str, str]:
-        """Return the lines on how the model and its states are divided over ranks."""
+    def _lines_of_layout(self) -> dict[str, str]:
+        """Return the lines that say how the model and its states are divided over ranks."""
         config, grid = self.context.config, self.context.groups.grid
         factors = self.context.states.factors
-        held = format_bytes(sum(self._report.summary.ranks[0].memory_bytes.values()))
+        state_bytes = format_bytes(sum(self._report.summary.ranks[0].memory_bytes.values()))
         lines = {
             "layout": f"{grid.size} ranks = tensor {grid.tensor} x pipeline {grid.pipeline} x "
             f"data {grid.data}",
             "sharding": f"{config.sharding.name}: parameters / {factors.params}, gradients / "
-            f"{factors.grads}, optimizer / {factors.optimizer}; {held} on rank 0",
+            f"{factors.grads}, optimizer / {factors.optimizer}; {state_bytes} on rank 0",
         }
         if config.collectives.is_quantised:
-            lines["collectives"] = _formats(self.context)
+            lines["collectives"] = _describe_formats(self.context)
         return lines
 
 
-def _saved(checkpoint: CheckpointConfig) -> str:
+def _describe_saving(checkpoint: CheckpointConfig) -> str:
     """Describe when checkpoints are written."""
     if checkpoint.mode == "off":
         return "nothing, not even at the end (checkpoint=off)"
     local = checkpoint.tiers.local
-    fast = f", every {local.every_steps} in {local.path}" if local.path else ""
-    return f"every {checkpoint.every_steps} steps and at the end ({checkpoint.mode}){fast}"
+    local_tier = f", every {local.every_steps} in {local.path}" if local.path else ""
+    return f"every {checkpoint.every_steps} steps and at the end ({checkpoint.mode}){local_tier}"
 
 
-def _formats(context: TrainerContext) -> str:
-    """Describe the number formats on the wire, and the kernels that convert to them."""
-    chosen, kernels = context.config.collectives, context.states.kernels
-    params, across = chosen.params_format, chosen.grads_across_format or chosen.grads_format
+def _describe_formats(context: TrainerContext) -> str:
+    """Describe the number formats in which states are sent, and the kernels that convert them."""
+    config, kernels = context.config.collectives, context.states.kernels
+    params, between = config.params_format, config.grads_across_format or config.grads_format
     text = (
-        f"{chosen.name}: parameters {params} forward, {chosen.params_backward_format or params} "
-        f"backward, {chosen.refresh_format} after the update; gradients {chosen.grads_format} "
-        f"inside a node, {across} between nodes; blocks of {chosen.block_elements}; norms and "
+        f"{config.name}: parameters {params} forward, {config.params_backward_format or params} "
+        f"backward, {config.refresh_format} after the update; gradients {config.grads_format} "
+        f"inside a node, {between} between nodes; blocks of {config.block_elements}; norms and "
         f"biases (tensors without weight decay) in 16 bits; {kernels.name} kernels "
         f"({kernels.reason})"
     )

@@ -1,15 +1,16 @@
 """The callbacks of every run, and their order.
 
-The order is written down here, and not derived from anything that can differ between ranks: two
-callbacks with collectives must run them in the same order on all ranks, or the run hangs.
-It also decides what callbacks see of each other:
+The order must be the same on all ranks: if two callbacks run collectives in another order on one
+rank, the run hangs. It is therefore fixed in this file. These are the reasons for it:
 
-- `PlanCheck` adds the comparison with the plan to the metrics, so it comes before all that write.
-- `MetricsFile` comes before the other sinks: a step that cannot be recorded is not shown.
+- `PlanCheck` adds the comparison with the plan to the metrics, so it comes before the callbacks
+  that write metrics.
+- `MetricsFile` comes before the other callbacks that write metrics. If it cannot record a step, the
+  run ends, and no other callback has shown the step.
 - `ProgressBar` removes its live line before `Announcements` prints the last lines.
-- `Tracer` ends its trace before `RunReport` samples text, which would fill the trace.
+- `Tracer` ends its trace before `RunReport` samples text, so that the trace contains only training.
 - `Announcements` prints the summary that `RunReport` has written.
-- `Divergence` may end the run, so it comes after all that record the step.
+- `Divergence` may end the run, so it comes after the callbacks that record the step.
 """
 
 from frontier_llm.trainer.callbacks.announcements import Announcements
@@ -30,11 +31,11 @@ from frontier_llm.trainer.context import TrainerContext
 
 
 def make_callbacks(context: TrainerContext) -> CallbackList:
-    """Make the built-in callbacks of a rank, and after them the user's.
+    """Make the built-in callbacks of a rank, and after them the callbacks of the user.
 
     Raises:
         ConfigError: a callback that the configuration names cannot be imported.
-        TrainingError: a user's callback cannot be made, or metrics.jsonl cannot be opened.
+        TrainingError: a user's callback cannot be constructed, or metrics.jsonl cannot be opened.
     """
     report = RunReport(context)
     built_in: list[Callback] = [

@@ -1,4 +1,7 @@
-"""Ends a run whose steps are not finite, and sends a run back whose loss spikes."""
+"""Ends a run whose loss or gradient is not finite, and asks for a rewind if the loss spikes.
+
+A rewind is a return to the checkpoint before the spike.
+"""
 
 import math
 from collections import deque
@@ -11,9 +14,10 @@ from frontier_llm.trainer.step import StepResult
 
 
 class Divergence(Callback):
-    """Watches loss and gradient norm. Every rank sees the same numbers and decides the same.
+    """Checks the loss and the gradient norm of each step.
 
-    No collectives, except that it waits for the checkpoint being written before it ends the run.
+    All ranks see the same numbers, so they make the same decisions without collectives. Before this
+    callback ends the run, all ranks wait for the checkpoint that is being written.
     """
 
     def __init__(self, context: TrainerContext) -> None:
@@ -33,9 +37,9 @@ class Divergence(Callback):
             end.rewind_reason = f"the loss spiked to {end.result.loss:.4g}"
 
     def is_spike(self, result: StepResult) -> bool:
-        """Return whether the loss is far above recent losses; if not, count it as one of them.
+        """Return whether the loss is far above recent losses; if not, add it to the recent losses.
 
-        A skipped step did not change the model, so it is never a spike.
+        A step whose update was skipped is never a spike, because it did not change the model.
         """
         if result.skipped:
             return False
@@ -47,7 +51,10 @@ class Divergence(Callback):
         return False
 
     def _count_bad_steps(self, result: StepResult) -> None:
-        """Count skipped steps; in fp16, only those that a smaller loss scale cannot avoid."""
+        """Count skipped steps in a row, and end the run if there are too many.
+
+        In fp16 a step counts only if its loss is not finite or the loss scale cannot be lowered.
+        """
         progress, allowed = self._progress, self._config.bad_steps_allowed
         loss_scale = self.context.train_step.loss_scale
         if not result.skipped:
@@ -64,7 +71,7 @@ class Divergence(Callback):
             )
 
     def _count_rewind(self, result: StepResult) -> None:
-        """Count a rewind, and forget the losses before it."""
+        """Count a rewind and forget the recent losses; end the run after too many rewinds."""
         progress, allowed = self._progress, self._config.rewinds_allowed
         if progress.rewinds >= allowed:
             self._end_run(

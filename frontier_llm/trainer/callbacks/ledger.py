@@ -1,4 +1,4 @@
-"""ledger.jsonl: the samples of each step, and what happened to the run."""
+"""Writes ledger.jsonl: the samples of each step, and events such as resumes and rewinds."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from frontier_llm.trainer.step import StepResult
 
 
 class Ledger(Callback):
-    """Writes the ledger on rank 0; a failure to write ends the run. No collectives."""
+    """Writes the ledger on rank 0. A failure to write ends the run. Runs no collectives."""
 
     def __init__(self, context: TrainerContext) -> None:
         super().__init__(context)
@@ -18,7 +18,7 @@ class Ledger(Callback):
         self._is_writer = context.world.rank == 0
 
     def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
-        """Record a resume, and the weights of the corpora."""
+        """Record a resume, and the weights with which samples are drawn from several corpora."""
         if not self._is_writer:
             return
         step, blend = self.context.progress.step, self.context.data.blend
@@ -28,7 +28,7 @@ class Ledger(Callback):
             self._file.event("blend", step, segments=blend.schedule.to_meta())
 
     def on_update(self, step: int, first_sample: int, result: StepResult) -> None:
-        """Record the samples of a step, even if the run fails before the step ends."""
+        """Record the samples of a step right after its update, before anything else can fail."""
         if self._is_writer:
             self._file.step(step, first_sample, result.samples, result.digest)
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line per step."""
+"""Writes metrics.jsonl, which has one line per step."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from frontier_llm.trainer.resume import Resumed
 
 
 class MetricsFile(SinkCallback):
-    """Writes metrics.jsonl on rank 0; a failure to write ends the run. No collectives.
+    """Writes metrics.jsonl on rank 0. A failure to write ends the run. Runs no collectives.
 
-    After a resume or a rewind it removes the lines of the steps that are done again.
+    After a resume or a rewind it removes the lines of the steps that the run repeats.
     """
 
     def open_sink(self) -> Sink:
@@ -26,16 +26,16 @@ class MetricsFile(SinkCallback):
     def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
         """Remove the lines after the step that the run continues from."""
         if resumed is not None:
-            self._cut()
+            self._remove_later_lines()
 
     def on_rewind(self, rewind: Rewind) -> None:
         """Remove the lines after the step that the run went back to."""
-        self._cut()
+        self._remove_later_lines()
 
     def on_stop(self, *, is_early: bool) -> None:
         """Close the file before the report reads it."""
         self.close()
 
-    def _cut(self) -> None:
+    def _remove_later_lines(self) -> None:
         if self._sink is not None:
             jsonl.cut(Path(self.context.config.run.dir), self.context.progress.step)

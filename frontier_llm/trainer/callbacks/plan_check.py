@@ -1,4 +1,4 @@
-"""The planner's prediction compared with measurements of the first steps, once per run."""
+"""Compares the planner's prediction with measurements of the first steps, once per run."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from frontier_llm.units import format_bytes, format_seconds
 
 _LOG = logging.getLogger(__name__)
 TOLERANCE = 0.1
-"""Share by which the peak may exceed its prediction before a warning is logged."""
+"""If the peak memory exceeds its prediction by more than this fraction, a warning is logged."""
 PHASES = {
     "passes": (
         "compute",
@@ -29,13 +29,15 @@ PHASES = {
     "reductions": ("reduce_states",),
     "update": ("update",),
 }
-"""Measured phases of a step, and the parts of the predicted step time that each contains."""
+"""For each measured phase of a step, the parts of the predicted step time that it contains
+(planner/step_time.py)."""
 
 
 class PlanCheck(Callback):
-    """Compares memory and step time of rank 0 with the plan, when the step timer is complete.
+    """Compares memory and step time of rank 0 with the plan, after the first few steps.
 
-    Works on rank 0 and unless `plan=off`. No collectives.
+    The comparison is made when the timer of the step phases has measured enough steps. Other ranks
+    do nothing, and with `plan=off` rank 0 does nothing either. Runs no collectives.
     """
 
     def __init__(self, context: TrainerContext) -> None:
@@ -44,11 +46,11 @@ class PlanCheck(Callback):
         if self._pending:
             layout = context.model.layout
             candidate = Candidate(context.config, layout, StageKinds(layout))
-            self._memory = stage_memory(candidate, context.groups.at.pipeline)
-            self._time = _time(candidate)
+            self._memory = stage_memory(candidate, context.groups.coordinates.pipeline)
+            self._time = _predict_time(candidate)
 
     def on_step_end(self, end: StepEnd) -> None:
-        """Add the comparison to the step after which the timer is complete, and log it."""
+        """Make the comparison when the timer is complete: log it, and add it to the metrics."""
         if not self._pending or not self.context.train_step.timer.is_complete:
             return
         self._pending = False
@@ -63,7 +65,7 @@ class PlanCheck(Callback):
         end.metrics = replace(end.metrics, plan=values_of(rows))
 
     def _warn(self, rows: list[PlanRow]) -> None:
-        """Warn if the device has held more memory than planned."""
+        """Warn if the peak memory of the device is larger than planned."""
         peak = next((row for row in rows if row.name == "peak of the device"), None)
         if peak is None or peak.predicted is None:
             return
@@ -82,21 +84,22 @@ def values_of(rows: list[PlanRow]) -> dict[str, dict[str, float | None]] | None:
 
 
 def describe_rows(rows: list[PlanRow]) -> Iterator[str]:
-    """Yield the comparison as two lines of text: memory, then time."""
-    for unit, write in (("bytes", format_bytes), ("seconds", format_seconds)):
+    """Yield two lines of text: the comparison of memory, and the comparison of times."""
+    for unit, to_text in (("bytes", format_bytes), ("seconds", format_seconds)):
         of_unit = [row for row in rows if row.unit == unit]
-        yield ", ".join(_describe(row, write) for row in of_unit)
+        yield ", ".join(_describe(row, to_text) for row in of_unit)
 
 
-def _describe(row: PlanRow, write: Callable[[float], str]) -> str:
+def _describe(row: PlanRow, to_text: Callable[[float], str]) -> str:
     if row.predicted is None:
-        return f"{row.name} {write(row.measured)}"
+        return f"{row.name} {to_text(row.measured)}"
     if row.predicted == row.measured:
-        return f"{row.name} {write(row.measured)} as planned"
-    return f"{row.name} {write(row.measured)} (planned {write(row.predicted)})"
+        return f"{row.name} {to_text(row.measured)} as planned"
+    return f"{row.name} {to_text(row.measured)} (planned {to_text(row.predicted)})"
 
 
-def _time(candidate: Candidate) -> StepTime | None:
+def _predict_time(candidate: Candidate) -> StepTime | None:
+    """Return the predicted step time; None if the planner cannot predict it."""
     try:
         return step_time(candidate)
     except ConfigError:  # the cluster file has no speed of this device in this precision
@@ -104,21 +107,25 @@ def _time(candidate: Candidate) -> StepTime | None:
 
 
 def _memory_rows(context: TrainerContext, planned: StageMemory) -> Iterator[PlanRow]:
-    held = context.states.memory_bytes()
+    """Compare the memory of each kind of state, and the peak.
+
+    On a GPU there is also the difference of the two: memory that a step allocates and frees again.
+    """
+    state_bytes = context.states.memory_bytes()
     for name in STATES:
         yield PlanRow(
-            name=name, unit="bytes", predicted=planned.by_category[name], measured=held[name]
+            name=name, unit="bytes", predicted=planned.by_category[name], measured=state_bytes[name]
         )
     accelerator = context.hardware.accelerator
     peak = accelerator.peak_bytes()
     if accelerator.is_cpu:
         yield PlanRow(name="process", unit="bytes", predicted=planned.total, measured=peak)
         return
-    # torch's peak does not count memory that the runtime takes outside torch's allocator
+    # the measured peak does not contain memory that is allocated outside torch's allocator
     allocated = planned.total - planned.by_category["reserved"] - planned.by_category["slack"]
-    states = sum(held[name] for name in STATES)
+    states = sum(state_bytes[name] for name in STATES)
     yield PlanRow(
-        name="what comes and goes",
+        name="allocated within a step",
         unit="bytes",
         predicted=allocated - sum(planned.by_category[name] for name in STATES),
         measured=peak - states,
@@ -127,8 +134,10 @@ def _memory_rows(context: TrainerContext, planned: StageMemory) -> Iterator[Plan
 
 
 def _time_rows(measured: dict[str, float], planned: StepTime | None) -> Iterator[PlanRow]:
+    """Compare the seconds of each phase of a step and of the whole step."""
     for phase, names in PHASES.items():
         predicted = None if planned is None else sum(planned.parts[name] for name in names)
         yield PlanRow(name=phase, unit="seconds", predicted=predicted, measured=measured[phase])
-    whole = None if planned is None else sum(planned.parts[n] for p in PHASES.values() for n in p)
-    yield PlanRow(name="step", unit="seconds", predicted=whole, measured=sum(measured.values()))
+    all_names = [name for names in PHASES.values() for name in names]
+    predicted = None if planned is None else sum(planned.parts[name] for name in all_names)
+    yield PlanRow(name="step", unit="seconds", predicted=predicted, measured=sum(measured.values()))

@@ -1,4 +1,4 @@
-"""The console: a live line on a terminal, and a plain line every few steps."""
+"""Shows the progress of a run: a live line on a terminal, and a plain line every few steps."""
 
 import rich
 
@@ -9,10 +9,10 @@ from frontier_llm.trainer.callbacks.sink_callback import SinkCallback
 
 
 class ProgressBar(SinkCallback):
-    """Shows the progress on rank 0; a failure turns it off. No collectives."""
+    """Shows the progress on rank 0. A failure only turns it off. Runs no collectives."""
 
     def open_sink(self) -> Sink:
-        """Start the live line if the output is a terminal."""
+        """Return the sink that prints; it has a live line if the output is a terminal."""
         config, console = self.context.config, rich.get_console()  # the log prints there too
         live = config.telemetry.progress and console.is_terminal
         steps, every = config.trainer.steps, config.telemetry.console_every_steps

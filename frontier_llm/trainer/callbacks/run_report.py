@@ -1,4 +1,4 @@
-"""summary.json and report.html."""
+"""Writes summary.json, the facts of a run for programs, and report.html, the report for people."""
 
 import logging
 import platform
@@ -19,16 +19,17 @@ from frontier_llm.trainer.resume import Resumed
 
 _LOG = logging.getLogger(__name__)
 _SAMPLING_TEMPERATURE = 0.8
+"""Temperature at which the text samples of the report are drawn."""
 
 
 class RunReport(Callback):
-    """Collects the summary of the run on all ranks; rank 0 writes it, and the report at the end.
+    """Collects facts of the run. Rank 0 writes the summary, and at the end also the report.
 
-    Collective over all ranks in `on_start` and `on_stop`.
+    `on_start` and `on_stop` are collective over all ranks.
 
     Attributes:
-        summary: facts of the run so far; complete on rank 0 only.
-        path: of report.html.
+        summary: facts of the run so far; complete only on rank 0.
+        path: path of report.html after the end of the run; before, the run directory.
     """
 
     def __init__(self, context: TrainerContext) -> None:
@@ -40,7 +41,7 @@ class RunReport(Callback):
         self.path = self._run_dir
 
     def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
-        """Write the summary as far as it is known before the first step."""
+        """Write a first summary, with the facts that are known before the first step."""
         ranks = self._gather_ranks()
         if not self._is_writer:
             return
@@ -50,7 +51,7 @@ class RunReport(Callback):
         self.summary.write(self._run_dir)
 
     def on_step_end(self, end: StepEnd) -> None:
-        """Take over the losses of the step, and the comparison with the plan."""
+        """Add the losses of the step and the comparison with the plan to the summary."""
         if not self._is_writer:
             return
         metrics = end.metrics
@@ -80,7 +81,7 @@ class RunReport(Callback):
         self.path = write_report(self._run_dir)
 
     def on_error(self, error: BaseException) -> None:
-        """Write summary and report of a failed run. Rank 0 only."""
+        """Write summary and report of a failed run on rank 0."""
         if not self._is_writer or self.summary.exit_code is not None:
             return
         self._update(
@@ -95,6 +96,7 @@ class RunReport(Callback):
             _LOG.warning("report.html cannot be written: %s", failure)
 
     def _update(self, **facts: Any) -> None:
+        """Set fields of the summary."""
         self.summary = self.summary.model_copy(update=facts)
 
     def _sample(self) -> list[TextSample]:
@@ -109,20 +111,20 @@ class RunReport(Callback):
         return [TextSample(prompt=prompt, text=text) for prompt, text in pairs]
 
     def _gather_ranks(self) -> list[RankSummary]:
-        """Return the summary of every rank. Collective over all ranks."""
-        context, at = self.context, self.context.groups.at
+        """Return the place and memory of every rank. Collective over all ranks."""
+        context, position = self.context, self.context.groups.coordinates
         own = RankSummary(
             rank=context.world.rank,
             host=context.world.host,
-            tensor=at.tensor,
-            data=at.data,
-            pipeline=at.pipeline,
+            tensor=position.tensor,
+            data=position.data,
+            pipeline=position.pipeline,
             layers=[
                 (chunk.layers[0], chunk.layers[-1])
-                for chunk in context.model.layout.chunks_of_stage(at.pipeline)
+                for chunk in context.model.layout.chunks_of_stage(position.pipeline)
             ],
             memory_bytes=context.states.memory_bytes(),
-            predicted_bytes=context.model.layout.state_bytes(at.pipeline),
+            predicted_bytes=context.model.layout.state_bytes(position.pipeline),
             peak_bytes=context.hardware.accelerator.peak_bytes(),
         )
         gathered: list[RankSummary] = [own] * context.world.size
@@ -130,6 +132,12 @@ class RunReport(Callback):
         return gathered
 
     def _describe(self, ranks: list[RankSummary], initial_loss: float | None) -> RunSummary:
+        """Return the summary before the first step.
+
+        Args:
+            ranks: place and memory of every rank.
+            initial_loss: validation loss before the first step of the run.
+        """
         config, grid = self.context.config, self.context.groups.grid
         hardware = self.context.hardware
         return RunSummary(

@@ -1,4 +1,7 @@
-"""A callback that writes the metrics of each step to one sink."""
+"""A base class for callbacks that write the metrics of each step to one sink.
+
+A sink is an object that records metrics, for example in a file (telemetry/metrics.py).
+"""
 
 from frontier_llm.telemetry.metrics import Sink
 from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
@@ -6,7 +9,7 @@ from frontier_llm.trainer.context import TrainerContext
 
 
 class SinkCallback(Callback):
-    """Writes to a sink that rank 0 opens; other ranks do nothing. No collectives."""
+    """Writes to a sink on rank 0; other ranks do nothing. Runs no collectives."""
 
     def __init__(self, context: TrainerContext) -> None:
         super().__init__(context)

@@ -1,8 +1,9 @@
 """Finds slow ranks: every few steps, all ranks time the same matrix product and compare.
 
-In a synchronous run, the step of every rank takes as long as that of the slowest rank, so step
-times do not show which rank is slow. A matrix product that each rank times by itself does: a hot
-device, a core that another process uses, a wrong power limit.
+Ranks wait for each other in every step, so all step times are as long as those of the slowest rank
+and do not show which rank is slow. Therefore each rank also times a matrix product, for which it
+waits for nobody. It is slow on a hot device, on a core that another process uses, or under a wrong
+power limit.
 """
 
 import logging
@@ -18,15 +19,17 @@ from frontier_llm.trainer.context import TrainerContext
 
 _LOG = logging.getLogger(__name__)
 _PROBE_SECONDS = 0.1
+"""How long a rank repeats the matrix product in one comparison."""
 _SIZES = {"cpu": 256, "cuda": 4096, "hip": 4096}
-"""Side of the square matrices. A product takes milliseconds, so that `_PROBE_SECONDS` hold many."""
+"""Number of rows and columns of the matrices, by kind of device. A product takes milliseconds, so
+that it is repeated many times in `_PROBE_SECONDS`."""
 
 
 class Stragglers(Callback):
     """Compares the ranks every `watchdog.stragglers_every_steps` steps.
 
-    Collective over all ranks: one all-reduce with one number per rank. Rank 0 logs the ranks that
-    are slow in two comparisons in a row.
+    A comparison is collective over all ranks: one all-reduce of one number per rank. Rank 0 logs
+    the ranks that are slow in two comparisons in a row.
     """
 
     def __init__(self, context: TrainerContext) -> None:
@@ -45,7 +48,7 @@ class Stragglers(Callback):
         Collective over all ranks.
 
         Args:
-            step: the step that has ended.
+            step: number of the step that has ended.
         """
         every = self._config.stragglers_every_steps
         if not every or step % every or self._world.size == 1:
@@ -59,35 +62,37 @@ class Stragglers(Callback):
         return again
 
     def _warn(self, step: int, slow: Sequence[int], seconds: Sequence[float]) -> None:
-        middle = median(seconds)
+        """Log the slow ranks, given the seconds of all ranks."""
+        typical = median(seconds)
         for rank in slow:
             _LOG.warning(
                 "step %d: %s is slow: a matrix product takes %.1f times the median of all ranks",
                 step,
                 self._world.name_ranks([rank]),
-                seconds[rank] / middle,
+                seconds[rank] / typical,
             )
 
     def _probe(self) -> float:
         """Return the median seconds of a matrix product on this rank's device."""
         accelerator, size = self._accelerator, _SIZES[self._accelerator.kind]
-        a = torch.ones(size, size, dtype=torch.float32, device=accelerator.device)
-        torch.matmul(a, a)
+        matrix = torch.ones(size, size, dtype=torch.float32, device=accelerator.device)
+        torch.matmul(matrix, matrix)  # warm-up
         accelerator.synchronize()
         times: list[float] = []
         end = time.perf_counter() + _PROBE_SECONDS
         while (start := time.perf_counter()) < end or not times:
-            torch.matmul(a, a)
+            torch.matmul(matrix, matrix)
             accelerator.synchronize()
             times.append(time.perf_counter() - start)
         return median(times)
 
     def _gather(self, seconds: float) -> list[float]:
+        """Return the seconds of all ranks, in the order of the ranks."""
         device = self._accelerator.device
-        everyone = torch.zeros(self._world.size, dtype=torch.float64, device=device)
-        everyone[self._world.rank] = seconds
-        dist.all_reduce(everyone)
-        return list(everyone.tolist())
+        by_rank = torch.zeros(self._world.size, dtype=torch.float64, device=device)
+        by_rank[self._world.rank] = seconds
+        dist.all_reduce(by_rank)
+        return list(by_rank.tolist())
 
 
 def slower_than(seconds: Sequence[float], ratio: float) -> list[int]:

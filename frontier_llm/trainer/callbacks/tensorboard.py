@@ -1,4 +1,4 @@
-"""TensorBoard."""
+"""Writes the metrics of each step for TensorBoard."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from frontier_llm.trainer.callbacks.sink_callback import SinkCallback
 
 
 class TensorBoard(SinkCallback):
-    """Writes event files on rank 0; a failure of tensorboard turns it off. No collectives."""
+    """Writes event files on rank 0. A failure only turns this off. Runs no collectives."""
 
     def open_sink(self) -> Sink | None:
         """Open the event file, if `telemetry.tensorboard` is true."""

@@ -1,7 +1,7 @@
 """Traces a few steps with torch's profiler: what ran on the host and on the device, and when.
 
-The first rank of each stage is traced; the other ranks of the stage do the same work. Perfetto
-(ui.perfetto.dev) and chrome://tracing open the files.
+Only the first rank of each pipeline stage is traced, because the other ranks of the stage do the
+same work. The files can be opened in Perfetto (ui.perfetto.dev) and chrome://tracing.
 """
 
 import logging
@@ -19,9 +19,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class Tracer(Callback):
-    """Traces the steps that `telemetry.trace_from_step` and `trace_steps` name.
+    """Traces `telemetry.trace_steps` steps, beginning with step `telemetry.trace_from_step`.
 
-    Collective over all ranks when the trace ends: what is still being sent is waited for.
+    The end of a trace is collective over all ranks, which wait for messages that are being sent.
     """
 
     def __init__(self, context: TrainerContext) -> None:
@@ -29,14 +29,17 @@ class Tracer(Callback):
         telemetry, groups = context.config.telemetry, context.groups
         first, count = telemetry.trace_from_step, telemetry.trace_steps
         self._steps = range(0) if first is None else range(first, first + count)
-        self._is_traced = groups.at.tensor == 0 and groups.at.data == 0
+        self._is_traced = groups.coordinates.tensor == 0 and groups.coordinates.data == 0
         self._traced: list[int] = []
         self._profile: profile | None = None
         self._region: record_function | None = None
         self._writer: Thread | None = None
 
     def on_step_begin(self, step: int) -> None:
-        """End the region of the previous step, with its checkpoint; begin that of this one."""
+        """End the region of the previous step in the trace, and begin the region of this step.
+
+        The region of a step thus contains its checkpoint.
+        """
         self._end_region()
         if step not in self._steps:
             self._end_trace()
@@ -61,9 +64,10 @@ class Tracer(Callback):
             region.__exit__(None, None, None)
 
     def _end_trace(self) -> None:
-        """Stop the profiler and write the trace in a thread, so that other ranks need not wait.
+        """Stop the profiler, and write the trace in a thread, so that other ranks need not wait.
 
-        Messages in flight are drained first: gloo keeps their names in memory of the profiler.
+        Before, this rank waits for messages that are being sent, because gloo keeps their names in
+        memory that belongs to the profiler.
         """
         if not self._traced:
             return

@@ -1,4 +1,7 @@
-"""Callbacks that a user names in the configuration: `callbacks=[my_module:MyCallback]`."""
+"""Imports the callbacks that a user names in the configuration: `callbacks=[my_module:MyCallback]`.
+
+docs/extending.md shows how to write a callback.
+"""
 
 import importlib
 import sys
@@ -17,18 +20,18 @@ _KEY = "callbacks"
 def import_callbacks(names: Sequence[str]) -> list[type[Callback]]:
     """Import the classes of a user's callbacks.
 
-    The current folder is added to the end of the import path, because a program that is installed
-    (`frontier-llm`) does not look there.
+    The current folder is added to the end of Python's import path. Otherwise the installed program
+    (`frontier-llm`) would not find modules there.
 
     Args:
-        names: `MODULE:CLASS`, one per callback.
+        names: `MODULE:CLASS` of each callback.
 
     Raises:
-        ConfigError: a module cannot be imported, or holds no such subclass of `Callback`.
+        ConfigError: a module cannot be imported, or has no subclass of `Callback` of this name.
     """
     if names and (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
-    return [_class(name) for name in names]
+    return [_import_class(name) for name in names]
 
 
 def make_user_callbacks(context: TrainerContext) -> list[Callback]:
@@ -36,40 +39,47 @@ def make_user_callbacks(context: TrainerContext) -> list[Callback]:
 
     Raises:
         ConfigError: a class cannot be imported.
-        TrainingError: a constructor raised an error; names the callback.
+        TrainingError: a constructor raised an error. The message names the callback.
     """
-    made = []
-    for kind in import_callbacks(context.config.callbacks):
+    callbacks = []
+    for callback_class in import_callbacks(context.config.callbacks):
         try:
-            made.append(kind(context))
+            callbacks.append(callback_class(context))
         except Exception as error:  # a user's callback may raise anything
-            raise callback_error(kind, "__init__", error) from error
-    return made
+            raise callback_error(callback_class, "__init__", error) from error
+    return callbacks
 
 
-def name_of(kind: type[Callback]) -> str:
-    """Return the name of a callback as the configuration has it: `MODULE:CLASS`."""
-    return f"{kind.__module__}:{kind.__qualname__}"
+def name_of(callback_class: type[Callback]) -> str:
+    """Return the name of a callback in the format of the configuration: `MODULE:CLASS`."""
+    return f"{callback_class.__module__}:{callback_class.__qualname__}"
 
 
-def callback_error(kind: type[Callback], moment: str, error: Exception) -> TrainingError:
-    """Return the error that ends a run whose callback has raised `error`."""
+def callback_error(callback_class: type[Callback], moment: str, error: Exception) -> TrainingError:
+    """Return the error that ends a run whose callback has raised `error`.
+
+    Args:
+        callback_class: class of the callback.
+        moment: name of the method that raised the error.
+        error: the error.
+    """
     place = traceback.extract_tb(error.__traceback__)[-1]
     return TrainingError(
-        f"the callback {name_of(kind)} failed in {moment}\n"
+        f"the callback {name_of(callback_class)} failed in {moment}\n"
         f"  got:    {type(error).__name__}: {error} ({place.filename}:{place.lineno})\n"
         f"  wants:  {moment} to return without an error\n"
         "  do:     correct the callback, or remove it from callbacks=[...]"
     )
 
 
-def _class(name: str) -> type[Callback]:
+def _import_class(name: str) -> type[Callback]:
+    """Import one class, given as `MODULE:CLASS`."""
     module_name, _, class_name = name.partition(":")
     if not module_name or not class_name:
         raise ConfigError(
             _KEY, name, "MODULE:CLASS for each callback", "set callbacks=[my_module:MyCallback]"
         )
-    module = _module(name, module_name)
+    module = _import_module(name, module_name)
     found = getattr(module, class_name, None)
     if isinstance(found, type) and issubclass(found, Callback):
         return found
@@ -82,7 +92,7 @@ def _class(name: str) -> type[Callback]:
     )
 
 
-def _module(name: str, module_name: str) -> ModuleType:
+def _import_module(name: str, module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything

@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""Sends the metrics of each step to Weights & Biases (wandb)."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from frontier_llm.trainer.callbacks.sink_callback import SinkCallback
 
 
 class WeightsAndBiases(SinkCallback):
-    """Logs every step to wandb on rank 0; a failure of wandb turns it off. No collectives."""
+    """Sends metrics on rank 0. A failure only turns this off. Runs no collectives."""
 
     def open_sink(self) -> Sink | None:
         """Start a wandb run, unless `telemetry.wandb` is off."""
