@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.peers import deepspeed_venv
-from benchmarks.peers.contenders import BY_DEFAULT, DEEPSPEED, Contender, Worker, find
+from benchmarks.peers.contenders import BY_DEFAULT, DEEPSPEED, BuilderModule, Contender, find
 from benchmarks.peers.results import Outcome, make_table
 from benchmarks.peers.turn import Precision, Shape, Turn
 from benchmarks.peers.workers import TurnFailedError, Workers
@@ -126,9 +126,9 @@ def run(options: argparse.Namespace, console: Console, status: Console) -> int:
         ConfigError: an option is invalid, or not possible on this machine.
     """
     cases = make_cases(options)
-    pythons: dict[Worker, Path] = {}
+    pythons: dict[BuilderModule, Path] = {}
     contenders = [contender for case in cases for contender in case.contenders]
-    if any(contender.worker == "deepspeed_peer" for contender in contenders):
+    if any(contender.builder == "deepspeed_peer" for contender in contenders):
         pythons["deepspeed_peer"] = deepspeed_venv.ensure(status)
     compared, failed = [], False
     with (
@@ -201,7 +201,7 @@ def compare(
 def take_turn(outcome: Outcome, contender: Contender, turn: Turn, workers: Workers) -> None:
     """Run one turn, and add its measurements or its error to the outcome."""
     try:
-        outcome.add(turn, workers.run(contender.worker, turn))
+        outcome.add(turn, workers.run(contender.builder, turn))
     except (TurnFailedError, ValueError) as error:
         outcome.error = str(error)
 

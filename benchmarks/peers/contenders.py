@@ -10,8 +10,9 @@ from typing import Literal
 
 from frontier_llm.errors import ConfigError
 
-Worker = Literal["ours", "torch_peers", "deepspeed_peer"]
-"""Module of benchmarks/peers that builds a contender; a worker imports it and forks the ranks."""
+BuilderModule = Literal["ours", "torch_peers", "deepspeed_peer"]
+"""Module of benchmarks/peers that builds a contender. The worker process of a turn imports it and
+then forks the ranks."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Contender:
     name: str
     """Name on the command line and in tables."""
     description: str
-    worker: Worker
+    builder: BuilderModule
     ranks_multiple: int = 1
     """The number of ranks must be a multiple of this."""
 

@@ -25,8 +25,9 @@ class Outcome:
     step_seconds: list[list[float]] = field(default_factory=list)
     """Times of rank 0's steps, one list per round."""
     first_loss: float = math.nan
-    """Loss before the first update: on rank 0, or over all ranks for frontier_llm. It is equal for
-    all other libraries. frontier_llm differs a little, because it draws other initial weights."""
+    """Loss before the first update: on rank 0, or over all ranks for frontier_llm. All libraries
+    except frontier_llm start with the same weights, so their first losses are equal. frontier_llm
+    draws other weights, so its first loss differs a little."""
     last_loss: float = math.nan
     """Loss of the last step."""
     parameters: int = 0
@@ -51,8 +52,8 @@ class Outcome:
         """
         if not all(math.isfinite(loss) for rank in ranks for loss in rank.losses):
             raise ValueError(f"a loss is not finite: {[rank.losses for rank in ranks]}")
-        seconds = statistics.mean(statistics.mean(rank.step_seconds) for rank in ranks)
-        self.tokens_per_second.append(turn.tokens / seconds)
+        mean_step_seconds = statistics.mean(statistics.mean(rank.step_seconds) for rank in ranks)
+        self.tokens_per_second.append(turn.tokens_per_step / mean_step_seconds)
         self.step_seconds.append(list(ranks[0].step_seconds))
         self.first_loss, self.last_loss = ranks[0].losses[0], ranks[0].losses[-1]
         self.parameters = ranks[0].parameters

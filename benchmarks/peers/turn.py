@@ -44,7 +44,7 @@ class Turn:
     """Time limit after which the ranks are killed."""
 
     @property
-    def tokens(self) -> int:
+    def tokens_per_step(self) -> int:
         """Tokens per step over all ranks."""
         return self.ranks * self.micro_batches * self.samples * self.shape.sequence
 

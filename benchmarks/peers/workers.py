@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from benchmarks.peers.contenders import Worker
+from benchmarks.peers.contenders import BuilderModule
 from benchmarks.peers.turn import RankFigures, Turn, figures_from
 from frontier_llm.errors import TrainingError
 
@@ -26,7 +26,7 @@ class TurnFailedError(TrainingError):
 class Workers:
     """The worker processes; the end of the context kills them and their ranks."""
 
-    def __init__(self, log: Path, pythons: Mapping[Worker, Path]) -> None:
+    def __init__(self, log: Path, pythons: Mapping[BuilderModule, Path]) -> None:
         """Store the settings; no worker is started yet.
 
         Args:
@@ -34,7 +34,7 @@ class Workers:
             pythons: Python interpreters of the workers that need another environment.
         """
         self._log, self._pythons = log, pythons
-        self._processes: dict[Worker, subprocess.Popen[str]] = {}
+        self._processes: dict[BuilderModule, subprocess.Popen[str]] = {}
 
     def __enter__(self) -> "Workers":
         self._file: TextIO = self._log.open("a")
@@ -45,14 +45,14 @@ class Workers:
             self._end(process)
         self._file.close()
 
-    def run(self, worker: Worker, turn: Turn) -> list[RankFigures]:
+    def run(self, builder: BuilderModule, turn: Turn) -> list[RankFigures]:
         """Run a turn on a worker; return the measurements of its ranks.
 
         Raises:
             TurnFailedError: the turn failed; the message has the traceback of the first rank that
                 failed.
         """
-        process = self._process(worker)
+        process = self._process(builder)
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -62,23 +62,23 @@ class Workers:
         except BrokenPipeError:
             line = ""
         if not line:
-            self._end(self._processes.pop(worker))
+            self._end(self._processes.pop(builder))
             raise TurnFailedError(f"the worker process ended:\n{_tail(self._log)}")
         answer = json.loads(line)
         if "error" in answer:
             raise TurnFailedError(answer["error"])
         return [figures_from(values) for values in answer["ranks"]]
 
-    def _process(self, worker: Worker) -> "subprocess.Popen[str]":
+    def _process(self, builder: BuilderModule) -> "subprocess.Popen[str]":
         """Return the process of a worker; start it if it does not run."""
-        if worker not in self._processes:
-            python = self._pythons.get(worker, Path(sys.executable))
+        if builder not in self._processes:
+            python = self._pythons.get(builder, Path(sys.executable))
             # torch must start with one thread, because thread pools do not survive a fork
             threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
             # files of a killed turn are removed with the driver's folder
             temporary = {"TMPDIR": str(self._log.parent)}
-            self._processes[worker] = subprocess.Popen(
-                [python, "-m", "benchmarks.peers.worker", worker],
+            self._processes[builder] = subprocess.Popen(
+                [python, "-m", "benchmarks.peers.worker", builder],
                 cwd=ROOT,
                 env={**os.environ, **threads, **temporary},
                 stdin=subprocess.PIPE,
@@ -87,7 +87,7 @@ class Workers:
                 text=True,
                 start_new_session=True,  # Ctrl-C reaches this process only, which ends the workers
             )
-        return self._processes[worker]
+        return self._processes[builder]
 
     def _end(self, process: "subprocess.Popen[str]") -> None:
         try:

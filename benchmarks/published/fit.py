@@ -21,8 +21,9 @@ STARTING_POINT: Constants = {
     "far": 0.6,
 }
 """Orders of magnitude from the literature: large matrix products reach 75% of the peak FLOP/s,
-memory streams reach 80% of the memory's bandwidth, and collectives reach 60% of the links'
-bandwidth."""
+memory streams reach 80% of the memory's bandwidth, and collectives reach 60% of the bandwidth of
+the links inside a node (near) and between nodes (far). `half_size` is the constant c of a matrix
+product in docs/planner.md: a product of square matrices with 3c rows has half of this speed."""
 LARGEST: Constants = {
     "tflops": 0.95,
     "attention_share": 1.0,

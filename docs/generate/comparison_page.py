@@ -86,7 +86,9 @@ def _ratio(ours: str, theirs: str, link: str) -> str:
         speeds = {row["contender"]: row["tokens_per_second"] for row in case["rows"]}
         if ours in speeds and theirs in speeds:
             return f"{speeds[ours] / speeds[theirs]:.2f}"
-    raise ValueError(f"{RESULTS.name}: no case in which {ours} and {theirs} took turns on {link}")
+    raise ValueError(
+        f"{RESULTS.name}: no case in which {ours} and {theirs} were both measured on {link}"
+    )
 
 
 if __name__ == "__main__":

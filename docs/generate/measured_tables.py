@@ -80,7 +80,7 @@ def overlap() -> Iterator[str]:
          row["together_s"], f"{row['hidden_percent']}%" if row["hidden_percent"] else "none")
         for row in load("overlap")["rows"]
     ]  # fmt: skip
-    head = ("link (the Intel processor)", "transfer, s", "compute, s", "together, s", "hidden")
+    head = ("link (its rate)", "transfer, s", "compute, s", "together, s", "hidden")
     yield from _table(head, rows)
 
 

@@ -160,7 +160,7 @@ def _sent(layout: StateLayout, ranks: int | None = None) -> list[dict[str, Sent]
         layout: the layout.
         ranks: number of ranks to count for, from the first; None: all ranks.
     """
-    size = layout.factors.padded(1)
+    size = layout.factors.multiple()  # a small buffer: bytes per element do not depend on its size
     return [
         {
             name: Sent(sent.intra / size, sent.inter / size)

@@ -1,9 +1,9 @@
 """Build the pipeline stages of experiments without memory: `frontier-llm dry-run [NAME ...]`.
 
 Builds the models of the named experiments, or of all experiments, on torch's meta device, which
-allocates no memory. The number of ranks is the one in the header of the experiment's file. Compares
-the parameters and the memory of every stage with the prediction of the planner. Of equal stages
-only the first is built, unless `--every` is given. `plan=dry_run` among the settings of
+allocates no memory. The number of ranks comes from the comment at the top of the experiment's file.
+Compares the parameters and the memory of every stage with the prediction of the planner. Of equal
+stages only the first is built, unless `--every` is given. `plan=dry_run` among the settings of
 frontier-llm train also builds every stage.
 """
 
@@ -21,7 +21,7 @@ from frontier_llm.cli.options import tool_parser
 from frontier_llm.cli.package_files import conf_file
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner.candidate import Candidate
-from frontier_llm.trainer.dry_run import BuiltStage, check_count, dry_run
+from frontier_llm.trainer.dry_run import BuiltStage, check_parameter_count, dry_run
 from frontier_llm.units import format_bytes, format_count
 
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def candidate_of(name: str, *overrides: str) -> Candidate:
-    """Return the layout of an experiment on the number of ranks that its header names."""
+    """Return the layout of an experiment on the number of ranks that its file names."""
     config = composed(f"experiment={name}", *overrides)
     ranks = Header.read(conf_file("experiment", name)).ranks
     per_node = config.launch.ranks_per_node or config.cluster.ranks_per_node
@@ -65,7 +65,7 @@ def build(candidate: Candidate, *, every: bool) -> list[BuiltStage]:
     with DelayedProgress(wide_console(stderr=True)) as progress:
         built = dry_run(candidate, stages, lambda share: progress("stages", share))
     if every:
-        check_count(candidate, built)
+        check_parameter_count(candidate, built)
     return built
 
 

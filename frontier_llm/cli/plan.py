@@ -124,7 +124,7 @@ def _search(configs: Sequence[RunConfig], console: Console) -> Found:
         if configs[0].planner.objective == "nodes":
             return fewest_nodes(configs, progress)
         ranks, ranks_per_node = ranks_to_plan(configs[0])
-        return search_all(configs, Goal(ranks, ranks_per_node), progress)
+        return search_all(configs, Goal(ranks=ranks, ranks_per_node=ranks_per_node), progress)
 
 
 def _scaling(configs: Sequence[RunConfig], console: Console) -> list[Point]:
@@ -158,7 +158,7 @@ def _page(config: RunConfig, found: Found) -> str:
     best: Estimate = found.best[0]
     subtitle = (
         f"{best.candidate.grid.size} ranks of {config.cluster.device.name}; "
-        f"{found.examined} legal combinations, {found.timed} layouts timed"
+        f"{found.examined} legal combinations, step time predicted for {found.timed} layouts"
     )
     title = f"{config.model.name} on {config.cluster.name}"
     return make_page(title, found, subtitle)

@@ -26,7 +26,7 @@ def layouts_table(found: Found) -> Table:
     title = (
         f"{best.candidate.config.model.name} on {best.candidate.grid.size} ranks of "
         f"{best.candidate.config.cluster.name}, {best.candidate.config.data.global_batch} samples "
-        f"per step: {found.examined} legal combinations, {found.timed} layouts timed"
+        f"per step: {found.examined} legal combinations, {found.timed} with a predicted time"
     )
     table = plain_table(title, columns)
     for number, layout in enumerate(found.best, start=1):

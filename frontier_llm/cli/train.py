@@ -8,14 +8,11 @@ Torch is imported as late as possible, so that an invalid configuration is refus
 """
 
 import os
-import signal
 import sys
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from frontier_llm.cli.compose import compose, fitted
 from frontier_llm.cli.help import help_text
@@ -26,9 +23,9 @@ from frontier_llm.launch import failure, slurm
 from frontier_llm.launch.coordination import broadcast_from_rank_zero, run_and_wait_for_all
 from frontier_llm.launch.cores import crowding, limit_device_queues, prepare_environment, share
 from frontier_llm.launch.launcher import LaunchOptions, launch
-from frontier_llm.launch.rank import report_failure, run_rank
+from frontier_llm.launch.rank import exit_without_handlers, report_failure, run_rank
 from frontier_llm.launch.rendezvous import make_store
-from frontier_llm.launch.stop import StopFlag
+from frontier_llm.launch.stop import StopFlag, wait_for_slurm
 from frontier_llm.launch.world import World
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.fit_check import check_fits
@@ -42,8 +39,6 @@ MEETING_TIMEOUT = timedelta(minutes=5)
 """Limit of the rendezvous. Under srun, nodes may start minutes apart."""
 CORPUS_TIMEOUT = timedelta(hours=4)
 """Limit for rank 0 to prepare the corpora while the other ranks wait."""
-GRACE_SECONDS = 120.0
-"""How long a rank waits at most for Slurm to kill it; Slurm usually kills it much earlier."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -248,23 +243,3 @@ def run_dry(config: RunConfig) -> int:
 def failure_folder(config: RunConfig) -> Path:
     """Return the folder where a failing rank writes its error."""
     return Path(config.run.dir) / run_directory.FAILURES
-
-
-def wait_for_slurm(flag: StopFlag) -> None:
-    """Wait until Slurm kills this rank, if Slurm has sent SIGTERM to preempt or cancel the job.
-
-    If the ranks of a preempted job exited by themselves, Slurm would count the job as failed and
-    would not requeue it.
-    """
-    if flag.reason == signal.SIGTERM.name:
-        time.sleep(GRACE_SECONDS)
-
-
-def exit_without_handlers(code: int) -> NoReturn:
-    """End a rank without Python's exit handlers, as the launcher does with ranks that it forked.
-
-    Otherwise Triton's bindings print pages about leaks while Python shuts down.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

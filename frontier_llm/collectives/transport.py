@@ -80,7 +80,7 @@ class Transport:
     @property
     def encodes(self) -> bool:
         """Whether any step sends slots, that is, encodes messages."""
-        return self._formats_at(1).encode(self.compute_dtype.itemsize)
+        return self._formats_at(1).any_encoded(self.compute_dtype.itemsize)
 
     @property
     def rounds_refresh(self) -> bool:

@@ -8,7 +8,7 @@ from frontier_llm.config.section import Section
 
 DECODER_MULTIPLE = 8
 """The length of a T5's decoder is padded to a multiple of this many tokens. Such lengths suit the
-matrix units of GPUs, and up to 8 tensor ranks divide them."""
+matrix units of GPUs, and sequence parallelism can divide them between 2, 4 or 8 tensor ranks."""
 
 
 class ModelConfig(Section):

@@ -20,6 +20,8 @@ import numpy as np
 from frontier_llm.data.tokenizer import SPACE_MARK, Tokenizer
 from frontier_llm.units import MIB
 
+# SPACE_MARK (U+2581) stands for a blank inside tokens. If a text contains the character itself, the
+# character is a word of its own, since the tokenizer treats it like a blank.
 _WORD = re.compile(f" *[^ \n{SPACE_MARK}]+| +|\n|{SPACE_MARK}")
 _RUN = re.compile(r" *(?:[A-Za-z]+|[^ \nA-Za-z]+)| +|\n")
 _BORDER = re.compile(f"\n|{SPACE_MARK}|(?<! ) ")

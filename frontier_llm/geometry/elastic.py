@@ -44,7 +44,7 @@ def _micro_batch(data: DataConfig, replicas: int, model_ranks: int) -> dict[str,
             "launch.elastic",
             f"data.global_batch={data.global_batch} on {replicas} data-parallel replicas",
             "replicas that divide the global batch, which an elastic run keeps",
-            f"start one of {', '.join(map(str, fitting))} ranks",
+            f"start it with any of {', '.join(map(str, fitting))} ranks",
         )
     fitted = max(d for d in divisors(replica_samples) if d <= data.micro_batch)
     return {"data.micro_batch": fitted} if fitted != data.micro_batch else {}

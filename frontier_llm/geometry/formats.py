@@ -162,8 +162,12 @@ class StateFormats:
             grads_across=make(config.grads_across_format or config.grads_format),
         )
 
-    def encode(self, compute_bytes: int) -> bool:
-        """Whether any message is encoded if parameters have `compute_bytes` bytes per element."""
+    def any_encoded(self, compute_bytes: int) -> bool:
+        """Whether any message is encoded if parameters have `compute_bytes` bytes per element.
+
+        Parameters are encoded if they are sent in fewer bits than they have, gradients if they are
+        sent as integers. Gradients in bf16 are only cast.
+        """
         gathered = (self.params, self.params_backward, self.refresh)
         return any(not params.is_lossless(compute_bytes) for params in gathered) or any(
             grads.is_quantised for grads in (self.grads, self.grads_across)

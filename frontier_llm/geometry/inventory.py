@@ -96,7 +96,7 @@ def chunk_parameters(
         for layer in stack.layers:
             yield from layer_parameters(model, layer)
         if stack.ends:
-            yield from _norm(model, stack.norm, stack.norm)
+            yield from _norm(model, stack.norm_unit, stack.norm_unit)
     if chunk.has_head and not model.tied:
         yield ParameterShape("head.weight", table, "head", 0, True)
 

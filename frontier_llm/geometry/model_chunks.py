@@ -40,7 +40,7 @@ class Stack:
     """Whether the chunk has the last layer of the stack and the norm that follows it."""
 
     @property
-    def norm(self) -> str:
+    def norm_unit(self) -> str:
         """Name of the norm after the last layer of the stack, and of the unit of this norm."""
         return "encoder_norm" if self.name == "encoder" else "final_norm"
 

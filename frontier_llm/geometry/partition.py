@@ -225,7 +225,8 @@ class Factors:
 def data_ranks_per_node(grid: Grid) -> int | None:
     """Return the number of data ranks with equal tensor and pipeline coordinate on one node.
 
-    The result is None if this number differs between nodes or between coordinates.
+    The result is None if this number differs between nodes or between coordinates, so that
+    "the data ranks of a node" has no meaning.
     """
     counts: set[int] = set()
     for pipeline in range(grid.pipeline):

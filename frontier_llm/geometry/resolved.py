@@ -71,7 +71,7 @@ class ResolvedLayout:
     """`sharding.units_in_flight`."""
     collectives: CollectivesConfig
     formats: StateFormats
-    """Formats of the collectives in the first step."""
+    """Formats of the collectives until step `collectives.until_step`, if that is set."""
 
     @classmethod
     def resolve(
@@ -204,7 +204,7 @@ class ResolvedLayout:
         shared = has_shared_table(self.model, self.chunks_of_stage(stage))
         gathered = gathered_elements(sizes, self.units_in_flight, shared)
         total["gathered"] = gathered * compute_bytes if factors.params > 1 else 0
-        if self.formats.encode(compute_bytes):
+        if self.formats.any_encoded(compute_bytes):
             total["feedback"] = sum(
                 feedback_bytes(self.collectives, self.grid, factors, layout.size)
                 for layout in layouts

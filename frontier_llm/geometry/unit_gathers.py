@@ -64,7 +64,7 @@ def _events(model: ModelConfig, chunk: ModelChunk, *, forward: bool) -> Iterator
     for stack in chunk_stacks(model, chunk):
         # the table of relative positions belongs to the unit of the first layer
         units += [f"layers.{layer}" for layer in stack.layers]
-        units += [stack.norm] if stack.ends else []
+        units += [stack.norm_unit] if stack.ends else []
     units += [output] if chunk.has_head else []
     if forward:
         if chunk.has_embedding:

@@ -1,9 +1,11 @@
 """Run the work of one rank, and report its failure under srun and torchrun."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from frontier_llm.launch import failure
 
@@ -83,3 +85,13 @@ def _print_line(rank: int, text: str) -> None:
 def _print_error(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+def exit_without_handlers(code: int) -> NoReturn:
+    """End a rank without Python's exit handlers, as the launcher does with ranks that it forked.
+
+    Otherwise Triton's bindings print pages about leaks while Python shuts down.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -138,11 +138,15 @@ def equal_tasks(text: str) -> int:
     """
     counts = {int(part.split("(")[0]) for part in text.split(",")}
     if len(counts) > 1:
-        raise EnvironmentMismatchError(
-            f"srun placed unequal numbers of tasks on the nodes ({text}); request equal numbers: "
-            "srun --ntasks-per-node=N with N x nodes tasks in total"
-        )
+        raise _unequal_tasks(text)
     return counts.pop()
+
+
+def _unequal_tasks(description: str) -> EnvironmentMismatchError:
+    return EnvironmentMismatchError(
+        f"srun placed unequal numbers of tasks on the nodes ({description}); request equal "
+        "numbers: srun --ntasks-per-node=N with N x nodes tasks in total"
+    )
 
 
 def job_port(job: str, step: str) -> int:
@@ -163,7 +167,9 @@ def _tasks_per_node(environ: Mapping[str, str], size: int) -> int:
     if "SLURM_NTASKS_PER_NODE" in environ:
         return int(environ["SLURM_NTASKS_PER_NODE"])
     nodes = int(environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES", "1")))
-    return equal_tasks(str(size // nodes)) if size % nodes == 0 else equal_tasks(f"{size},0")
+    if size % nodes:
+        raise _unequal_tasks(f"{size} tasks on {nodes} nodes")
+    return size // nodes
 
 
 def end_of_job(environ: Mapping[str, str]) -> float | None:

@@ -11,6 +11,8 @@ from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """Signals that ask a run to save and stop."""
+GRACE_SECONDS = 120.0
+"""How long a rank waits at most for Slurm to kill it; Slurm usually kills it much earlier."""
 _SAME_KEY_SECONDS = 0.2
 """Two SIGINTs within this time come from one Ctrl-C: programs such as make forward the signal."""
 
@@ -174,3 +176,13 @@ class ParentSignals:
         """Whether Ctrl-C was pressed twice."""
         times = self._interrupts
         return len(times) > 1 and times[-1] - times[0] > _SAME_KEY_SECONDS
+
+
+def wait_for_slurm(flag: StopFlag) -> None:
+    """Wait until Slurm kills this rank, if Slurm has sent SIGTERM to preempt or cancel the job.
+
+    If the ranks of a preempted job exited by themselves, Slurm would count the job as failed and
+    would not requeue it.
+    """
+    if flag.reason == signal.SIGTERM.name:
+        time.sleep(GRACE_SECONDS)

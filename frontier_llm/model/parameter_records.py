@@ -100,7 +100,7 @@ def _global_name(local_name: str, stacks: Sequence[Stack], tied: bool) -> str:
 def _stack_module(stack: Stack, module: str) -> str:
     """Return the global name of a module in an encoder or decoder."""
     if module == "final_layernorm":
-        return stack.norm
+        return stack.norm_unit
     if module == "positions":
         return stack.positions
     match = _LAYER_MODULE.fullmatch(module)

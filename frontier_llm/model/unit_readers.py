@@ -28,6 +28,9 @@ class UnitReader:
 def unit_readers(chunk: Chunk, tied: bool) -> Iterator[UnitReader]:
     """Yield the readers of a model chunk, in the order of the forward pass.
 
+    A stack of a chunk is its part of the encoder or of the decoder (of a GPT: of its layers). A
+    LayerStack is a stack of a T5. It has a table of relative positions, which is a unit.
+
     Args:
         chunk: a model chunk of this rank.
         tied: whether the output layer's weight is the embedding.
@@ -41,6 +44,6 @@ def unit_readers(chunk: Chunk, tied: bool) -> Iterator[UnitReader]:
         for layer, number in zip(block.layers, stack.layers, strict=True):
             yield UnitReader(layer, (f"layers.{number}",))
         if stack.ends:  # this chunk has the last layer of the encoder or decoder, and its norm
-            yield UnitReader(block.final_layernorm, (stack.norm,))
+            yield UnitReader(block.final_layernorm, (stack.norm_unit,))
     if chunk.post_process:
         yield UnitReader(chunk.output_layer, ("embedding" if tied else "head",))

@@ -187,7 +187,7 @@ def _states(layout: ResolvedLayout, kind: StageKind) -> dict[str, int]:
     from the number of equal units, which is faster.
     """
     factors, compute_bytes = layout.factors, layout.compute_bytes
-    if layout.formats.encode(compute_bytes):
+    if layout.formats.any_encoded(compute_bytes):
         return layout.state_bytes(kind.first)
     total, master = dict.fromkeys(STATES, 0), needs_master(compute_bytes)
     for size, count in kind.units:

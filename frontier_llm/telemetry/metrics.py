@@ -47,9 +47,9 @@ class StepMetrics:
     hfu: float | None
     """`hardware_tflops_per_device` divided by the device's peak; None if the peak is unknown."""
     sent_bytes: Mapping[str, Sent]
-    """By collective, the bytes that all ranks sent in this step inside nodes and between nodes."""
+    """For each collective, the bytes that all ranks sent in this step, inside and between nodes."""
     unquantised_bytes: Mapping[str, Sent] = field(default_factory=dict)
-    """By quantised collective, the bytes that it would have sent in the compute format."""
+    """For each quantised collective, the bytes that it would have sent in the compute format."""
     checkpoint_stall_seconds: float = 0.0
     """Seconds that training has waited for checkpoints since the previous line."""
     skipped: bool = False
@@ -61,7 +61,7 @@ class StepMetrics:
     validation_bits_per_byte: float | None = None
     """Validation loss in bits per byte of text, which is comparable between tokenizers."""
     plan: Mapping[str, Mapping[str, float | None]] | None = None
-    """By name of a quantity, the value that the planner `predicted` and the value that the run
+    """For each quantity, the value that the planner `predicted` and the value that the run
     `measured`. Present only in the step after which they are compared."""
 
     def to_json(self) -> str:

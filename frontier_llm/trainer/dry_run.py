@@ -90,7 +90,7 @@ def _as_first_rank_of(candidate: Candidate, stage: int) -> Iterator[None]:
         destroy_groups()
 
 
-def check_count(candidate: Candidate, built: Sequence[BuiltStage]) -> None:
+def check_parameter_count(candidate: Candidate, built: Sequence[BuiltStage]) -> None:
     """Check that the sum of the parameters of all stages is the number of the whole model.
 
     Raises:

@@ -82,7 +82,7 @@ class Restorer:
                 checkpoint can be used.
             ConfigError: the checkpoint has another model, other data or another update rule.
         """
-        self._states.settle()
+        self._states.settle()  # no collective may still write to the states
         newest_error = None
         for candidate in self._candidates(before):
             error, resumed = None, None
@@ -93,6 +93,7 @@ class Restorer:
             errors = [text for text in _gathered(error) if text]
             if not errors and resumed is not None:
                 progress = resumed.meta["progress"]
+                # the parameters follow the loaded master weights, and the counters are set
                 self._states.adopt(progress["updates"], progress["step"])
                 self._void_later(resumed.step)
                 return resumed
@@ -101,7 +102,7 @@ class Restorer:
                     f"{errors[0]}\n  do: set checkpoint.fallback=true to resume from the one before"
                 )
             newest_error = newest_error or errors[0]
-            self._warn(f"{errors[0]}; the checkpoint before it is tried")
+            self._warn(f"{errors[0]}; trying the next older checkpoint")
         if newest_error is not None:
             raise CheckpointError(f"no checkpoint can be resumed from; the newest: {newest_error}")
         return None
@@ -144,6 +145,7 @@ class Restorer:
             checkpoint,
             self._states.shards(),
             config.checkpoint.verify,
+            # no two data ranks read the same elements, so the page cache would help nobody
             is_only_reader=factors.optimizer == factors.data,
         )
         return Resumed(checkpoint.folder, checkpoint.step, meta, differences)
@@ -168,8 +170,9 @@ class Restorer:
         """
         found: list[tuple[int, Checkpoint | Path]] = [*_of_rank_0(self._shared_checkpoints)]
         found += [(checkpoint.step, checkpoint) for checkpoint in self._local_checkpoints()]
-        # If a step has both kinds, the checkpoint in the run directory comes first, because sorting
-        # is stable. It was then saved again after a rewind, and knows which samples come next.
+        # A step has both kinds only if it was saved again, in the run directory, after a rewind.
+        # This later checkpoint knows which samples come next. It comes first, because sorting is
+        # stable.
         for step, candidate in sorted(found, key=lambda entry: -entry[0]):
             if before is None or step < before:
                 yield candidate
@@ -190,7 +193,7 @@ class Restorer:
         if folder is None:
             return []
         # Checkpoints of one step belong together only if they come from the same start of the run.
-        # They may not, if the job now runs on other nodes.
+        # If the job now runs on other nodes, their disks may hold checkpoints of different starts.
         on_this_node = {
             (checkpoint.step, str(checkpoint.manifest.meta.get("start"))): checkpoint
             for checkpoint in self._complete_checkpoints(folder)
@@ -205,7 +208,7 @@ class Restorer:
         another node has taken the place of the node that saved it.
         """
         for path in folder.iterdir() if folder.is_dir() else ():
-            parsed = parse_folder(path.name)
+            parsed = parse_folder(path.name)  # the step, and a suffix such as `.partial`
             if parsed is None or parsed[1] or not (path / MANIFEST).exists():
                 continue
             try:

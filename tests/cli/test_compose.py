@@ -61,16 +61,16 @@ def test_later_overrides_win_and_groups_keep_single_keys():
         ("=3", "=3", "3", "a key of", "--help"),
         ("+parallel.tensor=3", "parallel.tensor", "+parallel", "key=value", "parallel.tensor=3"),
         ("~parallel.tensor", "parallel.tensor", "nothing", "int", "add parallel.tensor"),
-        ("parallel.tensor=two", "parallel.tensor", "'two' (str)", "int", "Ranks over which"),
-        ("parallel.tensor=true", "parallel.tensor", "True (bool)", "int", "Ranks over which"),
-        ("parallel.tensor=0", "parallel.tensor", "0 (int)", "greater than", "Ranks over which"),
+        ("parallel.tensor=two", "parallel.tensor", "'two' (str)", "int", "ranks over which"),
+        ("parallel.tensor=true", "parallel.tensor", "True (bool)", "int", "ranks over which"),
+        ("parallel.tensor=0", "parallel.tensor", "0 (int)", "greater than", "ranks over which"),
         ("trainer.steps=1.5", "trainer.steps", "1.5 (float)", "int", "Optimizer steps"),
         ("trainer.steps=", "trainer.steps", "'' (str)", "int", "Optimizer steps"),
         ("recompute=selectve", "recompute", "selectve", "none, selective, full", "backward pass"),
         ("parallel=2", "parallel", "2 (int)", "ParallelConfig", "Tensor and pipeline"),
         ("planner.tensor=[2,0]", "planner.tensor", "0 (int)", "list of int or null: gr", "Values"),
-        ("planner.nodes=[0,1]", "planner.nodes", "0 (int)", "list of int", "Nodes of"),
-        ("planner.nodes=-1", "planner.nodes", "-1 (int)", "list of int", "Nodes of"),
+        ("planner.nodes=[0,1]", "planner.nodes", "0 (int)", "list of int", "Number of nodes"),
+        ("planner.nodes=-1", "planner.nodes", "-1 (int)", "list of int", "Number of nodes"),
         ("optimizer.learning_rate=inf", "optimizer.learning_rate", "inf", "finite", "Peak"),
         ("launch.timeout_seconds=nan", "launch.timeout_seconds", "nan", "finite", ""),
     ],
@@ -94,7 +94,7 @@ def test_help_names_every_key_and_every_choice():
         "planner.nodes: list of int or null (null)",
     ):
         assert f"  {key}" in text
-    assert "Ranks over which each matrix is split." in text
+    assert "ranks over which each matrix is split." in text
     for group, names in groups().items():
         for name in names:
             assert re.search(rf"^    {name}\b", text, re.M), (group, name)

@@ -68,13 +68,13 @@ def test_the_presets_formats():
 def test_plain_has_one_format_for_all_links():
     formats = StateFormats.at(config("collectives.grads_format=bf16"))
     assert (formats.grads.name, formats.grads_across.name) == ("bf16", "bf16")
-    assert not formats.encode(2)
-    assert not formats.encode(4)
+    assert not formats.any_encoded(2)
+    assert not formats.any_encoded(4)
 
 
 def test_integers_end_with_until_step():
     chosen = config("collectives=zeropp", "collectives.until_step=7")
     assert StateFormats.at(chosen, 7) == StateFormats.at(config("collectives=zeropp"))
     after = StateFormats.at(chosen, 8)
-    assert not after.encode(4)
+    assert not after.any_encoded(4)
     assert {after.params.name, after.refresh.name, after.grads_across.name} == {"fp32"}

@@ -37,7 +37,7 @@ def test_stacks_tile_the_chunks_and_end_once(case):
         for stack in stacks
         for layer in stack.layers
     )
-    assert [stack.norm for stack in stacks if stack.ends] == ["encoder_norm", "final_norm"]
+    assert [stack.norm_unit for stack in stacks if stack.ends] == ["encoder_norm", "final_norm"]
     assert all(stack.layers.stop in (model.encoder_layers, model.layers)
                for stack in stacks if stack.ends)  # fmt: skip
 

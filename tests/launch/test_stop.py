@@ -4,9 +4,14 @@ import signal
 import time
 from datetime import datetime
 
-from frontier_llm.cli import train
 from frontier_llm.launch.slurm import end_of_job
-from frontier_llm.launch.stop import Deadline, StopFlag, StopRequest
+from frontier_llm.launch.stop import (
+    GRACE_SECONDS,
+    Deadline,
+    StopFlag,
+    StopRequest,
+    wait_for_slurm,
+)
 
 
 def test_without_a_request_a_run_goes_on(tmp_path):
@@ -62,8 +67,8 @@ def test_a_preempted_rank_waits_until_slurm_ends_it(monkeypatch):
     monkeypatch.setattr(time, "sleep", waited.append)
     flag = StopFlag()
     flag(signal.SIGUSR1, None)
-    train.wait_for_slurm(flag)
+    wait_for_slurm(flag)
     assert waited == [], "a request: the job ends with exit code 3"
     flag(signal.SIGTERM, None)
-    train.wait_for_slurm(flag)
-    assert waited == [train.GRACE_SECONDS], "preempted: only then is it requeued"
+    wait_for_slurm(flag)
+    assert waited == [GRACE_SECONDS], "preempted: only then is it requeued"

@@ -8,7 +8,7 @@ from frontier_llm.cli.dry_run import build, candidate_of
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner import memory
 from frontier_llm.trainer import dry_run
-from frontier_llm.trainer.dry_run import DryRunError, check_count
+from frontier_llm.trainer.dry_run import DryRunError, check_parameter_count
 from tests.ranks import run_ranks
 from tests.values import tiny_values
 
@@ -50,7 +50,7 @@ def fails(world, what):
     try:
         built = build(candidate, every=False)
         if what == "count":
-            check_count(candidate, built[:1])
+            check_parameter_count(candidate, built[:1])
     except DryRunError as error:
         return str(error)
     return "built"

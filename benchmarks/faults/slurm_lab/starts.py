@@ -97,7 +97,16 @@ def count_here(size: int, rank: int) -> dict[str, int]:
     pipeline = max(1, size // 24)  # with 8 tensor ranks, 3 data-parallel replicas remain
     overrides = [EXPERIMENT, "checkpoint=off", "parallel.tensor=8", f"parallel.pipeline={pipeline}"]
     config = decode(compose(overrides))
-    world = World(rank, size, rank % 8, 8, "host", "local", "host", 1)
+    world = World(
+        rank=rank,
+        size=size,
+        local_rank=rank % 8,
+        ranks_per_node=8,
+        host="host",
+        launcher="local",
+        master_address="host",
+        master_port=1,
+    )
     layout = ResolvedLayout.resolve(config, size, world.ranks_per_node, check_rules=False)
     store = _answering_store(size)
     megatron_cpu.install()
@@ -121,17 +130,19 @@ def _answering_store(size: int) -> Any:
 
         def get(self, key: str) -> bytes:
             self.operations += 1
+            # what this rank has not written is the verdict on a check, which all ranks passed
             return bytes(super().get(key)) if self.check([key]) else b'{"text": "passed"}'
 
         def add(self, key: str, amount: int) -> int:
             self.operations += 1
-            return size if amount else 0
+            return size if amount else 0  # this rank is the last of all ranks to arrive
 
         def wait(self, keys: list[str], timeout: timedelta = timedelta(0)) -> None:
             self.operations += 1
 
         def multi_get(self, keys: list[str]) -> list[bytes]:
             self.operations += 1
+            # all ranks report what this rank has reported
             own = [key for key in keys if self.check([key])]
             return [bytes(super(AnsweringStore, self).get(own[0])) for _ in keys]
 
