@@ -38,19 +38,29 @@ class Kernels:
     layer_norm: LayerNormFunction
     rms_norm: RmsNormFunction
     source: str
-    """`torch` or `apex` or `transformer_engine`."""
+    """`torch`, `compiled`, `apex` or `transformer_engine`."""
     reason: str
     """Why these kernels were chosen, for the log and the report."""
+    compiles_layers: bool = False
+    """Whether torch.compile makes the kernels of each transformer layer."""
 
 
 TORCH = Kernels(torch_layer_norm, torch_rms_norm, "torch", "kernels=torch")
+COMPILED = Kernels(
+    torch_layer_norm,
+    torch_rms_norm,
+    "compiled",
+    "torch.compile of each layer",
+    compiles_layers=True,
+)
 
 
 def resolve(wanted: str, device: torch.device) -> Kernels:
     """Choose the kernels for a device.
 
     Args:
-        wanted: the setting `kernels`: `torch`, `fused` (required) or `auto` (fused if possible).
+        wanted: the setting `kernels`: `torch`, `compiled`, `fused` (required) or `auto` (fused if
+            possible).
         device: where fused kernels are verified.
 
     Raises:
@@ -58,6 +68,8 @@ def resolve(wanted: str, device: torch.device) -> Kernels:
     """
     if wanted == "torch":
         return TORCH
+    if wanted == "compiled":
+        return COMPILED
     errors = []
     for make in (_apex, _transformer_engine):
         try:
