@@ -1,6 +1,7 @@
 # make train      install, then train a small GPT on real text in parallel and report on it
 # make test       install, then run all tests
 # make test-fast  the same without the slow tests, in under two minutes
+# make test-gpu-model  run training steps on simulated CUDA tensors; installs a CUDA build of torch (5 GB)
 # make lint       check formatting, types, import rules, shell scripts and spelling
 # make docs       build the documentation into site/; a broken link is an error
 # make wheel      build a wheel into dist/
@@ -11,12 +12,13 @@
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+TORCH_CUDA ?= torch==2.12.1
 ARGS ?=
 BIN := .venv/bin
 SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' .ci/run .ci/images .ci/wheel 2>/dev/null)
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
-.PHONY: help train test test-fast lint format docs wheel archive clean
+.PHONY: help train test test-fast test-gpu-model lint format docs wheel archive clean
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
 
@@ -28,6 +30,18 @@ test: dev
 
 test-fast: dev
 	$(PYTEST) -m "not slow"
+
+# The stand-in for CUDA takes the place of the driver, so this also runs where there is a GPU.
+test-gpu-model: .venv-cuda
+	.venv-cuda/bin/python -m tests.gpu_model.build_stub build/fake_cuda
+	TORCHDYNAMO_DISABLE=1 LD_LIBRARY_PATH=build/fake_cuda LD_PRELOAD=$(CURDIR)/build/fake_cuda/fake_cuda.so \
+		.venv-cuda/bin/python -m pytest tests/gpu_model
+
+.venv-cuda: pyproject.toml
+	$(PYTHON) -m venv .venv-cuda
+	.venv-cuda/bin/python -m pip install --quiet $(TORCH_CUDA)
+	.venv-cuda/bin/python -m pip install --quiet --editable . hypothesis pytest pytest-xdist
+	touch .venv-cuda
 
 lint: dev
 	$(BIN)/ruff check .
@@ -76,4 +90,4 @@ archive: .venv
 	tar --create --file=venv.tar .venv
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build dist site
+	rm -rf .venv .venv-cuda .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build dist site

@@ -1,13 +1,16 @@
 """Compare a training step of frontier_llm with the same model in plain torch, in one process.
 
     python -m benchmarks.bench_step                      # on the device of this machine
+    python -m benchmarks.bench_step --compiled           # also with torch.compile, both models
     python -m benchmarks.bench_step --quick              # smoke test
     python -m benchmarks.bench_step --json benchmarks/results/step_<cpu>_<date>.json
 
 Both models run in one process and take turns. The plain model uses nn.Module,
 scaled_dot_product_attention and fused AdamW. In bf16 it uses autocast over fp32 parameters, so that
 both programs keep fp32 master weights. The table has the median time of a step of both models, and
-the ratio of our time to the time of plain torch: below 1, frontier_llm is faster.
+the ratio of our time to the time of plain torch: below 1, frontier_llm is faster. With --compiled
+two more models take part: ours with kernels=compiled, and the plain model with its layers compiled
+by torch.compile.
 """
 
 import json
@@ -50,8 +53,10 @@ LEARNING_RATE = 1e-4
 QUICK = {"layers": 1, "sequence": 64, "steps": 1}
 
 
-def plain_step(config: RunConfig, precision: str, device: torch.device) -> Callable[..., None]:
-    """Return a function that runs one step of the plain model."""
+def plain_step(
+    config: RunConfig, precision: str, device: torch.device, *, compiles: bool = False
+) -> Callable[..., None]:
+    """Return a function that runs one step of the plain model, with compiled layers or without."""
     shape = config.model
     model = PlainGpt(
         layers=shape.layers,
@@ -60,6 +65,9 @@ def plain_step(config: RunConfig, precision: str, device: torch.device) -> Calla
         vocabulary=shape.vocabulary,
         sequence=config.data.sequence_length,
     ).to(device)
+    if compiles:
+        for layer in model.layers:
+            layer.compile(dynamic=False)
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
 
     def step(batches: list[Batch]) -> None:
@@ -80,10 +88,10 @@ def plain_step(config: RunConfig, precision: str, device: torch.device) -> Calla
 
 
 def our_step(
-    config: RunConfig, precision: str, accelerator: Accelerator, groups: Groups
+    config: RunConfig, precision: str, accelerator: Accelerator, groups: Groups, kernels_name: str
 ) -> Callable[..., None]:
-    """Return a function that runs one step of frontier_llm."""
-    kernels = resolve(config.kernels, accelerator.device)
+    """Return a function that runs one step of frontier_llm; `kernels_name` is the key `kernels`."""
+    kernels = resolve(kernels_name, accelerator.device)
     layout = ResolvedLayout.resolve(config, 1, 1, precision=precision)
     model = build_model(layout, groups, accelerator.device, kernels, config.trainer.seed)
     traffic = Traffic(groups.grid, 0)
@@ -98,13 +106,25 @@ def our_step(
 
 
 def measure(
-    config: RunConfig, precision: str, accelerator: Accelerator, groups: Groups, steps: int
+    config: RunConfig,
+    precision: str,
+    accelerator: Accelerator,
+    groups: Groups,
+    steps: int,
+    *,
+    compiled: bool,
 ) -> dict[str, Any]:
-    """Time both models in turns; the first turn of each is a warm-up and is not counted."""
+    """Time the models in turns; the first turn of each is a warm-up and is not counted."""
+    device = accelerator.device
     contenders = {
-        "ours": our_step(config, precision, accelerator, groups),
-        "plain": plain_step(config, precision, accelerator.device),
+        "ours": our_step(config, precision, accelerator, groups, "auto"),
+        "plain": plain_step(config, precision, device),
     }
+    if compiled:
+        contenders |= {
+            "ours_compiled": our_step(config, precision, accelerator, groups, "compiled"),
+            "plain_compiled": plain_step(config, precision, device, compiles=True),
+        }
     batches = random_batches(config, accelerator.device)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(steps + 1):
@@ -117,9 +137,13 @@ def measure(
     medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}
     return {
         "precision": precision,
-        "ours_seconds": medians["ours"],
-        "plain_seconds": medians["plain"],
-        "ratio": medians["ours"] / medians["plain"],
+        "seconds": medians,
+        "ratios": {
+            f"{ours}/{plain}": medians[ours] / medians[plain]
+            for ours in contenders
+            for plain in contenders
+            if ours.startswith("ours") and plain.startswith("plain")
+        },
         "all_seconds": {name: times[1:] for name, times in seconds.items()},
     }
 
@@ -145,6 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--steps", type=at_least(1), default=7, help="timed steps per model (default 7)")
     add("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"],
         help="precision of the computation (default both)")  # fmt: skip
+    add("--compiled", action="store_true", help="also measure both models with compiled layers")
     options = parse_bench(parser, arguments, QUICK)
     accelerator = Accelerator.of_rank(0)
     if accelerator.is_cpu:
@@ -160,21 +185,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         groups = make_groups(config.parallel, 1, config.trainer.seed)
         rows = [
-            measure(config, precision, accelerator, groups, options.steps)
+            measure(
+                config, precision, accelerator, groups, options.steps, compiled=options.compiled
+            )
             for precision in options.precision
         ]
         destroy_groups()
     table = Table(title=f"one step, {options.layers} layers of gpt_125m's shape, "
                         f"{accelerator.name}, torch {torch.__version__}")  # fmt: skip
-    for heading in ("precision", "ours", "plain torch", "ratio"):
-        table.add_column(heading, justify="right")
+    for heading in ("precision", *rows[0]["seconds"], *rows[0]["ratios"]):
+        table.add_column(heading.replace("_", " "), justify="right")
     for row in rows:
-        table.add_row(
-            row["precision"],
-            f"{row['ours_seconds'] * 1e3:.0f} ms",
-            f"{row['plain_seconds'] * 1e3:.0f} ms",
-            f"{row['ratio']:.3f}",
-        )
+        times = (f"{seconds * 1e3:.0f} ms" for seconds in row["seconds"].values())
+        table.add_row(row["precision"], *times, *(f"{r:.3f}" for r in row["ratios"].values()))
     wide_console().print(table)
     if options.json:
         facts = {**machine.about(), "device": accelerator.name,

@@ -38,10 +38,14 @@ def step() -> Iterator[str]:
     """Yield the times of a training step, compared with plain torch."""
     rows = [
         (row["date"], row["hardware"], row["precision"], f"{row['ours_ms']:.0f} ms",
-         f"{row['plain_torch_ms']:.0f} ms", f"{row['ratio']:.3f}")
+         f"{row['plain_torch_ms']:.0f} ms", f"{row['ratio']:.3f}",
+         _cell(row.get("ours_compiled_ms"), " ms"), _cell(row.get("plain_compiled_ms"), " ms"),
+         _cell(row.get("compiled_ratio")))
         for row in load("step")["rows"]
     ]  # fmt: skip
-    yield from _table(("date", "machine", "precision", "ours", "plain torch", "ratio"), rows)
+    head = ("date", "machine", "precision", "ours", "plain torch", "ratio", "ours compiled",
+            "plain torch compiled", "ratio")  # fmt: skip
+    yield from _table(head, rows)
 
 
 def sharding() -> Iterator[str]:

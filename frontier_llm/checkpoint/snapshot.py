@@ -64,6 +64,10 @@ class Snapshot:
         Raises:
             CheckpointError: the fence failed to capture a chunk.
         """
+        if self._stream is not None:
+            # each thread has a current device, at first GPU 0: events and copies of this thread
+            # would make a context there
+            torch.cuda.set_device(self._plan.device)
         for index in range(len(self._plan.chunks)):
             buffer, from_pool = self._next(index)
             try:

@@ -1,7 +1,8 @@
 """All-gather, all-reduce and reduce-scatter of floating-point tensors, asynchronous.
 
-On a CPU, gathers and scatters are point-to-point messages between all pairs of ranks. This is
-several times as fast as gloo's collectives, whose buffers pass through its worker threads.
+Gathers and scatters are either collectives of the backend, as on a GPU, or `pairwise`:
+point-to-point messages between all pairs of ranks. On a CPU, pairwise messages are several times as
+fast as gloo's collectives, whose buffers pass through its worker threads.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ def all_gather(
     traffic: Traffic,
     name: str,
     unquantised_bytes: float | None = None,
+    *,
+    pairwise: bool,
 ) -> Handle:
     """Fill a buffer, in place, from the parts that the ranks of a group hold.
 
@@ -33,6 +36,7 @@ def all_gather(
         name: name of the collective under which the bytes are counted.
         unquantised_bytes: bytes this rank would send without quantisation; None if `buffer` is
             not quantised.
+        pairwise: whether to send point-to-point messages; only on a CPU.
     """
     if group is None or buffer.numel() == 0:
         return DONE
@@ -40,7 +44,7 @@ def all_gather(
     sent_bytes = gather_bytes(buffer.numel() * buffer.element_size(), len(ranks))
     parts = buffer.view(len(ranks), -1)
     own_part = parts[group.rank()]
-    if buffer.device.type == "cpu":
+    if pairwise:
         traffic.pairs(name, ranks, sent_bytes, unquantised_bytes)
         return _send_to_all([own_part] * len(ranks), parts.unbind(), group)
     traffic.ring(name, ranks, sent_bytes, unquantised_bytes)
@@ -77,7 +81,7 @@ class ReduceScatter:
 
     Each rank sends every other rank the part which that rank sums. As many bytes are sent as in a
     ring, but elements are rounded only once. (gloo's reduce_scatter_tensor sends as many bytes as
-    an all-reduce.) For fp32 on a GPU, the backend's own reduce-scatter is used.
+    an all-reduce.) For fp32 the backend's own reduce-scatter is used, unless messages are pairwise.
     """
 
     def __init__(
@@ -87,6 +91,8 @@ class ReduceScatter:
         traffic: Traffic,
         name: str,
         out: torch.Tensor | None = None,
+        *,
+        pairwise: bool,
     ) -> None:
         """Start the reduce-scatter. Collective over `group`; returns at once.
 
@@ -99,12 +105,13 @@ class ReduceScatter:
             out: [n / ranks] fp32, overwritten with the sum; it may be this rank's part of
                 `buffer`. None: an fp32 `buffer` receives the sum in this rank's part; otherwise
                 the sum is a new tensor.
+            pairwise: whether to send point-to-point messages; only on a CPU.
         """
         size, ranks = group.size(), tuple(dist.get_process_group_ranks(group))
         sent_bytes = gather_bytes(buffer.numel() * buffer.element_size(), size)
         self._parts, self._position = buffer.view(size, -1), group.rank()  # kept alive until sent
         self._out = out
-        self._uses_backend = buffer.device.type != "cpu" and buffer.dtype == torch.float32
+        self._uses_backend = not pairwise and buffer.dtype == torch.float32
         if self._uses_backend:
             traffic.ring(name, ranks, sent_bytes)
             self._received = torch.empty_like(self._parts[0]) if out is None else out
@@ -114,7 +121,7 @@ class ReduceScatter:
         else:
             traffic.pairs(name, ranks, sent_bytes)
             self._received = torch.empty_like(self._parts)
-            self._work = exchange(self._parts, self._received, group)
+            self._work = exchange(self._parts, self._received, group, pairwise=pairwise)
 
     def wait(self) -> torch.Tensor:
         """Return [n / ranks] fp32: the sum of this rank's part over the group."""
@@ -135,15 +142,18 @@ class ReduceScatter:
         return total
 
 
-def exchange(sent: torch.Tensor, received: torch.Tensor, group: dist.ProcessGroup) -> Handle:
+def exchange(
+    sent: torch.Tensor, received: torch.Tensor, group: dist.ProcessGroup, *, pairwise: bool
+) -> Handle:
     """Send row i to the i-th rank of a group and receive one row from each; returns at once.
 
     Args:
         sent: [ranks, elements].
         received: [ranks, elements], overwritten; this rank's own row is undefined afterwards.
         group: the ranks.
+        pairwise: whether to send point-to-point messages; only on a CPU.
     """
-    if sent.device.type == "cpu":
+    if pairwise:
         return _send_to_all(sent.unbind(), received.unbind(), group)
     work = dist.all_to_all_single(received.view(-1), sent.view(-1), group=group, async_op=True)
     assert work is not None

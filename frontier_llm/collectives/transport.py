@@ -54,6 +54,8 @@ class Transport:
         compute_dtype: torch.dtype,
         device: torch.device,
         seed: int = 0,
+        *,
+        pairwise: bool = True,
     ) -> None:
         """Begin in the formats of step 1.
 
@@ -64,10 +66,13 @@ class Transport:
             compute_dtype: dtype of the parameters.
             device: where message buffers are allocated.
             seed: seed of stochastic rounding; must differ between ranks.
+            pairwise: whether gathers and scatters on a CPU are point-to-point messages. On a GPU
+                they never are.
         """
         self.traffic, self.kernels = traffic, kernels
         self.pool = BufferPool(device)
         self.compute_dtype = compute_dtype
+        self._pairwise = pairwise and device.type == "cpu"
         self._formats_at, self._seed = formats_at, seed
         self._step, self._calls = 1, 0
         self.formats = formats_at(1)
@@ -187,7 +192,9 @@ class Transport:
                 if sent is not buffer:
                     self.pool.give_back(buffer)
                 last_out = out if group is hops[-1][0] and not add else None
-                buffer = yield ReduceScatter(sent, group, self.traffic, name, last_out)
+                buffer = yield ReduceScatter(
+                    sent, group, self.traffic, name, last_out, pairwise=self._pairwise
+                )
                 if buffer.untyped_storage().data_ptr() != sent.untyped_storage().data_ptr():
                     self.pool.give_back(sent)  # the sum does not lie in it
             border = max(0, min(border - group.rank() * elements, elements))
@@ -221,7 +228,7 @@ class Transport:
         part_bytes = elements * self.compute_dtype.itemsize
         ranks, others = tuple(dist.get_process_group_ranks(group)), count - 1
         self.traffic.pairs(name, ranks, others * sent.shape[1], others * part_bytes)
-        work = exchange(sent, received, group)
+        work = exchange(sent, received, group, pairwise=self._pairwise)
         return SlotSum(work, codec, quantised[own], own, sent, received, total, self.pool)
 
     def _gather_hops(
@@ -254,7 +261,7 @@ class Transport:
             unquantised = None
             if unquantised_part_bytes is not None:
                 unquantised = gather_bytes(run * unquantised_part_bytes, group.size())
-            yield all_gather(span, group, self.traffic, name, unquantised)
+            yield all_gather(span, group, self.traffic, name, unquantised, pairwise=self._pairwise)
 
     def _slots(self, fmt: Format, elements: int, count: int, border: int) -> torch.Tensor:
         """Borrow [count, bytes] uint8 from the pool: one slot per part."""

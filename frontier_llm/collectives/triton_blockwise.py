@@ -18,6 +18,9 @@ from typing_extensions import override
 from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.geometry.formats import Format
 
+LAUNCH_OPTIONS = {"enable_fp_fusion": False, "num_warps": 1}
+"""A block has 256 elements, so one warp has enough work, and its maximum needs no shared memory."""
+
 
 @dataclass(frozen=True)
 class TritonKernels(BlockKernels):
@@ -52,7 +55,7 @@ class TritonKernels(BlockKernels):
             bf16_scales=scales.dtype == torch.bfloat16,
             stochastic=fmt.is_stochastic,
             feedback=residual is not None,
-            enable_fp_fusion=False,
+            **LAUNCH_OPTIONS,
         )
 
     @override
@@ -68,7 +71,7 @@ class TritonKernels(BlockKernels):
             block=block,
             half=triton.next_power_of_2(triton.cdiv(block, 2)),
             bits=fmt.bits,
-            enable_fp_fusion=False,
+            **LAUNCH_OPTIONS,
         )
 
     @override
@@ -93,7 +96,7 @@ class TritonKernels(BlockKernels):
             block=block,
             half=triton.next_power_of_2(triton.cdiv(block, 2)),
             bits=fmt.bits,
-            enable_fp_fusion=False,
+            **LAUNCH_OPTIONS,
         )
 
 

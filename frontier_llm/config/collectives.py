@@ -44,6 +44,9 @@ class CollectivesConfig(Section):
     error_feedback: bool
     """Whether the rounding error of a gradient between nodes is kept (in bf16, on the sending rank)
     and added to the next gradient."""
+    pairwise: bool = True
+    """Whether gathers and scatters on a CPU are point-to-point messages between all pairs of ranks,
+    which is several times as fast as gloo's collectives. false runs the code of a GPU."""
     until_step: int | None = Field(ge=1)
     """Last step with integer formats. Later steps use fp32. null = all steps use integer
     formats."""

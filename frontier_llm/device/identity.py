@@ -18,13 +18,17 @@ _INTERFACES = Path("/sys/class/net")
 
 
 def device_id(accelerator: Accelerator) -> str:
-    """Return an identifier that is unique among the devices of a host; empty on a CPU."""
+    """Return an identifier that is unique among the devices of a host; empty on a CPU.
+
+    It has the UUID and the PCI address, because the two devices of an MI250X package may have the
+    same UUID, and a partition of a GPU has the PCI address of the whole GPU.
+    """
     if accelerator.is_cpu:
         return ""
     properties = torch.cuda.get_device_properties(accelerator.device)
-    # if the driver gives no UUID, use the address on the PCI bus
-    uuid = getattr(properties, "uuid", None)
-    return str(uuid or f"pci bus {getattr(properties, 'pci_bus_id', 'unknown')}")
+    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    address = ":".join("?" if number is None else f"{number:02x}" for number in numbers)
+    return f"{getattr(properties, 'uuid', 'no UUID')} at {address}"
 
 
 def architecture(accelerator: Accelerator) -> str:

@@ -1,4 +1,4 @@
-"""Count the memory for encoded messages: their buffers, and rounding errors that are kept.
+"""Count the memory for encoded messages (buffers, rounding errors that are kept) and for the loss.
 
 Error feedback keeps the rounding error of a quantised gradient and adds it to the next gradient.
 """
@@ -12,11 +12,14 @@ from frontier_llm.geometry.formats import Format, StateFormats
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.partition import Digit, Factors
 from frontier_llm.geometry.state_memory import FP32_BYTES
+from frontier_llm.units import MIB
 
 FEEDBACK_BYTES = 2
 """Bytes per rounding error, which is kept in bf16."""
 BUFFER_BYTES = 64
 """Buffer sizes are multiples of this many bytes (collectives/slots.py)."""
+LOSS_CHUNK_BYTES = 128 * MIB
+"""Size of the fp32 logits that the loss computes at a time on a GPU: enough to fill it."""
 
 
 def refresh_is_lossy(formats: StateFormats, factors: Factors, compute_bytes: int) -> bool:

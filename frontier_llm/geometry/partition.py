@@ -29,6 +29,7 @@ The factors come from AMSP (arXiv:2311.00257). AMSP divides optimizer states ten
 the flat buffer of a unit is divided, regardless of the borders between tensors.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -39,6 +40,9 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.grid import Coordinates, Grid
 
 Digit = Literal["params", "grads", "optimizer", "replica"]
+ALIGNED_ELEMENTS = 64
+"""Every interval has a multiple of this many elements, 128 bytes of bf16, so that copies, kernels
+and collectives of a GPU find it aligned."""
 DIGITS: tuple[Digit, ...] = get_args(Digit)
 _ConfiguredFactors = dict[str, Factor]
 """The three factors of a configuration by their keys, as integers or as words."""
@@ -131,9 +135,9 @@ class Factors:
 
         Args:
             block: each optimizer interval is a multiple of this number of elements, for example of
-                a quantisation block.
+                a quantisation block, and of ALIGNED_ELEMENTS.
         """
-        return self.optimizer * block
+        return self.optimizer * math.lcm(block, ALIGNED_ELEMENTS)
 
     def digits(self, rank: int) -> Digits:
         """Return the digits of a data rank."""

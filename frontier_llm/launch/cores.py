@@ -95,9 +95,21 @@ def prepare_environment(threads: int, environ: MutableMapping[str, str]) -> None
     environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings would hide the cause of a failure
     # count GPUs through the driver's library, so that a process that has counted them can fork
     environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    # megatron needs one hardware queue, so that communication starts before the computation that is
-    # submitted after it
-    environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+
+def limit_device_queues(tensor: int, environ: MutableMapping[str, str]) -> None:
+    """Give a GPU a single hardware queue if there is tensor parallelism.
+
+    With one queue, megatron's tensor-parallel communication starts before the computation that is
+    submitted after it. Without tensor parallelism, one queue would only make gathers, reductions
+    and checkpoint copies wait for each other. The driver reads the variable when it starts.
+
+    Args:
+        tensor: number of tensor-parallel ranks.
+        environ: environment variables of this process; a value that is set stays.
+    """
+    if tensor > 1:
+        environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
 def _quotas(mount: Path, path: str) -> Iterator[float]:

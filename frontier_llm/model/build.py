@@ -28,6 +28,8 @@ class Model:
     transformer: TransformerConfig
     """megatron's configuration, which all chunks share. It also holds the functions that megatron's
     pipeline schedule calls during a step."""
+    is_compiled: bool = False
+    """Whether torch.compile compiles the layers."""
 
 
 def build_model(
@@ -59,4 +61,4 @@ def build_model(
         chunk.train()
     records = parameter_records(chunks, layout, groups)
     initialise(records, layout.model, seed)
-    return Model(chunks, records, layout, transformer)
+    return Model(chunks, records, layout, transformer, kernels.compiles_layers)

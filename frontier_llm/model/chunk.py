@@ -1,5 +1,6 @@
 """Build the module of one model chunk, a range of consecutive layers of the model."""
 
+import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from frontier_llm.device.kernels import Kernels
@@ -9,6 +10,8 @@ from frontier_llm.model.gpt import Gpt
 from frontier_llm.model.t5 import EncoderDecoder
 from frontier_llm.parallel.groups import Groups
 
+COMPILER = "inductor"
+"""Backend of torch.compile."""
 Chunk = Gpt | EncoderDecoder
 """The module of a model chunk.
 
@@ -36,6 +39,23 @@ def make_chunk(
         kernels: implementation of the norms.
     """
     model, megatron = layout.model, groups.megatron
+    chunk: Chunk
     if model.kind == "t5":
-        return EncoderDecoder(model, model_chunk, layout.recompute, transformer, megatron, kernels)
-    return Gpt(model, model_chunk, layout.sequence_length, transformer, megatron, kernels)
+        chunk = EncoderDecoder(model, model_chunk, layout.recompute, transformer, megatron, kernels)
+    else:
+        chunk = Gpt(model, model_chunk, layout.sequence_length, transformer, megatron, kernels)
+    if kernels.compiles_layers:
+        _compile_layers(chunk)
+    return chunk
+
+
+def _compile_layers(chunk: Chunk) -> None:
+    """Replace the forward pass of each layer by one that is compiled at its first call.
+
+    Layers of equal shape share their code. Hooks of a layer run outside the compiled code, so
+    parameters can be gathered and released as usual. Each new length of a sequence would be
+    compiled again, which is why samples are generated without compiled code (Pipeline.logits).
+    """
+    for stack in chunk.stacks:
+        for layer in getattr(chunk, stack.name).layers:
+            layer.forward = torch.compile(layer.forward, dynamic=False, backend=COMPILER)

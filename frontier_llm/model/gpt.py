@@ -76,4 +76,4 @@ class Gpt(GPTModel):
         Returns:
             [samples, tokens] fp32.
         """
-        return token_losses(logits, labels, self.vocabulary, self.pg_collection.tp.rank())
+        return token_losses(logits, labels, self.vocabulary, self.pg_collection.tp)

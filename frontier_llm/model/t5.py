@@ -125,7 +125,7 @@ class EncoderDecoder(MegatronModule):
         logits, _ = self.output_layer(decoder)
         if labels is None:
             return logits.transpose(0, 1)
-        return token_losses(logits, labels, self.vocabulary, self.pg_collection.tp.rank())
+        return token_losses(logits, labels, self.vocabulary, self.pg_collection.tp)
 
     @property
     def _sequence_parts(self) -> int:

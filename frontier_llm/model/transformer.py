@@ -72,6 +72,9 @@ def transformer_config(layout: ResolvedLayout, device: torch.device) -> Transfor
         # gradients.
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved and not on_cpu,
+        # megatron's synchronisation after each exchange works around an error of old torch
+        # versions. It would block the host, also until the copies of a checkpoint are done.
+        batch_p2p_sync=False,
         # gloo may still be sending an output when the schedule wants to free it
         deallocate_pipeline_outputs=not on_cpu,
         # the following options need apex or TransformerEngine, or use torch.jit, which does not

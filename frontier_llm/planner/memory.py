@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
+from frontier_llm.geometry.message_memory import LOSS_CHUNK_BYTES
 from frontier_llm.geometry.model_chunks import ModelChunk, has_shared_table
 from frontier_llm.geometry.pipeline_schedule import stage_passes
 from frontier_llm.geometry.resolved import ResolvedLayout
@@ -59,7 +60,7 @@ class Activations:
     kept: int
     """Bytes kept for the backward passes of all micro-batches in flight."""
     logits: int
-    """Bytes of the logits and of the copies that the cross entropy makes of them."""
+    """Bytes of the logits, and of the part of them that the loss holds in fp32."""
     working: int
     """Bytes of the activations of a recomputed layer and of the gradients of the largest matrix
     product."""
@@ -128,8 +129,7 @@ def stage_activations(layout: ResolvedLayout, stage: int, kind: StageKind) -> Ac
     boundary = layout.activation_traffic.boundary_bytes() if stages > 1 else 0.0
     return Activations(
         kept=_peak(stage, stages, layout.virtual_stages, micro_batches, tuple(kept)),
-        # the output of the head, its fp32 copy for the loss, and its exponentials in fp32
-        logits=logits * (compute_bytes + 8),
+        logits=logits * compute_bytes + min(4 * logits, LOSS_CHUNK_BYTES),
         working=int(_working_elements(layout, kind) * compute_bytes),
         exchange=int(2 * boundary),
     )

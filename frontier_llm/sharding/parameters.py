@@ -236,6 +236,8 @@ class Parameters:
         refresh = self._refreshes.pop(unit, None)
         if refresh is not None:
             refresh.wait()
+            # in fp32 the master lies in the shard: a gather in place may count as a write to it
+            self._master_versions[unit] = self._masters[unit]._version
             self._start_refreshes()
 
     def _start_gather(self, use: Use) -> None:

@@ -29,7 +29,9 @@ from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.slurm import end_of_job
 from frontier_llm.launch.stop import Deadline, StopFlag, StopRequest
 from frontier_llm.launch.world import World
+from frontier_llm.model.attention_kernels import attention_kernels
 from frontier_llm.model.build import build_model
+from frontier_llm.model.transformer import DTYPES
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import Groups, destroy_groups
 from frontier_llm.telemetry.log import close_logging, setup_logging
@@ -124,7 +126,11 @@ def build_context(
     )
     with watchdog.phase("groups"):
         groups, sharding_groups = connect(config, layout, world, store, accelerator)
-    hardware = Hardware(accelerator, precision, resolve(config.kernels, accelerator.device))
+    kernels = resolve(
+        config.kernels, accelerator.device, DTYPES[precision.name], config.model.hidden
+    )
+    attention = attention_kernels(layout, accelerator.device)
+    hardware = Hardware(accelerator, precision, kernels, attention)
     model = build_model(layout, groups, accelerator.device, hardware.kernels, config.trainer.seed)
     traffic = Traffic(groups.grid, world.rank)
     states = shard(config, model, groups, traffic, sharding_groups)

@@ -1,5 +1,6 @@
 """The objects of one rank: trainer/assemble.py makes them, the loop and the callbacks use them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from frontier_llm.config.run import RunConfig
@@ -40,7 +41,9 @@ class Hardware:
     """The device."""
     precision: ResolvedPrecision
     kernels: Kernels
-    """The implementations of norms."""
+    """The implementation of the layers."""
+    attention: Mapping[str, str]
+    """The kernel of each kind of attention."""
 
 
 @dataclass(frozen=True)

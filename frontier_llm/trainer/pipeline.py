@@ -1,6 +1,7 @@
 """Runs micro-batches through this rank's model chunks with megatron's pipeline schedules."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -63,7 +64,12 @@ class Pipeline:
         # the interleaved schedule needs as many micro-batches as there are pipeline stages
         config = self._model.transformer
         repeat = config.pipeline_model_parallel_size if len(self._model.chunks) > 1 else 1
-        found = self._call(step, [batch] * repeat, forward_only=True, collect=True)
+        # compiled layers would be compiled again for every new length
+        eager = (
+            torch.compiler.set_stance("force_eager") if self._model.is_compiled else nullcontext()
+        )
+        with eager:
+            found = self._call(step, [batch] * repeat, forward_only=True, collect=True)
         return found[0] if found else None
 
     def _call(

@@ -83,6 +83,7 @@ def _transport(
         compute_dtype,
         device,
         seed=config.trainer.seed + (rank << 16),
+        pairwise=config.collectives.pairwise,
     )
 
 

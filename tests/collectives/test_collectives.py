@@ -21,19 +21,20 @@ def group() -> dist.ProcessGroup:
     return dist.group.WORLD
 
 
-def gather(world: World, dtype: torch.dtype) -> tuple[list[float], float]:
+def gather(world: World, dtype: torch.dtype, pairwise: bool) -> tuple[list[float], float]:
     traffic = traffic_of(world)
     whole = torch.full((world.size * 5,), -1.0, dtype=dtype)
     whole.view(world.size, -1)[world.rank] = world.rank
-    all_gather(whole, group(), traffic, "gather").wait()
+    all_gather(whole, group(), traffic, "gather", pairwise=pairwise).wait()
     return whole.tolist(), traffic.take()["gather"].intra
 
 
+@pytest.mark.parametrize("pairwise", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_gather_fills_every_part_in_order(size: int, dtype: torch.dtype) -> None:
+def test_gather_fills_every_part_in_order(size: int, dtype: torch.dtype, pairwise: bool) -> None:
     expected = [float(rank) for rank in range(size) for _ in range(5)]
-    for whole, sent in run_ranks(gather, size, dtype):
+    for whole, sent in run_ranks(gather, size, dtype, pairwise):
         assert whole == expected
         assert sent == 5 * dtype.itemsize * (size - 1)
 
@@ -45,7 +46,7 @@ def two_gathers_at_once(world: World) -> list[list[float]]:
         whole = torch.zeros(world.size * 3)
         whole.view(world.size, -1)[world.rank] = 10 * tag + world.rank
         wholes.append(whole)
-        handles.append(all_gather(whole, group(), traffic, "gather"))
+        handles.append(all_gather(whole, group(), traffic, "gather", pairwise=True))
     for handle in reversed(handles):
         handle.wait()
     return [whole.tolist() for whole in wholes]
@@ -56,19 +57,24 @@ def test_gathers_under_way_together_do_not_mix() -> None:
     assert run_ranks(two_gathers_at_once, 3) == [expected] * 3
 
 
-def scatter(world: World, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, float]:
+def scatter(
+    world: World, dtype: torch.dtype, pairwise: bool
+) -> tuple[torch.Tensor, torch.Tensor, float]:
     traffic = traffic_of(world)
     whole = torch.randn(world.size * 7, generator=torch.Generator().manual_seed(world.rank)).to(
         dtype
     )
-    part = ReduceScatter(whole.clone(), group(), traffic, "scatter").wait()
+    part = ReduceScatter(whole.clone(), group(), traffic, "scatter", pairwise=pairwise).wait()
     return whole, part, traffic.take()["scatter"].intra
 
 
+@pytest.mark.parametrize("pairwise", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_reduce_scatter_sums_in_fp32_whatever_dtype_is_sent(size: int, dtype: torch.dtype) -> None:
-    ranks = run_ranks(scatter, size, dtype)
+def test_reduce_scatter_sums_in_fp32_whatever_dtype_is_sent(
+    size: int, dtype: torch.dtype, pairwise: bool
+) -> None:
+    ranks = run_ranks(scatter, size, dtype, pairwise)
     exact = sum(whole.float() for whole, _, _ in ranks)
     assert isinstance(exact, torch.Tensor)
     for rank, (_, part, sent) in enumerate(ranks):

@@ -151,9 +151,11 @@ def test_a_clusters_links_get_slower_and_end_with_the_whole_machine(name):
         ("NVIDIA A100-SXM4-40GB", "polaris_a100_40g"),
         ("Tesla V100-SXM3-32GB", "dgx2_v100"),
         ("NVIDIA H200", "h200_8"),
+        ("NVIDIA H100 80GB HBM3", "h100_8"),
+        ("AMD Instinct MI300X OAM", "mi300x_8"),
         ("NVIDIA GH200 480GB", None),
-        ("NVIDIA H100 80GB HBM3", None),
-        ("AMD Instinct MI300X", None),
+        ("NVIDIA H100 PCIe", None),
+        ("AMD Instinct MI300A", None),
     ],
 )
 def test_a_drivers_name_is_recognised_by_its_own_cluster_alone(device, cluster):

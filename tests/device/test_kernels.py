@@ -37,6 +37,17 @@ def test_a_kernel_with_other_results_is_rejected(
     def bad() -> Kernels:
         return Kernels(wrong_gradient, torch_rms_norm, "bad", "")
 
+    def imprecise_in_bf16() -> Kernels:
+        def norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, e: float) -> torch.Tensor:
+            error = 0.1 if x.dtype == torch.bfloat16 else 0.0
+            return torch_layer_norm(x, w, b, e) + error
+
+        return Kernels(norm, torch_rms_norm, "imprecise", "")
+
+    monkeypatch.setattr(kernels, "_apex", imprecise_in_bf16)
+    monkeypatch.setattr(kernels, "_transformer_engine", good)
+    assert resolve("fused", CPU, torch.float32, 128).source == "imprecise"
+    assert resolve("fused", CPU, torch.bfloat16, 128).source == "good"
     monkeypatch.setattr(kernels, "_apex", bad)
     monkeypatch.setattr(kernels, "_transformer_engine", good)
     assert resolve("fused", CPU).source == "good"

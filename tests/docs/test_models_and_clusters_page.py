@@ -50,7 +50,7 @@ def test_states_are_those_of_the_fullest_stage():
     sizes = ["model.layers=3", "model.hidden=8", "model.heads=2", "model.vocabulary=100"]
     run = ["data.vocabulary=100", "data.sequence_length=16", "parallel.pipeline=2"]
     config = decode(compose([*sizes, *run]))
-    layer = 12 * 8 * 8 + 13 * 8
+    layer = 12 * 8 * 8 + 13 * 8 + 24  # padded to a multiple of 64 elements
     first = 2 * layer + 128 * 8 + 16 * 8  # embedding, padded to 128 rows, and positions
-    last = layer + 128 * 8 + 2 * 8  # the tied head's copy and the last norm
+    last = layer + 128 * 8 + 2 * 8 + 48  # the tied head's copy and the last norm, padded
     assert resolved(config, 2).fullest_stage_bytes == 18 * max(first, last)

@@ -6,8 +6,9 @@ import pytest
 
 from frontier_llm.cli import train
 from frontier_llm.launch import cores
-from frontier_llm.launch.cores import available, cgroup_limit, crowding
+from frontier_llm.launch.cores import available, cgroup_limit, crowding, limit_device_queues
 
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 SRUN = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0"}
 
 
@@ -106,3 +107,16 @@ def test_a_run_warns_before_it_starts(monkeypatch, capsys, tmp_path, how):
     said = capsys.readouterr().err
     assert f"{threads} threads in each of 4 ranks on {available()} core" in said
     assert "launch.threads=1" in said
+
+
+@pytest.mark.parametrize(("tensor", "expected"), [(1, {}), (2, {QUEUES: "1"})])
+def test_a_gpu_has_one_hardware_queue_only_with_tensor_parallelism(tensor, expected):
+    environ = {}
+    limit_device_queues(tensor, environ)
+    assert environ == expected
+
+
+def test_hardware_queues_that_the_user_set_stay():
+    environ = {QUEUES: "8"}
+    limit_device_queues(2, environ)
+    assert environ == {QUEUES: "8"}

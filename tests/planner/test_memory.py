@@ -72,7 +72,8 @@ def test_a_lazy_checkpoint_takes_host_memory_for_a_devices_intervals():
     candidate = make("sharding=zero1", "checkpoint=lazy")
     memory = stage_memory(candidate, 0)
     assert memory.host_bytes == pytest.approx(
-        memory.by_category["master"] + memory.by_category["moments"], rel=0.01
+        memory.by_category["master"] + memory.by_category["moments"],
+        rel=0.02,  # on the device padded
     )
     assert stage_memory(make("checkpoint=off"), 0).host_bytes == 0
 

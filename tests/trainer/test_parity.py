@@ -117,7 +117,7 @@ def reference(overrides: tuple[str, ...], steps: int = STEPS) -> Any:
 
 
 def compare(size: int, overrides: list[str], model: list[str], steps: int = STEPS) -> None:
-    alone = [o for o in overrides if not o.startswith(("parallel.", "sharding."))]
+    alone = [o for o in overrides if not o.startswith(("parallel.", "sharding", "kernels="))]
     values = tiny_values(*model, *overrides)
     losses_alone, norms_alone, gradients_alone = reference((*model, *alone), steps)
     results = run_ranks(train_and_collect, size, values, "fp32", steps, timeout=120)

@@ -49,3 +49,18 @@ def test_every_chain_in_three_dimensions(
     chain: tuple[int, int, int], chunks: int, model: str
 ) -> None:
     compare(8, [*IN_3D, f"parallel.chunks={chunks}", *factors(chain)], MODELS[model], STEPS)
+
+
+BACKEND = "collectives.pairwise=false"
+"""Gathers and scatters are the backend's collectives, as on a GPU."""
+
+
+@pytest.mark.parametrize("chain", chains(4), ids=str)
+def test_every_chain_with_the_collectives_of_a_gpu(chain: tuple[int, int, int]) -> None:
+    compare(4, ["model.layers=3", BACKEND, *factors(chain)], [], STEPS)
+
+
+@pytest.mark.parametrize("chain", chains(2), ids=str)
+def test_three_dimensions_with_the_collectives_of_a_gpu(chain: tuple[int, int, int]) -> None:
+    overrides = [*IN_3D, "parallel.chunks=2", BACKEND, *factors(chain)]
+    compare(8, overrides, MODELS["untied_gqa_swiglu"], STEPS)

@@ -86,6 +86,7 @@ class Announcements(Callback):
             **self._lines_of_layout(),
             "precision": f"{hardware.precision.name} ({hardware.precision.reason})",
             "kernels": hardware.kernels.source,
+            "attention": ", ".join(f"{kind}: {name}" for kind, name in hardware.attention.items()),
             "peak": context.meter.peak_reason,
             "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
             f"{format_count(manifest.validation.tokens)} validation tokens; "

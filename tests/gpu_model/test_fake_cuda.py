@@ -1,0 +1,100 @@
+"""A step of every layout on CUDA tensors: no operation mixes devices, the host waits once."""
+
+import pytest
+
+from tests.gpu_model import fake_cuda
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not fake_cuda.PRELOADED, reason="run `make test-gpu-model`"),
+]
+
+GPT = [
+    "model=gpt", "model.layers=4", "model.hidden=256", "model.heads=4", "model.ffn=1024",
+    "model.vocabulary=1000", "data.sequence_length=256", "data.micro_batch=2",
+    "data.global_batch=32", "parallel.pipeline=1",
+]  # fmt: skip
+LLAMA = [
+    "model=llama", "model.layers=4", "model.hidden=256", "model.heads=4", "model.kv_heads=2",
+    "model.ffn=512", "model.vocabulary=1000", "data.sequence_length=256", "data.micro_batch=2",
+    "data.global_batch=32", "parallel.pipeline=1",
+]  # fmt: skip
+T5 = ["model=mt5_tiny", "data=stdlib_spans", "parallel.pipeline=1", "data.sequence_length=256",
+      "data.micro_batch=2", "data.global_batch=32"]  # fmt: skip
+TENSOR = ["parallel.tensor=4", "parallel.sequence=true"]
+DROPOUT = ["model.dropout=0.1", "model.attention_dropout=0.1"]
+LAYOUTS = {
+    "replicated": (GPT, 0),
+    "zero1": ([*GPT, "sharding=zero1"], 1),
+    "zero2": ([*GPT, "sharding=zero2"], 1),
+    "zero3": ([*GPT, "sharding=zero3"], 1),
+    "mics": ([*GPT, "sharding=mics", "launch.ranks_per_node=4"], 1),
+    "zero3_bf16_gradients": ([*GPT, "sharding=zero3", "collectives.grads_format=bf16"], 1),
+    "tensor_sequence_recompute_dropout": (
+        [*GPT, *TENSOR, *DROPOUT, "sharding=zero1", "recompute=full"], 1,
+    ),
+    "parallel_residual": ([*GPT, "model.residual=parallel", "sharding=zero2"], 3),
+    "llama_selective": ([*LLAMA, "sharding=zero3", "recompute=selective"], 1),
+    "t5_tensor_sequence_zero3": (
+        [*T5, "parallel.tensor=2", "parallel.sequence=true", "sharding=zero3"], 1,
+    ),
+    "t5_recompute_zero2": ([*T5, "recompute=full", "sharding=zero2"], 1),
+    "first_stage": ([*GPT[:-1], "parallel.pipeline=4", "sharding=zero1"], 0),
+    "middle_stage": ([*GPT[:-1], "parallel.pipeline=4", "sharding=zero3"], 3),
+    "last_stage": ([*GPT[:-1], "parallel.pipeline=4", "sharding=zero3"], 7),
+    "interleaved": (
+        [*GPT[:-1], "parallel.pipeline=2", "parallel.chunks=2", "sharding=zero3"], 5,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_host_waits_once_and_no_operation_mixes_devices(name: str, precision: str) -> None:
+    overrides, rank = LAYOUTS[name]
+    recorded = fake_cuda.record_step(overrides, 8, rank, precision)
+    assert recorded.across_devices == {}
+    assert recorded.device_waits == 0
+    assert recorded.host_waits == 1
+    assert recorded.kernels.total() > 100
+
+
+def test_megatrons_wait_after_each_exchange_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its default, a middle stage waits for the device after every exchange."""
+    from frontier_llm.model import build
+
+    make = build.transformer_config
+
+    def with_waits(*arguments: object) -> object:
+        config = make(*arguments)
+        config.batch_p2p_sync = True
+        return config
+
+    monkeypatch.setattr(build, "transformer_config", with_waits)
+    overrides, rank = LAYOUTS["middle_stage"]
+    assert fake_cuda.record_step(overrides, 8, rank).device_waits > 10
+
+
+def per_layer(model: str, tokens: int) -> tuple[float, float]:
+    """Return the kernels, and the bytes without matrix products, of a layer and micro-batch."""
+    recorded = [
+        fake_cuda.record_step(
+            [f"model={model}", f"model.layers={layers}", f"data.sequence_length={tokens}",
+             "data.micro_batch=1", "data.global_batch=2", "parallel.pipeline=1"],
+            1, 0,
+        )
+        for layers in (2, 4)
+    ]  # fmt: skip
+    kernels = recorded[1].kernels.total() - recorded[0].kernels.total()
+    sizes = recorded[1].kernel_bytes - recorded[0].kernel_bytes
+    element_wise = sum(
+        size for name, size in sizes.items() if "mm" not in name and "attention" not in name
+    )
+    return kernels / 4, element_wise / 4
+
+
+def test_the_kernels_of_a_layer_keep_to_their_budget() -> None:
+    """Of a layer of LLaMA-7B with 4,096 tokens, without torch.compile."""
+    kernels, element_wise = per_layer("llama_7b", 4096)
+    assert kernels <= 76
+    assert element_wise <= 8.5e9

@@ -1,0 +1,60 @@
+"""Compiled layers give the numbers of one process in every layout, and are compiled once."""
+
+import pytest
+
+from frontier_llm.launch.world import World
+from frontier_llm.model import chunk
+from tests.ranks import run_ranks
+from tests.trainer.rig import make_rig
+from tests.trainer.test_parity import MODELS, compare
+from tests.values import TINY_T5, tiny_values
+
+pytestmark = pytest.mark.slow
+
+LAYOUTS = {
+    "zero3": (4, ["sharding=zero3"]),
+    "zero3_recompute": (2, ["sharding=zero3", "recompute=full"]),
+    "tensor_sequence_selective": (
+        2, ["parallel.tensor=2", "parallel.sequence=true", "recompute=selective"],
+    ),
+    "interleaved_zero2": (
+        4,
+        ["parallel.pipeline=2", "parallel.chunks=2", "sharding=zero2", "data.global_batch=8"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_compiled_layout_equals_one_process(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graphs are captured and differentiated as always, but run by torch's own kernels."""
+    monkeypatch.setattr(chunk, "COMPILER", "aot_eager")
+    ranks, overrides = LAYOUTS[layout]
+    compare(ranks, [*overrides, "kernels=compiled"], MODELS["untied_gqa_swiglu"], 2)
+
+
+def train_and_evaluate(world: World, kernels: str) -> tuple[list[float], dict[str, int]]:
+    """Train two steps, evaluate and generate; return the losses, and what was compiled."""
+    from torch._dynamo.utils import counters
+
+    rig = make_rig(world, tiny_values(f"kernels={kernels}", "model.layers=3"))
+    losses = [result.loss for result in rig.train(2)]
+    losses += [loss.item() for loss in rig.step._pipeline.losses(rig.batches(0), train=False)]
+    rig.step._pipeline.logits(rig.batches(0)[0], 0)
+    counts = {"graphs": counters["stats"]["unique_graphs"], "breaks": len(counters["graph_break"])}
+    return losses, counts
+
+
+def test_layers_are_compiled_once_and_whole() -> None:
+    """One graph serves all three layers in training, one in evaluation; logits need none."""
+    (expected, none), (losses, counts) = (
+        run_ranks(train_and_evaluate, 1, kernels, timeout=300)[0]
+        for kernels in ("torch", "compiled")
+    )
+    assert none == {"graphs": 0, "breaks": 0}
+    assert counts == {"graphs": 2, "breaks": 0}
+    assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_encoder_decoder_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk, "COMPILER", "aot_eager")
+    compare(2, ["sharding=zero3", "kernels=compiled"], TINY_T5, 2)
