@@ -72,8 +72,7 @@ def transformer_config(layout: ResolvedLayout, device: torch.device) -> Transfor
         # gradients.
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved and not on_cpu,
-        # megatron's synchronisation after each exchange works around an error of old torch
-        # versions. It would block the host, also until the copies of a checkpoint are done.
+        # only needed by old torch versions; it would make the host wait for the whole device
         batch_p2p_sync=False,
         # gloo may still be sending an output when the schedule wants to free it
         deallocate_pipeline_outputs=not on_cpu,
