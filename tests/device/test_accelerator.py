@@ -3,10 +3,13 @@ import platform
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from frontier_llm.device.accelerator import keep_freed_memory
+from frontier_llm.device.accelerator import Accelerator, faster_precision, keep_freed_memory
+from frontier_llm.device.identity import device_id
 
 SIZE, COUNT, ROUNDS = 20 * 2**20, 8, 5
 PAGES = SIZE * COUNT // resource.getpagesize()
@@ -37,6 +40,36 @@ def faults(keep: bool) -> int:
 def test_freed_memory_is_reused_without_page_faults():
     assert faults(keep=True) < PAGES / 50
     assert faults(keep=False) > PAGES / 2  # otherwise the kernel takes it back
+
+
+GPU = Accelerator(torch.device("cuda", 0), "cuda", "NVIDIA Z1")
+
+
+@pytest.mark.parametrize(("has_bf16", "expected"), [(True, "bf16"), (False, "fp32")])
+def test_a_gpu_computes_in_bf16_if_it_has_it(monkeypatch, has_bf16, expected):
+    """A measurement of small products would measure the time to start a kernel."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
+    precision, reason = faster_precision(GPU)
+    assert precision == expected
+    assert "NVIDIA Z1" in reason
+
+
+def test_two_devices_with_one_uuid_differ_by_their_address(monkeypatch):
+    """The two devices of an MI250X package may have the same UUID."""
+    addresses = iter([0xC1, 0xC6])
+
+    def properties(_):
+        return SimpleNamespace(
+            uuid="one", pci_domain_id=0, pci_bus_id=next(addresses), pci_device_id=0
+        )
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    assert [device_id(GPU), device_id(GPU)] == ["one at 00:c1:00", "one at 00:c6:00"]
+
+
+def test_a_driver_without_addresses_still_gives_the_uuid(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="one"))
+    assert device_id(GPU) == "one at ?:?:?"
 
 
 if __name__ == "__main__":

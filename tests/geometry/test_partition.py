@@ -126,6 +126,7 @@ def test_padding_is_the_least_that_makes_whole_blocks(factors, elements, block):
     size = factors.padded(elements, block)
     multiple = factors.multiple(block)
     assert size % multiple == 0
+    assert (size // factors.optimizer) % 64 == 0, "not aligned for a GPU"
     assert elements <= size < elements + multiple
     assert factors.optimizer_interval(size, 0).length % block == 0
 
