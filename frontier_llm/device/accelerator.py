@@ -71,6 +71,19 @@ class Accelerator:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return torch.cuda.max_memory_allocated(self.device)
 
+    def allocator_bytes(self) -> dict[str, int]:
+        """Return the peaks so far of torch's allocator on a GPU; empty on a CPU.
+
+        `allocated` is the memory of tensors. `reserved` is the memory that the allocator has taken
+        from the device; the difference is lost to fragmentation and to freed tensors.
+        """
+        if self.is_cpu:
+            return {}
+        return {
+            "allocated": torch.cuda.max_memory_allocated(self.device),
+            "reserved": torch.cuda.max_memory_reserved(self.device),
+        }
+
     def matmul_flops_per_second(self, dtype: torch.dtype, size: int = 384) -> float:
         """Measure the speed of a product of two square matrices on a CPU, in about 0.1 s."""
         matrix = torch.ones(size, size, dtype=dtype, device=self.device)

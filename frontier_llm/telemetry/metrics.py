@@ -50,6 +50,9 @@ class StepMetrics:
     """For each collective, the bytes that all ranks sent in this step, inside and between nodes."""
     unquantised_bytes: Mapping[str, Sent] = field(default_factory=dict)
     """For each quantised collective, the bytes that it would have sent in the compute format."""
+    allocator_bytes: Mapping[str, int] = field(default_factory=dict)
+    """On a GPU: peak bytes of rank 0 so far that torch's allocator has `allocated` for tensors and
+    has `reserved` on the device. Empty on a CPU."""
     checkpoint_stall_seconds: float = 0.0
     """Seconds that training has waited for checkpoints since the previous line."""
     skipped: bool = False

@@ -76,6 +76,7 @@ class StepMeter:
             hfu=speed.hfu,
             sent_bytes=result.sent,
             unquantised_bytes=result.unquantised,
+            allocator_bytes=self._throughput.accelerator.allocator_bytes(),
             checkpoint_stall_seconds=self._checkpoints.take_stall_seconds(),
             skipped=result.skipped,
             loss_scale=result.loss_scale if self._throughput.precision == "fp16" else None,

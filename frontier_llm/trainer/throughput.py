@@ -33,6 +33,7 @@ class Throughput:
     """The operations and tokens of one step, and the peak of the device.
 
     Attributes:
+        accelerator: the device.
         precision: compute precision, after `auto` is resolved.
         tokens_per_sample: tokens of a sample that the model reads, in encoder and decoder.
         peak_tflops: peak of the device in TFLOP/s; None if it is unknown.
@@ -50,6 +51,7 @@ class Throughput:
         self._hardware_flops = step_hardware_flops(
             config.model, data.sequence_length, data.global_batch, config.recompute
         )
+        self.accelerator = accelerator
         self.peak_tflops, self.peak_reason = peak_tflops(config, accelerator, precision)
 
     def of(self, seconds: float) -> Speed:

@@ -72,5 +72,12 @@ def test_a_driver_without_addresses_still_gives_the_uuid(monkeypatch):
     assert device_id(GPU) == "one at ?:?:?"
 
 
+def test_a_gpu_tells_what_its_allocator_holds(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 5)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 8)
+    assert GPU.allocator_bytes() == {"allocated": 5, "reserved": 8}
+    assert Accelerator(torch.device("cpu"), "cpu", "cpu").allocator_bytes() == {}
+
+
 if __name__ == "__main__":
     sys.stdout.write(str(faults_of_the_last_round(keep="keep" in sys.argv)))

@@ -39,6 +39,9 @@ def test_scalars_are_flat_and_finite():
     assert "loss" not in scalars
     assert "mfu" not in scalars
     assert scalars["sent_bytes/tensor/inter"] == 6.0
+    assert not any(name.startswith("allocator_bytes") for name in scalars), "a CPU has none"
+    on_gpu = step_metrics(3, allocator_bytes={"allocated": 5, "reserved": 8}).scalars()
+    assert on_gpu["allocator_bytes/reserved"] == 8.0
     assert scalars["step"] == 3.0
 
 

@@ -131,6 +131,11 @@ def _memory_rows(context: TrainerContext, planned: StageMemory) -> Iterator[Plan
         measured=peak - states,
     )
     yield PlanRow(name="peak of the device", unit="bytes", predicted=allocated, measured=peak)
+    reserved = accelerator.allocator_bytes()["reserved"]
+    slack = planned.by_category["slack"]  # the planner's allowance for fragmentation
+    yield PlanRow(
+        name="peak with fragmentation", unit="bytes", predicted=allocated + slack, measured=reserved
+    )
 
 
 def _time_rows(measured: dict[str, float], planned: StepTime | None) -> Iterator[PlanRow]:
