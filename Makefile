@@ -2,6 +2,7 @@
 # make test       install, then run all tests
 # make test-fast  the same without the slow tests, in under two minutes
 # make test-gpu-model  run training steps on simulated CUDA tensors; installs a CUDA build of torch (5 GB)
+# make gpu        check correctness and measure speed on the GPU of this machine, in half an hour
 # make lint       check formatting, types, import rules, shell scripts and spelling
 # make docs       build the documentation into site/; a broken link is an error
 # make wheel      build a wheel into dist/
@@ -18,7 +19,7 @@ BIN := .venv/bin
 SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' .ci/run .ci/images .ci/wheel 2>/dev/null)
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
-.PHONY: help train test test-fast test-gpu-model lint format docs wheel archive clean
+.PHONY: help train test test-fast test-gpu-model gpu lint format docs wheel archive clean
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
 
@@ -42,6 +43,9 @@ test-gpu-model: .venv-cuda
 	.venv-cuda/bin/python -m pip install --quiet $(TORCH_CUDA)
 	.venv-cuda/bin/python -m pip install --quiet --editable . hypothesis pytest pytest-xdist
 	touch .venv-cuda
+
+gpu: dev
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 lint: dev
 	$(BIN)/ruff check .

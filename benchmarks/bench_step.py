@@ -164,7 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure each precision, print the table, write the JSON; return the exit code."""
     parser = bench_parser(__doc__, quick="one short layer, one step")
     add = parser.add_argument
-    add("--layers", type=at_least(1), default=4, help="layers of the shape of gpt_125m (default 4)")
+    add("--layers", type=at_least(1), default=4, help="layers of the model (default 4)")
+    add("--hidden", type=at_least(1), default=768, help="width of the model (default 768)")
+    add("--heads", type=at_least(1), default=12, help="attention heads (default 12)")
     add("--sequence", type=at_least(1), default=512, help="tokens per sample (default 512)")
     add("--steps", type=at_least(1), default=7, help="timed steps per model (default 7)")
     add("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"],
@@ -176,6 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         megatron_cpu.install()
         keep_freed_memory()  # affects both models
     overrides = ["model=gpt_125m", f"model.layers={options.layers}", "model.vocabulary=8192",
+                 f"model.hidden={options.hidden}", f"model.heads={options.heads}",
+                 f"model.ffn={4 * options.hidden}",
                  "parallel.pipeline=1", f"data.sequence_length={options.sequence}",
                  "data.micro_batch=2", "data.global_batch=4"]  # fmt: skip
     config = decode(compose(overrides))
@@ -191,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for precision in options.precision
         ]
         destroy_groups()
-    table = Table(title=f"one step, {options.layers} layers of gpt_125m's shape, "
+    table = Table(title=f"one step, {options.layers} layers of width {options.hidden}, "
                         f"{accelerator.name}, torch {torch.__version__}")  # fmt: skip
     for heading in ("precision", *rows[0]["seconds"], *rows[0]["ratios"]):
         table.add_column(heading.replace("_", " "), justify="right")

@@ -1,0 +1,297 @@
+"""Find out in half an hour what is right, and how fast it is, on the GPU of this machine.
+
+    python -m benchmarks.gpu                      # the slices that have not succeeded yet
+    python -m benchmarks.gpu --only training      # one slice, again
+    python -m benchmarks.gpu --rehearse           # the same code with tiny sizes, on any machine
+
+Each slice takes less than nine minutes and writes its rows to --folder/NAME.json, so an interrupted
+program continues where it stopped. The first slices are about correctness. The program stops when
+one of them fails, because speed means nothing then; --keep-going continues. The exit code is 1 if a
+slice failed.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.testbed import machine
+from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.options import run_command, tool_parser
+from frontier_llm.errors import TrainingError
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_SECONDS = 540.0
+"""A command that takes longer is ended, and its slice has failed."""
+COMMON = (
+    "launch.ranks=1", "parallel.pipeline=1", "telemetry.wandb=off", "telemetry.progress=false",
+    "trainer.sample_tokens=0", "trainer.evaluate_batches=1", "trainer.evaluate_every_steps=null",
+    "optimizer.warmup_steps=0", "plan=off",
+)  # fmt: skip
+Row = dict[str, Any]
+Rows = Iterator[Row]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of the slices: those of a GPU, or tiny ones for a rehearsal."""
+
+    model: tuple[str, ...]
+    """Overrides of the model of the training runs."""
+    steps: int
+    """Steps of the training runs."""
+    bench: tuple[tuple[str, ...], ...]
+    """Options of bench_step, one run each."""
+    is_rehearsal: bool
+
+
+GPU = Scale(
+    ("model=gpt_125m",), 50,
+    (
+        ("--hidden", "2048", "--heads", "16", "--layers", "6", "--sequence", "2048"),
+        ("--hidden", "4096", "--heads", "32", "--layers", "4", "--sequence", "4096"),
+    ),
+    is_rehearsal=False,
+)  # fmt: skip
+REHEARSAL = Scale(
+    ("model.layers=2", "model.hidden=32", "model.heads=2", "data.sequence_length=32",
+     "data.micro_batch=2", "data.global_batch=4"),
+    6,
+    (("--hidden", "64", "--heads", "2", "--layers", "1", "--sequence", "32", "--steps", "1"),),
+    is_rehearsal=True,
+)  # fmt: skip
+
+
+Slice = Callable[[Scale, Path], Rows]
+"""Yields the rows of a slice; the arguments are the sizes and an empty folder for its runs."""
+
+
+class SliceFailedError(TrainingError):
+    """A slice found something wrong; the message says what."""
+
+
+def device(scale: Scale, folder: Path) -> Rows:
+    """Describe the device, its libraries and its kernels, as `frontier-llm doctor` does."""
+    text = _run([sys.executable, "tools/doctor.py", *COMMON[:2]])
+    lines = [line.strip().partition("  ") for line in text.splitlines()]
+    found = [{"what": name, "value": value.strip()} for name, _, value in lines if value]
+    if not any(row["what"] == "device" for row in found):
+        raise SliceFailedError(f"the doctor names no device: {text}")
+    yield from found
+
+
+def tests(scale: Scale, folder: Path) -> Rows:
+    """Run the tests that need a GPU; in a rehearsal, those of the kernels on a CPU."""
+    chosen = ["-k", "same_bits", "tests/collectives"] if scale.is_rehearsal else ["-m", "gpu"]
+    text = _run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *chosen])
+    yield {"what": "tests", "value": text.strip().splitlines()[-1]}
+
+
+def training(scale: Scale, folder: Path) -> Rows:
+    """Compare the losses of the device with those of the CPU, in fp32 and in the run's precision.
+
+    Recomputation must not change losses, nor may a stop and a resumption.
+    """
+    cpu = _train(folder / "cpu", scale, "precision=fp32", on_cpu=True)
+    for name, tolerance, overrides in (
+        ("fp32", 2e-3, ["precision=fp32"]),
+        ("bf16", 2e-2, ["precision=bf16"]),
+        ("bf16, compiled", 2e-2, ["precision=bf16", "kernels=compiled"]),
+        ("bf16, recomputed", 2e-2, ["precision=bf16", "recompute=full"]),
+    ):
+        losses = _train(folder / name.replace(", ", "_"), scale, *overrides)
+        yield _compared(f"{name} and fp32 on the CPU", losses, cpu, tolerance)
+    whole = _train(folder / "whole", scale, "precision=bf16", "checkpoint.every_steps=2")
+    half = f"trainer.steps={scale.steps // 2}"
+    _train(folder / "resumed", scale, "precision=bf16", "checkpoint.every_steps=2", half)
+    resumed = _train(folder / "resumed", scale, "precision=bf16", "checkpoint.every_steps=2")
+    yield _compared("stopped and resumed, and not stopped", resumed, whole, 2e-2)
+
+
+def checkpoints(scale: Scale, folder: Path) -> Rows:
+    """Save lazily and blocking while training, verify all digests, and compare the stalls."""
+    stalls = {}
+    for mode in ("lazy", "blocking"):
+        run = folder / mode
+        _train(run, scale, "precision=bf16", f"checkpoint={mode}", "checkpoint.every_steps=2")
+        newest = max((run / "checkpoints").iterdir())
+        checked = _run([sys.executable, "tools/inspect_checkpoint.py", "--verify", str(newest)])
+        yield {"what": f"{mode}: verified", "value": checked.strip().splitlines()[-1]}
+        stalls[mode] = sum(row["checkpoint_stall_seconds"] for row in _metrics(run))
+        yield {"what": f"{mode}: seconds that training waited", "value": round(stalls[mode], 3)}
+    tensors = [_tensor_digests(folder / mode) for mode in stalls]
+    if tensors[0] != tensors[1]:
+        raise SliceFailedError("the lazy and the blocking checkpoint differ")
+    yield {"what": "digests of both checkpoints", "value": "equal"}
+
+
+def speed(scale: Scale, folder: Path) -> Rows:
+    """Time steps of layers as wide as those of a 1.3B and of a 7B model, against plain torch."""
+    for number, options in enumerate(scale.bench):
+        file = folder / f"step_{number}.json"
+        precision = [] if scale.is_rehearsal else ["--compiled"]
+        _run([sys.executable, "-m", "benchmarks.bench_step", "--precision", "bf16", *options,
+              *precision, "--json", str(file)])  # fmt: skip
+        for row in json.loads(file.read_text())["rows"]:
+            for name, seconds in row["seconds"].items():
+                yield {"what": " ".join(options), "value": f"{name}: {seconds * 1e3:.1f} ms"}
+
+
+def kernels(scale: Scale, folder: Path) -> Rows:
+    """Measure the rates of the quantisation kernels, in GB/s of bf16 that is read or written."""
+    import torch
+
+    from frontier_llm.calibration.timing import seconds_of
+    from frontier_llm.collectives.kernel_choice import choose_kernels
+    from frontier_llm.geometry.formats import Format
+
+    at = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = choose_kernels("auto", at)
+    values = torch.randn(1 << (16 if scale.is_rehearsal else 26), device=at).bfloat16()
+    out, total = torch.empty_like(values), torch.zeros_like(values, dtype=torch.float32)
+    gigabytes = values.nbytes / 1e9
+    copied = gigabytes / seconds_of(lambda: out.copy_(values))
+    yield {"what": "copy", "value": f"{copied:.1f} GB/s"}
+    for fmt in (Format("int8", 256, 2), Format("int4", 256, 2)):
+        slot = fmt.slot(values.numel(), values.numel())
+        scales = torch.zeros(values.numel() // 256, dtype=torch.bfloat16, device=at)
+        packed = torch.zeros(slot.stop - slot.values, dtype=torch.uint8, device=at)
+        for name, action in (
+            ("quantise", partial(chosen.quantise, values, fmt, scales, packed)),
+            ("dequantise", partial(chosen.dequantise, scales, packed, fmt, out)),
+            ("add", partial(chosen.add_up, scales[None], packed[None], fmt, total, -1)),
+        ):
+            rate = gigabytes / seconds_of(action)
+            yield {"what": f"{chosen.name}, {fmt.name}: {name}", "value": f"{rate:.1f} GB/s"}
+
+
+SLICES: dict[str, Slice] = {
+    "device": device,
+    "tests": tests,
+    "training": training,
+    "checkpoints": checkpoints,
+    "speed": speed,
+    "kernels": kernels,
+}
+"""The slices in their order; the first four are about correctness."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the slices, print their rows; return the exit code."""
+    parser = tool_parser(__doc__)
+    parser.add_argument("--only", nargs="+", choices=SLICES, help="slices to run, again")
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on any machine")
+    parser.add_argument("--keep-going", action="store_true", help="continue after a failure")
+    parser.add_argument("--folder", type=Path, default=Path("runs/gpu"), help="(%(default)s)")
+    options = parser.parse_args(arguments)
+    scale = REHEARSAL if options.rehearse else GPU
+    console, failed = wide_console(), []
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name in options.only or SLICES:
+        file = options.folder.absolute() / f"{name}.json"
+        if not options.only and _has_succeeded(file):
+            console.print(f"{name}: done before ({file})")
+            continue
+        result = _run_slice(name, scale, options.folder.absolute() / name)
+        file.write_text(json.dumps(result, indent=1) + "\n")
+        console.print(_table(name, result))
+        if result["error"]:
+            failed.append(name)
+            console.print(f"{name} failed: {result['error']}", style="red", markup=False)
+            if not options.keep_going:
+                break
+    return 1 if failed else 0
+
+
+def _run_slice(name: str, scale: Scale, folder: Path) -> dict[str, Any]:
+    """Run a slice in an empty folder; return its rows, its duration, and why it failed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    rows: list[Row] = []
+    error, start = None, time.monotonic()
+    try:
+        rows.extend(SLICES[name](scale, folder))
+    except (SliceFailedError, OSError, subprocess.SubprocessError) as failure:
+        error = str(failure)
+    seconds = round(time.monotonic() - start, 1)
+    return {**machine.about(), "rehearsal": scale.is_rehearsal, "seconds": seconds,
+            "error": error, "rows": rows}  # fmt: skip
+
+
+def _has_succeeded(file: Path) -> bool:
+    return file.exists() and json.loads(file.read_text())["error"] is None
+
+
+def _table(name: str, result: dict[str, Any]) -> Table:
+    table = Table("what", "value", title=f"{name} ({result['seconds']} s)")
+    for row in result["rows"]:
+        table.add_row(str(row["what"]), str(row["value"]))
+    return table
+
+
+def _train(run: Path, scale: Scale, *overrides: str, on_cpu: bool = False) -> list[float]:
+    """Train in a run directory; return the losses of all its steps."""
+    environ = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""} if on_cpu else {}
+    steps = () if any(o.startswith("trainer.steps=") for o in overrides) else (
+        f"trainer.steps={scale.steps}",
+    )  # fmt: skip
+    command = [sys.executable, "train.py", *COMMON, *scale.model, *steps, *overrides,
+               f"optimizer.decay_steps={scale.steps}", f"run.dir={run}"]  # fmt: skip
+    _run(command, environ)
+    return [row["loss"] for row in _metrics(run)]
+
+
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def _compared(what: str, losses: list[float], expected: list[float], tolerance: float) -> Row:
+    """Return the largest relative difference of two series of losses.
+
+    Raises:
+        SliceFailedError: it is larger than the tolerance, or the numbers of steps differ.
+    """
+    if len(losses) != len(expected):
+        raise SliceFailedError(f"{what}: {len(losses)} and {len(expected)} steps")
+    pairs = zip(losses, expected, strict=True)
+    differences = [abs(loss - other) / abs(other) for loss, other in pairs]
+    largest = max(differences)
+    if not all(difference <= tolerance for difference in differences):  # NaN is not
+        raise SliceFailedError(f"{what}: losses differ by {largest:.2e}, allowed {tolerance:.0e}")
+    return {"what": f"{what}: largest relative difference of losses", "value": f"{largest:.1e}"}
+
+
+def _tensor_digests(run: Path) -> dict[str, Any]:
+    """Return the digests of the chunks of the newest checkpoint, by file."""
+    newest = max((run / "checkpoints").iterdir())
+    manifest = json.loads((newest / "manifest.json").read_text())
+    return {name: file["chunks"] for name, file in manifest["files"].items()}
+
+
+def _run(command: Sequence[str], environ: dict[str, str] | None = None) -> str:
+    """Run a command in the root of the checkout; return its output.
+
+    Raises:
+        SliceFailedError: it failed; the message has the end of its output.
+    """
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **(environ or {})}, capture_output=True, text=True,
+        timeout=LIMIT_SECONDS, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        end = (done.stdout + done.stderr)[-1500:]
+        raise SliceFailedError(f"{' '.join(command[1:4])}: exit code {done.returncode}\n{end}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,59 @@
+"""The programme for a GPU is rehearsed with tiny sizes on this machine."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_rehearsal_runs_the_code_of_the_slices(tmp_path: Path) -> None:
+    """Without the slices that other tests of this suite run as well."""
+    names = ["device", "checkpoints", "kernels"]
+    assert gpu.main(["--rehearse", "--folder", str(tmp_path), "--only", *names]) == 0
+    results = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in names}
+    assert all(result["rehearsal"] and result["error"] is None for result in results.values())
+    names_of_rows = {row["what"] for result in results.values() for row in result["rows"]}
+    assert {"device", "digests of both checkpoints", "copy"} <= names_of_rows
+    assert any("int4: dequantise" in what for what in names_of_rows)
+
+
+def test_a_slice_that_fails_ends_the_program_and_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = []
+
+    def make(name: str, fails: int) -> gpu.Slice:
+        def run(_: gpu.Scale, __: Path) -> gpu.Rows:
+            runs.append(name)
+            yield {"what": name, "value": 1}
+            if runs.count(name) <= fails:
+                raise gpu.SliceFailedError(f"{name} is wrong")
+
+        return run
+
+    slices = {"good": make("good", 0), "bad": make("bad", 1), "last": make("last", 0)}
+    monkeypatch.setattr(gpu, "SLICES", slices)
+    arguments = ["--rehearse", "--folder", str(tmp_path)]
+    assert gpu.main(arguments) == 1
+    assert runs == ["good", "bad"]
+    assert "bad is wrong" in capsys.readouterr().out
+    assert gpu.main(arguments) == 0
+    assert runs == ["good", "bad", "bad", "last"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "error"),
+    [([1.0, 2.5], "differ by"), ([1.0], "1 and 2 steps"), ([1.0, float("nan")], "differ by")],
+)
+def test_losses_that_differ_are_an_error(losses: list[float], error: str) -> None:
+    with pytest.raises(gpu.SliceFailedError, match=error):
+        gpu._compared("a and b", losses, [1.0, 2.0], 1e-2)
+
+
+def test_losses_that_are_near_are_a_row() -> None:
+    row = gpu._compared("a and b", [1.0, 2.001], [1.0, 2.0], 1e-2)
+    assert row["value"] == "5.0e-04"
