@@ -3,6 +3,7 @@
 # make test-fast  the same without the slow tests, in under two minutes
 # make test-gpu-model  run training steps on simulated CUDA tensors; installs a CUDA build of torch (5 GB)
 # make gpu        check correctness and measure speed on the GPU of this machine, in half an hour
+# make gpu-wheels collect what `make gpu` needs for a machine that has torch and no package index
 # make lint       check formatting, types, import rules, shell scripts and spelling
 # make docs       build the documentation into site/; a broken link is an error
 # make wheel      build a wheel into dist/
@@ -14,12 +15,13 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_CUDA ?= torch==2.12.1
+WHEELS_PYTHON ?= 3.12
 ARGS ?=
 BIN := .venv/bin
 SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' .ci/run .ci/images .ci/wheel 2>/dev/null)
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
-.PHONY: help train test test-fast test-gpu-model gpu lint format docs wheel archive clean
+.PHONY: help train test test-fast test-gpu-model gpu gpu-wheels lint format docs wheel archive clean
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
 
@@ -44,8 +46,24 @@ test-gpu-model: .venv-cuda
 	.venv-cuda/bin/python -m pip install --quiet --editable . hypothesis pytest pytest-xdist
 	touch .venv-cuda
 
-gpu: dev
-	$(BIN)/python -m benchmarks.gpu $(ARGS)
+gpu: $(if $(wildcard wheels),.venv-gpu,dev)
+	$(if $(wildcard wheels),.venv-gpu/bin/python,$(BIN)/python) -m benchmarks.gpu $(ARGS)
+
+# The versions are those of this environment, which fit each other.
+gpu-wheels: dev
+	mkdir -p build
+	$(BIN)/python -m pip freeze --exclude-editable >build/constraints.txt
+	$(BIN)/python -m pip wheel --quiet --wheel-dir wheels --no-deps antlr4-python3-runtime==4.9.3
+	$(BIN)/python -m pip download --quiet --dest wheels --find-links wheels --only-binary=:all: \
+		--python-version $(WHEELS_PYTHON) --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
+		--platform manylinux2014_x86_64 --no-deps \
+		--constraint build/constraints.txt --requirement scripts/gpu_requirements.txt
+	du -sh wheels
+
+.venv-gpu: wheels
+	$(PYTHON) -m venv --system-site-packages .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet --no-index --find-links wheels --no-deps wheels/*.whl
+	touch .venv-gpu
 
 lint: dev
 	$(BIN)/ruff check .
@@ -94,4 +112,4 @@ archive: .venv
 	tar --create --file=venv.tar .venv
 
 clean:
-	rm -rf .venv .venv-cuda .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build dist site
+	rm -rf .venv .venv-cuda .venv-gpu wheels .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build dist site

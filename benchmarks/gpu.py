@@ -284,8 +284,8 @@ def _run(command: Sequence[str], environ: dict[str, str] | None = None) -> str:
         SliceFailedError: it failed; the message has the end of its output.
     """
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **(environ or {})}, capture_output=True, text=True,
-        timeout=LIMIT_SECONDS, check=False,
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})},
+        capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
     )  # fmt: skip
     if done.returncode:
         end = (done.stdout + done.stderr)[-1500:]
