@@ -57,7 +57,7 @@ gpu-wheels: dev
 	$(BIN)/python -m pip download --quiet --dest wheels --find-links wheels --only-binary=:all: \
 		--python-version $(WHEELS_PYTHON) --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
 		--platform manylinux2014_x86_64 --no-deps \
-		--constraint build/constraints.txt --requirement scripts/gpu_requirements.txt
+		--constraint build/constraints.txt --requirement benchmarks/gpu_requirements.txt
 	du -sh wheels
 
 .venv-gpu: wheels

@@ -154,17 +154,17 @@ def kernels(scale: Scale, folder: Path) -> Rows:
     from frontier_llm.collectives.kernel_choice import choose_kernels
     from frontier_llm.geometry.formats import Format
 
-    at = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = choose_kernels("auto", at)
-    values = torch.randn(1 << (16 if scale.is_rehearsal else 26), device=at).bfloat16()
+    torch_device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = choose_kernels("auto", torch_device)
+    values = torch.randn(1 << (16 if scale.is_rehearsal else 26), device=torch_device).bfloat16()
     out, total = torch.empty_like(values), torch.zeros_like(values, dtype=torch.float32)
     gigabytes = values.nbytes / 1e9
     copied = gigabytes / seconds_of(lambda: out.copy_(values))
     yield {"what": "copy", "value": f"{copied:.1f} GB/s"}
     for fmt in (Format("int8", 256, 2), Format("int4", 256, 2)):
         slot = fmt.slot(values.numel(), values.numel())
-        scales = torch.zeros(values.numel() // 256, dtype=torch.bfloat16, device=at)
-        packed = torch.zeros(slot.stop - slot.values, dtype=torch.uint8, device=at)
+        scales = torch.zeros(values.numel() // 256, dtype=torch.bfloat16, device=torch_device)
+        packed = torch.zeros(slot.stop - slot.values, dtype=torch.uint8, device=torch_device)
         for name, action in (
             ("quantise", partial(chosen.quantise, values, fmt, scales, packed)),
             ("dequantise", partial(chosen.dequantise, scales, packed, fmt, out)),

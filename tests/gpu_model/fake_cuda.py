@@ -134,10 +134,10 @@ def _batches(config: RunConfig, step: TrainStep) -> list[AnyBatch]:
         targets = torch.zeros(samples, tokens // 4, dtype=torch.int64)
         mask = torch.ones(samples, tokens, dtype=torch.bool)
         weights = torch.ones(samples, tokens // 4)
-        one: AnyBatch = Seq2SeqBatch(zeros, mask, targets, targets, weights)
+        batch: AnyBatch = Seq2SeqBatch(zeros, mask, targets, targets, weights)
     else:
-        one = Batch(zeros, zeros, torch.arange(tokens).repeat(samples, 1))
-    return [one.to(DEVICE) for _ in range(count)]
+        batch = Batch(zeros, zeros, torch.arange(tokens).repeat(samples, 1))
+    return [batch.to(DEVICE) for _ in range(count)]
 
 
 @contextmanager
