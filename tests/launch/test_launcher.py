@@ -119,7 +119,10 @@ def _broken_first_rank(world, store):
 
 def _user_error_and_a_bug(world, store):
     if world.rank == 0:
+        # rank 0 serves the store: if it failed before rank 1 is connected, rank 1 would lose contact
+        store.wait(["rank 1 is connected"])
         raise ZeroDivisionError("a bug")
+    store.set("rank 1 is connected", "")
     time.sleep(0.2)
     raise DataError("the corpus is gone: set data.path=")
 
