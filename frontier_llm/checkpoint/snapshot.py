@@ -169,7 +169,7 @@ class Snapshot:
         event.synchronize()
 
     def _begin_on_device(self) -> None:
-        """Start to capture as many chunks as the pool holds. Not covered by tests without a GPU."""
+        """Start to capture as many chunks as the pool holds."""
         self._stream = torch.cuda.Stream(self._plan.device)
         self._stream.wait_stream(torch.cuda.current_stream(self._plan.device))
         with torch.cuda.stream(self._stream):

@@ -1,0 +1,21 @@
+"""Change one line of a function while the program runs, to see that a test notices."""
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+
+def mutate(function: Callable[..., Any], old: str, new: str) -> None:
+    """Replace a part of a function's source, in this process only.
+
+    Args:
+        function: a function, or a method of a class (not of an object).
+        old: text that occurs exactly once in the source of the function.
+        new: the text in its place.
+    """
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times in {function}"
+    namespace: dict[str, Any] = {}
+    exec(source.replace(old, new), function.__globals__, namespace)
+    function.__code__ = namespace[function.__name__].__code__

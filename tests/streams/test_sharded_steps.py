@@ -1,0 +1,205 @@
+"""Training steps give the same numbers in every order that the waits between streams allow.
+
+Each step runs on a virtual device (virtual_device.py), whose operations run in an adversarial
+order, and is compared to the last bit with the same step run in the order of the program. Then each
+wait is removed in turn: without it, some order gives other numbers.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from megatron.core import parallel_state
+
+from frontier_llm.collectives.handles import Chain
+from frontier_llm.collectives.primitives import ReduceScatter
+from frontier_llm.collectives.slots import SlotSum
+from frontier_llm.collectives.transport import Transport
+from frontier_llm.launch.world import World
+from frontier_llm.sharding.gradients import Gradients
+from frontier_llm.sharding.parameters import Parameters
+from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.trainer.totals import Totals
+from tests.ranks import RanksFailedError, run_ranks
+from tests.streams.mutations import mutate
+from tests.streams.virtual_device import Order, virtual_device
+from tests.trainer.rig import make_rig
+from tests.trainer.test_sharding_parity import factors
+from tests.values import tiny_values
+
+pytestmark = pytest.mark.slow
+
+STEPS = 3
+SMALL = (
+    "model.layers=2", "collectives.pairwise=false", "kernels=torch",
+)  # fmt: skip
+QUANTISED = ("collectives=zeropp", "collectives.block_elements=64", "collectives.pairwise=false")
+IN_3D = (
+    "parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2", "data.global_batch=4",
+)  # fmt: skip
+CASES: dict[str, tuple[int, str, tuple[str, ...]]] = {
+    **{
+        str(chain): (4, "fp32", tuple(factors(chain)))
+        for chain in [(1, 1, 1), (1, 1, 4), (1, 2, 2), (2, 2, 2), (2, 2, 4), (4, 4, 4)]
+    },
+    **{
+        f"{chain} quantised": (4, "bf16", (*factors(chain), *QUANTISED))
+        for chain in [(2, 2, 4), (4, 4, 4)]
+    },
+    "one unit in flight": (4, "fp32", (*factors((2, 4, 4)), "sharding.units_in_flight=1")),
+    "recomputed": (2, "bf16", (*factors((2, 2, 2)), "recompute=full")),
+    "three dimensions": (8, "fp32", (*IN_3D, *factors((2, 2, 2)))),
+}
+"""By name: number of ranks, two of which form a node; precision; settings."""
+Mutation = tuple[Callable[..., Any], str, str]
+Numbers = list[tuple[float, float]]
+MUTATIONS: dict[str, tuple[str, Mutation]] = {
+    "a chain waits for each step": (
+        "(4, 4, 4)",
+        (
+            Chain.advance,
+            "self._resume(self._handle.wait())",
+            "self._resume(hasattr(self._handle, 'event') or self._handle.wait())",
+        ),
+    ),
+    "a chain waits for all its steps": (
+        "one unit in flight",
+        (Chain.wait, "while not self.is_done", "if not self.is_done"),
+    ),
+    "a gather is over before modules read": (
+        "(4, 4, 4)",
+        (Parameters.acquire, "self._gathers.pop(unit).wait()", "self._gathers.pop(unit)"),
+    ),
+    "a refresh is over before a gather": (
+        "(2, 2, 4)",
+        (Parameters._finish_refresh, "refresh.wait()", "pass"),
+    ),
+    "a refresh is over before modules read": (
+        "(1, 1, 4)",
+        (Parameters._finish_refresh, "refresh.wait()", "pass"),
+    ),
+    "old reductions are over before new ones": (
+        "one unit in flight",
+        (
+            Gradients._start_reduction,
+            "self._under_way.popleft().wait()",
+            "self._under_way.popleft()",
+        ),
+    ),
+    "reductions are over before the norm": (
+        "(1, 1, 1)",
+        (Gradients.finish, "self._under_way.popleft().wait()", "self._under_way.popleft()"),
+    ),
+    "a reduce-scatter is over before its sum": (
+        "(2, 2, 2)",
+        (ReduceScatter.wait, "self._work.wait()", "pass"),
+    ),
+    "slots have arrived before they are decoded": (
+        "(2, 2, 4) quantised",
+        (SlotSum.wait, "self.work.wait()", "pass"),
+    ),
+    "slots are lent until they have arrived": (
+        "(2, 2, 4) quantised",
+        (
+            SlotSum.wait,
+            "self.work.wait()",
+            "self.pool.give_back(self.received); self.work.wait()",
+        ),
+    ),
+    "slots are lent until they are sent": (
+        "(2, 2, 4) quantised",
+        (SlotSum.wait, "self.work.wait()", "self.pool.give_back(self.sent); self.work.wait()"),
+    ),
+    "gathered slots are lent until they are decoded": (
+        "(2, 2, 4) quantised",
+        (
+            Transport.gather,
+            "yield from self._gather_hops(slots.view(-1)",
+            "self.pool.give_back(slots); yield from self._gather_hops(slots.view(-1)",
+        ),
+    ),
+    "sums over tensor ranks are over before they are read": (
+        "three dimensions",
+        (ShardedStates._add_partial, '"sequence_norms").wait()', '"sequence_norms")'),
+    ),
+    "sums over tied copies are over before they are read": (
+        "three dimensions",
+        (ShardedStates._add_tied, '"tied_copies").wait()', '"tied_copies")'),
+    ),
+    "the sums of a step are over before the host reads them": (
+        "(1, 1, 1)",
+        (Totals.reduce, '"totals").wait()', '"totals")'),
+    ),
+}
+"""By the wait that is removed: the case that needs it, and the change of the source."""
+
+
+def train(
+    world: World,
+    values: dict[str, Any],
+    precision: str,
+    orders: Sequence[Order | None],
+    mutation: Mutation | None,
+) -> list[tuple[Numbers, list[torch.Tensor]]]:
+    """Train once in each order; None is the order of the program.
+
+    Returns:
+        Per order: the loss and norm of each step, and this rank's states after the last step.
+    """
+    if mutation is not None:
+        mutate(*mutation)
+    results = []
+    for order in orders:
+        rig = make_rig(world, values, precision)
+        batches = [rig.batches(step) for step in range(STEPS)]
+        with nullcontext() if order is None else virtual_device(order):
+            steps = [rig.step.run(step + 1, batch, 0.01) for step, batch in enumerate(batches)]
+            rig.states.settle()
+        shards = list(rig.states.shards())
+        states = [state.clone() for shard in shards for state in (shard.master, shard.exp_avg)]
+        results.append(([(step.loss, step.grad_norm) for step in steps], states))
+        parallel_state.destroy_model_parallel()
+    return results
+
+
+def run(case: str, orders: Sequence[Order | None], mutation: Mutation | None = None) -> Any:
+    size, precision, overrides = CASES[case]
+    values = tiny_values(*SMALL, *overrides)
+    return run_ranks(train, size, values, precision, orders, mutation, ranks_per_node=2)
+
+
+@functools.cache
+def in_program_order(case: str) -> Any:
+    return run(case, [None])
+
+
+def differing(case: str, orders: Sequence[Order], mutation: Mutation | None = None) -> list[Order]:
+    """Return the orders in which a rank's numbers or states differ in any bit."""
+    found: list[Order] = []
+    for rank, results in enumerate(run(case, orders, mutation)):
+        ((expected_numbers, expected_states),) = in_program_order(case)[rank]
+        for order, (numbers, states) in zip(orders, results, strict=True):
+            if numbers != expected_numbers or not all(map(torch.equal, states, expected_states)):
+                found.append(order)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_order_gives_the_same_numbers(case: str) -> None:
+    assert differing(case, list(Order)) == []
+
+
+@pytest.mark.parametrize("wait", MUTATIONS)
+def test_no_wait_can_be_removed(wait: str) -> None:
+    """Some order gives other numbers, or ends the training."""
+    case, mutation = MUTATIONS[wait]
+    for order in Order:
+        try:
+            if differing(case, [order], mutation):
+                return
+        except RanksFailedError:
+            return
+    raise AssertionError("no order gives other numbers")
