@@ -39,11 +39,13 @@ class Kernels:
     layer_norm: LayerNormFunction
     rms_norm: RmsNormFunction
     source: str
-    """`torch`, `compiled`, `apex` or `transformer_engine`."""
+    """`torch`, `elementwise`, `compiled`, `apex` or `transformer_engine`."""
     reason: str
     """Why these kernels were chosen, for the log and the report."""
     compiles_layers: bool = False
     """Whether torch.compile makes the kernels of each transformer layer."""
+    compiles_functions: bool = False
+    """Whether torch.compile makes the kernels of rotary positions and of gated activations."""
 
 
 TORCH = Kernels(torch_layer_norm, torch_rms_norm, "torch", "kernels=torch")
@@ -54,6 +56,13 @@ COMPILED = Kernels(
     "torch.compile of each layer",
     compiles_layers=True,
 )
+ELEMENTWISE = Kernels(
+    torch_layer_norm,
+    torch_rms_norm,
+    "elementwise",
+    "torch.compile of rotary positions and gated activations",
+    compiles_functions=True,
+)
 
 
 def resolve(
@@ -62,8 +71,8 @@ def resolve(
     """Choose the kernels for a device.
 
     Args:
-        wanted: the setting `kernels`: `torch`, `compiled`, `fused` (required) or `auto` (fused if
-            possible).
+        wanted: the setting `kernels`: `torch`, `elementwise`, `compiled`, `fused` (required) or
+            `auto` (fused if possible).
         device: where fused kernels are verified.
         dtype: number format of the run, in which they are verified.
         hidden: width of the norms.
@@ -71,10 +80,9 @@ def resolve(
     Raises:
         ConfigError: `fused` is wanted and neither package works; the message says why.
     """
-    if wanted == "torch":
-        return TORCH
-    if wanted == "compiled":
-        return COMPILED
+    without_packages = {"torch": TORCH, "compiled": COMPILED, "elementwise": ELEMENTWISE}
+    if wanted in without_packages:
+        return without_packages[wanted]
     errors = []
     for make in (_apex, _transformer_engine):
         try:

@@ -26,18 +26,23 @@ _RECOMPUTE: dict[str, dict[str, Any]] = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def transformer_config(layout: ResolvedLayout, device: torch.device) -> TransformerConfig:
+def transformer_config(
+    layout: ResolvedLayout, device: torch.device, *, compiles_activation: bool = False
+) -> TransformerConfig:
     """Translate a layout to megatron's configuration.
 
     Args:
         layout: model, precision and grid of ranks of the run.
         device: device of this rank. On a CPU, fused CUDA kernels and batched point-to-point
             messages are turned off.
+        compiles_activation: whether a gated activation is compiled by itself, on any device.
     """
     model, grid, precision = layout.model, layout.grid, layout.precision
     on_cpu = device.type in ("cpu", "meta")
     interleaved = layout.virtual_stages > 1
-    fused_activation = not on_cpu and model.bias and model.activation != "gelu_exact"
+    fused_activation = model.activation != "gelu_exact" and (
+        (not on_cpu and model.bias) or (compiles_activation and model.gated)
+    )
     return TransformerConfig(
         num_layers=model.layers,
         hidden_size=model.hidden,
