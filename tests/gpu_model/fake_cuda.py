@@ -44,6 +44,8 @@ from tests.gpu_model import generated_code
 DEVICE = torch.device("cuda", 0)
 WITHOUT_KERNEL = ("prim.", "aten._unsafe_view", "aten.empty")
 """Operations that only allocate a tensor or change its description, beside views."""
+OVERWRITES = ("aten.copy_", "aten.fill_", "aten.zero_")
+"""Operations that write a tensor without reading it."""
 PRELOADED = os.environ.get("LD_PRELOAD", "").endswith("fake_cuda.so")
 """Whether the stand-in for CUDA is in place; `make test-gpu-model` sets it."""
 
@@ -98,7 +100,10 @@ class Recorder(TorchDispatchMode):
             self._recorded.across_devices[name] += 1
         is_kernel = not func.is_view and not name.startswith(WITHOUT_KERNEL)
         if is_kernel and "cuda" in devices:
-            new = [tensor for tensor in written if all(tensor is not other for other in read)]
+            changed = [tensor for tensor in written if any(tensor is other for other in read)]
+            if not name.startswith(OVERWRITES):
+                read += changed  # which would else count once
+            new = [tensor for tensor in written if all(tensor is not other for other in changed)]
             sizes = [tensor.numel() * tensor.element_size() for tensor in (*read, *new)]
             self._recorded.start(name, sum(sizes))
         return out

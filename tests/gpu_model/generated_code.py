@@ -48,13 +48,20 @@ def launches(code: str) -> list[tuple[str, float]]:
 
 @contextmanager
 def recording(record: Record) -> Iterator[None]:
-    """Within this context, compiled functions call `record` instead of starting kernels."""
+    """Within this context, compiled functions call `record` instead of starting kernels.
+
+    Each shape is compiled by itself, because sizes and bytes are numbers here.
+    """
     compile_function = partial(
         inductor.compile_fx,
         inner_compile=partial(_compile_graph, inductor.compile_fx_inner, record),
     )
     torch.compiler.reset()
-    with config.patch(SETTINGS), mock.patch.object(inductor, "compile_fx", compile_function):
+    with (
+        config.patch(SETTINGS),
+        torch._dynamo.config.patch(automatic_dynamic_shapes=False),
+        mock.patch.object(inductor, "compile_fx", compile_function),
+    ):
         yield
     torch.compiler.reset()
 
