@@ -65,7 +65,7 @@ class RowLinear(RowParallelLinear):
             return F.linear(input_, self.weight, self.bias), None
         return super().forward(input_)
 
-    def _forward_impl(self, input: Tensor, weight: Tensor, **options: Any) -> Tensor:  # noqa: A002
+    def _forward_impl(self, input: Tensor, weight: Tensor, **options: Any) -> Tensor:
         # megatron passes no group here, and then rank 0 warns, which would split a compiled layer
         options["tp_group"] = self.tp_group
         output: Tensor = super()._forward_impl(input, weight, **options)

@@ -18,7 +18,7 @@ from torch._inductor import config
 from torch._inductor.async_compile import AsyncCompile
 
 LAUNCH = re.compile(
-    r"^ +(?:(?P<generated>\w+)\.run|(?:\w+ = )?(?P<other>extern_kernels\.\w+|torch\.ops\.[\w.]+))\(",
+    r"^ +(?:(?P<generated>\w+)\.run|(?:\w+ = )?(?P<other>(?:extern_kernels|torch\.ops)\.[\w.]+))\(",
     re.MULTILINE,
 )
 SIZE = re.compile(r"'kernel_name': '(\w+)'.*?'kernel_num_gb': ([\d.e-]+)")

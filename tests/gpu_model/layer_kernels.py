@@ -8,6 +8,9 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import product
 
+from rich.console import Console
+from rich.table import Table
+
 from tests.gpu_model import fake_cuda
 
 GRADIENT_SUM = "aten.add_.Tensor"
@@ -65,15 +68,21 @@ def count(kernels: str, model: str = "llama_7b", tokens: int = 4096) -> LayerKer
 
 def main() -> None:
     """Print the table."""
-    print("kernels=      started   of which products   sums of gradients   other GB   gradient GB")
+    table = Table("kernels=", "kernels", "of these products", "and sums of gradients",
+                  "GB of sums of gradients", "GB of others")  # fmt: skip
     for setting in ("torch", "elementwise", "compiled"):
         found = count(setting)
-        products = sum(n for name, n in found.kernels.items() if is_product(name))
-        print(
-            f"{setting:13} {found.kernels.total():7} {products:19}"
-            f" {found.kernels[GRADIENT_SUM]:19}"
-            f" {found.other_bytes / 1e9:10.2f} {found.kernel_bytes[GRADIENT_SUM] / 1e9:13.2f}"
+        products = sum(number for name, number in found.kernels.items() if is_product(name))
+        gradients = found.kernel_bytes[GRADIENT_SUM] / 1e9
+        table.add_row(
+            setting,
+            str(found.kernels.total()),
+            str(products),
+            str(found.kernels[GRADIENT_SUM]),
+            f"{gradients:.2f}",
+            f"{found.other_bytes / 1e9:.2f}",
         )
+    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def train_and_evaluate(world: World, kernels: str) -> tuple[list[float], dict[st
     ("kernels", "graphs"),
     [
         ("compiled", 2),  # a layer in training and in evaluation
-        ("elementwise", 4),  # rotary positions in both, the activation, and its backward pass
+        ("elementwise", 3),  # rotary positions, an activation, and its backward pass
     ],
 )
 def test_code_is_compiled_once_and_whole(kernels: str, graphs: int) -> None:
