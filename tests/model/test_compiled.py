@@ -62,10 +62,13 @@ def test_code_is_compiled_once_and_whole(kernels: str, graphs: int) -> None:
     assert losses == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["zero3_recompute", "tensor_sequence_selective"])
-def test_compiled_functions_equal_one_process(layout: str) -> None:
-    ranks, overrides = LAYOUTS[layout]
+def test_compiled_functions_equal_one_process() -> None:
+    ranks, overrides = LAYOUTS["tensor_sequence_selective"]
     compare(ranks, [*overrides, "kernels=elementwise"], MODELS["untied_gqa_swiglu"], 2)
+
+
+def test_compiled_functions_of_an_encoder_decoder_equal_one_process() -> None:
+    compare(2, ["sharding=zero3", "recompute=full", "kernels=elementwise"], [*TINY_T5], 2)
 
 
 def test_an_encoder_decoder_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
