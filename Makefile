@@ -2,6 +2,7 @@
 # make test       install, then run all tests
 # make test-fast  the same without the slow tests, in under two minutes
 # make test-gpu-model  run training steps on simulated CUDA tensors; installs a CUDA build of torch (5 GB)
+# make layer-kernels   count the kernels that a GPU starts per layer, without a GPU
 # make gpu        check correctness and measure speed on the GPU of this machine, in half an hour
 # make gpu-wheels collect what `make gpu` needs for a machine that has torch and no package index
 # make lint       check formatting, types, import rules, shell scripts and spelling
@@ -21,7 +22,7 @@ BIN := .venv/bin
 SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' .ci/run .ci/images .ci/wheel 2>/dev/null)
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
-.PHONY: help train test test-fast test-gpu-model gpu gpu-wheels lint format docs wheel archive clean
+.PHONY: help train test test-fast test-gpu-model layer-kernels gpu gpu-wheels lint format docs wheel archive clean
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
 
@@ -35,10 +36,15 @@ test-fast: dev
 	$(PYTEST) -m "not slow"
 
 # The stand-in for CUDA takes the place of the driver, so this also runs where there is a GPU.
+FAKE_CUDA = LD_LIBRARY_PATH=build/fake_cuda LD_PRELOAD=$(CURDIR)/build/fake_cuda/fake_cuda.so .venv-cuda/bin/python
+
 test-gpu-model: .venv-cuda
 	.venv-cuda/bin/python -m tests.gpu_model.build_stub build/fake_cuda
-	TORCHDYNAMO_DISABLE=1 LD_LIBRARY_PATH=build/fake_cuda LD_PRELOAD=$(CURDIR)/build/fake_cuda/fake_cuda.so \
-		.venv-cuda/bin/python -m pytest tests/gpu_model
+	$(FAKE_CUDA) -m pytest tests/gpu_model --numprocesses logical --maxprocesses 4
+
+layer-kernels: .venv-cuda
+	.venv-cuda/bin/python -m tests.gpu_model.build_stub build/fake_cuda
+	$(FAKE_CUDA) -m tests.gpu_model.layer_kernels
 
 .venv-cuda: pyproject.toml
 	$(PYTHON) -m venv .venv-cuda

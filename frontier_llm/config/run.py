@@ -55,10 +55,13 @@ class RunConfig(Section):
     recompute: Literal["none", "selective", "full"]
     """Activations that are recomputed in the backward pass instead of being kept. `selective`:
     those of attention without its projections; `full`: all activations inside each layer."""
-    kernels: Literal["auto", "torch", "fused", "compiled"]
-    """Implementation of the layers. `torch`: PyTorch; `compiled`: torch.compile of each layer;
-    `fused`: norms of apex or TransformerEngine, with an error if they do not work; `auto`: fused
-    norms if a test call on a tiny tensor works, otherwise PyTorch."""
+    kernels: Literal["auto", "torch", "fused", "elementwise", "compiled", "fastest"]
+    """Implementation of the layers. `torch`: PyTorch; `elementwise`: PyTorch, with torch.compile of
+    rotary positions and gated activations; `compiled`: torch.compile of each layer; `fused`: norms
+    of apex or TransformerEngine, with an error if they do not work; `fastest`: the first six steps
+    measure `compiled` against `auto` on a CPU, and the run goes on with the faster one; `auto`:
+    `fastest` on a GPU, and on a CPU fused norms if a test call on a tiny tensor works, otherwise
+    PyTorch."""
     optimizer: OptimizerConfig
     """The optimizer and its schedule."""
     data: DataConfig

@@ -39,11 +39,16 @@ class Kernels:
     layer_norm: LayerNormFunction
     rms_norm: RmsNormFunction
     source: str
-    """`torch`, `compiled`, `apex` or `transformer_engine`."""
+    """`torch`, `elementwise`, `compiled`, `apex` or `transformer_engine`, or two of these, if the
+    first steps choose."""
     reason: str
     """Why these kernels were chosen, for the log and the report."""
     compiles_layers: bool = False
     """Whether torch.compile makes the kernels of each transformer layer."""
+    compiles_functions: bool = False
+    """Whether torch.compile makes the kernels of rotary positions and of gated activations."""
+    on_trial: bool = False
+    """Whether the first steps decide if the compiled layers are used."""
 
 
 TORCH = Kernels(torch_layer_norm, torch_rms_norm, "torch", "kernels=torch")
@@ -54,6 +59,13 @@ COMPILED = Kernels(
     "torch.compile of each layer",
     compiles_layers=True,
 )
+ELEMENTWISE = Kernels(
+    torch_layer_norm,
+    torch_rms_norm,
+    "elementwise",
+    "torch.compile of rotary positions and gated activations",
+    compiles_functions=True,
+)
 
 
 def resolve(
@@ -62,8 +74,9 @@ def resolve(
     """Choose the kernels for a device.
 
     Args:
-        wanted: the setting `kernels`: `torch`, `compiled`, `fused` (required) or `auto` (fused if
-            possible).
+        wanted: the setting `kernels`: `torch`, `elementwise`, `compiled`, `fused` (required),
+            `fastest` (compiled layers, or fused norms if possible) or `auto` (fused norms if
+            possible; `fastest` on a GPU).
         device: where fused kernels are verified.
         dtype: number format of the run, in which they are verified.
         hidden: width of the norms.
@@ -71,10 +84,24 @@ def resolve(
     Raises:
         ConfigError: `fused` is wanted and neither package works; the message says why.
     """
-    if wanted == "torch":
-        return TORCH
-    if wanted == "compiled":
-        return COMPILED
+    without_packages = {"torch": TORCH, "compiled": COMPILED, "elementwise": ELEMENTWISE}
+    if wanted in without_packages:
+        return without_packages[wanted]
+    fused_or_torch = _fused_or_torch(device, dtype, hidden)
+    if wanted == "fused" and fused_or_torch.source == "torch":
+        raise ConfigError(
+            "kernels",
+            "fused",
+            f"apex or TransformerEngine that works here ({fused_or_torch.reason})",
+            "install one of them for this device, or set kernels=torch",
+        )
+    if wanted == "fastest" or (wanted == "auto" and device.type != "cpu"):
+        return _with_trial(fused_or_torch)
+    return fused_or_torch
+
+
+def _fused_or_torch(device: torch.device, dtype: torch.dtype, hidden: int) -> Kernels:
+    """Return fused norms that work, otherwise torch's norms and why there are no others."""
     errors = []
     for make in (_apex, _transformer_engine):
         try:
@@ -84,15 +111,31 @@ def resolve(
             errors.append(f"{make.__name__.strip('_')}: {error}")
         else:
             return kernels
-    reason = "; ".join(errors)
-    if wanted == "fused":
-        raise ConfigError(
-            "kernels",
-            "fused",
-            f"apex or TransformerEngine that works here ({reason})",
-            "install one of them for this device, or set kernels=torch",
-        )
-    return Kernels(torch_layer_norm, torch_rms_norm, "torch", reason)
+    return Kernels(torch_layer_norm, torch_rms_norm, "torch", "; ".join(errors))
+
+
+def _with_trial(uncompiled: Kernels) -> Kernels:
+    """Return compiled layers that can also run uncompiled, and then use the given norms."""
+
+    def layer_norm(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
+        compiling = torch.compiler.is_compiling()
+        norm = torch_layer_norm if compiling else uncompiled.layer_norm
+        return norm(x, weight, bias, epsilon)
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        norm = torch_rms_norm if torch.compiler.is_compiling() else uncompiled.rms_norm
+        return norm(x, weight, epsilon)
+
+    return Kernels(
+        layer_norm,
+        rms_norm,
+        f"compiled or {uncompiled.source}",
+        "the faster one in the first steps",
+        compiles_layers=True,
+        on_trial=True,
+    )
 
 
 def _apex() -> Kernels:

@@ -29,7 +29,7 @@ class Model:
     """megatron's configuration, which all chunks share. It also holds the functions that megatron's
     pipeline schedule calls during a step."""
     is_compiled: bool = False
-    """Whether torch.compile compiles the layers."""
+    """Whether torch.compile compiles the layers, or functions of them."""
 
 
 def build_model(
@@ -50,7 +50,7 @@ def build_model(
         kernels: implementation of the norms.
         seed: seed of the initial weights.
     """
-    transformer = transformer_config(layout, device)
+    transformer = transformer_config(layout, device, compiles_activation=kernels.compiles_functions)
     with device:
         chunks = [
             make_chunk(layout, model_chunk, transformer, groups, kernels)
@@ -61,4 +61,5 @@ def build_model(
         chunk.train()
     records = parameter_records(chunks, layout, groups)
     initialise(records, layout.model, seed)
-    return Model(chunks, records, layout, transformer, kernels.compiles_layers)
+    is_compiled = kernels.compiles_layers or kernels.compiles_functions
+    return Model(chunks, records, layout, transformer, is_compiled)

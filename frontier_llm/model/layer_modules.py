@@ -65,6 +65,12 @@ class RowLinear(RowParallelLinear):
             return F.linear(input_, self.weight, self.bias), None
         return super().forward(input_)
 
+    def _forward_impl(self, input: Tensor, weight: Tensor, **options: Any) -> Tensor:
+        # megatron passes no group here, and then rank 0 warns, which would split a compiled layer
+        options["tp_group"] = self.tp_group
+        output: Tensor = super()._forward_impl(input, weight, **options)
+        return output
+
 
 def fuses_bias(layer: ColumnParallelLinear | RowParallelLinear, input_: Tensor) -> bool:
     """Return whether the layer itself adds its bias: on a CPU, without tensor parallelism."""

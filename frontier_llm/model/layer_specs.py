@@ -7,7 +7,6 @@ from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.transformer.attention import (
     CrossAttention,
     CrossAttentionSubmodules,
-    SelfAttention,
     SelfAttentionSubmodules,
 )
 from megatron.core.transformer.enums import AttnMaskType
@@ -28,6 +27,7 @@ from frontier_llm.model.layer_modules import (
     ParallelResidualLayer,
     RowLinear,
 )
+from frontier_llm.model.rotary import RotarySelfAttention
 
 
 def decoder_block(layers: int, model: ModelConfig, kernels: Kernels) -> TransformerBlockSubmodules:
@@ -65,8 +65,11 @@ def layer_spec(
     submodules: dict[str, Any] = {
         "input_layernorm": norm,
         "self_attention": ModuleSpec(
-            module=SelfAttention,
-            params={"attn_mask_type": mask},
+            module=RotarySelfAttention,
+            params={
+                "attn_mask_type": mask,
+                "compiles_functions": kernels.compiles_functions,
+            },
             submodules=SelfAttentionSubmodules(
                 linear_qkv=ColumnLinear,
                 core_attention=core,

@@ -26,18 +26,23 @@ _RECOMPUTE: dict[str, dict[str, Any]] = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def transformer_config(layout: ResolvedLayout, device: torch.device) -> TransformerConfig:
+def transformer_config(
+    layout: ResolvedLayout, device: torch.device, *, compiles_activation: bool = False
+) -> TransformerConfig:
     """Translate a layout to megatron's configuration.
 
     Args:
         layout: model, precision and grid of ranks of the run.
         device: device of this rank. On a CPU, fused CUDA kernels and batched point-to-point
             messages are turned off.
+        compiles_activation: whether a gated activation is compiled by itself, on any device.
     """
     model, grid, precision = layout.model, layout.grid, layout.precision
     on_cpu = device.type in ("cpu", "meta")
     interleaved = layout.virtual_stages > 1
-    fused_activation = not on_cpu and model.bias and model.activation != "gelu_exact"
+    fused_activation = model.activation != "gelu_exact" and (
+        (not on_cpu and model.bias) or (compiles_activation and model.gated)
+    )
     return TransformerConfig(
         num_layers=model.layers,
         hidden_size=model.hidden,
@@ -67,15 +72,7 @@ def transformer_config(layout: ResolvedLayout, device: torch.device) -> Transfor
         # model/initialise.py sets the weights, so that they are the same for every layout
         perform_initialization=False,
         use_cpu_initialization=on_cpu,
-        # With two pipeline ranks, the previous and the next neighbour of a rank are the same rank.
-        # If stages are interleaved, a batched exchange would silently swap activations and
-        # gradients.
-        overlap_p2p_comm=interleaved,
-        batch_p2p_comm=not interleaved and not on_cpu,
-        # only needed by old torch versions; it would make the host wait for the whole device
-        batch_p2p_sync=False,
-        # gloo may still be sending an output when the schedule wants to free it
-        deallocate_pipeline_outputs=not on_cpu,
+        **_exchanges(on_cpu, interleaved),
         # the following options need apex or TransformerEngine, or use torch.jit, which does not
         # make a CPU faster
         gradient_accumulation_fusion=False,
@@ -86,6 +83,21 @@ def transformer_config(layout: ResolvedLayout, device: torch.device) -> Transfor
         apply_rope_fusion=False,
         **_RECOMPUTE[layout.recompute if model.kind == "gpt" else "none"],
     )
+
+
+def _exchanges(on_cpu: bool, interleaved: bool) -> dict[str, bool]:
+    """Return megatron's options for the exchange of activations between pipeline stages."""
+    return {
+        # With two pipeline ranks, the previous and the next neighbour of a rank are the same rank.
+        # If stages are interleaved, a batched exchange would silently swap activations and
+        # gradients.
+        "overlap_p2p_comm": interleaved,
+        "batch_p2p_comm": not interleaved and not on_cpu,
+        # only needed by old torch versions; it would make the host wait for the whole device
+        "batch_p2p_sync": False,
+        # gloo may still be sending an output when the schedule wants to free it
+        "deallocate_pipeline_outputs": not on_cpu,
+    }
 
 
 def _activation(model: ModelConfig, fused: bool) -> Callable[[Tensor], Tensor]:

@@ -59,6 +59,12 @@ int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id) 
   if (id) *id = 0;
   return 0;
 }
+/* Triton asks for the compute capability (attributes 75 and 76) to choose its target. */
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  *value = attribute == 75 ? 9 : attribute == 10 ? 32 : 0;
+  return 0;
+}
+int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
   *flags = 0;
   *active = 0;
@@ -70,7 +76,8 @@ NOTHING(cudaEventRecord) NOTHING(cudaEventRecordWithFlags) NOTHING(cudaEventDest
 NOTHING(cudaEventQuery) NOTHING(cudaStreamWaitEvent) NOTHING(cudaStreamQuery)
 NOTHING(cudaThreadExchangeStreamCaptureMode) NOTHING(cudaHostRegister) NOTHING(cudaHostUnregister)
 NOTHING(cuInit) NOTHING(cuCtxGetCurrent) NOTHING(cuCtxSetCurrent) NOTHING(cuDeviceGet)
-NOTHING(cuDeviceGetAttribute) NOTHING(cuDevicePrimaryCtxRetain) NOTHING(cuFuncGetAttribute)
+NOTHING(cuCtxGetLimit) NOTHING(cuCtxSetLimit)
+NOTHING(cuDevicePrimaryCtxRetain) NOTHING(cuFuncGetAttribute)
 NOTHING(cuFuncSetAttribute) NOTHING(cuFuncSetCacheConfig) NOTHING(cuGetErrorString)
 NOTHING(cuLaunchCooperativeKernel) NOTHING(cuLaunchKernel) NOTHING(cuLinkAddData_v2)
 NOTHING(cuLinkComplete) NOTHING(cuLinkCreate_v2) NOTHING(cuModuleGetFunction)

@@ -30,7 +30,7 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
-from frontier_llm.device.kernels import TORCH
+from frontier_llm.device.kernels import resolve
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model import build
 from frontier_llm.parallel import megatron_cpu
@@ -39,10 +39,13 @@ from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
 from frontier_llm.trainer.totals import SCALARS, Totals
+from tests.gpu_model import generated_code
 
 DEVICE = torch.device("cuda", 0)
-WITHOUT_KERNEL = ("prim.", "aten._unsafe_view")
-"""Operations that only read or change the description of a tensor, beside views."""
+WITHOUT_KERNEL = ("prim.", "aten._unsafe_view", "aten.empty")
+"""Operations that only allocate a tensor or change its description, beside views."""
+OVERWRITES = ("aten.copy_", "aten.fill_", "aten.zero_")
+"""Operations that write a tensor without reading it."""
 PRELOADED = os.environ.get("LD_PRELOAD", "").endswith("fake_cuda.so")
 """Whether the stand-in for CUDA is in place; `make test-gpu-model` sets it."""
 
@@ -62,9 +65,26 @@ class Recorded:
     host_waits: int = 0
     """Places in which the host waits for a result of the device."""
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self.kernels.clear()
+        self.kernel_bytes.clear()
+        self.across_devices.clear()
+        self.device_waits = self.host_waits = 0
+
+    def start(self, name: str, size: float) -> None:
+        """Record a kernel that reads and writes `size` bytes."""
+        self.kernels[name] += 1
+        self.kernel_bytes[name] += int(size)
+
 
 class Recorder(TorchDispatchMode):
     """Records every operation within its context."""
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return true, because otherwise compiled functions would run uncompiled."""
+        return True
 
     def __init__(self, recorded: Recorded) -> None:
         super().__init__()
@@ -80,42 +100,54 @@ class Recorder(TorchDispatchMode):
             self._recorded.across_devices[name] += 1
         is_kernel = not func.is_view and not name.startswith(WITHOUT_KERNEL)
         if is_kernel and "cuda" in devices:
-            new = [tensor for tensor in written if all(tensor is not other for other in read)]
+            changed = [tensor for tensor in written if any(tensor is other for other in read)]
+            if not name.startswith(OVERWRITES):
+                read += changed  # which would else count once
+            new = [tensor for tensor in written if all(tensor is not other for other in changed)]
             sizes = [tensor.numel() * tensor.element_size() for tensor in (*read, *new)]
-            self._recorded.kernels[name] += 1
-            self._recorded.kernel_bytes[name] += sum(sizes)
+            self._recorded.start(name, sum(sizes))
         return out
 
 
 def record_step(
-    overrides: Sequence[str], world_size: int, rank: int, precision: str = "bf16"
+    overrides: Sequence[str],
+    world_size: int,
+    rank: int,
+    precision: str = "bf16",
+    kernels: str = "torch",
 ) -> Recorded:
-    """Record the second training step of one rank."""
+    """Record the second training step of one rank; `kernels` is the key of the configuration."""
     config = decode(compose(["plan=off", *overrides]))
     recorded = Recorded()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
-        with _simulated(config, recorded), FakeTensorMode(allow_non_fake_inputs=True):
-            step = _make_step(config, world_size, rank, precision)
+        with (
+            _simulated(config, recorded),
+            generated_code.recording(recorded.start),
+            FakeTensorMode(allow_non_fake_inputs=True),
+        ):
+            step = _make_step(config, world_size, rank, precision, kernels)
             for number in (1, 2):
                 batches = _batches(config, step)
+                recorded.clear()
+                waits = _native_waits()
                 with Recorder(recorded) if number == 2 else nullcontext():
-                    recorded.device_waits = recorded.host_waits = 0
-                    waits = _native_waits()
                     step.run(number, batches, 1e-4)
-                    recorded.device_waits += _native_waits() - waits
+                recorded.device_waits += _native_waits() - waits
     finally:
         destroy_groups()
     return recorded
 
 
-def _make_step(config: RunConfig, world_size: int, rank: int, precision: str) -> TrainStep:
+def _make_step(
+    config: RunConfig, world_size: int, rank: int, precision: str, kernels: str
+) -> TrainStep:
     per_node = min(config.launch.ranks_per_node or 8, world_size)
     groups = make_groups(config.parallel, per_node, 1)
     layout = ResolvedLayout.resolve(
         config, world_size, per_node, precision=precision, check_rules=False
     )
-    model = build.build_model(layout, groups, DEVICE, TORCH, 1)
+    model = build.build_model(layout, groups, DEVICE, resolve(kernels, DEVICE), 1)
     for chunk in model.chunks:
         assert all(parameter.is_cuda for parameter in chunk.parameters())
     traffic = Traffic(groups.grid, rank)
@@ -162,10 +194,9 @@ def _simulated(config: RunConfig, recorded: Recorded) -> Iterator[None]:
     import megatron.core.pipeline_parallel.schedules  # noqa: F401
     import megatron.core.tensor_parallel.random as megatron_random
 
-    substitutes = {"current_device": lambda: DEVICE, "synchronize": synchronize}
+    substitutes = {"current_device": lambda: 0, "synchronize": synchronize}
     patches = [
         mock.patch.object(fake_tensor, "init_gpu_context"),
-        mock.patch.object(torch.cuda, "_lazy_init"),
         mock.patch.object(torch, "tensor", tensor),
         mock.patch.object(nn.Module, "to", lambda self, **_: self),  # built on the device already
         mock.patch.object(build, "initialise"),
@@ -183,6 +214,7 @@ def _simulated(config: RunConfig, recorded: Recorded) -> Iterator[None]:
         for replacement in megatron_cpu.REPLACEMENTS
         if replacement.name != "torch"
     ]
+    torch.cuda.init()
     torch._C._set_only_lift_cpu_tensors(True)
     for patch in patches:
         patch.start()

@@ -1,4 +1,4 @@
-"""Compiled layers give the numbers of one process in every layout, and are compiled once."""
+"""Compiled layers and functions give the numbers of one process, and are compiled once."""
 
 import pytest
 
@@ -36,7 +36,8 @@ def train_and_evaluate(world: World, kernels: str) -> tuple[list[float], dict[st
     """Train two steps, evaluate and generate; return the losses, and what was compiled."""
     from torch._dynamo.utils import counters
 
-    rig = make_rig(world, tiny_values(f"kernels={kernels}", "model.layers=3"))
+    llama = MODELS["untied_gqa_swiglu"]
+    rig = make_rig(world, tiny_values(f"kernels={kernels}", "model.layers=3", *llama))
     losses = [result.loss for result in rig.train(2)]
     losses += [loss.item() for loss in rig.step._pipeline.losses(rig.batches(0), train=False)]
     rig.step._pipeline.logits(rig.batches(0)[0], 0)
@@ -44,15 +45,30 @@ def train_and_evaluate(world: World, kernels: str) -> tuple[list[float], dict[st
     return losses, counts
 
 
-def test_layers_are_compiled_once_and_whole() -> None:
-    """One graph serves all three layers in training, one in evaluation; logits need none."""
+@pytest.mark.parametrize(
+    ("kernels", "graphs"),
+    [
+        ("compiled", 2),  # a layer in training and in evaluation
+        ("elementwise", 3),  # rotary positions, an activation, and its backward pass
+    ],
+)
+def test_code_is_compiled_once_and_whole(kernels: str, graphs: int) -> None:
+    """The same graphs serve all three layers; logits need none."""
     (expected, none), (losses, counts) = (
-        run_ranks(train_and_evaluate, 1, kernels, timeout=300)[0]
-        for kernels in ("torch", "compiled")
+        run_ranks(train_and_evaluate, 1, name, timeout=300)[0] for name in ("torch", kernels)
     )
     assert none == {"graphs": 0, "breaks": 0}
-    assert counts == {"graphs": 2, "breaks": 0}
+    assert counts == {"graphs": graphs, "breaks": 0}
     assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def test_compiled_functions_equal_one_process() -> None:
+    ranks, overrides = LAYOUTS["tensor_sequence_selective"]
+    compare(ranks, [*overrides, "kernels=elementwise"], MODELS["untied_gqa_swiglu"], 2)
+
+
+def test_compiled_functions_of_an_encoder_decoder_equal_one_process() -> None:
+    compare(2, ["sharding=zero3", "recompute=full", "kernels=elementwise"], [*TINY_T5], 2)
 
 
 def test_an_encoder_decoder_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import torch
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch
-from frontier_llm.device.kernels import COMPILED, TORCH
+from frontier_llm.device.kernels import resolve
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
 from frontier_llm.model.build import Model, build_model
@@ -61,7 +61,7 @@ def make_rig(
     layout = ResolvedLayout.resolve(
         config, world.size, world.ranks_per_node, precision=precision, check_rules=False
     )
-    kernels = COMPILED if config.kernels == "compiled" else TORCH
+    kernels = resolve(config.kernels, CPU)
     model = build_model(layout, groups, CPU, kernels, config.trainer.seed)
     for record in model.records:
         record.parameter.requires_grad_(record.name not in frozen)

@@ -17,6 +17,7 @@ from frontier_llm.trainer.callbacks.announcements import Announcements
 from frontier_llm.trainer.callbacks.callback import Callback
 from frontier_llm.trainer.callbacks.callback_list import CallbackList
 from frontier_llm.trainer.callbacks.divergence import Divergence
+from frontier_llm.trainer.callbacks.kernel_trial import KernelTrial
 from frontier_llm.trainer.callbacks.ledger import Ledger
 from frontier_llm.trainer.callbacks.metrics_file import MetricsFile
 from frontier_llm.trainer.callbacks.plan_check import PlanCheck
@@ -45,6 +46,7 @@ def make_callbacks(context: TrainerContext) -> CallbackList:
         ProgressBar(context),
         WeightsAndBiases(context),
         TensorBoard(context),
+        KernelTrial(context),
         Stragglers(context),
         Tracer(context),
         report,

@@ -1,0 +1,52 @@
+"""A layer of LLaMA-7B keeps to its budget of kernels and of memory traffic, eager and compiled."""
+
+import pytest
+import torch
+
+from frontier_llm.model import rotary
+from tests.gpu_model import fake_cuda, generated_code
+from tests.gpu_model.layer_kernels import GRADIENT_SUM, LayerKernels, count
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not fake_cuda.PRELOADED, reason="run `make test-gpu-model`"),
+]
+
+PRODUCTS = {"mm": 12, "attention": 2}
+"""Kernels per layer that every setting needs: 4 products, each with 2 in the backward pass."""
+BUDGETS = {"torch": (61, 4.2e9), "elementwise": (35, 2.0e9), "compiled": (35, 2.0e9)}
+"""Kernels, and bytes without those of products, attention and sums of gradients."""
+
+
+def keeps_to(budget: tuple[int, float], found: LayerKernels) -> bool:
+    """Return whether a layer starts no more kernels, and moves no more bytes, than allowed."""
+    return found.kernels.total() <= budget[0] and found.other_bytes <= budget[1]
+
+
+@pytest.mark.parametrize("kernels", BUDGETS)
+def test_a_layer_keeps_to_its_budget(kernels: str) -> None:
+    found = count(kernels)
+    for product, number in PRODUCTS.items():
+        assert sum(n for name, n in found.kernels.items() if product in name) == number
+    assert found.kernels[GRADIENT_SUM] == 6  # one per parameter
+    assert keeps_to(BUDGETS[kernels], found), found
+    if kernels == "compiled":  # one graph: nothing else happens outside the generated code
+        assert {name for name in found.kernels if name.startswith("aten.")} == {GRADIENT_SUM}
+
+
+def test_lost_fusion_breaks_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without fusion by inductor there are more kernels, which move more bytes."""
+    settings = {**generated_code.SETTINGS, "max_fusion_size": 1}
+    monkeypatch.setattr(generated_code, "SETTINGS", settings)
+    assert not keeps_to(BUDGETS["compiled"], count("compiled"))
+
+
+def test_a_split_graph_breaks_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    rotate = rotary.rotate
+
+    def splits(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        torch._dynamo.graph_break()
+        return rotate(*arguments)
+
+    monkeypatch.setattr(rotary, "rotate", splits)
+    assert not keeps_to(BUDGETS["compiled"], count("compiled"))
