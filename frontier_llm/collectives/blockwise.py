@@ -104,9 +104,9 @@ class PartKernels(BlockKernels):
         for i in range(len(parts)):
             if i == skip:
                 continue
-            quantised, *tables = slots.sections(i)
-            scales, small, packed = (table[i] for table in tables)
-            small.copy_(parts[i, quantised:])
+            quantised, scales, small, packed = slots.sections(i)
+            if quantised < slots.elements:
+                small.copy_(parts[i, quantised:])
             if quantised:
                 errors = None if residual is None else residual[i, :quantised]
                 values = parts[i, :quantised]
@@ -116,16 +116,16 @@ class PartKernels(BlockKernels):
     @override
     def dequantise(self, slots: Slots, parts: torch.Tensor) -> None:
         for i, out in enumerate(parts):
-            quantised, *tables = slots.sections(i)
-            scales, small, packed = (table[i] for table in tables)
-            out[quantised:].copy_(small)
+            quantised, scales, small, packed = slots.sections(i)
+            if quantised < slots.elements:
+                out[quantised:].copy_(small)
             if quantised:
                 self.dequantise_part(scales, packed, slots.fmt, out[:quantised])
 
     @override
     def add_up(self, slots: Slots, total: torch.Tensor, skip: int | None = None) -> None:
-        quantised, scales, small, packed = slots.sections(0)
-        for i, unquantised in enumerate(small):
+        quantised, scales, small, packed = slots.sections(0, all_rows=True)
+        for i, unquantised in enumerate(small if quantised < slots.elements else ()):
             if i != skip:
                 total[quantised:].add_(unquantised)
         if quantised:

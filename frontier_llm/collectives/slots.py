@@ -79,17 +79,28 @@ class Slots:
         border = self.border - part * self.elements
         return replace(self, data=self.data[part : part + 1], border=border)
 
-    def sections(self, part: int) -> tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return views of the sections that all rows have if they contain this part.
+    def sections(
+        self, part: int, *, all_rows: bool = False
+    ) -> tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return views of the sections of a part's slot.
+
+        Args:
+            part: index of the part.
+            all_rows: whether every row of the table contains this part. Then the views have one
+                more dimension, for the rows.
 
         Returns:
-            The number q of quantised elements of the part, which are its first, and of each row
-            the scales, the elements from q on, and the packed integers (uint8).
+            The number q of quantised elements of the part, which are its first; the scales; the
+            elements from q on; the packed integers (uint8).
         """
         quantised = self.fmt.quantised_of(self.border, part * self.elements, self.elements)
         layout = self.fmt.slot(self.elements, quantised)
-        blocks = -(-quantised // self.fmt.block_elements)
-        scales = self.data[:, : blocks * self.fmt.scale_bytes].view(self.scale_dtype)
-        small = self.data[:, layout.small :][:, : SMALL_BYTES * (self.elements - quantised)]
-        values = self.data[:, layout.values : layout.stop]
-        return quantised, scales, small.view(self.small_dtype), values
+        slot = self.data if all_rows else self.data[part]
+        scale_bytes = -(-quantised // self.fmt.block_elements) * self.fmt.scale_bytes
+        small = slot.narrow(-1, layout.small, SMALL_BYTES * (self.elements - quantised))
+        return (
+            quantised,
+            slot.narrow(-1, 0, scale_bytes).view(self.scale_dtype),
+            small.view(self.small_dtype),
+            slot.narrow(-1, layout.values, layout.stop - layout.values),
+        )

@@ -31,9 +31,10 @@ LAUNCH_OPTIONS = {"enable_fp_fusion": False, "num_warps": 4}
 """A GPU reaches its memory bandwidth if enough bytes are on their way: bandwidth times latency, for
 an H200 4.8 TB/s x 0.8 us / 132 = 29 KB per multiprocessor. 4096 elements are 32 per thread, so that
 each half of them is one load of 16 bytes in int8, and two in bf16. With the 51 registers that sm_90
-needs for int8 and bf16, 9 programs fit on a multiprocessor. They read 9 x 8 KiB to quantise, and 9 x
-4 KiB to dequantise. The sum needs 96 registers: 5 programs read 20 KiB per rank. AMD's wavefronts
-have 64 threads, so a thread has 16 elements, and 14 KB suffice (1.6 TB/s x 1 us / 110)."""
+needs for int8 and bf16, 9 programs fit on a multiprocessor. They read 9 x 8 KiB to quantise, and
+9 x 4 KiB to dequantise. The sum needs 96 registers: 5 programs read 20 KiB per rank. AMD's
+wavefronts have 64 threads, so a thread has 16 elements, and 14 KB suffice (1.6 TB/s x 1 us / 110).
+These are estimates; nothing was measured on a GPU."""
 
 _STRIDE = tl.constexpr(PART_SEED_STRIDE)
 _ALIGNMENT = tl.constexpr(ALIGNMENT_BYTES)
@@ -203,7 +204,7 @@ def _cast(x, dtype: tl.constexpr):
         bits = x.to(tl.int32, bitcast=True)
         rounded = tl.where(x != x, 0x7FC00000, bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
-    else:  # noqa: RET505 - Triton compiles the code after an `if`, whatever the constant
+    else:  # without it Triton would also compile the return of another type
         return x.to(dtype)
 
 

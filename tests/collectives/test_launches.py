@@ -25,7 +25,6 @@ from frontier_llm.geometry.grid import Grid
 
 RANKS, OWN, ELEMENTS = 8, 3, 600
 BORDER = 5 * ELEMENTS + 100  # inside part 5; parts 6 and 7 are not quantised
-CPU = torch.device("cpu")
 BUDGETS = {"gather": 2, "reduce": 4}
 """A gather quantises and dequantises. A reduction quantises, copies this rank's part, adds up, and
 copies the sum to where the caller wants it."""
@@ -57,11 +56,11 @@ def count_launches() -> dict[str, int]:
 
     InterpretedFunction.run = run_as_one_launch
     dist.init_process_group("fake", store=FakeStore(), rank=OWN, world_size=RANKS)
-    int8 = Format("int8", 64, 2)
+    int8, traffic = Format("int8", 64, 2), Traffic(Grid(1, RANKS, 1, RANKS), OWN)
+    formats, kernels = StateFormats(int8, int8, int8, int8, int8), TritonKernels()
     transport = Transport(
-        lambda _: StateFormats(int8, int8, int8, int8, int8), Traffic(Grid(1, RANKS, 1, RANKS), OWN),
-        TritonKernels(), torch.bfloat16, CPU, pairwise=False,
-    )  # fmt: skip
+        lambda _: formats, traffic, kernels, torch.bfloat16, torch.device("cpu"), pairwise=False
+    )
     group, counts = dist.group.WORLD, {}
     parameters = torch.randn(RANKS * ELEMENTS).bfloat16()
     gradients, out = torch.randn(RANKS * ELEMENTS), torch.empty(ELEMENTS)
