@@ -46,6 +46,7 @@ from frontier_llm.cli.options import at_least, bench_parser, parse_bench, positi
 from frontier_llm.collectives.blockwise import BlockKernels, TorchKernels
 from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.kernel_choice import choose_kernels
+from frontier_llm.collectives.slots import Slots
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import BF16, FP32, Format, StateFormats
@@ -159,17 +160,14 @@ def _codec_figure(
     kernels: BlockKernels, format_: Format, values: torch.Tensor, limit: float
 ) -> CodecFigure:
     """Time one implementation of the codec in one format, `limit` seconds per function."""
-    slot = format_.slot(values.numel(), values.numel())
-    blocks = -(-values.numel() // format_.block_elements)
-    scales = torch.empty(blocks, dtype=torch.bfloat16, device=values.device)
-    packed = torch.empty(slot.stop - slot.values, dtype=torch.uint8, device=values.device)
+    size = format_.slot_bytes(values.numel(), 1, values.numel())
+    data = torch.empty(1, size, dtype=torch.uint8, device=values.device)
+    slots = Slots(data, format_, values.numel(), values.numel(), torch.bfloat16)
     out, total = torch.empty_like(values), torch.zeros_like(values, dtype=torch.float32)
     seconds = (
-        _seconds(partial(kernels.quantise, values, format_, scales, packed), limit),
-        _seconds(partial(kernels.dequantise, scales, packed, format_, out), limit),
-        _seconds(
-            partial(kernels.add_up, scales[None], packed[None], format_, total, skip=-1), limit
-        ),
+        _seconds(partial(kernels.quantise, values[None], slots), limit),
+        _seconds(partial(kernels.dequantise, slots, out[None]), limit),
+        _seconds(partial(kernels.add_up, slots, total), limit),
     )
     element_bytes = (values.element_size(), values.element_size(), total.element_size())
     speeds = (

@@ -147,31 +147,36 @@ def speed(scale: Scale, folder: Path) -> Rows:
 
 
 def kernels(scale: Scale, folder: Path) -> Rows:
-    """Measure the rates of the quantisation kernels, in GB/s of bf16 that is read or written."""
+    """Measure the quantisation kernels, in GB/s that are read and written, besides a copy.
+
+    A message of 8 parts in bf16 is quantised and dequantised; 8 slots of one part are added up.
+    """
     import torch
 
     from frontier_llm.calibration.timing import seconds_of
     from frontier_llm.collectives.kernel_choice import choose_kernels
+    from frontier_llm.collectives.slots import Slots
     from frontier_llm.geometry.formats import Format
 
     torch_device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = choose_kernels("auto", torch_device)
-    values = torch.randn(1 << (16 if scale.is_rehearsal else 26), device=torch_device).bfloat16()
-    out, total = torch.empty_like(values), torch.zeros_like(values, dtype=torch.float32)
-    gigabytes = values.nbytes / 1e9
-    copied = gigabytes / seconds_of(lambda: out.copy_(values))
+    parts = torch.randn(8, 1 << (13 if scale.is_rehearsal else 23), device=torch_device).bfloat16()
+    out, total = torch.empty_like(parts), torch.zeros_like(parts[0], dtype=torch.float32)
+    copied = 2 * parts.nbytes / seconds_of(lambda: out.copy_(parts)) / 1e9
     yield {"what": "copy", "value": f"{copied:.1f} GB/s"}
-    for fmt in (Format("int8", 256, 2), Format("int4", 256, 2)):
-        slot = fmt.slot(values.numel(), values.numel())
-        scales = torch.zeros(values.numel() // 256, dtype=torch.bfloat16, device=torch_device)
-        packed = torch.zeros(slot.stop - slot.values, dtype=torch.uint8, device=torch_device)
-        for name, action in (
-            ("quantise", partial(chosen.quantise, values, fmt, scales, packed)),
-            ("dequantise", partial(chosen.dequantise, scales, packed, fmt, out)),
-            ("add", partial(chosen.add_up, scales[None], packed[None], fmt, total, -1)),
+    for fmt in (Format("int8", 256, 2), Format("int4", 256, 2), Format("int4", 256, 2, True)):
+        size = fmt.slot_bytes(parts.shape[1], len(parts), parts.numel())
+        data = torch.zeros(len(parts), size, dtype=torch.uint8, device=torch_device)
+        slots = Slots(data, fmt, parts.shape[1], parts.numel(), torch.bfloat16)
+        for name, action, unquantised_bytes in (
+            ("quantise", partial(chosen.quantise, parts, slots), parts.nbytes),
+            ("dequantise", partial(chosen.dequantise, slots, out), out.nbytes),
+            ("add", partial(chosen.add_up, slots, total), 2 * total.nbytes),
         ):
-            rate = gigabytes / seconds_of(action)
-            yield {"what": f"{chosen.name}, {fmt.name}: {name}", "value": f"{rate:.1f} GB/s"}
+            rate = (unquantised_bytes + data.nbytes) / seconds_of(action) / 1e9
+            rounding = ", stochastic" if fmt.is_stochastic else ""
+            yield {"what": f"{chosen.name}, {fmt.name}{rounding}: {name}",
+                   "value": f"{rate:.1f} GB/s, {rate / copied:.0%} of the copy"}  # fmt: skip
 
 
 SLICES: dict[str, Slice] = {

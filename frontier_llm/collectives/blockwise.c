@@ -81,18 +81,19 @@ static void round_stochastic(const float *x, int n, float inverse, float limit, 
     }
 }
 
-/* Write two 4-bit integers per byte: q[i] in the low bits, q[half + i] in the high bits. */
-static void pack_4(const int8_t *q, int n, uint8_t *packed) {
-    int half = (n + 1) / 2, rest = n - half;
+/* Write two 4-bit integers per byte: q[i] in the low bits, q[half + i] in the high bits. `half` is
+ * half a full block; the n elements may be fewer. */
+static void pack_4(const int8_t *q, int n, int half, uint8_t *packed) {
+    int low = n < half ? n : half, rest = n - low;
     for (int i = 0; i < rest; i++)
         packed[i] = (uint8_t)((q[i] & 15) | (uint8_t)(q[half + i] << 4));
-    if (rest < half)
-        packed[rest] = (uint8_t)(q[rest] & 15);
+    for (int i = rest; i < low; i++)
+        packed[i] = (uint8_t)(q[i] & 15);
 }
 
-static void unpack_4(const uint8_t *packed, int n, int8_t *q) {
-    int half = (n + 1) / 2, rest = n - half;
-    for (int i = 0; i < half; i++)
+static void unpack_4(const uint8_t *packed, int n, int half, int8_t *q) {
+    int low = n < half ? n : half, rest = n - low;
+    for (int i = 0; i < low; i++)
         q[i] = (int8_t)((int8_t)(packed[i] << 4) >> 4);
     for (int i = 0; i < rest; i++)
         q[half + i] = (int8_t)((int8_t)packed[i] >> 4);
@@ -148,14 +149,14 @@ void frontier_quantise(const void *values, int dtype, int64_t n, int64_t block, 
         else
             round_nearest(x, count, 1.0f / scale, integers);
         if (bits == 4)
-            pack_4(q, count, packed);
+            pack_4(q, count, (int)block / 2, packed);
         if (residual)
             store_errors(x, integers, count, scale, residual + first);
         if (scale_dtype == FP32)
             ((float *)scales)[index] = scale;
         else
             ((uint16_t *)scales)[index] = (uint16_t)((uint32_t)bits_of(scale) >> 16);
-        packed += (count * bits + 7) / 8;
+        packed += block * bits / 8;
     }
 }
 
@@ -165,10 +166,11 @@ static inline float scale_at(const void *scales, int dtype, int64_t index) {
 }
 
 /* Return a block's integers: in place if they have 8 bits, else unpacked in the last argument. */
-static const int8_t *integers_of(const uint8_t *packed, int n, int bits, int8_t *unpacked) {
+static const int8_t *integers_of(const uint8_t *packed, int n, int half, int bits,
+                                 int8_t *unpacked) {
     if (bits == 8)
         return (const int8_t *)packed;
-    unpack_4(packed, n, unpacked);
+    unpack_4(packed, n, half, unpacked);
     return unpacked;
 }
 
@@ -178,7 +180,7 @@ void frontier_dequantise(const void *scales, int scale_dtype, const uint8_t *pac
     for (int64_t first = 0, index = 0; first < n; first += block, index++) {
         int count = (int)(n - first < block ? n - first : block);
         float scale = scale_at(scales, scale_dtype, index);
-        const int8_t *integers = integers_of(packed, count, bits, q);
+        const int8_t *integers = integers_of(packed, count, (int)block / 2, bits, q);
         if (dtype == BF16) {
             uint16_t *target = (uint16_t *)out + first;
             for (int i = 0; i < count; i++)
@@ -188,7 +190,7 @@ void frontier_dequantise(const void *scales, int scale_dtype, const uint8_t *pac
             for (int i = 0; i < count; i++)
                 target[i] = (float)integers[i] * scale;
         }
-        packed += (count * bits + 7) / 8;
+        packed += block * bits / 8;
     }
 }
 
@@ -204,10 +206,11 @@ void frontier_add_up(const uint8_t *scales, int64_t scales_stride, int scale_dty
             if (rank == skip)
                 continue;
             float scale = scale_at(scales + rank * scales_stride, scale_dtype, index);
-            const int8_t *integers = integers_of(packed + rank * packed_stride, count, bits, q);
+            const int8_t *integers =
+                integers_of(packed + rank * packed_stride, count, (int)block / 2, bits, q);
             for (int i = 0; i < count; i++)
                 target[i] += (float)integers[i] * scale;
         }
-        packed += (count * bits + 7) / 8;
+        packed += block * bits / 8;
     }
 }

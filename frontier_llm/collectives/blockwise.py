@@ -12,6 +12,8 @@ largest magnitude m, and the largest integer Q (127 for 8 bits, 7 for 4 bits):
 
 Hence |x - q s| <= s / 2 (< s if stochastic), and zeros are exact. Two 4-bit values share a byte:
 the i-th of a block's first half is in the low bits, the i-th of its second half in the high bits.
+The halves of a block that is shorter than the others have the same border, so the second half is
+shorter or empty.
 
 Every operation is rounded once to fp32 (a product by 1/Q, a division, a product, a rounding to an
 integer), so that C and Triton can reproduce it.
@@ -25,12 +27,15 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import override
 
+from frontier_llm.collectives.slots import Slots
 from frontier_llm.geometry.formats import Format
 
 SMALLEST_SCALE = 2.0**-126
 """The smallest normal fp32 number: its reciprocal is finite."""
 RESIDUAL_DTYPE = torch.bfloat16
 """Dtype in which rounding errors are kept for error feedback."""
+PART_SEED_STRIDE = 0xC2B2AE3D
+"""Difference between the rounding seeds of neighbouring parts: odd, so that they lie far apart."""
 _UINT32_MASK = 0xFFFFFFFF
 
 
@@ -46,78 +51,145 @@ class BlockKernels(ABC):
     @abstractmethod
     def quantise(
         self,
+        parts: torch.Tensor,
+        slots: Slots,
+        residual: torch.Tensor | None = None,
+        seed: int = 0,
+        skip: int | None = None,
+    ) -> None:
+        """Write each part of a buffer into its slot.
+
+        Args:
+            parts: [parts, m] fp32, bf16 or fp16, contiguous, read only.
+            slots: [parts, bytes], overwritten.
+            residual: [parts, m] bf16. The residual of an element that is quantised is added to it
+                first, then overwritten with its rounding error (0 where this is not finite).
+            seed: 32-bit seed of stochastic rounding of the first part that is written. From each
+                written part to the next it grows by PART_SEED_STRIDE, modulo 2**32.
+            skip: index of a part that is not written.
+        """
+
+    @abstractmethod
+    def dequantise(self, slots: Slots, parts: torch.Tensor) -> None:
+        """Read each part of a buffer from its slot, as written by `quantise`.
+
+        Args:
+            slots: [parts, bytes].
+            parts: [parts, m] fp32, bf16 or fp16, contiguous, overwritten.
+        """
+
+    @abstractmethod
+    def add_up(self, slots: Slots, total: torch.Tensor, skip: int | None = None) -> None:
+        """Add the parts in slots to a total, in the order of the slots.
+
+        Args:
+            slots: [ranks, bytes]; every slot contains part 0 of the table, from another rank.
+            total: [m] fp32, added to.
+            skip: index of a slot that is not added.
+        """
+
+
+class PartKernels(BlockKernels):
+    """Kernels that process one part per call, as on a CPU, where a call costs little."""
+
+    @override
+    def quantise(
+        self,
+        parts: torch.Tensor,
+        slots: Slots,
+        residual: torch.Tensor | None = None,
+        seed: int = 0,
+        skip: int | None = None,
+    ) -> None:
+        for i in range(len(parts)):
+            if i == skip:
+                continue
+            quantised, scales, small, packed = slots.sections(i)
+            if quantised < slots.elements:
+                small.copy_(parts[i, quantised:])
+            if quantised:
+                errors = None if residual is None else residual[i, :quantised]
+                values = parts[i, :quantised]
+                self.quantise_part(values, slots.fmt, scales, packed, errors, seed)
+            seed = (seed + PART_SEED_STRIDE) & _UINT32_MASK
+
+    @override
+    def dequantise(self, slots: Slots, parts: torch.Tensor) -> None:
+        for i, out in enumerate(parts):
+            quantised, scales, small, packed = slots.sections(i)
+            if quantised < slots.elements:
+                out[quantised:].copy_(small)
+            if quantised:
+                self.dequantise_part(scales, packed, slots.fmt, out[:quantised])
+
+    @override
+    def add_up(self, slots: Slots, total: torch.Tensor, skip: int | None = None) -> None:
+        quantised, scales, small, packed = slots.sections(0, all_rows=True)
+        for i, unquantised in enumerate(small if quantised < slots.elements else ()):
+            if i != skip:
+                total[quantised:].add_(unquantised)
+        if quantised:
+            self.add_up_parts(scales, packed, slots.fmt, total[:quantised], skip)
+
+    @abstractmethod
+    def quantise_part(
+        self,
         values: torch.Tensor,
         fmt: Format,
         scales: torch.Tensor,
         packed: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        seed: int = 0,
+        residual: torch.Tensor | None,
+        seed: int,
     ) -> None:
-        """Quantise values into integers and scales.
+        """Quantise the first elements of a part.
 
         Args:
-            values: [n] fp32, bf16 or fp16, read only; n need not be a multiple of the block.
-            fmt: bits, block size, dtype of scales and rounding.
+            values: [n], n at least 1.
+            fmt: bits, block size and rounding.
             scales: [blocks] fp32 or bf16, overwritten.
             packed: [bytes] uint8, overwritten.
-            residual: [n] bf16. It is added to the values first, then overwritten with the rounding
-                errors (0 where an error is not finite).
+            residual: [n]; see `quantise`.
             seed: 32-bit seed of stochastic rounding.
         """
 
     @abstractmethod
-    def dequantise(
+    def dequantise_part(
         self, scales: torch.Tensor, packed: torch.Tensor, fmt: Format, out: torch.Tensor
     ) -> None:
-        """Recover the values that `quantise` rounded.
-
-        Args:
-            scales: [blocks], as written by `quantise`.
-            packed: [bytes], as written by `quantise`.
-            fmt: the format given to `quantise`.
-            out: [n] fp32, bf16 or fp16, overwritten.
-        """
+        """Dequantise into `out`, [n]; the other arguments are those of `quantise_part`."""
 
     @abstractmethod
-    def add_up(
+    def add_up_parts(
         self,
         scales: torch.Tensor,
         packed: torch.Tensor,
         fmt: Format,
         total: torch.Tensor,
-        skip: int,
+        skip: int | None,
     ) -> None:
-        """Dequantise the values of several ranks and add them to a total, in rank order.
-
-        Args:
-            scales: [ranks, blocks], rows as written by `quantise`.
-            packed: [ranks, bytes], rows as written by `quantise`.
-            fmt: the format given to `quantise`.
-            total: [n] fp32, added to.
-            skip: index of a rank that is not added.
-        """
+        """Dequantise rows of `scales` and `packed`, and add them to `total`, [n] fp32."""
 
 
 @dataclass(frozen=True)
-class TorchKernels(BlockKernels):
+class TorchKernels(PartKernels):
     """The reference implementation, for any device."""
 
     name: str = "torch"
     reason: str = "kernels=torch"
 
     @override
-    def quantise(
+    def quantise_part(
         self,
         values: torch.Tensor,
         fmt: Format,
         scales: torch.Tensor,
         packed: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        seed: int = 0,
+        residual: torch.Tensor | None,
+        seed: int,
     ) -> None:
         start, byte = 0, 0  # in `values` and in `packed`
         for rows, length in _block_shapes(values.numel(), fmt.block_elements):
-            count, size = rows * length, rows * -(-length * fmt.bits // 8)
+            count, size = rows * length, rows * min(length, fmt.block_elements * fmt.bits // 8)
             stop = start + count
             blocks = values[start:stop].view(rows, length).float()
             errors = None if residual is None else residual[start:stop].view(rows, length)
@@ -133,12 +205,12 @@ class TorchKernels(BlockKernels):
             start, byte = stop, byte + size
 
     @override
-    def dequantise(
+    def dequantise_part(
         self, scales: torch.Tensor, packed: torch.Tensor, fmt: Format, out: torch.Tensor
     ) -> None:
         start, byte = 0, 0  # in `out` and in `packed`
         for rows, length in _block_shapes(out.numel(), fmt.block_elements):
-            count, size = rows * length, rows * -(-length * fmt.bits // 8)
+            count, size = rows * length, rows * min(length, fmt.block_elements * fmt.bits // 8)
             stop = start + count
             integers = _unpack(packed[byte : byte + size].view(rows, -1), fmt, length)
             first_block = start // fmt.block_elements
@@ -147,18 +219,18 @@ class TorchKernels(BlockKernels):
             start, byte = stop, byte + size
 
     @override
-    def add_up(
+    def add_up_parts(
         self,
         scales: torch.Tensor,
         packed: torch.Tensor,
         fmt: Format,
         total: torch.Tensor,
-        skip: int,
+        skip: int | None,
     ) -> None:
         for rank, (rank_scales, rank_packed) in enumerate(zip(scales, packed, strict=True)):
             if rank != skip:
                 summand = torch.empty_like(total)
-                self.dequantise(rank_scales, rank_packed, fmt, summand)
+                self.dequantise_part(rank_scales, rank_packed, fmt, summand)
                 total.add_(summand)
 
 
@@ -228,10 +300,10 @@ def _pack(integers: torch.Tensor, fmt: Format) -> torch.Tensor:
     signed = integers.to(torch.int8)
     if fmt.bits == 8:
         return signed.view(torch.uint8)
-    half = -(-signed.shape[1] // 2)
-    low, high = signed[:, :half] & 15, torch.zeros_like(signed[:, :half])
-    high[:, : signed.shape[1] - half] = signed[:, half:] << 4
-    return (low | high).view(torch.uint8)
+    half = fmt.block_elements // 2
+    packed = signed[:, :half] & 15
+    packed[:, : max(0, signed.shape[1] - half)] |= signed[:, half:] << 4
+    return packed.view(torch.uint8)
 
 
 def _unpack(packed: torch.Tensor, fmt: Format, length: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from frontier_llm.collectives.blockwise import BlockKernels, TorchKernels
+from frontier_llm.collectives.slots import Slots
 from frontier_llm.geometry.formats import Format
 
 # formats in which kernels are compared with the reference
@@ -36,36 +37,36 @@ def choose_kernels(wanted: str, device: torch.device) -> BlockKernels:
 
 
 def verify(kernels: BlockKernels, device: torch.device) -> None:
-    """Compare the results of kernels with the reference, on three blocks and part of a fourth.
+    """Compare the results of kernels with the reference, on three parts of three and a half blocks.
+
+    The first part is quantised, the second in part, the third is not.
 
     Raises:
         ValueError: a bit differs.
     """
     generator = torch.Generator().manual_seed(0)
-    values = torch.randn(3 * 64 + 5, generator=generator).to(device)
+    parts = torch.randn(3, 3 * 64 + 33, generator=generator).to(device)
     for fmt in _TESTED_FORMATS:
-        results = [
-            _all_results(implementation, values, fmt)
-            for implementation in (kernels, TorchKernels())
-        ]
+        results = [_all_results(one, parts, fmt) for one in (kernels, TorchKernels())]
         for result, expected in zip(*results, strict=True):
             if not torch.equal(result, expected):
                 raise ValueError(f"{kernels.name} kernels differ from torch in {fmt.name}")
 
 
-def _all_results(kernels: BlockKernels, values: torch.Tensor, fmt: Format) -> list[torch.Tensor]:
-    """Return everything that the three kernels write for some values."""
-    slot = fmt.slot(values.numel(), values.numel())
-    blocks = -(-values.numel() // fmt.block_elements)
-    dtype = torch.float32 if fmt.scale_bytes == 4 else torch.bfloat16
-    scales = torch.zeros(blocks, dtype=dtype, device=values.device)
-    packed = torch.zeros(slot.stop - slot.values, dtype=torch.uint8, device=values.device)
-    residual = torch.zeros(values.numel(), dtype=torch.bfloat16, device=values.device)
-    kernels.quantise(values, fmt, scales, packed, residual, seed=7)
-    out, total = torch.empty_like(values), torch.ones_like(values)
-    kernels.dequantise(scales, packed, fmt, out)
-    kernels.add_up(scales.expand(3, -1), packed.expand(3, -1), fmt, total, skip=1)
-    return [scales, packed, residual, out, total]
+def _all_results(kernels: BlockKernels, parts: torch.Tensor, fmt: Format) -> list[torch.Tensor]:
+    """Return everything that the three kernels write for some parts."""
+    count, elements = parts.shape
+    border = elements + 2 * 64 + 5
+    size = fmt.slot_bytes(elements, count, border)
+    data = torch.zeros(count, size, dtype=torch.uint8, device=parts.device)
+    slots = Slots(data, fmt, elements, border, torch.bfloat16)
+    residual = torch.zeros_like(parts, dtype=torch.bfloat16)
+    kernels.quantise(parts, slots, residual, seed=7)
+    out, total = torch.empty_like(parts), torch.ones_like(parts[0])
+    kernels.dequantise(slots, out)
+    first = replace(slots, data=data[:1].expand(3, -1))
+    kernels.add_up(first, total, skip=1)
+    return [data, residual, out, total]
 
 
 def _native() -> BlockKernels:

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from typing_extensions import override
 
-from frontier_llm.collectives.blockwise import BlockKernels
+from frontier_llm.collectives.blockwise import PartKernels
 from frontier_llm.geometry.formats import Format
 
 SOURCE = Path(__file__).with_name("blockwise.c")
@@ -32,7 +32,7 @@ _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 @dataclass(frozen=True)
-class NativeKernels(BlockKernels):
+class NativeKernels(PartKernels):
     """The functions of blockwise.c, for contiguous tensors in main memory."""
 
     name: str = "native"
@@ -40,14 +40,14 @@ class NativeKernels(BlockKernels):
     library: ctypes.CDLL = field(kw_only=True)
 
     @override
-    def quantise(
+    def quantise_part(
         self,
         values: torch.Tensor,
         fmt: Format,
         scales: torch.Tensor,
         packed: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        seed: int = 0,
+        residual: torch.Tensor | None,
+        seed: int,
     ) -> None:
         if values.dtype not in _DTYPE_CODES:
             values = values.float()
@@ -66,12 +66,12 @@ class NativeKernels(BlockKernels):
         )
 
     @override
-    def dequantise(
+    def dequantise_part(
         self, scales: torch.Tensor, packed: torch.Tensor, fmt: Format, out: torch.Tensor
     ) -> None:
         if out.dtype not in _DTYPE_CODES:
             wide = torch.empty_like(out, dtype=torch.float32)
-            self.dequantise(scales, packed, fmt, wide)
+            self.dequantise_part(scales, packed, fmt, wide)
             out.copy_(wide)
             return
         self.library.frontier_dequantise(
@@ -86,13 +86,13 @@ class NativeKernels(BlockKernels):
         )
 
     @override
-    def add_up(
+    def add_up_parts(
         self,
         scales: torch.Tensor,
         packed: torch.Tensor,
         fmt: Format,
         total: torch.Tensor,
-        skip: int,
+        skip: int | None,
     ) -> None:
         assert total.dtype == torch.float32
         self.library.frontier_add_up(
@@ -100,7 +100,7 @@ class NativeKernels(BlockKernels):
             _DTYPE_CODES[scales.dtype],
             *_rows(packed),
             len(packed),
-            skip,
+            -1 if skip is None else skip,
             ctypes.c_int64(total.numel()),
             ctypes.c_int64(fmt.block_elements),
             fmt.bits,

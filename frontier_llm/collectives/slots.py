@@ -1,16 +1,14 @@
 """Slots: messages that contain a quantised part of a buffer, and the memory that they lie in.
 
-transport.py sends slots, and geometry/formats.py describes their layout: scales, elements that are
-not quantised, integers. In shapes, m is the number of elements in the part.
+transport.py sends slots, blockwise.py writes and reads them, and geometry/formats.py describes
+their layout: scales, elements that are not quantised, integers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from frontier_llm.collectives.blockwise import BlockKernels
-from frontier_llm.collectives.handles import Handle
-from frontier_llm.geometry.formats import Format
+from frontier_llm.geometry.formats import SMALL_BYTES, Format
 from frontier_llm.geometry.message_memory import BUFFER_BYTES
 
 
@@ -52,109 +50,57 @@ class BufferPool:
             self._free.append(buffer)
 
 
-class SlotCodec:
-    """Writes parts of buffers into slots and reads them back.
+@dataclass(frozen=True)
+class Slots:
+    """A table of slots, one for each part of a buffer, or several of one part.
 
     Elements that are not quantised are sent in two bytes: as bf16, or as fp16 if the model computes
     in fp16.
     """
 
-    def __init__(self, fmt: Format, kernels: BlockKernels, compute_dtype: torch.dtype) -> None:
-        self._fmt, self._kernels = fmt, kernels
-        self._scale_dtype = torch.float32 if fmt.scale_bytes == 4 else torch.bfloat16
-        self._small_dtype = torch.float16 if compute_dtype == torch.float16 else torch.bfloat16
+    data: torch.Tensor
+    """[slots, bytes] uint8, each row contiguous."""
+    fmt: Format
+    """Format of the quantised elements."""
+    elements: int
+    """Number of elements of each part."""
+    border: int
+    """The elements before this one are quantised, counted from the first element of part 0."""
+    small_dtype: torch.dtype
+    """Dtype of elements that are not quantised: bf16 or fp16."""
 
-    def write(
-        self,
-        part: torch.Tensor,
-        quantised: int,
-        slot: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        seed: int = 0,
-    ) -> None:
-        """Write a part into a slot.
+    @property
+    def scale_dtype(self) -> torch.dtype:
+        """Dtype of the scales: fp32 or bf16."""
+        return torch.float32 if self.fmt.scale_bytes == 4 else torch.bfloat16
 
-        Args:
-            part: [m], read only.
-            quantised: number of leading elements that are quantised.
-            slot: [bytes] uint8, overwritten.
-            residual: [m] bf16; see BlockKernels.quantise.
-            seed: see BlockKernels.quantise.
-        """
-        scales, small, packed = self._views(slot, part.numel(), quantised)
-        small.copy_(part[quantised:])
-        if quantised:
-            errors = None if residual is None else residual[:quantised]
-            self._kernels.quantise(part[:quantised], self._fmt, scales, packed, errors, seed)
+    def only(self, part: int) -> "Slots":
+        """Return a table with the slot of one part."""
+        border = self.border - part * self.elements
+        return replace(self, data=self.data[part : part + 1], border=border)
 
-    def read(self, slot: torch.Tensor, quantised: int, out: torch.Tensor) -> None:
-        """Read the part in a slot into `out`, [m]; the other arguments are those of `write`."""
-        scales, small, packed = self._views(slot, out.numel(), quantised)
-        out[quantised:].copy_(small)
-        if quantised:
-            self._kernels.dequantise(scales, packed, self._fmt, out[:quantised])
-
-    def add_up(self, slots: torch.Tensor, quantised: int, total: torch.Tensor, skip: int) -> None:
-        """Add the contents of slots to a total, in their order.
+    def sections(
+        self, part: int, *, all_rows: bool = False
+    ) -> tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return views of the sections of a part's slot.
 
         Args:
-            slots: [ranks, bytes] uint8.
-            quantised: number of leading elements of each part that are quantised.
-            total: [m] fp32, added to.
-            skip: index of a slot that is not read.
+            part: index of the part.
+            all_rows: whether every row of the table contains this part. Then the views have one
+                more dimension, for the rows.
+
+        Returns:
+            The number q of quantised elements of the part, which are its first; the scales; the
+            elements from q on; the packed integers (uint8).
         """
-        scales, small, packed = self._views(slots, total.numel(), quantised)
-        for rank, unquantised in enumerate(small):
-            if rank != skip:
-                total[quantised:].add_(unquantised)
-        if quantised:
-            self._kernels.add_up(scales, packed, self._fmt, total[:quantised], skip)
-
-    def _views(
-        self, slots: torch.Tensor, elements: int, quantised: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return views of the scales, unquantised elements and packed values of one or more slots.
-
-        Args:
-            slots: [..., bytes] uint8.
-            elements: number of elements of the part in each slot.
-            quantised: number of leading elements of each part that are quantised.
-        """
-        layout = self._fmt.slot(elements, quantised)
-        blocks = -(-quantised // self._fmt.block_elements)
-        scales = slots[..., : blocks * self._fmt.scale_bytes].view(self._scale_dtype)
-        small = slots[..., layout.small :][..., : 2 * (elements - quantised)]
-        return scales, small.view(self._small_dtype), slots[..., layout.values : layout.stop]
-
-
-@dataclass
-class SlotSum:
-    """The `Handle` of a quantised reduce-scatter: an exchange of slots, whose contents are summed.
-
-    In shapes, m is the number of elements of the part that this rank sums.
-    """
-
-    work: Handle
-    """The exchange."""
-    codec: SlotCodec
-    """Decodes the slots."""
-    quantised: int
-    """Number of quantised elements in each received slot."""
-    position: int
-    """This rank's index in the group; its own slot is not used."""
-    sent: torch.Tensor
-    """[ranks, bytes] uint8: the slots that this rank sends, borrowed from the pool."""
-    received: torch.Tensor
-    """[ranks, bytes] uint8: the slots that arrive, borrowed from the pool."""
-    total: torch.Tensor
-    """[m] fp32: at first this rank's own summand, not rounded; borrowed from the pool."""
-    pool: BufferPool
-    """`wait` returns the slots to this pool."""
-
-    def wait(self) -> torch.Tensor:
-        """Return [m] fp32: the sum over the group in rank order, borrowed from the pool."""
-        self.work.wait()
-        self.codec.add_up(self.received, self.quantised, self.total, self.position)
-        self.pool.give_back(self.sent)
-        self.pool.give_back(self.received)
-        return self.total
+        quantised = self.fmt.quantised_of(self.border, part * self.elements, self.elements)
+        layout = self.fmt.slot(self.elements, quantised)
+        slot = self.data if all_rows else self.data[part]
+        scale_bytes = -(-quantised // self.fmt.block_elements) * self.fmt.scale_bytes
+        small = slot.narrow(-1, layout.small, SMALL_BYTES * (self.elements - quantised))
+        return (
+            quantised,
+            slot.narrow(-1, 0, scale_bytes).view(self.scale_dtype),
+            small.view(self.small_dtype),
+            slot.narrow(-1, layout.values, layout.stop - layout.values),
+        )

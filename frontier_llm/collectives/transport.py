@@ -17,22 +17,23 @@ the owner of a part also uses the decoded values, and no re-ordering is needed, 
 the order of the groups (geometry/partition.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
-from frontier_llm.collectives.blockwise import BlockKernels
-from frontier_llm.collectives.handles import Steps
+from frontier_llm.collectives.blockwise import PART_SEED_STRIDE, BlockKernels
+from frontier_llm.collectives.handles import Handle, Steps
 from frontier_llm.collectives.primitives import ReduceScatter, all_gather, exchange
-from frontier_llm.collectives.slots import BufferPool, SlotCodec, SlotSum
+from frontier_llm.collectives.slots import BufferPool, Slots
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.formats import Format, StateFormats
 from frontier_llm.geometry.wire import gather_bytes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_STEP_STRIDE, _RANK_STRIDE, _CALL_STRIDE = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
-"""Odd numbers, so that the rounding seeds of neighbouring steps, ranks and calls lie far apart."""
+_STEP_STRIDE, _RANK_STRIDE = 0x9E3779B1, 0x85EBCA77
+"""Odd numbers, so that the rounding seeds of neighbouring steps and ranks lie far apart."""
 
 
 class Transport:
@@ -142,14 +143,13 @@ class Transport:
             yield from self._gather_hops(buffer, hops, own, count, name)
             return
         elements = buffer.numel() // count
-        parts, codec = buffer.view(count, elements), self._codec(fmt)
-        slots = self._slots(fmt, elements, count, border)
-        quantised = [fmt.quantised_of(border, i * elements, elements) for i in range(count)]
-        codec.write(parts[own], quantised[own], slots[own], seed=self._next_seed())
-        yield from self._gather_hops(slots.view(-1), hops, own, count, name, elements * itemsize)
-        for part, slot, quantised_here in zip(parts, slots, quantised, strict=True):
-            codec.read(slot, quantised_here, part)
-        self.pool.give_back(slots)
+        parts = buffer.view(count, elements)
+        slots, seed = self._take_slots(fmt, elements, count, border), self._next_seeds(1)
+        self.kernels.quantise(parts[own : own + 1], slots.only(own), seed=seed)
+        sent = slots.data.view(-1)
+        yield from self._gather_hops(sent, hops, own, count, name, elements * itemsize)
+        self.kernels.dequantise(slots, parts)
+        self.pool.give_back(sent)
 
     def reduce(
         self,
@@ -184,9 +184,7 @@ class Transport:
             fmt = self.scatter_format(group)
             elements = buffer.numel() // group.size()
             if fmt.is_quantised:
-                handle = self._scatter_slots(buffer, group, fmt, border, name, residual)
-                self.pool.give_back(buffer)  # encoded already
-                buffer = yield handle
+                buffer = yield from self._scatter(buffer, group, fmt, border, name, residual)
             else:
                 sent = buffer.to(DTYPES[fmt.name])
                 if sent is not buffer:
@@ -204,7 +202,7 @@ class Transport:
             out.copy_(buffer)
         self.pool.give_back(buffer)
 
-    def _scatter_slots(
+    def _scatter(
         self,
         buffer: torch.Tensor,
         group: dist.ProcessGroup,
@@ -212,24 +210,32 @@ class Transport:
         border: int,
         name: str,
         residual: torch.Tensor | None,
-    ) -> SlotSum:
-        """Start to send every other rank its part in a slot; `buffer` may be reused on return."""
+    ) -> Generator[Handle, None, torch.Tensor]:
+        """Send every other rank its part in a slot; give `buffer` back once it is encoded.
+
+        Returns:
+            [m] fp32: the sum over the group in rank order, borrowed from the pool. This rank's
+            summand is not rounded.
+        """
         count, own = group.size(), group.rank()
         elements = buffer.numel() // count
-        parts, codec = buffer.view(count, elements), self._codec(fmt)
-        errors = [None] * count if residual is None else residual.view(count, elements)
-        quantised = [fmt.quantised_of(border, i * elements, elements) for i in range(count)]
-        sent, received = (self._slots(fmt, elements, count, border) for _ in range(2))
-        for i in range(count):
-            if i != own:
-                codec.write(parts[i], quantised[i], sent[i], errors[i], self._next_seed())
+        parts = buffer.view(count, elements)
+        errors = None if residual is None else residual.view(count, elements)
+        sent, received = (self._take_slots(fmt, elements, count, border) for _ in range(2))
+        self.kernels.quantise(parts, sent, errors, self._next_seeds(count - 1), skip=own)
         total = self.pool.take(elements, torch.float32)
         total.copy_(parts[own])
-        part_bytes = elements * self.compute_dtype.itemsize
+        slot_bytes, part_bytes = sent.data.shape[1], elements * self.compute_dtype.itemsize
         ranks, others = tuple(dist.get_process_group_ranks(group)), count - 1
-        self.traffic.pairs(name, ranks, others * sent.shape[1], others * part_bytes)
-        work = exchange(sent, received, group, pairwise=self._pairwise)
-        return SlotSum(work, codec, quantised[own], own, sent, received, total, self.pool)
+        self.traffic.pairs(name, ranks, others * slot_bytes, others * part_bytes)
+        work = exchange(sent.data, received.data, group, pairwise=self._pairwise)
+        self.pool.give_back(buffer)
+        yield work
+        own_border = border - own * elements  # all slots that arrive contain this part
+        self.kernels.add_up(replace(received, border=own_border), total, skip=own)
+        self.pool.give_back(sent.data)
+        self.pool.give_back(received.data)
+        return total
 
     def _gather_hops(
         self,
@@ -263,16 +269,19 @@ class Transport:
                 unquantised = gather_bytes(run * unquantised_part_bytes, group.size())
             yield all_gather(span, group, self.traffic, name, unquantised, pairwise=self._pairwise)
 
-    def _slots(self, fmt: Format, elements: int, count: int, border: int) -> torch.Tensor:
-        """Borrow [count, bytes] uint8 from the pool: one slot per part."""
+    def _take_slots(self, fmt: Format, elements: int, count: int, border: int) -> Slots:
+        """Borrow one slot per part from the pool."""
         size = fmt.slot_bytes(elements, count, border)
-        return self.pool.take(count * size).view(count, size)
+        data = self.pool.take(count * size).view(count, size)
+        small = torch.float16 if self.compute_dtype == torch.float16 else torch.bfloat16
+        return Slots(data, fmt, elements, border, small)
 
-    def _codec(self, fmt: Format) -> SlotCodec:
-        return SlotCodec(fmt, self.kernels, self.compute_dtype)
+    def _next_seeds(self, parts: int) -> int:
+        """Return the rounding seed of the next part, and count that many parts as encoded.
 
-    def _next_seed(self) -> int:
-        """Return a seed of stochastic rounding that differs between steps, ranks and calls."""
-        self._calls += 1
-        mixed = self._step * _STEP_STRIDE + self._seed * _RANK_STRIDE + self._calls * _CALL_STRIDE
+        The seeds of the parts lie PART_SEED_STRIDE apart (`BlockKernels.quantise`).
+        """
+        call = self._calls + 1
+        self._calls += parts
+        mixed = self._step * _STEP_STRIDE + self._seed * _RANK_STRIDE + call * PART_SEED_STRIDE
         return mixed & 0xFFFFFFFF

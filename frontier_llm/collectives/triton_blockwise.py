@@ -1,25 +1,45 @@
-"""Block quantisation in Triton, on NVIDIA and AMD GPUs: the bits of blockwise.py, in one pass.
+"""Block quantisation in Triton, on NVIDIA and AMD GPUs: the bits of blockwise.py, in one launch.
 
-Each program instance works on one block, in two halves ("low" and "high"), because 4-bit values are
-packed so that the i-th elements of both halves share a byte. Products and sums must not be fused
-(`enable_fp_fusion=False`) and the division must be rounded correctly; otherwise the last bit of a
-result could differ from the reference.
+A launch processes all parts of a message. Each program instance works on neighbouring blocks of one
+part and computes from the border how many elements of the part are quantised. If its own elements
+include others, it copies them. Blocks are processed in two halves ("low" and "high"), because
+4-bit values are packed so that the i-th elements of both halves share a byte.
+
+Loads and stores are vectorised if the elements of a part and the border are multiples of 16, as in
+models whose widths are.
+
+Products and sums must not be fused (`enable_fp_fusion=False`) and the division must be rounded
+correctly; otherwise the last bit of a result could differ from the reference.
 
 Importing this module needs Triton; kernel_choice.py imports it on a GPU only and verifies the bits.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from typing_extensions import override
 
-from frontier_llm.collectives.blockwise import BlockKernels
-from frontier_llm.geometry.formats import Format
+from frontier_llm.collectives.blockwise import PART_SEED_STRIDE, BlockKernels
+from frontier_llm.collectives.slots import Slots
+from frontier_llm.geometry.formats import ALIGNMENT_BYTES, SMALL_BYTES, Format
 
-LAUNCH_OPTIONS = {"enable_fp_fusion": False, "num_warps": 1}
-"""A block has 256 elements, so one warp has enough work, and its maximum needs no shared memory."""
+PROGRAM_ELEMENTS = 4096
+LAUNCH_OPTIONS = {"enable_fp_fusion": False, "num_warps": 4}
+"""A GPU reaches its memory bandwidth if enough bytes are on their way: bandwidth times latency, for
+an H200 4.8 TB/s x 0.8 us / 132 = 29 KB per multiprocessor. 4096 elements are 32 per thread, so that
+each half of them is one load of 16 bytes in int8, and two in bf16. With the 51 registers that sm_90
+needs for int8 and bf16, 9 programs fit on a multiprocessor. They read 9 x 8 KiB to quantise, and
+9 x 4 KiB to dequantise. The sum needs 96 registers: 5 programs read 20 KiB per rank. AMD's
+wavefronts have 64 threads, so a thread has 16 elements, and 14 KB suffice (1.6 TB/s x 1 us / 110).
+These are estimates; nothing was measured on a GPU."""
+
+_STRIDE = tl.constexpr(PART_SEED_STRIDE)
+_ALIGNMENT = tl.constexpr(ALIGNMENT_BYTES)
+_SMALL_BYTES = tl.constexpr(SMALL_BYTES)
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @dataclass(frozen=True)
@@ -32,87 +52,111 @@ class TritonKernels(BlockKernels):
     @override
     def quantise(
         self,
-        values: torch.Tensor,
-        fmt: Format,
-        scales: torch.Tensor,
-        packed: torch.Tensor,
+        parts: torch.Tensor,
+        slots: Slots,
         residual: torch.Tensor | None = None,
         seed: int = 0,
+        skip: int | None = None,
     ) -> None:
-        elements, block = values.numel(), fmt.block_elements
-        _quantise[(triton.cdiv(elements, block),)](
-            values,
-            residual if residual is not None else values,
-            scales,
-            packed.view(torch.int8),
-            elements,
+        constants = _constants(slots)
+        _quantise[_grid(slots, constants, len(parts))](
+            parts,
+            parts if residual is None else residual,
+            *_arguments(slots),
+            len(parts) if skip is None else skip,  # no part has this index
             seed - (1 << 32) if seed >= 1 << 31 else seed,  # the seed's bits as a signed number
-            block=block,
-            half=triton.next_power_of_2(triton.cdiv(block, 2)),
-            bits=fmt.bits,
-            largest=fmt.largest,
-            inverse=1 / fmt.largest,
-            bf16_scales=scales.dtype == torch.bfloat16,
-            stochastic=fmt.is_stochastic,
+            largest=slots.fmt.largest,
+            inverse=1 / slots.fmt.largest,
+            stochastic=slots.fmt.is_stochastic,
             feedback=residual is not None,
+            **constants,
             **LAUNCH_OPTIONS,
         )
 
     @override
-    def dequantise(
-        self, scales: torch.Tensor, packed: torch.Tensor, fmt: Format, out: torch.Tensor
-    ) -> None:
-        elements, block = out.numel(), fmt.block_elements
-        _dequantise[(triton.cdiv(elements, block),)](
-            scales,
-            packed.view(torch.int8),
-            out,
-            elements,
-            block=block,
-            half=triton.next_power_of_2(triton.cdiv(block, 2)),
-            bits=fmt.bits,
-            **LAUNCH_OPTIONS,
-        )
+    def dequantise(self, slots: Slots, parts: torch.Tensor) -> None:
+        constants = _constants(slots)
+        grid = _grid(slots, constants, len(parts))
+        _dequantise[grid](parts, *_arguments(slots), **constants, **LAUNCH_OPTIONS)
 
     @override
-    def add_up(
-        self,
-        scales: torch.Tensor,
-        packed: torch.Tensor,
-        fmt: Format,
-        total: torch.Tensor,
-        skip: int,
-    ) -> None:
-        elements, block = total.numel(), fmt.block_elements
-        _add_up[(triton.cdiv(elements, block),)](
-            scales,
-            scales.stride(0),
-            packed.view(torch.int8),
-            packed.stride(0),
+    def add_up(self, slots: Slots, total: torch.Tensor, skip: int | None = None) -> None:
+        constants, ranks = _constants(slots), len(slots.data)
+        _add_up[_grid(slots, constants, 1)](
             total,
-            len(packed),
-            skip,
-            elements,
-            block=block,
-            half=triton.next_power_of_2(triton.cdiv(block, 2)),
-            bits=fmt.bits,
+            *_arguments(slots),
+            ranks if skip is None else skip,
+            ranks,
+            **constants,
             **LAUNCH_OPTIONS,
         )
+
+
+def block_constants(fmt: Format) -> dict[str, int]:
+    """Return the constants that divide a part into programs, and their blocks into halves."""
+    half = triton.next_power_of_2(fmt.block_elements // 2)
+    rows = max(1, PROGRAM_ELEMENTS // (2 * half))
+    return {"block": fmt.block_elements, "half": half, "rows": rows, "bits": fmt.bits}
+
+
+def _constants(slots: Slots) -> dict[str, Any]:
+    types = {"scale_type": _TYPES[slots.scale_dtype], "small_type": _TYPES[slots.small_dtype]}
+    return {**block_constants(slots.fmt), **types}
+
+
+def _arguments(slots: Slots) -> tuple[torch.Tensor, int, int, int]:
+    border = slots.border if slots.fmt.is_quantised else 0
+    return slots.data, slots.data.stride(0), slots.elements, border
+
+
+def _grid(slots: Slots, constants: dict[str, Any], parts: int) -> tuple[int, int]:
+    return triton.cdiv(slots.elements, constants["rows"] * constants["block"]), parts
 
 
 @triton.jit
-def _block_bounds(elements, block: tl.constexpr, half: tl.constexpr):
-    """Locate the two halves of this program's block.
+def _aligned(count):
+    return tl.cdiv(count, _ALIGNMENT) * _ALIGNMENT
+
+
+@triton.jit
+def _locate_part(slots, slot_bytes, elements, border, part, scale_type, small_type, block):
+    """Locate a part in its slot, as Format.slot does.
 
     Returns:
-        The block's first element, its number of elements, the first element of its second half
-        within the block, [half] indices, and masks of the indices that exist in each half.
+        The number of the part's elements that are quantised, and pointers to the scales, to the
+        small elements and to the integers.
     """
-    first = tl.program_id(0).to(tl.int64) * block
-    count = tl.minimum(block, elements - first)
-    middle = (count + 1) // 2
-    i = tl.arange(0, half)
-    return first, count, middle, i, i < middle, middle + i < count
+    slot = slots + part * slot_bytes
+    quantised = tl.minimum(tl.maximum(border - part * elements, 0), elements)
+    small = slot + _aligned(tl.cdiv(quantised, block) * (scale_type.primitive_bitwidth // 8))
+    packed = small + _aligned((elements - quantised) * _SMALL_BYTES)
+    return (
+        quantised.to(tl.int32),
+        slot.to(tl.pointer_type(scale_type)),
+        small.to(tl.pointer_type(small_type)),
+        packed.to(tl.pointer_type(tl.int8)),
+    )
+
+
+@triton.jit
+def _locate_blocks(block: tl.constexpr, half: tl.constexpr, rows: tl.constexpr):
+    """Locate this program's blocks in its part.
+
+    Returns:
+        [rows] indices of the blocks, [rows, half] indices of the elements of the first and of the
+        second halves, and whether they exist: all do, unless half a block is no power of two.
+    """
+    row = tl.program_id(0) * rows + tl.arange(0, rows)
+    i = tl.arange(0, half)[None, :]
+    first = row[:, None] * block + i
+    exists = tl.broadcast_to(i < block // 2, [rows, half])
+    return row, first, first + block // 2, exists
+
+
+@triton.jit
+def _copy(source, target, mask):
+    x = tl.load(source, mask, 0.0).to(tl.float32)
+    tl.store(target, _cast(x, target.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -122,20 +166,24 @@ def _magnitude(x):
 
 
 @triton.jit
-def _round(
-    x,
-    scale,
-    usable,
-    index,
-    seed,
-    largest: tl.constexpr,
-    stochastic: tl.constexpr,
-):
+def _scales_of(largest_bits, inverse: tl.constexpr, scale_type: tl.constexpr):
+    """Return the scales of blocks, fp32, and whether they are usable (not 0, and finite)."""
+    finite = largest_bits < 0x7F800000
+    scale = largest_bits.to(tl.float32, bitcast=True) * inverse
+    if scale_type == tl.bfloat16:
+        rounded_up = (scale.to(tl.int32, bitcast=True) + 0xFFFF) & -65536
+        scale = rounded_up.to(tl.float32, bitcast=True)
+    scale = tl.where(scale < 1.1754943508222875e-38, 0.0, scale)
+    return tl.where(finite, scale, float("inf")), finite & (scale > 0.0)
+
+
+@triton.jit
+def _round(x, scale, usable, index, seed, largest: tl.constexpr, stochastic: tl.constexpr):
     """Return x / scale rounded to int32; 0 if the scale is not usable (0 or not finite)."""
     ratio = x * tl.math.div_rn(1.0, tl.where(usable, scale, 1.0))
     ratio = tl.where(usable, ratio, 0.0)
     if stochastic:
-        bits = index.to(tl.uint32) * 0x9E3779B9 + seed.to(tl.uint32, bitcast=True)
+        bits = index.to(tl.uint32) * 0x9E3779B9 + seed
         bits = (bits ^ (bits >> 16)) * 0x7FEB352D
         bits = (bits ^ (bits >> 15)) * 0x846CA68B
         bits = bits ^ (bits >> 16)
@@ -147,133 +195,146 @@ def _round(
 
 
 @triton.jit
-def _to_nearest(x, dtype: tl.constexpr):
-    """Round fp32 to the nearest bf16 value (halves to even) if `dtype` is bf16.
+def _cast(x, dtype: tl.constexpr):
+    """Round fp32 to the nearest value of a dtype, halves to even.
 
-    Casts to bf16 may round differently; after this function they have nothing to round.
+    Casts of Triton to bf16 may round differently, so its bits are computed here.
     """
-    if dtype != tl.bfloat16:
-        return x
-    bits = x.to(tl.int32, bitcast=True)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
-    return tl.where(_magnitude(x) < 0x7F800000, rounded.to(tl.float32, bitcast=True), x)
+    if dtype == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        rounded = tl.where(x != x, 0x7FC00000, bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:  # without it Triton would also compile the return of another type
+        return x.to(dtype)
 
 
 @triton.jit
-def _rounding_error(x, q, scale):
-    """Return x - q * scale, or 0 where this is not finite."""
+def _store_error(residual, mask, x, q, scale):
+    """Store x - q * scale, or 0 where this is not finite."""
     error = x - q.to(tl.float32) * scale
-    return tl.where(_magnitude(error) < 0x7F800000, _to_nearest(error, tl.bfloat16), 0.0)
+    error = tl.where(_magnitude(error) < 0x7F800000, error, 0.0)
+    tl.store(residual, _cast(error, tl.bfloat16), mask)
 
 
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit(do_not_specialize=["skip", "seed"])
 def _quantise(
-    values,
-    residual,
-    scales,
-    packed,
-    elements,
-    seed,
-    block: tl.constexpr,
-    half: tl.constexpr,
-    bits: tl.constexpr,
-    largest: tl.constexpr,
-    inverse: tl.constexpr,
-    bf16_scales: tl.constexpr,
-    stochastic: tl.constexpr,
-    feedback: tl.constexpr,
-):
-    """Quantise this program's block; `feedback` says whether `residual` is read and written."""
-    first, _, middle, i, in_low, in_high = _block_bounds(elements, block, half)
-    low = tl.load(values + first + i, in_low, 0.0).to(tl.float32)
-    high = tl.load(values + first + middle + i, in_high, 0.0).to(tl.float32)
+    values, residual, slots, slot_bytes, elements, border, skip, seed,
+    block: tl.constexpr, half: tl.constexpr, rows: tl.constexpr, bits: tl.constexpr,
+    scale_type: tl.constexpr, small_type: tl.constexpr, largest: tl.constexpr,
+    inverse: tl.constexpr, stochastic: tl.constexpr, feedback: tl.constexpr,
+):  # fmt: skip
+    """Quantise blocks of part `program_id(1)`; `feedback`: `residual` is read and written."""
+    part = tl.program_id(1).to(tl.int64)  # part * elements can exceed 32 bits
+    if part == skip:
+        return
+    quantised, scales, small, packed = _locate_part(
+        slots, slot_bytes, elements, border, part, scale_type, small_type, block
+    )
+    values += part * elements
+    residual += part * elements
+    row, first, second, exists = _locate_blocks(block, half, rows)
+    if (tl.program_id(0) + 1) * rows * block > quantised:
+        is_small = exists & (first >= quantised) & (first < elements)
+        _copy(values + first, small + (first - quantised), is_small)
+        is_small = exists & (second >= quantised) & (second < elements)
+        _copy(values + second, small + (second - quantised), is_small)
+    in_low, in_high = exists & (first < quantised), exists & (second < quantised)
+    low = tl.load(values + first, in_low, 0.0).to(tl.float32)
+    high = tl.load(values + second, in_high, 0.0).to(tl.float32)
     if feedback:
-        low += tl.load(residual + first + i, in_low, 0.0).to(tl.float32)
-        high += tl.load(residual + first + middle + i, in_high, 0.0).to(tl.float32)
-    largest_bits = tl.maximum(tl.max(_magnitude(low), 0), tl.max(_magnitude(high), 0))
-    finite = largest_bits < 0x7F800000
-    scale = largest_bits.to(tl.float32, bitcast=True) * inverse
-    if bf16_scales:
-        rounded_up = (scale.to(tl.int32, bitcast=True) + 0xFFFF) & -65536
-        scale = rounded_up.to(tl.float32, bitcast=True)
-    scale = tl.where(scale < 1.1754943508222875e-38, 0.0, scale)
-    scale = tl.where(finite, scale, float("inf"))
-    usable = finite & (scale > 0.0)
-    q_low = _round(low, scale, usable, first + i, seed, largest, stochastic)
-    q_high = _round(high, scale, usable, first + middle + i, seed, largest, stochastic)
-    tl.store(scales + tl.program_id(0), scale.to(scales.dtype.element_ty))
+        low += tl.load(residual + first, in_low, 0.0).to(tl.float32)
+        high += tl.load(residual + second, in_high, 0.0).to(tl.float32)
+    largest_bits = tl.max(tl.maximum(_magnitude(low), _magnitude(high)), 1)
+    scale, usable = _scales_of(largest_bits, inverse, scale_type)
+    tl.store(scales + row, scale.to(scale_type), row * block < quantised)
+    scale, usable = scale[:, None], usable[:, None]
+    # the seed of this part: `skip` was not counted
+    written_before = (part - (part > skip)).to(tl.uint32)
+    part_seed = seed.to(tl.uint32, bitcast=True) + written_before * _STRIDE
+    q_low = _round(low, scale, usable, first, part_seed, largest, stochastic)
+    q_high = _round(high, scale, usable, second, part_seed, largest, stochastic)
     if bits == 8:
-        tl.store(packed + first + i, q_low.to(tl.int8), in_low)
-        tl.store(packed + first + middle + i, q_high.to(tl.int8), in_high)
+        tl.store(packed + first, q_low.to(tl.int8), in_low)
+        tl.store(packed + second, q_high.to(tl.int8), in_high)
     else:
-        nibbles = (q_low & 15) | (tl.where(in_high, q_high, 0) << 4)
-        tl.store(packed + first // 2 + i, nibbles.to(tl.int8), in_low)
+        nibbles = (q_low & 15) | (q_high << 4)
+        tl.store(packed + (first - row[:, None] * (block // 2)), nibbles.to(tl.int8), in_low)
     if feedback:
-        dtype = residual.dtype.element_ty
-        tl.store(residual + first + i, _rounding_error(low, q_low, scale).to(dtype), in_low)
-        tl.store(
-            residual + first + middle + i, _rounding_error(high, q_high, scale).to(dtype), in_high
-        )
+        _store_error(residual + first, in_low, low, q_low, scale)
+        _store_error(residual + second, in_high, high, q_high, scale)
 
 
 @triton.jit
-def _dequantise_block(scales, packed, first, middle, i, in_low, in_high, bits: tl.constexpr):
-    """Return the values of the two halves of this program's block, fp32."""
-    scale = tl.load(scales + tl.program_id(0)).to(tl.float32)
+def _dequantise_blocks(
+    slots, slot_bytes, elements, border, part,
+    block: tl.constexpr, half: tl.constexpr, rows: tl.constexpr, bits: tl.constexpr,
+    scale_type: tl.constexpr, small_type: tl.constexpr,
+):  # fmt: skip
+    """Return the values of both halves of this program's blocks of a part, [rows, half] fp32."""
+    quantised, scales, small, packed = _locate_part(
+        slots, slot_bytes, elements, border, part, scale_type, small_type, block
+    )
+    row, first, second, exists = _locate_blocks(block, half, rows)
+    in_low, in_high = exists & (first < quantised), exists & (second < quantised)
+    scale = tl.load(scales + row, row * block < quantised, 0.0).to(tl.float32)[:, None]
     if bits == 8:
-        q_low = tl.load(packed + first + i, in_low, 0).to(tl.int32)
-        q_high = tl.load(packed + first + middle + i, in_high, 0).to(tl.int32)
+        q_low = tl.load(packed + first, in_low, 0).to(tl.int32)
+        q_high = tl.load(packed + second, in_high, 0).to(tl.int32)
     else:
-        both = tl.load(packed + first // 2 + i, in_low, 0).to(tl.int32)
+        both = tl.load(packed + (first - row[:, None] * (block // 2)), in_low, 0).to(tl.int32)
         q_low = (both << 28) >> 28  # a shift of a signed number keeps the sign
         q_high = both >> 4
-    return q_low.to(tl.float32) * scale, q_high.to(tl.float32) * scale
+    low, high = q_low.to(tl.float32) * scale, q_high.to(tl.float32) * scale
+    if (tl.program_id(0) + 1) * rows * block > quantised:
+        is_small = exists & (first >= quantised) & (first < elements)
+        low = tl.where(
+            is_small, tl.load(small + (first - quantised), is_small, 0.0).to(tl.float32), low
+        )
+        is_small = exists & (second >= quantised) & (second < elements)
+        high = tl.where(
+            is_small, tl.load(small + (second - quantised), is_small, 0.0).to(tl.float32), high
+        )
+    return low, high
 
 
 @triton.jit
 def _dequantise(
-    scales,
-    packed,
-    out,
-    elements,
-    block: tl.constexpr,
-    half: tl.constexpr,
-    bits: tl.constexpr,
-):
-    """Dequantise this program's block."""
-    first, _, middle, i, in_low, in_high = _block_bounds(elements, block, half)
-    low, high = _dequantise_block(scales, packed, first, middle, i, in_low, in_high, bits)
+    out, slots, slot_bytes, elements, border,
+    block: tl.constexpr, half: tl.constexpr, rows: tl.constexpr, bits: tl.constexpr,
+    scale_type: tl.constexpr, small_type: tl.constexpr,
+):  # fmt: skip
+    """Dequantise blocks of part `program_id(1)`."""
+    part = tl.program_id(1).to(tl.int64)
+    low, high = _dequantise_blocks(
+        slots, slot_bytes, elements, border, part, block, half, rows, bits, scale_type, small_type
+    )
+    out += part * elements
+    _, first, second, exists = _locate_blocks(block, half, rows)
     dtype: tl.constexpr = out.dtype.element_ty
-    tl.store(out + first + i, _to_nearest(low, dtype).to(dtype), in_low)
-    tl.store(out + first + middle + i, _to_nearest(high, dtype).to(dtype), in_high)
+    tl.store(out + first, _cast(low, dtype), exists & (first < elements))
+    tl.store(out + second, _cast(high, dtype), exists & (second < elements))
 
 
-@triton.jit(do_not_specialize=["skip"])
+@triton.jit(do_not_specialize=["skip", "ranks"])
 def _add_up(
-    scales,
-    scales_stride,
-    packed,
-    packed_stride,
-    total,
-    ranks,
-    skip,
-    elements,
-    block: tl.constexpr,
-    half: tl.constexpr,
-    bits: tl.constexpr,
-):
-    """Add this program's block of all ranks but `skip` to `total`."""
-    first, _, middle, i, in_low, in_high = _block_bounds(elements, block, half)
-    low = tl.load(total + first + i, in_low, 0.0)
-    high = tl.load(total + first + middle + i, in_high, 0.0)
+    total, slots, slot_bytes, elements, border, skip, ranks,
+    block: tl.constexpr, half: tl.constexpr, rows: tl.constexpr, bits: tl.constexpr,
+    scale_type: tl.constexpr, small_type: tl.constexpr,
+):  # fmt: skip
+    """Add blocks of part 0, which is in every slot, of all slots but `skip` to the total."""
+    part = tl.program_id(1).to(tl.int64)
+    _, first, second, exists = _locate_blocks(block, half, rows)
+    in_low, in_high = exists & (first < elements), exists & (second < elements)
+    low = tl.load(total + first, in_low, 0.0)
+    high = tl.load(total + second, in_high, 0.0)
     for rank in range(ranks):
         if rank != skip:
-            rank_low, rank_high = _dequantise_block(
-                scales, packed, first, middle, i, in_low, in_high, bits
-            )
+            rank_low, rank_high = _dequantise_blocks(
+                slots, slot_bytes, elements, border, part, block, half, rows, bits, scale_type,
+                small_type,
+            )  # fmt: skip
             low += rank_low
             high += rank_high
-        scales += scales_stride  # advance the pointer: rank * stride could exceed 32 bits
-        packed += packed_stride
-    tl.store(total + first + i, low, in_low)
-    tl.store(total + first + middle + i, high, in_high)
+        slots += slot_bytes  # advance the pointer: rank * slot_bytes could exceed 32 bits
+    tl.store(total + first, low, in_low)
+    tl.store(total + second, high, in_high)

@@ -2,7 +2,7 @@
 
 A float format takes two or four bytes per element. A quantised format divides a buffer into equal
 parts and sends each part in a *slot*, a message of fixed size. A part has m elements, of which the
-first q are quantised. Its slot consists of three sections, each padded to a multiple of 4 bytes:
+first q are quantised. Its slot consists of three sections, each padded to a multiple of 16 bytes:
 
     scales   one scale per block of `block_elements` quantised elements
     small    the other m - q elements, two bytes each
@@ -22,8 +22,8 @@ BITS: dict[FormatName, int] = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
 """Bits per value, without scales."""
 SMALL_BYTES = 2
 """Bytes per element of norms and biases in a quantised message."""
-ALIGNMENT_BYTES = 4
-"""Each section of a slot is padded to a multiple of this many bytes."""
+ALIGNMENT_BYTES = 16
+"""Each section of a slot is padded to a multiple of this many bytes: one load of a GPU's thread."""
 
 
 class Slot(NamedTuple):
@@ -113,9 +113,14 @@ class Format:
         return max(self.slot(elements, quantised).stop for quantised in quantised_counts)
 
     def _value_bytes(self, quantised: int) -> int:
-        """Return the bytes of quantised values. Each block starts at a whole byte."""
+        """Return the bytes of quantised values.
+
+        In 4 bits a byte of a block has one value of each half (blockwise.py), also in a last block
+        that is shorter.
+        """
         full_blocks, rest = divmod(quantised, self.block_elements)
-        return full_blocks * (self.block_elements * self.bits // 8) + -(-rest * self.bits // 8)
+        block_bytes = self.block_elements * self.bits // 8
+        return full_blocks * block_bytes + min(rest, block_bytes)
 
 
 FP32, BF16 = Format("fp32"), Format("bf16")

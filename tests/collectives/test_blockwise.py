@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from frontier_llm.collectives import native_blockwise
 from frontier_llm.collectives.blockwise import TorchKernels
 from frontier_llm.collectives.kernel_choice import choose_kernels, verify
+from frontier_llm.collectives.slots import Slots
 from frontier_llm.geometry.formats import Format
 
 CPU = torch.device("cpu")
@@ -43,20 +45,19 @@ def drawn(length: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.T
     return (values * torch.exp(2 * torch.randn(length, generator=generator))).to(dtype)
 
 
-def empty(code: Format, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    slot = code.slot(length, length)
-    scale_dtype = torch.float32 if code.scale_bytes == 4 else torch.bfloat16
-    blocks = -(-length // code.block_elements)
-    packed = torch.zeros(slot.stop - slot.values, dtype=torch.uint8)
-    return torch.zeros(blocks, dtype=scale_dtype), packed
+def empty(code: Format, parts: int, elements: int, border: int, small=torch.bfloat16) -> Slots:
+    """Return slots that are full of zeros, on the CPU, with bytes between them."""
+    size = code.slot_bytes(elements, parts, border) if elements else 0
+    return Slots(torch.zeros(parts, size + 16, dtype=torch.uint8), code, elements, border, small)
 
 
 def round_trip(values, code, residual=None, seed=0, kernels=None):
-    scales, packed = empty(code, values.numel())
-    kernels = kernels or TorchKernels()
-    kernels.quantise(values, code, scales, packed, residual, seed)
+    """Quantise all values as one part; return scales, packed integers, dequantised values."""
+    kernels, slots = kernels or TorchKernels(), empty(code, 1, values.numel(), values.numel())
+    kernels.quantise(values[None], slots, None if residual is None else residual[None], seed)
     out = torch.full_like(values, 77.0)
-    kernels.dequantise(scales, packed, code, out)
+    kernels.dequantise(slots, out[None])
+    _, scales, _, packed = slots.sections(0)
     return scales, packed, out
 
 
@@ -132,46 +133,76 @@ def test_error_feedback_corrects_a_sum():
 
 @needs_compiler
 @settings(max_examples=200, deadline=None)  # the first one may compile
-@given(lengths, codes, dtypes, st.booleans(), st.integers(0, 2**32 - 1))
-def test_native_kernels_make_the_same_bits(length, code, dtype, feedback, seed):
-    values = drawn(length, seed % 977, dtype)
-    if length > 3:
-        values[length // 2] = (math.inf, math.nan, 1e-39, 3.0)[seed % 4]
+@given(lengths, codes, dtypes, st.booleans(), st.integers(0, 2**32 - 1), st.data())
+def test_native_kernels_make_the_same_bits(elements, code, dtype, feedback, seed, data):
+    border = data.draw(st.integers(0, 3 * elements))
+    skip = data.draw(st.sampled_from([None, 0, 1, 2]))
+    case = (code, dtype, elements, border, feedback, seed, skip)
+    compare(native(), *case)
+
+
+def compare(kernels, code, dtype, elements, border, feedback, seed, skip, device=CPU) -> None:
+    """Compare the bits that kernels and the reference write for a message of three parts."""
+    values = drawn(3 * elements, seed % 977, dtype)
+    if elements > 3:
+        values[elements // 2], values[elements + elements // 2] = math.inf, math.nan
+        if code.is_quantised and border:
+            values[0] = 1e-39  # it is quantised: Triton's interpreter does not copy such numbers
+    small = torch.float16 if dtype == torch.float16 else torch.bfloat16
     answers = []
-    for kernels in (native(), TorchKernels()):
-        residual = drawn(length, 5).bfloat16() * 0.01 if feedback else None
-        scales, packed = empty(code, length)
-        kernels.quantise(values, code, scales, packed, residual, seed)
-        out = torch.full((length,), 0.5, dtype=dtype)
-        kernels.dequantise(scales, packed, code, out)
-        answers.append((scales, packed, out, values if residual is None else residual))
+    for one in (kernels, TorchKernels()):
+        slots = empty(code, 3, elements, border, small)
+        slots = replace(slots, data=slots.data.to(device))
+        parts = values.to(device).view(3, elements)
+        residual = drawn(parts.numel(), 5).bfloat16().to(device).view(3, elements) * 0.01
+        one.quantise(parts, slots, residual if feedback else None, seed, skip)
+        out, total = torch.full_like(parts, 0.5), drawn(elements, 6).to(device)
+        one.dequantise(slots, out)
+        same = replace(slots, data=slots.data[:1].repeat(3, 1))
+        one.add_up(same, total, skip)
+        written = [section for i in range(3) for section in slots.sections(i)[1:]]
+        answers.append((*written, residual, out, total))
     for mine, expected in zip(*answers, strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=0, equal_nan=True)
 
 
-@needs_compiler
 @settings(deadline=None)
-@given(lengths, codes, st.integers(0, 3), st.integers(0, 2**32 - 1))
-def test_sums_over_ranks_are_the_same_bits(length, code, skip, seed):
-    """Rows have a stride, as in slots: other bytes lie between the values of two ranks."""
-    slots = [round_trip(drawn(length, seed % 977 + rank), code) for rank in range(3)]
-    tables = []
-    for column in (0, 1):
-        rows = torch.stack([slot[column] for slot in slots])
-        wider = torch.full((3, rows.shape[1] + 8), 3, dtype=rows.dtype)
-        wider[:, 4:-4] = rows
-        tables.append(wider[:, 4:-4])
-    totals = []
-    for kernels in (native(), TorchKernels()):
-        total = drawn(length, 5)
-        kernels.add_up(*tables, code, total, skip)
-        totals.append(total)
-    by_hand = drawn(length, 5)
-    for rank, slot in enumerate(slots):
+@given(lengths, codes, dtypes, st.integers(0, 3), st.data())
+def test_parts_are_written_and_read_alone_as_in_a_message(elements, code, dtype, skip, data):
+    """Every part has blocks and a seed of its own; elements after the border are copied."""
+    border, values = data.draw(st.integers(0, 4 * elements)), drawn(4 * elements, elements, dtype)
+    parts, kernels = values.view(4, elements), TorchKernels()
+    slots = empty(code, 4, elements, border)
+    kernels.quantise(parts, slots, seed=99, skip=skip)
+    out = torch.full_like(parts, 77.0)
+    kernels.dequantise(slots, out)
+    written = [i for i in range(4) if i != skip]
+    assert not slots.data[skip].any()
+    for before, i in enumerate(written):
+        count = max(0, min(border - i * elements, elements))
+        seed = (99 + before * 0xC2B2AE3D) % 2**32
+        assert torch.equal(out[i, :count], round_trip(parts[i, :count], code, seed=seed)[2])
+        assert torch.equal(out[i, count:], parts[i, count:].bfloat16().to(dtype))
+
+
+@settings(deadline=None)
+@given(lengths, codes, st.integers(0, 3), st.data())
+def test_sums_over_ranks_add_what_each_rank_sent_in_order(elements, code, skip, data):
+    border = data.draw(st.integers(0, elements))
+    tables, outs = [], []
+    for rank in range(4):
+        slots, out = empty(code, 1, elements, border), torch.empty(1, elements)
+        TorchKernels().quantise(drawn(elements, rank)[None], slots, seed=rank)
+        TorchKernels().dequantise(slots, out)
+        tables.append(slots.data)
+        outs.append(out[0])
+    total = drawn(elements, 5)
+    TorchKernels().add_up(replace(slots, data=torch.cat(tables)), total, skip)
+    by_hand = drawn(elements, 5)
+    for rank, out in enumerate(outs):
         if rank != skip:
-            by_hand += slot[2]
-    assert totals[0].equal(totals[1])
-    assert totals[1].equal(by_hand)
+            by_hand += out
+    assert total.equal(by_hand)
 
 
 @needs_compiler
@@ -187,39 +218,40 @@ def test_fast_kernels_are_used_if_they_work_and_the_reason_is_given(monkeypatch,
 
 def test_kernels_with_a_wrong_bit_are_rejected(monkeypatch):
     class Wrong(TorchKernels):
-        def dequantise(self, scales, packed, fmt, out):
-            super().dequantise(scales, packed, fmt, out)
-            out[-1] += 1e-6
+        def dequantise(self, slots, parts):
+            super().dequantise(slots, parts)
+            parts[-1, -1] += 1e-6
 
     with pytest.raises(ValueError, match="differ from torch in int8"):
         verify(Wrong(), CPU)
 
 
 def compare_triton(device: str) -> None:
-    """Compare the bits of Triton's kernels with torch's."""
+    """Compare the bits of Triton's kernels with those of the reference.
+
+    The shapes have parts of one program and of several, with and without a border inside a part,
+    blocks whose half is a power of two or not, and lengths and borders that vectors divide or not.
+    """
     from frontier_llm.collectives.triton_blockwise import TritonKernels
 
-    for name, stochastic, dtype, (block, scale_bytes, length) in itertools.product(
-        ("int8", "int4"),
-        (False, True),
-        (torch.float32, torch.bfloat16, torch.float16),
-        ((512, 2, 1300), (160, 4, 333), (32, 2, 1), (64, 4, 64)),
+    shapes = (
+        # block, bytes of a scale, elements, border, part that is skipped
+        (512, 2, 1300, 2 * 1300 + 517, 0),
+        (160, 4, 333, 333 + 100, 2),
+        (32, 2, 1, 2, 1),
+        (64, 4, 64, 3 * 64, None),
+        (256, 2, 4096 + 512, 4096 + 512 + 4096 + 272, 1),
+        (8192, 2, 8192 + 16, 8192, None),
+    )
+    for name, stochastic, dtype in itertools.product(
+        ("int8", "int4"), (False, True), (torch.float32, torch.bfloat16, torch.float16)
     ):
-        code = Format(name, block, scale_bytes, stochastic)
-        values = drawn(length, 1, dtype).to(device)
-        if length > 100:
-            values[50], values[170] = math.inf, math.nan
-        answers = []
-        for kernels in (TritonKernels(), TorchKernels()):
-            residual = drawn(length, 2).bfloat16().to(device)
-            scales, packed = (one.to(device) for one in empty(code, length))
-            kernels.quantise(values, code, scales, packed, residual, 0xF2345678)
-            narrow, total = torch.empty_like(residual), torch.ones(length, device=device)
-            kernels.dequantise(scales, packed, code, narrow)
-            kernels.add_up(scales.repeat(3, 1), packed.repeat(3, 1), code, total, skip=1)
-            answers.append((scales, packed, residual, narrow, total))
-        for mine, expected in zip(*answers, strict=True):
-            torch.testing.assert_close(mine, expected, rtol=0, atol=0, equal_nan=True)
+        for block, scale_bytes, elements, border, skip in shapes:
+            code = Format(name, block, scale_bytes, stochastic)
+            case = (code, dtype, elements, border, stochastic, 0xF2345678, skip)
+            compare(TritonKernels(), *case, device=torch.device(device))
+    compare(TritonKernels(), Format("bf16"), torch.float32, 100, 0, False, 0, None,
+            device=torch.device(device))  # fmt: skip
 
 
 @pytest.mark.gpu

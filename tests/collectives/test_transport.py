@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from frontier_llm.collectives.blockwise import PART_SEED_STRIDE
 from frontier_llm.collectives.handles import Chain, Steps
 from frontier_llm.collectives.kernel_choice import choose_kernels
 from frontier_llm.collectives.traffic import Traffic
@@ -174,6 +175,18 @@ def test_two_hops_take_the_format_of_their_links() -> None:
             intra=INT8.slot_bytes(200, 2, 391),
             inter=INT4.slot_bytes(100, 2, 200 if rank % 2 == 0 else 191),
         )
+
+
+def test_every_part_of_every_message_has_a_rounding_seed_of_its_own() -> None:
+    seeds = []
+    for rank in range(4):
+        transport = transport_of(World(rank, 4, rank, 4, "host", "local", "host", 1), INT4)
+        for step in (1, 2, 3):
+            transport.begin_step(step)
+            for parts in (3, 1, 3):
+                first = transport._next_seeds(parts)
+                seeds += [(first + part * PART_SEED_STRIDE) % 2**32 for part in range(parts)]
+    assert len(set(seeds)) == len(seeds) == 4 * 3 * 7
 
 
 def test_error_feedback_makes_the_mean_of_many_reductions_exact() -> None:

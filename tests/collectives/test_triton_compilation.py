@@ -2,7 +2,7 @@
 
 The bits of the kernels are compared in tests/collectives/test_blockwise.py. Here the machine code
 is examined for what the interpreter cannot show: products and sums that were fused, registers that
-were spilled to memory, and shared memory.
+were spilled to memory, shared memory, and the width of loads and stores.
 """
 
 import re
@@ -14,86 +14,88 @@ import pytest
 pytestmark = pytest.mark.slow
 triton = pytest.importorskip("triton")
 
+from triton import language as tl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from frontier_llm.collectives import triton_blockwise as kernels
+from frontier_llm.geometry.formats import Format
 
-BLOCK = 256
+INT8, INT4 = Format("int8", 256, 4), Format("int4", 256, 2)
+ROUNDED = Format("int4", 256, 2, is_stochastic=True)
+LONG, UNEVEN = Format("int8", 8192, 2), Format("int4", 160, 2, is_stochastic=True)
+"""Formats; errors are kept if rounding is stochastic."""
 VALUES = ("*fp32", "*bf16", "*fp16")
 NVIDIA = {"sm_80": 80, "sm_90a": 90}
 AMD = ("gfx90a", "gfx942")
 DIVISION = {"v_fma_f32": 3, "v_fmac_f32": 2}
 """Fused operations in AMD's code of one correctly rounded division."""
+SHARED_BYTES = 8192
+"""With so much, the threads that a multiprocessor can hold have enough of its at least 64 KiB."""
+SLOTS = {"slots": "*u8", "slot_bytes": "i32", "elements": "i32", "border": "i32"}
 
 
-FORMATS = {"int8": (8, "*fp32", False), "int4": (4, "*bf16", False), "rounded": (4, "*bf16", True)}
-"""Bits, dtype of the scales, and whether rounding is stochastic and errors are kept."""
+def _quantise(values, fmt):
+    residual = "*bf16" if fmt.is_stochastic else values
+    types = {"values": values, "residual": residual, **SLOTS, "skip": "i32", "seed": "i32"}
+    constants = {
+        "largest": fmt.largest,
+        "inverse": 1 / fmt.largest,
+        "stochastic": fmt.is_stochastic,
+        "feedback": fmt.is_stochastic,
+    }
+    return kernels._quantise, types, fmt, constants
 
 
-def _quantise():
-    for values, (bits, scales, rounded) in product(VALUES, FORMATS.values()):
-        largest = 127 if bits == 8 else 7
-        types = {
-            "values": values,
-            "residual": "*bf16" if rounded else values,
-            "scales": scales,
-            "packed": "*i8",
-            "elements": "i32",
-            "seed": "i32",
-        }
-        constants = {
-            "bits": bits,
-            "largest": largest,
-            "inverse": 1 / largest,
-            "bf16_scales": scales == "*bf16",
-            "stochastic": rounded,
-            "feedback": rounded,
-        }
-        yield kernels._quantise, types, constants
+def _dequantise(out, fmt):
+    return kernels._dequantise, {"out": out, **SLOTS}, fmt, {}
 
 
-def _dequantise():
-    for out, (bits, scales) in product(VALUES, ((8, "*fp32"), (4, "*bf16"))):
-        types = {"scales": scales, "packed": "*i8", "out": out, "elements": "i32"}
-        yield kernels._dequantise, types, {"bits": bits}
+def _add_up(fmt):
+    return kernels._add_up, {"total": "*fp32", **SLOTS, "skip": "i32", "ranks": "i32"}, fmt, {}
 
 
-def _add_up():
-    for bits, scales in ((8, "*fp32"), (4, "*bf16")):
-        types = {
-            "scales": scales,
-            "scales_stride": "i64",
-            "packed": "*i8",
-            "packed_stride": "i64",
-            "total": "*fp32",
-            "ranks": "i32",
-            "skip": "i32",
-            "elements": "i32",
-        }
-        yield kernels._add_up, types, {"bits": bits}
+VARIANTS = [
+    *(_quantise(values, fmt) for values, fmt in product(VALUES, (INT8, INT4, ROUNDED))),
+    *(_dequantise(out, fmt) for out, fmt in product(VALUES, (INT8, INT4))),
+    *(_add_up(fmt) for fmt in (INT8, INT4)),
+    *(make("*bf16", fmt) for make in (_quantise, _dequantise) for fmt in (LONG, UNEVEN)),
+]
+"""Of the kernels: a function, the types of its arguments, the format, its other constants."""
 
 
-VARIANTS = [*_quantise(), *_dequantise(), *_add_up()]
+def compile_for(target, variant, *, aligned=True, **options):
+    """Return Triton's compiled kernel, with the options that the product launches it with.
 
-
-def compile_for(target, variant, **options):
-    """Return Triton's compiled kernel, with the options that the product launches it with."""
-    function, types, constants = variant
-    constants = {"block": BLOCK, "half": BLOCK // 2, **constants}
+    `aligned`: the elements of a part and the border are multiples of 16. Addresses always are.
+    """
+    function, types, fmt, constants = variant
+    scales = tl.float32 if fmt.scale_bytes == 4 else tl.bfloat16
+    constants = {
+        **kernels.block_constants(fmt), "scale_type": scales, "small_type": tl.bfloat16, **constants
+    }  # fmt: skip
     assert set(function.arg_names) == set(types) | set(constants)
+    unaligned = {"skip", "seed", "ranks"} | (set() if aligned else {"elements", "border"})
+    divisible = [(i,) for i, name in enumerate(function.arg_names)
+                 if name in types and name not in unaligned]  # fmt: skip
     source = ASTSource(
         fn=function,
         signature={**types, **dict.fromkeys(constants, "constexpr")},
         constexprs=constants,
+        attrs={key: [["tt.divisibility", 16]] for key in divisible},
     )
     return triton.compile(source, target=target, options={**kernels.LAUNCH_OPTIONS, **options})
 
 
 def name_of(variant):
-    function, types, constants = variant
-    return f"{function.__name__} {types} {constants}"
+    function, types, fmt, _ = variant
+    return f"{function.__name__} {types} {fmt}"
+
+
+def count_wide(ptx):
+    """Return how many instructions access 16 bytes of global memory."""
+    return len(re.findall(r"\b(?:ld|st)\.global\S*\.v4\.b32", ptx))
 
 
 @pytest.fixture(autouse=True)
@@ -113,15 +115,17 @@ def test_code_for_amd_fuses_and_spills_nothing(chip):
         found = {name: fused.count(name) for name in {*fused, *DIVISION}}
         assert found == allowed, name_of(variant)
         assert re.findall(r"gpr_spill_count: *(\d+)", code) == ["0", "0"], name_of(variant)
-        assert compiled.metadata.shared <= 4096, name_of(variant)
+        assert compiled.metadata.shared <= SHARED_BYTES, name_of(variant)
 
 
 @pytest.mark.parametrize("chip", NVIDIA)
-def test_code_for_nvidia_fuses_and_spills_nothing(chip, tmp_path):
+def test_code_for_nvidia_fuses_and_spills_nothing_and_has_wide_loads(chip, tmp_path):
     for variant in VARIANTS:
         compiled = compile_for(GPUTarget("cuda", NVIDIA[chip], 32), variant)
         code = compiled.asm["ptx"]
         assert not re.findall(r"\b(?:fma|mad)\.\w*\.?f(?:32|16)", code), name_of(variant)
+        accesses = len(re.findall(r"\b(?:ld|st)\.global", code))
+        assert count_wide(code) == accesses - 1, f"{name_of(variant)}: only scales are narrow"
         file = tmp_path / "kernel.ptx"
         file.write_text(code)
         done = subprocess.run(
@@ -139,11 +143,20 @@ def test_code_for_nvidia_fuses_and_spills_nothing(chip, tmp_path):
         )
         spilled = re.findall(r"(\d+) bytes spill", done.stderr)
         assert spilled == ["0", "0"], name_of(variant)
-        assert compiled.metadata.shared <= 4096, name_of(variant)
+        assert compiled.metadata.shared <= SHARED_BYTES, name_of(variant)
+
+
+def test_unaligned_parts_are_not_accessed_in_16_bytes():
+    """Such addresses are no multiples of 16, at which a GPU would stop with an error."""
+    target = GPUTarget("cuda", 80, 32)
+    for variant in (_quantise("*bf16", INT8), _dequantise("*bf16", INT8)):
+        wide = [count_wide(compile_for(target, variant, aligned=one).asm["ptx"])
+                for one in (True, False)]  # fmt: skip
+        assert wide[1] < wide[0] / 2, name_of(variant)
 
 
 def test_a_fused_product_is_found():
     """The same kernel with fusion allowed, so that the two tests above can fail."""
-    adds_up = next(variant for variant in VARIANTS if variant[0] is kernels._add_up)
-    code = compile_for(GPUTarget("cuda", 80, 32), adds_up, enable_fp_fusion=True).asm["ptx"]
+    with_errors = _quantise("*fp32", ROUNDED)
+    code = compile_for(GPUTarget("cuda", 80, 32), with_errors, enable_fp_fusion=True).asm["ptx"]
     assert re.findall(r"\bfma\.\w*\.?f32", code)

@@ -14,14 +14,15 @@ INT8, INT4 = Format("int8", 512, 2), Format("int4", 512, 2)
 @pytest.mark.parametrize(
     ("code", "elements", "quantised", "wanted"),
     [
-        (INT8, 1024, 1024, 2 * 2 + 1024),
-        (INT4, 1024, 1024, 2 * 2 + 512),
-        (INT4, 1025, 1025, 8 + 516),  # 3 scales and 513 bytes, each padded to a multiple of 4
-        (INT8, 1024, 1000, 4 + 2 * 24 + 1000),
+        (INT8, 1024, 1024, 16 + 1024),  # 2 scales, padded to 16 bytes
+        (INT4, 1024, 1024, 16 + 512),
+        (INT4, 1025, 1025, 16 + 528),  # 513 bytes, padded to a multiple of 16
+        (INT4, 1024 + 300, 1024 + 300, 16 + 512 + 256),  # a block shares a byte between its halves
+        (INT8, 1024, 1000, 16 + 2 * 24 + 1008),
         (INT4, 7, 0, 16),  # seven small ones
-        (BF16, 10, 0, 20),
+        (BF16, 10, 0, 32),
         (INT8, 0, 0, 0),
-        (INT8, 1, 1, 8),
+        (INT8, 1, 1, 32),
     ],
 )
 def test_a_slot_by_hand(code, elements, quantised, wanted):
@@ -36,7 +37,7 @@ def test_all_slots_are_as_long_as_the_longest(code, elements, parts, data):
         for part in range(parts)
     ]
     assert code.slot_bytes(elements, parts, border) == max(needed)
-    assert max(needed) % 4 == 0
+    assert max(needed) % 16 == 0
 
 
 def test_int4_with_its_scales_is_a_quarter_of_bf16_within_a_percent():
