@@ -55,12 +55,12 @@ def connect(
         TIMEOUT if accelerator.is_cpu else timeout,
     )
     digits = make_digit_groups(groups, layout.factors)
+    # NCCL's first collective in a group allocates buffers, so only groups that a run uses are tested
     named = {
         "whole": dist.group.WORLD,
         "tensor": groups.tensor,
-        "data": groups.data,
         "pipeline": groups.pipeline,
-        "embedding": groups.embedding,
+        "embedding": groups.embedding if layout.model.tied else None,
         **{f"{digit}_group of states": group for digit, group in digits.items()},
     }
     time_limit = timedelta(seconds=config.launch.preflight_seconds)
