@@ -25,7 +25,7 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
 from frontier_llm.launch.coordination import run_and_wait_for_all
-from frontier_llm.launch.cores import limit_device_queues, prepare_environment, share
+from frontier_llm.launch.cores import prepare_environment, share
 from frontier_llm.launch.launcher import LaunchOptions, launch
 from frontier_llm.launch.rank import report_failure, run_rank
 from frontier_llm.launch.rendezvous import make_store
@@ -124,8 +124,7 @@ def network(kind: str) -> str:
 def _on_this_machine(config: RunConfig) -> int:
     """Start `launch.ranks` processes on this machine."""
     check(config, config.launch.ranks)
-    prepare_environment(share(config.launch.ranks, os.environ), os.environ)
-    limit_device_queues(config.parallel.tensor, os.environ)
+    prepare_environment(share(config.launch.ranks, os.environ), os.environ, config.parallel.tensor)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     import torch
 
@@ -144,8 +143,7 @@ def _on_this_machine(config: RunConfig) -> int:
 def _as_rank(config: RunConfig, world: World) -> int:
     """Examine as one of the ranks that srun or torchrun has started."""
     check(config, world.size)
-    prepare_environment(share(world.ranks_per_node, os.environ), os.environ)
-    limit_device_queues(config.parallel.tensor, os.environ)
+    prepare_environment(share(world.ranks_per_node, os.environ), os.environ, config.parallel.tensor)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     world = world.with_ranks_per_node(config.launch.ranks_per_node)
 

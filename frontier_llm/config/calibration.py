@@ -37,8 +37,8 @@ class CalibrationConfig(Section):
     hidden_share: float = Field(ge=0, le=1)
     """Share of the communication time that is hidden when it overlaps with computation."""
     reserved_gib: float = Field(ge=0)
-    """Memory that the driver's context and the loaded kernels take, GiB. On a CPU this is the memory
-    of the interpreter and its libraries."""
+    """Memory of the driver's context and of the loaded kernels, GiB. On a CPU this is the memory of
+    the interpreter and its libraries."""
     workspace_mib: float = Field(ge=0, default=0)
     """Memory that the library of matrix products takes as its workspace, MiB."""
     channels: int = Field(ge=0, default=0)

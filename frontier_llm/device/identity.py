@@ -10,8 +10,12 @@ import torch
 
 from frontier_llm.device.accelerator import Accelerator
 
-PREFIXES = ("NCCL_", "RCCL_", "FI_", "GLOO_", "HSA_", "MIOPEN_", "TORCH_NCCL_", "ROCR_", "HIP_")
-"""Prefixes of the environment variables that affect communication and computation."""
+PREFIXES = (
+    "NCCL_", "RCCL_", "FI_", "GLOO_", "HSA_", "MIOPEN_", "TORCH_NCCL_", "ROCR_", "HIP_",
+    "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+)  # fmt: skip
+"""Prefixes of the environment variables that affect communication, computation and memory."""
 PACKAGES = ("torch", "megatron-core", "numpy", "triton", "apex", "transformer_engine")
 """Python packages whose versions are reported."""
 _INTERFACES = Path("/sys/class/net")

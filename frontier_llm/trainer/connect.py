@@ -55,7 +55,7 @@ def connect(
         TIMEOUT if accelerator.is_cpu else timeout,
     )
     digits = make_digit_groups(groups, layout.factors)
-    # NCCL's first collective in a group allocates buffers, so only groups that a run uses are tested
+    # only groups that a step uses, because NCCL allocates buffers at a group's first collective
     named = {
         "whole": dist.group.WORLD,
         "tensor": groups.tensor,

@@ -119,7 +119,7 @@ def _broken_first_rank(world, store):
 
 def _user_error_and_a_bug(world, store):
     if world.rank == 0:
-        # rank 0 serves the store: if it failed before rank 1 is connected, rank 1 would lose contact
+        # rank 0 serves the store: if it failed before rank 1 is connected, rank 1 would lose it
         store.wait(["rank 1 is connected"])
         raise ZeroDivisionError("a bug")
     store.set("rank 1 is connected", "")
