@@ -69,7 +69,8 @@ def examine(config: RunConfig, world: World, store: "Store") -> None:
     from frontier_llm.trainer.connect import connect
 
     setup_logging(world.rank)
-    accelerator = Accelerator.of_rank(world.local_rank)
+    may_share = config.collectives.backend == "gloo"
+    accelerator = Accelerator.of_rank(world.local_rank, may_share=may_share)
     if accelerator.is_cpu:
         megatron_cpu.install()
     if world.rank == 0:
@@ -89,7 +90,8 @@ def describe(config: RunConfig, world: World) -> Iterator[tuple[str, str]]:
     from frontier_llm.device.kernels import resolve
     from frontier_llm.health.rank_report import free_bytes, tiers
 
-    accelerator = Accelerator.of_rank(world.local_rank)
+    may_share = config.collectives.backend == "gloo"
+    accelerator = Accelerator.of_rank(world.local_rank, may_share=may_share)
     versions = identity.versions()
     yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
     device_id = identity.device_id(accelerator)
@@ -97,7 +99,7 @@ def describe(config: RunConfig, world: World) -> Iterator[tuple[str, str]]:
     yield "device", f"{accelerator.name} ({architecture}) {device_id}".rstrip()
     kernels = resolve(config.kernels, accelerator.device)
     yield "kernels", f"{kernels.source} ({kernels.reason})"
-    yield "network", network(accelerator.kind)
+    yield "network", network("cpu" if may_share else accelerator.kind)
     variables = identity.variables(os.environ, config.cluster.environment)
     yield "variables", ", ".join(f"{k}={value}" for k, value in variables.items()) or "none set"
     yield "interfaces", ", ".join(identity.interfaces()) or "only the loopback"
