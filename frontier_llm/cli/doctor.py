@@ -100,7 +100,8 @@ def describe(config: RunConfig, world: World) -> Iterator[tuple[str, str]]:
     kernels = resolve(config.kernels, accelerator.device)
     yield "kernels", f"{kernels.source} ({kernels.reason})"
     yield "network", network("cpu" if may_share else accelerator.kind)
-    variables = identity.variables(os.environ, config.cluster.environment)
+    wanted = [*config.cluster.environment, *identity.DEVICE_VARIABLES]
+    variables = identity.variables(os.environ, wanted)
     yield "variables", ", ".join(f"{k}={value}" for k, value in variables.items()) or "none set"
     yield "interfaces", ", ".join(identity.interfaces()) or "only the loopback"
     yield "cores", identity.cores()
