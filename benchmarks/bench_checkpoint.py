@@ -44,7 +44,6 @@ from typing import TYPE_CHECKING, Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not survive a fork
 
-import torch
 import torch.distributed as dist
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -189,7 +188,7 @@ class Bench:
             folder.mkdir()
 
             def target(world: World, store: "Store") -> None:
-                init_process_group(world, store, torch.device("cpu"), TIMEOUT)
+                init_process_group(world, store, "gloo", TIMEOUT)
                 figures = work(Place(world.rank, world.size, store, folder))
                 (results / f"{world.rank}.json").write_text(json.dumps(asdict(figures)))
                 dist.barrier()  # no rank closes its sockets while another reads from them

@@ -7,7 +7,8 @@
 Each slice takes less than nine minutes and writes its rows to --folder/NAME.json, so an interrupted
 program continues where it stopped. The first slices are about correctness. The program stops when
 one of them fails, because speed means nothing then; --keep-going continues. The exit code is 1 if a
-slice failed.
+slice failed. In the end all rows are written to benchmarks/results/gpu.json, and from there into
+docs/gpu.md; a rehearsal writes both files into --folder instead.
 """
 
 import json
@@ -25,6 +26,9 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.testbed import machine
+from docs.generate.gpu_table import measured
+from docs.generate.marked_page import filled
+from docs.generate.results import RESULTS
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import run_command, tool_parser
 from frontier_llm.errors import TrainingError
@@ -83,7 +87,8 @@ def device(scale: Scale, folder: Path) -> Rows:
     """Describe the device, its libraries and its kernels, as `frontier-llm doctor` does."""
     text = _run([sys.executable, "tools/doctor.py", *COMMON[:2]])
     lines = [line.strip().partition("  ") for line in text.splitlines()]
-    found = [{"what": name, "value": value.strip()} for name, _, value in lines if value]
+    wanted = ("versions", "device", "kernels", "network", "variables", "cores", "groups")
+    found = [{"what": name, "value": value.strip()} for name, _, value in lines if name in wanted]
     if not any(row["what"] == "device" for row in found):
         raise SliceFailedError(f"the doctor names no device: {text}")
     yield from found
@@ -115,6 +120,26 @@ def training(scale: Scale, folder: Path) -> Rows:
     _train(folder / "resumed", scale, "precision=bf16", "checkpoint.every_steps=2", half)
     resumed = _train(folder / "resumed", scale, "precision=bf16", "checkpoint.every_steps=2")
     yield _compared("stopped and resumed, and not stopped", resumed, whole, 2e-2)
+
+
+def shared(scale: Scale, folder: Path) -> Rows:
+    """Compare the losses of 2 and 4 ranks that share the device, over gloo, with those of the CPU.
+
+    Streams, hooks and quantisation kernels are those of a GPU; NCCL is not used.
+    """
+    steps = f"trainer.steps={max(2, scale.steps // 5)}"
+    for name, ranks, tolerance, overrides in (
+        ("zero1", 2, 2e-3, ["sharding=zero1"]),
+        ("zero3", 4, 2e-3, ["sharding=zero3"]),
+        ("zeropp", 4, 2e-2,
+         ["sharding=zeropp", "collectives=zeropp", "launch.ranks_per_node=2"]),
+    ):  # fmt: skip
+        common = [f"launch.ranks={ranks}", "data.micro_batch=1", "precision=fp32", steps,
+                  "collectives.backend=gloo", "collectives.pairwise=false", *overrides]  # fmt: skip
+        cpu = _train(folder / f"{name}_cpu", scale, *common, on_cpu=True)
+        losses = _train(folder / name, scale, *common)
+        what = f"{name} on {ranks} ranks of one device, and on the CPU"
+        yield _compared(what, losses, cpu, tolerance)
 
 
 def checkpoints(scale: Scale, folder: Path) -> Rows:
@@ -183,11 +208,12 @@ SLICES: dict[str, Slice] = {
     "device": device,
     "tests": tests,
     "training": training,
+    "shared": shared,
     "checkpoints": checkpoints,
     "speed": speed,
     "kernels": kernels,
 }
-"""The slices in their order; the first four are about correctness."""
+"""The slices in their order; the first five are about correctness."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -214,6 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(f"{name} failed: {result['error']}", style="red", markup=False)
             if not options.keep_going:
                 break
+    publish(options.folder, scale)
     return 1 if failed else 0
 
 
@@ -228,8 +255,30 @@ def _run_slice(name: str, scale: Scale, folder: Path) -> dict[str, Any]:
     except (SliceFailedError, OSError, subprocess.SubprocessError) as failure:
         error = str(failure)
     seconds = round(time.monotonic() - start, 1)
-    return {**machine.about(), "rehearsal": scale.is_rehearsal, "seconds": seconds,
-            "error": error, "rows": rows}  # fmt: skip
+    checks = " ".join((SLICES[name].__doc__ or name).partition("\n\n")[0].split())
+    return {**machine.about(), "rehearsal": scale.is_rehearsal, "checks": checks,
+            "seconds": seconds, "error": error, "rows": rows}  # fmt: skip
+
+
+def publish(folder: Path, scale: Scale) -> None:
+    """Write the results of all slices that have run into one file, and from there into the page."""
+    files = {name: folder / f"{name}.json" for name in SLICES}
+    slices = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    command = "python -m benchmarks.gpu" + scale.is_rehearsal * " --rehearse"
+    results = {"command": command, "hardware": _device_name(), "slices": slices}
+    if scale.is_rehearsal:
+        file, page = folder / "results.json", folder / "gpu.md"
+    else:
+        file, page = RESULTS / "gpu.json", ROOT / "docs" / "gpu.md"
+    file.write_text(json.dumps(results, indent=1) + "\n")
+    text = (ROOT / "docs" / "gpu.md").read_text()
+    page.write_text(filled(text, {"measured": measured(results)}))
+
+
+def _device_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
 
 
 def _has_succeeded(file: Path) -> bool:

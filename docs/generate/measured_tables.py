@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from docs.generate.gpu_table import measured
 from docs.generate.marked_page import filled, keep_current
-from docs.generate.results import ROOT, Row, load, select
+from docs.generate.results import RESULTS, ROOT, Row, load, select
 from frontier_llm.cli.options import run_command
 
 DOCS = ROOT / "docs"
@@ -249,6 +250,11 @@ def starts() -> Iterator[str]:
     yield from _table(head, operations)
 
 
+def gpu() -> Iterator[str]:
+    """Yield the results of `make gpu`, or that there are none."""
+    yield from measured(load("gpu") if (RESULTS / "gpu.json").exists() else None)
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
     yield "| " + " | ".join(head) + " |"
     yield "|" + "---|" * len(head)
@@ -276,6 +282,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
         "collectives": collectives,
     },
     "data.md": {"preprocess": preprocess},
+    "gpu.md": {"measured": gpu},
     "checkpoint.md": {"kills": kills},
     "reliability.md": {"faults": faults, "elastic": elastic, "starts": starts},
 }  # fmt: skip

@@ -102,7 +102,7 @@ def train_rank(factors: Factors, steps: int, world: World, store: "Store") -> No
     Raises:
         TrainingError: on rank 0: the losses differ.
     """
-    init_process_group(world, store, CPU, timedelta(seconds=60))
+    init_process_group(world, store, "gloo", timedelta(seconds=60))
     model = OwnModel()
     groups, transport = make_groups(factors, world.rank), make_transport(world)
     states = ShardedStates(list(records(model)), groups, transport, ADAMW)

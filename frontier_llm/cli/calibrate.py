@@ -93,7 +93,7 @@ def measured(
         },
         "attention_share": round(device.attention_tflops / product_tflops, 3),
         "kernel_us": round(device.kernel_seconds * 1e6, 2),
-        "source": f"{source}; hidden_share, reserved_gib, slack_share from the file it is based on",
+        "source": f"{source}; hidden_share, memory and channels from the file it is based on",
     }
     measured_gb = device.memory_bytes_per_second / 1e9
     nominal_gb = cluster["device"]["memory_gb_per_second"]

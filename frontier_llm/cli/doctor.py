@@ -25,7 +25,7 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
 from frontier_llm.launch.coordination import run_and_wait_for_all
-from frontier_llm.launch.cores import limit_device_queues, prepare_environment, share
+from frontier_llm.launch.cores import prepare_environment, share
 from frontier_llm.launch.launcher import LaunchOptions, launch
 from frontier_llm.launch.rank import report_failure, run_rank
 from frontier_llm.launch.rendezvous import make_store
@@ -69,7 +69,8 @@ def examine(config: RunConfig, world: World, store: "Store") -> None:
     from frontier_llm.trainer.connect import connect
 
     setup_logging(world.rank)
-    accelerator = Accelerator.of_rank(world.local_rank)
+    may_share = config.collectives.backend == "gloo"
+    accelerator = Accelerator.of_rank(world.local_rank, may_share=may_share)
     if accelerator.is_cpu:
         megatron_cpu.install()
     if world.rank == 0:
@@ -89,7 +90,8 @@ def describe(config: RunConfig, world: World) -> Iterator[tuple[str, str]]:
     from frontier_llm.device.kernels import resolve
     from frontier_llm.health.rank_report import free_bytes, tiers
 
-    accelerator = Accelerator.of_rank(world.local_rank)
+    may_share = config.collectives.backend == "gloo"
+    accelerator = Accelerator.of_rank(world.local_rank, may_share=may_share)
     versions = identity.versions()
     yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
     device_id = identity.device_id(accelerator)
@@ -97,8 +99,9 @@ def describe(config: RunConfig, world: World) -> Iterator[tuple[str, str]]:
     yield "device", f"{accelerator.name} ({architecture}) {device_id}".rstrip()
     kernels = resolve(config.kernels, accelerator.device)
     yield "kernels", f"{kernels.source} ({kernels.reason})"
-    yield "network", network(accelerator.kind)
-    variables = identity.variables(os.environ, config.cluster.environment)
+    yield "network", network("cpu" if may_share else accelerator.kind)
+    wanted = [*config.cluster.environment, *identity.DEVICE_VARIABLES]
+    variables = identity.variables(os.environ, wanted)
     yield "variables", ", ".join(f"{k}={value}" for k, value in variables.items()) or "none set"
     yield "interfaces", ", ".join(identity.interfaces()) or "only the loopback"
     yield "cores", identity.cores()
@@ -124,8 +127,7 @@ def network(kind: str) -> str:
 def _on_this_machine(config: RunConfig) -> int:
     """Start `launch.ranks` processes on this machine."""
     check(config, config.launch.ranks)
-    prepare_environment(share(config.launch.ranks, os.environ), os.environ)
-    limit_device_queues(config.parallel.tensor, os.environ)
+    prepare_environment(share(config.launch.ranks, os.environ), os.environ, config.parallel.tensor)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     import torch
 
@@ -144,8 +146,7 @@ def _on_this_machine(config: RunConfig) -> int:
 def _as_rank(config: RunConfig, world: World) -> int:
     """Examine as one of the ranks that srun or torchrun has started."""
     check(config, world.size)
-    prepare_environment(share(world.ranks_per_node, os.environ), os.environ)
-    limit_device_queues(config.parallel.tensor, os.environ)
+    prepare_environment(share(world.ranks_per_node, os.environ), os.environ, config.parallel.tensor)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     world = world.with_ranks_per_node(config.launch.ranks_per_node)
 

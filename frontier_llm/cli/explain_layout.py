@@ -10,6 +10,7 @@ four digits that follow from the factors: params, grads, optimizer and replica. 
 one digit only form a process group (docs/sharding.md).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
@@ -20,8 +21,10 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import new_file, tool_parser
 from frontier_llm.cli.plain_table import plain_table
+from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.partition import DIGITS, Digit, Interval
 from frontier_llm.planner.layout_svg import draw
+from frontier_llm.planner.memory import runtime_bytes
 from frontier_llm.planner.state_layout import StateLayout
 from frontier_llm.units import GIB, format_bytes, format_count
 
@@ -184,11 +187,23 @@ def _memory_table(layout: StateLayout) -> Table:
     stored = layout.stored()
     for name, size in stored.items():
         table.add_row(name, format_bytes(size))
-    device = layout.config.cluster.device
+    device, created = layout.config.cluster.device, layout.communicators
+    runtime = runtime_bytes(device.calibration, created)
+    runtime[f"communicators ({_names(created)})"] = runtime.pop("communicators")
+    for name, size in runtime.items():
+        table.add_row(name, format_bytes(size))
     table.add_section()
-    table.add_row("total", format_bytes(sum(stored.values())), style="bold")
+    total = sum(stored.values()) + sum(runtime.values())
+    table.add_row("total", format_bytes(total), style="bold")
     table.add_row(f"memory of {device.name}", format_bytes(device.memory_gib * GIB))
     return table
+
+
+def _names(created: Sequence[Communicator]) -> str:
+    """Name the process groups of communicators, with their numbers if there are several."""
+    counts = Counter(communicator.name for communicator in created)
+    named = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]
+    return f"{len(created)}: {', '.join(named)}" if created else "0"
 
 
 def _first(items: Sequence[object], most: int) -> str:

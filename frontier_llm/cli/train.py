@@ -21,7 +21,7 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import StopRequested
 from frontier_llm.launch import failure, slurm
 from frontier_llm.launch.coordination import broadcast_from_rank_zero, run_and_wait_for_all
-from frontier_llm.launch.cores import crowding, limit_device_queues, prepare_environment, share
+from frontier_llm.launch.cores import crowding, prepare_environment, share
 from frontier_llm.launch.launcher import LaunchOptions, launch
 from frontier_llm.launch.rank import exit_without_handlers, report_failure, run_rank
 from frontier_llm.launch.rendezvous import make_store
@@ -68,8 +68,7 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
         return run_dry(config)
     threads = config.launch.threads or share(config.launch.ranks, os.environ)
     warn_of_crowding(threads, config.launch.ranks)
-    prepare_environment(threads, os.environ)
-    limit_device_queues(config.parallel.tensor, os.environ)
+    prepare_environment(threads, os.environ, config.parallel.tensor)
     import torch
 
     torch.set_num_threads(1)  # the launcher forks, and a process with a thread pool must not fork
@@ -112,8 +111,7 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     threads = config.launch.threads or share(world.ranks_per_node, os.environ)
     if world.rank == 0:
         warn_of_crowding(threads, world.ranks_per_node)
-    prepare_environment(threads, os.environ)
-    limit_device_queues(config.parallel.tensor, os.environ)
+    prepare_environment(threads, os.environ, config.parallel.tensor)
 
     def work() -> None:
         import torch

@@ -37,8 +37,13 @@ class CalibrationConfig(Section):
     hidden_share: float = Field(ge=0, le=1)
     """Share of the communication time that is hidden when it overlaps with computation."""
     reserved_gib: float = Field(ge=0)
-    """Memory that the runtime, its libraries and its communicators take before the first
-    allocation, GiB. On a CPU this is the memory of the interpreter and its libraries."""
+    """Memory of the driver's context and of the loaded kernels, GiB. On a CPU this is the memory of
+    the interpreter and its libraries."""
+    workspace_mib: float = Field(ge=0, default=0)
+    """Memory that the library of matrix products takes as its workspace, MiB."""
+    channels: int = Field(ge=0, default=0)
+    """Channels of an NCCL or RCCL communicator, each of which has buffers; NCCL prints their number
+    with NCCL_DEBUG=INFO. 0 = communicators take no device memory, as on a CPU."""
     slack_share: float = Field(ge=0)
     """Memory that the allocator holds unused, as a share of the memory of temporary tensors."""
     source: str

@@ -47,6 +47,10 @@ class CollectivesConfig(Section):
     pairwise: bool = True
     """Whether gathers and scatters on a CPU are point-to-point messages between all pairs of ranks,
     which is several times as fast as gloo's collectives. false runs the code of a GPU."""
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """Library that sends messages. `auto`: nccl between GPUs (RCCL on AMD GPUs), gloo between CPUs.
+    `gloo` also sends tensors of GPUs, through the memory of the host, which is slow. It allows
+    several ranks to share one GPU, but no pipeline."""
     until_step: int | None = Field(ge=1)
     """Last step with integer formats. Later steps use fp32. null = all steps use integer
     formats."""

@@ -34,18 +34,22 @@ class Accelerator:
     name: str
 
     @classmethod
-    def of_rank(cls, local_rank: int) -> "Accelerator":
+    def of_rank(cls, local_rank: int, *, may_share: bool = False) -> "Accelerator":
         """Return the GPU of this rank, or the CPU if there is no GPU.
 
         Under `--gpus-per-task=1` a rank sees one device, whatever its local rank.
 
+        Args:
+            local_rank: number of the rank on its node.
+            may_share: whether several ranks may use one device.
+
         Raises:
-            LaunchError: the node has more ranks than devices.
+            LaunchError: the node has more ranks than devices, which may not be shared.
         """
         visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not visible:
             return cls(torch.device("cpu"), "cpu", "cpu")
-        if visible > 1 and local_rank >= visible:
+        if 1 < visible <= local_rank and not may_share:
             raise LaunchError(
                 f"there is no device for local rank {local_rank}: {visible} are visible on this "
                 f"node. Start at most {visible} ranks per node (launch.ranks, --ntasks-per-node)."

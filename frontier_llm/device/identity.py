@@ -12,6 +12,11 @@ from frontier_llm.device.accelerator import Accelerator
 
 PREFIXES = ("NCCL_", "RCCL_", "FI_", "GLOO_", "HSA_", "MIOPEN_", "TORCH_NCCL_", "ROCR_", "HIP_")
 """Prefixes of the environment variables that affect communication and computation."""
+DEVICE_VARIABLES = (
+    "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF",
+)  # fmt: skip
+"""Environment variables of a GPU that launch/cores.py sets."""
 PACKAGES = ("torch", "megatron-core", "numpy", "triton", "apex", "transformer_engine")
 """Python packages whose versions are reported."""
 _INTERFACES = Path("/sys/class/net")

@@ -99,7 +99,8 @@ def check_groups(
     Collective over all ranks, which must pass the same names in the same order.
 
     Args:
-        groups: groups by name; None where this rank is in no such group.
+        groups: groups by name; None where this rank is in no such group. Groups of
+            one rank are skipped.
         world: rank of this process, number of ranks, and host.
         store: the store in which the ranks have reported (`check_all_ranks`).
         device: the device on which the groups communicate.
@@ -110,7 +111,7 @@ def check_groups(
             the group, and the ranks that did not join it with their hosts.
     """
     for name, group in groups.items():
-        if group is not None:
+        if group is not None and group.size() > 1:
             store.set(_progress_key(world.rank), name)
             _check_group(name, group, world, store, device, timeout)
 

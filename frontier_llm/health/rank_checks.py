@@ -42,7 +42,7 @@ def check_reports(
         reports: reports of all ranks, in the order of the ranks.
     """
     nodes_are_simulated = config.launch.ranks_per_node is not None or world.launcher == "local"
-    errors = [*_devices(reports), *_agreement(reports), *_interfaces(reports)]
+    errors = [*_devices(config, reports), *_agreement(reports), *_interfaces(reports)]
     if not nodes_are_simulated:
         errors += _placement(world, reports)
     space = list(_space(config, nodes_per_copy, reports))
@@ -52,8 +52,10 @@ def check_reports(
     return Findings((*errors, *space), tuple(warnings))
 
 
-def _devices(reports: Sequence[RankReport]) -> Iterator[str]:
-    """Check that no two ranks use the same device."""
+def _devices(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[str]:
+    """Check that no two ranks use the same device, which NCCL refuses."""
+    if config.collectives.backend == "gloo":
+        return
     ranks_by_device = defaultdict(list)
     for report in reports:
         if report.device:
@@ -62,7 +64,8 @@ def _devices(reports: Sequence[RankReport]) -> Iterator[str]:
         if len(ranks) > 1:
             yield (
                 f"ranks {name_some(ranks)} share one device ({device} on {host}): give each "
-                "its own with srun --gpus-per-task=1, or start fewer ranks per node"
+                "its own with srun --gpus-per-task=1, start fewer ranks per node, or test with "
+                "collectives.backend=gloo, which is slow"
             )
 
 

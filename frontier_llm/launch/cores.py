@@ -1,11 +1,13 @@
 """Sets the number of CPU threads of a rank, and warns when a node has fewer cores than threads.
 
-The number of threads must be set before torch is imported.
+The number of threads must be set before torch is imported, like the other environment variables of
+this module.
 """
 
 import math
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
+from importlib.metadata import version
 from pathlib import Path
 
 from frontier_llm.launch.slurm import is_srun_task
@@ -14,6 +16,13 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUPS_OF_PROCESS = Path("/proc/self/cgroup")
 _CPUS_OF_TASK = "SLURM_CPUS_PER_TASK"
 """Variable with the number of cores that srun gave to this task."""
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""The variables from which torch reads the settings of its allocator; the first one is current."""
+EXPANDABLE = "expandable_segments:True"
+"""Lets the allocator of a GPU extend its segments. Sharded parameters allocate and free buffers of
+different sizes all the time, and with segments of fixed sizes the free memory would be scattered
+over them. Not set for ROCm, where torch supports it only since ROCm 7 and warns otherwise."""
 
 
 def share(ranks_on_machine: int, environ: Mapping[str, str]) -> int:
@@ -88,27 +97,27 @@ def crowding(
     )
 
 
-def prepare_environment(threads: int, environ: MutableMapping[str, str]) -> None:
-    """Set the environment variables that libraries read once, when they are imported."""
+def prepare_environment(threads: int, environ: MutableMapping[str, str], tensor: int = 1) -> None:
+    """Set the environment variables that libraries read once, when they are imported or started.
+
+    Except for the numbers of threads, a value that is set already stays.
+
+    Args:
+        threads: number of CPU threads.
+        environ: environment variables of this process.
+        tensor: number of tensor-parallel ranks.
+    """
     environ["OMP_NUM_THREADS"] = environ["MKL_NUM_THREADS"] = str(threads)
     environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's own pool would start at import, before a fork
     environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings would hide the cause of a failure
     # count GPUs through the driver's library, so that a process that has counted them can fork
     environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-
-
-def limit_device_queues(tensor: int, environ: MutableMapping[str, str]) -> None:
-    """Give a GPU a single hardware queue if there is tensor parallelism.
-
-    With one queue, megatron's tensor-parallel communication starts before the computation that is
-    submitted after it. Without tensor parallelism, one queue would only make gathers, reductions
-    and checkpoint copies wait for each other. The driver reads the variable when it starts.
-
-    Args:
-        tensor: number of tensor-parallel ranks.
-        environ: environment variables of this process; a value that is set stays.
-    """
+    if not any(name in environ for name in ALLOCATOR_VARIABLES) and "rocm" not in version("torch"):
+        environ[ALLOCATOR_VARIABLES[0]] = EXPANDABLE
     if tensor > 1:
+        # With one hardware queue, megatron's tensor-parallel communication starts before the
+        # computation that is submitted after it. Otherwise one queue would only make gathers,
+        # reductions and checkpoint copies wait for each other.
         environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 

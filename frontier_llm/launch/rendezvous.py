@@ -17,7 +17,6 @@ from frontier_llm.errors import LaunchError, RankFailure
 from frontier_llm.launch.world import World
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed.distributed_c10d import Store
 
 _CONNECTIONS_PER_RANK = 5
@@ -73,26 +72,23 @@ def make_store(world: World, timeout: timedelta, listen_fd: int | None = None) -
     return store
 
 
-def init_process_group(
-    world: World, store: "Store", device: "torch.device", timeout: timedelta
-) -> None:
-    """Start torch's process group of all ranks: nccl (or rccl) on GPUs, gloo on CPUs.
+def init_process_group(world: World, store: "Store", backend: str, timeout: timedelta) -> None:
+    """Start torch's process group of all ranks.
 
     Args:
         world: rank and size of the job, as seen by this process.
         store: the store of all ranks.
-        device: the device of this rank.
+        backend: `nccl`, which is RCCL on AMD GPUs, or `gloo`.
         timeout: time after which a collective fails.
     """
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
-    is_gpu = device.type == "cuda"
     if world.launcher == "local" and sys.platform == "linux":
         # gloo would resolve the host's name; on many laptops that fails or a firewall blocks it
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        "nccl" if is_gpu else "gloo",
+        backend,
         store=PrefixStore("process_group", store),
         rank=world.rank,
         world_size=world.size,

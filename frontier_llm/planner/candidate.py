@@ -10,6 +10,7 @@ from functools import cached_property
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
+from frontier_llm.geometry.communicators import TiedStages, tied_stages
 from frontier_llm.geometry.flat_layout import unit_layouts
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
@@ -63,6 +64,11 @@ class StageKinds:
             )
             for shape, count in Counter(self._shapes).items()
         )
+
+    @cached_property
+    def tied(self) -> TiedStages:
+        """Sets of stages that hold copies of a parameter."""
+        return tied_stages(self._layout)
 
     def kind_of(self, stage: int) -> StageKind:
         """Return the kind of a stage."""

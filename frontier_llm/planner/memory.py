@@ -4,13 +4,17 @@ Model states are exact, because geometry/ counts the buffers that sharding/ allo
 are counted tensor by tensor (planner/block.py) for all micro-batches in flight. In the 1F1B
 schedule, stage i of S stages (counted from 0) keeps the activations of S - i micro-batches, in the
 interleaved schedule of more (Narayanan et al., SC'21, section 2.2.1). Temporary buffers are upper
-bounds. Slack, the memory that the allocator holds unused, is a share of all temporary memory.
+bounds. Slack, the memory that the allocator holds unused, is a share of all temporary memory. The
+communicators are those that the groups of the layout create (geometry/communicators.py).
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from frontier_llm.config.calibration import CalibrationConfig
+from frontier_llm.geometry.communicators import Communicator, communicators
 from frontier_llm.geometry.message_memory import LOSS_CHUNK_BYTES
 from frontier_llm.geometry.model_chunks import ModelChunk, has_shared_table
 from frontier_llm.geometry.pipeline_schedule import stage_passes
@@ -23,7 +27,7 @@ from frontier_llm.geometry.state_memory import (
 )
 from frontier_llm.planner.block import chunk_blocks, head_product
 from frontier_llm.planner.candidate import Candidate, StageKind
-from frontier_llm.units import GIB
+from frontier_llm.units import GIB, MIB
 
 STATES = ("parameters", "gradients", "master", "moments")
 """Categories that stay allocated during the whole run. Their predictions are exact."""
@@ -91,8 +95,26 @@ def stage_memory(
     calibration = candidate.config.cluster.device.calibration
     slack = calibration.slack_share * (by_category["gathered"] + sum(temporary.values()))
     by_category |= temporary
-    by_category |= {"reserved": int(calibration.reserved_gib * GIB), "slack": int(slack)}
+    by_category |= runtime_bytes(calibration, communicators(layout, stage, candidate.stages.tied))
+    by_category["slack"] = int(slack)
     return StageMemory(stage, by_category, _host_bytes(candidate, kind))
+
+
+def runtime_bytes(
+    calibration: CalibrationConfig, created: Iterable[Communicator]
+) -> dict[str, int]:
+    """Return the device memory that is no tensor of the program, by category.
+
+    Args:
+        calibration: of the cluster's device.
+        created: the communicators of a rank.
+    """
+    buffers = sum(communicator.buffer_bytes(calibration.channels) for communicator in created)
+    return {
+        "reserved": int(calibration.reserved_gib * GIB),
+        "communicators": buffers,
+        "workspace": int(calibration.workspace_mib * MIB),
+    }
 
 
 def stages_memory(candidate: Candidate) -> list[StageMemory]:

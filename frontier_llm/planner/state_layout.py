@@ -10,6 +10,7 @@ from typing import Any
 
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import data_size
+from frontier_llm.geometry.communicators import Communicator, communicators, tied_stages
 from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.message_memory import feedback_bytes, refresh_is_lossy
 from frontier_llm.geometry.partition import Factors
@@ -101,6 +102,11 @@ class StateLayout:
                 for name, sent in unit_traffic.items():
                     by_name[name][data_rank] += Sent(count * sent.intra, count * sent.inter)
         return dict(by_name)
+
+    @property
+    def communicators(self) -> tuple[Communicator, ...]:
+        """The communicators of the stage's first rank."""
+        return communicators(self.resolved, self.stage, tied_stages(self.resolved))
 
     def stored(self) -> dict[str, int]:
         """Return the bytes that a rank of the stage keeps from step to step, by category."""

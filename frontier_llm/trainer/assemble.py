@@ -79,7 +79,7 @@ def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store"
         FrontierError: the run cannot continue, or was asked to stop.
     """
     setup_logging(world.rank)
-    accelerator = prepare_device(world)
+    accelerator = prepare_device(config, world)
     run_dir = Path(config.run.dir)
     with Watchdog(config.watchdog, world, store, run_dir, run_dir / FAILURES) as watchdog:
         context = build_context(config, corpora, world, store, accelerator, watchdog)
@@ -93,13 +93,14 @@ def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store"
         destroy_groups()
 
 
-def prepare_device(world: World) -> Accelerator:
+def prepare_device(config: RunConfig, world: World) -> Accelerator:
     """Return the device of this rank.
 
     A rank without a GPU computes on the CPU. It sets its number of threads and replaces those parts
     of megatron-core that need a GPU.
     """
-    accelerator = Accelerator.of_rank(world.local_rank)
+    may_share = config.collectives.backend == "gloo"
+    accelerator = Accelerator.of_rank(world.local_rank, may_share=may_share)
     if accelerator.is_cpu:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         megatron_cpu.install()

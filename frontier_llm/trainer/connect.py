@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
+from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.partition import Digit
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.health.preflight import check_all_ranks, check_groups
@@ -42,25 +43,27 @@ def connect(
         sharded.
 
     Raises:
+        ConfigError: `collectives.backend` cannot be used here.
         LaunchError: ranks are absent or misplaced, or a group does not work. The message names the
             ranks.
     """
     check_all_ranks(config, layout.nodes_per_copy, world, store, accelerator)
-    timeout = _collective_timeout(config, accelerator)
-    init_process_group(world, store, accelerator.device, timeout)
+    backend = choose_backend(config, accelerator)
+    timeout = _collective_timeout(config, backend)
+    init_process_group(world, store, backend, timeout)
     groups = make_groups(
         config.parallel,
         world.ranks_per_node,
         config.trainer.seed,
-        TIMEOUT if accelerator.is_cpu else timeout,
+        TIMEOUT if backend == "gloo" else timeout,
     )
     digits = make_digit_groups(groups, layout.factors)
+    # only groups that a step uses, because NCCL allocates buffers at a group's first collective
     named = {
         "whole": dist.group.WORLD,
         "tensor": groups.tensor,
-        "data": groups.data,
         "pipeline": groups.pipeline,
-        "embedding": groups.embedding,
+        "embedding": groups.embedding if layout.model.tied else None,
         **{f"{digit}_group of states": group for digit, group in digits.items()},
     }
     time_limit = timedelta(seconds=config.launch.preflight_seconds)
@@ -68,11 +71,44 @@ def connect(
     return groups, digits
 
 
-def _collective_timeout(config: RunConfig, accelerator: Accelerator) -> timedelta:
+def choose_backend(config: RunConfig, accelerator: Accelerator) -> str:
+    """Return the library that sends messages: `nccl` or `gloo`.
+
+    gloo copies the tensors of a GPU through the memory of the host in all-reduces, gathers,
+    scatters and all-to-alls. Its point-to-point messages read the memory themselves, so they cannot
+    send tensors of a GPU.
+
+    Raises:
+        ConfigError: the library cannot be used on this device, or not with a pipeline.
+    """
+    wanted = config.collectives.backend
+    if accelerator.is_cpu:
+        if wanted == "nccl":
+            raise ConfigError(
+                "collectives.backend",
+                "nccl on a rank without a GPU",
+                "auto, or gloo",
+                "set collectives.backend=auto",
+            )
+        return "gloo"
+    if wanted != "gloo":
+        return "nccl"
+    if config.parallel.pipeline > 1:
+        raise ConfigError(
+            "parallel.pipeline",
+            f"{config.parallel.pipeline} on GPUs with collectives.backend=gloo",
+            "1, because gloo cannot send tensors of a GPU from stage to stage",
+            "set parallel.pipeline=1, or give each rank its own GPU and set "
+            "collectives.backend=auto",
+        )
+    return "gloo"
+
+
+def _collective_timeout(config: RunConfig, backend: str) -> timedelta:
     """Return how long a collective may wait for other ranks.
 
-    On a CPU this applies only to the group of all ranks; the other groups have `TIMEOUT`.
+    With gloo this applies only to the group of all ranks; the other groups have `TIMEOUT`.
     """
-    if accelerator.is_cpu or not config.watchdog.enabled:
+    if backend == "gloo" or not config.watchdog.enabled:
         return timedelta(seconds=config.launch.timeout_seconds)
     return NO_TIMEOUT

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import gpu
+from docs.generate.gpu_table import measured
 
 pytestmark = pytest.mark.slow
 
@@ -19,6 +21,11 @@ def test_a_rehearsal_runs_the_code_of_the_slices(tmp_path: Path) -> None:
     names_of_rows = {row["what"] for result in results.values() for row in result["rows"]}
     assert {"device", "digests of both checkpoints", "copy"} <= names_of_rows
     assert any("int4: dequantise" in what for what in names_of_rows)
+    page = (tmp_path / "gpu.md").read_text()
+    assert "by `python -m benchmarks.gpu --rehearse`" in page
+    assert f"Measured on a CPU, {results['device']['date']}" in page or torch.cuda.is_available()
+    assert "| checkpoints | digests of both checkpoints | equal |" in page
+    assert "Nothing on this page" not in page
 
 
 def test_a_slice_that_fails_ends_the_program_and_is_run_again(
@@ -41,8 +48,17 @@ def test_a_slice_that_fails_ends_the_program_and_is_run_again(
     assert gpu.main(arguments) == 1
     assert runs == ["good", "bad"]
     assert "bad is wrong" in capsys.readouterr().out
+    page = (tmp_path / "gpu.md").read_text()
+    assert "| bad | bad | failed: bad is wrong |" in page
+    assert "| last |" not in page
     assert gpu.main(arguments) == 0
     assert runs == ["good", "bad", "bad", "last"]
+    assert "| bad | bad | passed |" in (tmp_path / "gpu.md").read_text()
+
+
+def test_without_results_the_page_says_that_nothing_was_measured() -> None:
+    for results in (None, {"slices": {}}):
+        assert next(measured(results)).startswith("**Nothing on this page has been measured")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 from frontier_llm.device.accelerator import Accelerator, faster_precision, keep_freed_memory
 from frontier_llm.device.identity import device_id
+from frontier_llm.errors import LaunchError
 
 SIZE, COUNT, ROUNDS = 20 * 2**20, 8, 5
 PAGES = SIZE * COUNT // resource.getpagesize()
@@ -43,6 +44,16 @@ def test_freed_memory_is_reused_without_page_faults():
 
 
 GPU = Accelerator(torch.device("cuda", 0), "cuda", "NVIDIA Z1")
+
+
+def test_more_ranks_than_devices_are_refused_unless_they_may_share(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA Z1")
+    with pytest.raises(LaunchError, match="no device for local rank 3: 2 are visible"):
+        Accelerator.of_rank(3)
+    assert Accelerator.of_rank(3, may_share=True).device == torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize(("has_bf16", "expected"), [(True, "bf16"), (False, "fp32")])

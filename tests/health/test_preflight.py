@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -46,6 +45,13 @@ def _reports(**first):
         for rank in range(4)
     ]
     return [replace(report, **first) if report.rank == 3 else report for report in reports]
+
+
+def test_ranks_may_share_a_device_over_gloo_only():
+    reports = _reports(device="pci 0")
+    for backend, count in (("auto", 1), ("nccl", 1), ("gloo", 0)):
+        config = decode(tiny_values(f"collectives.backend={backend}"))
+        assert len(check_reports(config, 1, WORLD, reports).errors) == count, backend
 
 
 def test_correctly_placed_ranks_pass():
@@ -122,12 +128,11 @@ def test_an_error_of_many_ranks_is_reported_once():
 
 
 def test_nccl_waits_longer_than_the_watchdog():
-    on_device = SimpleNamespace(is_cpu=False)
     day, minute = timedelta(days=1), timedelta(minutes=1)
     unwatched = decode(tiny_values("watchdog.enabled=false"))
-    assert connect._collective_timeout(CONFIG, on_device) == day
-    assert connect._collective_timeout(unwatched, on_device) == minute
-    assert connect._collective_timeout(CONFIG, SimpleNamespace(is_cpu=True)) == minute
+    assert connect._collective_timeout(CONFIG, "nccl") == day
+    assert connect._collective_timeout(unwatched, "nccl") == minute
+    assert connect._collective_timeout(CONFIG, "gloo") == minute
 
 
 def test_simulated_nodes_are_not_checked_for_placement():

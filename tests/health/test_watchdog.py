@@ -49,7 +49,7 @@ def stall(tmp_path, capfd, monkeypatch):
 
     def run(work, size=3):
         def rank(world, store):
-            init_process_group(world, store, torch.device("cpu"), PATIENT)
+            init_process_group(world, store, "gloo", PATIENT)
             with Watchdog(CONFIG, world, store, tmp_path, tmp_path / "failures") as dog:
                 dist.barrier()
                 work(world, dog)

@@ -1,12 +1,14 @@
 """Threads of a rank, the cores there are for them, and the warning when they are too few."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
 from frontier_llm.cli import train
 from frontier_llm.launch import cores
-from frontier_llm.launch.cores import available, cgroup_limit, crowding, limit_device_queues
+from frontier_llm.launch.cores import available, cgroup_limit, crowding, prepare_environment
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 SRUN = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0"}
@@ -109,14 +111,41 @@ def test_a_run_warns_before_it_starts(monkeypatch, capsys, tmp_path, how):
     assert "launch.threads=1" in said
 
 
-@pytest.mark.parametrize(("tensor", "expected"), [(1, {}), (2, {QUEUES: "1"})])
+@pytest.mark.parametrize(("tensor", "expected"), [(1, None), (2, "1")])
 def test_a_gpu_has_one_hardware_queue_only_with_tensor_parallelism(tensor, expected):
     environ = {}
-    limit_device_queues(tensor, environ)
-    assert environ == expected
+    prepare_environment(1, environ, tensor)
+    assert environ.get(QUEUES) == expected
 
 
-def test_hardware_queues_that_the_user_set_stay():
+@pytest.mark.parametrize(
+    ("torch", "given", "expected"),
+    [
+        ("2.9.0+cu128", {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ("2.9.0+rocm6.4", {}, {}),
+        ("2.9.0", {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, {}),
+        ("2.9.0", {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, {}),
+    ],
+)
+def test_the_allocator_can_extend_its_segments_where_torch_supports_it(
+    monkeypatch, torch, given, expected
+):
+    monkeypatch.setattr(cores, "version", lambda _: torch)
+    environ = dict(given)
+    prepare_environment(1, environ)
+    found = {name: environ[name] for name in cores.ALLOCATOR_VARIABLES if name in environ}
+    assert found == given | expected
+
+
+def test_torch_reads_the_setting_of_the_allocator():
+    environ = dict(os.environ)
+    prepare_environment(1, environ)
+    code = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    assert "expandable_segments" in done.stdout, done.stderr
+
+
+def test_values_that_the_user_set_stay():
     environ = {QUEUES: "8"}
-    limit_device_queues(2, environ)
-    assert environ == {QUEUES: "8"}
+    prepare_environment(1, environ, tensor=2)
+    assert environ[QUEUES] == "8"

@@ -25,7 +25,7 @@ PATIENT = timedelta(seconds=60)
 
 
 def _join(world, store, timeout=PATIENT):
-    init_process_group(world, store, torch.device("cpu"), timeout)
+    init_process_group(world, store, "gloo", timeout)
 
 
 def _launch(target, ranks, folder, **options):

@@ -57,7 +57,7 @@ def test_a_failure_that_could_not_be_written_keeps_its_code(tmp_path):
 
 
 def _broken_last_rank(world, store):
-    init_process_group(world, store, torch.device("cpu"), SECONDS)
+    init_process_group(world, store, "gloo", SECONDS)
     if world.rank == world.size - 1:
         time.sleep(0.2)
         raise DataError("the corpus is gone: set data.path=")
@@ -83,7 +83,7 @@ def test_one_of_many_equal_failures_is_printed_in_full(tmp_path):
 
 
 def _hung_rank(world, store):
-    init_process_group(world, store, torch.device("cpu"), timedelta(seconds=1))
+    init_process_group(world, store, "gloo", timedelta(seconds=1))
     if world.rank == 1:
         time.sleep(4)
         os._exit(1)  # srun would kill it

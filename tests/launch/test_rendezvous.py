@@ -10,7 +10,6 @@ import time
 from datetime import timedelta
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from frontier_llm.errors import LaunchError
@@ -87,7 +86,7 @@ from frontier_llm.launch.rendezvous import init_process_group, make_store
 from frontier_llm.launch.world import World
 world = World.from_environment(os.environ)
 store = make_store(world, timedelta(seconds=20))
-init_process_group(world, store, torch.device("cpu"), timedelta(seconds=20))
+init_process_group(world, store, "gloo", timedelta(seconds=20))
 tensor = torch.tensor([world.rank + 1.0])
 dist.all_reduce(tensor)
 sys.stdout.write(f"{world.launcher} {world.rank}/{world.size} sum {tensor.item()}\\n")
@@ -150,7 +149,7 @@ def test_one_rank_needs_no_peer():
     server = listen("127.0.0.1", 0)
     world = _world(0, 1, server.getsockname()[1])
     store = make_store(world, timedelta(seconds=5), server.detach())
-    init_process_group(world, store, torch.device("cpu"), timedelta(seconds=5))
+    init_process_group(world, store, "gloo", timedelta(seconds=5))
     try:
         assert dist.get_world_size() == 1
     finally:

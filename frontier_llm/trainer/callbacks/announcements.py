@@ -2,8 +2,10 @@
 
 import logging
 import math
+import os
 
 from frontier_llm.config.checkpoint import CheckpointConfig
+from frontier_llm.device.identity import DEVICE_VARIABLES, variables
 from frontier_llm.trainer.callbacks.callback import Callback, Rewind
 from frontier_llm.trainer.callbacks.run_report import RunReport
 from frontier_llm.trainer.context import TrainerContext
@@ -93,6 +95,9 @@ class Announcements(Callback):
             f"{format_count(tokens)} tokens per step",
             "saved": _describe_saving(config.checkpoint),
         }
+        if not hardware.accelerator.is_cpu:
+            found = variables(os.environ, [*config.cluster.environment, *DEVICE_VARIABLES])
+            lines["variables"] = ", ".join(f"{name}={value}" for name, value in found.items())
         if summary.initial_validation_loss is not None:
             vocabulary = config.model.vocabulary
             lines["untrained"] = (

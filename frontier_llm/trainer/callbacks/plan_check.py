@@ -122,7 +122,8 @@ def _memory_rows(context: TrainerContext, planned: StageMemory) -> Iterator[Plan
         yield PlanRow(name="process", unit="bytes", predicted=planned.total, measured=peak)
         return
     # the measured peak does not contain memory that is allocated outside torch's allocator
-    allocated = planned.total - planned.by_category["reserved"] - planned.by_category["slack"]
+    outside = ("reserved", "communicators", "slack")
+    allocated = planned.total - sum(planned.by_category[name] for name in outside)
     states = sum(state_bytes[name] for name in STATES)
     yield PlanRow(
         name="allocated within a step",

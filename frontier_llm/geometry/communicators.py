@@ -1,0 +1,129 @@
+"""Count the NCCL or RCCL communicators of a rank, and the device memory of their buffers.
+
+torch creates the communicator of a process group at the first collective of the group. A group that
+is never used, or that has one rank, therefore takes no memory (trainer/connect.py). A communicator
+has buffers per channel and per connection to another rank. Collectives connect a rank with its two
+neighbours in rings and trees; an all-to-all and the sends of a pipeline connect it with every rank
+that it sends to.
+
+Sizes per channel and connection: NCCL's default buffers for its three protocols have 4 MiB
+(NCCL_BUFFSIZE), 4.7 MiB and 0.5 MiB, in one allocation of 10 MiB; each end of the connection has
+another 2 MiB of flags. An 8 x H100 node agrees: its first all-to-all took 3.28 GB (NCCL issue
+#1685), and 7 ranks x 32 channels x 14 MiB are 3.29 GB. On 4 x A100 a group of more than two ranks
+took 144 MB more than a group of two (NCCL issue #964): one more neighbour, hence about 10 channels.
+Buffers for NVLink SHARP are not counted.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from frontier_llm.geometry.grid import Coordinates
+from frontier_llm.geometry.inventory import shared_parameters
+from frontier_llm.geometry.partition import DIGITS, Digit
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.units import MIB
+
+CONNECTION_BYTES = 14 * MIB
+"""Buffers of one connection to one rank in one channel; see the docstring of this module."""
+NETWORK_BYTES = 128 * MIB
+"""Buffers that all sends to, and receives from, ranks of other nodes share in a communicator: 32
+channels x 16 steps x 128 KiB in each direction. An estimate from NCCL's defaults."""
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """A communicator of one rank."""
+
+    name: str
+    """Name of the process group."""
+    ring: int
+    """Ranks whose collectives run in rings or trees; 1 = there are no such collectives."""
+    near: int = 0
+    """Ranks of the same node with which the rank exchanges messages directly."""
+    far: int = 0
+    """Ranks of other nodes with which the rank exchanges messages directly."""
+
+    def buffer_bytes(self, channels: int) -> int:
+        """Return the device memory of the buffers.
+
+        Args:
+            channels: channels of collectives. Direct messages use the next power of two.
+        """
+        in_rings = channels * min(2, self.ring - 1)
+        direct = self.near * (1 << (channels - 1).bit_length()) if channels else 0
+        network = NETWORK_BYTES if self.far and channels else 0
+        return (in_rings + direct) * CONNECTION_BYTES + network
+
+
+TiedStages = frozenset[tuple[int, ...]]
+"""Sets of at least two stages, ascending, that hold copies of a parameter."""
+
+
+def tied_stages(layout: ResolvedLayout) -> TiedStages:
+    """Return the sets of stages whose ranks add up the gradients of a parameter's copies."""
+    shared = shared_parameters(layout.model, layout.model_chunks).values()
+    sets = {tuple(sorted({chunk.stage for chunk in chunks})) for chunks in shared}
+    return frozenset(stages for stages in sets if len(stages) > 1)
+
+
+def communicators(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple[Communicator, ...]:
+    """Return the communicators that the first rank of a stage creates in a run.
+
+    Args:
+        layout: layout of the run.
+        stage: position on the pipeline axis.
+        tied: the result of `tied_stages`.
+    """
+    grid = layout.grid
+    groups = [
+        Communicator("all ranks", grid.size),
+        Communicator("tensor", grid.tensor),
+        *_pipeline(layout, stage),
+        *(Communicator("copies of parameters", len(set_)) for set_ in tied if stage in set_),
+        *(_digit(layout, stage, digit) for digit in DIGITS),
+    ]
+    return tuple(group for group in groups if group.ring > 1 or group.near + group.far)
+
+
+def _pipeline(layout: ResolvedLayout, stage: int) -> Iterator[Communicator]:
+    """Yield the communicators of a rank's pipeline.
+
+    Without virtual stages, sends are batched and use the communicator of the group. With virtual
+    stages they are not, and torch creates a communicator for each pair of ranks. Two stages have
+    two pairs, because megatron-core sends one way over the group of all ranks.
+    """
+    stages = layout.grid.pipeline
+    if layout.virtual_stages == 1:
+        neighbours = [other for other in (stage - 1, stage + 1) if 0 <= other < stages]
+        yield Communicator("pipeline", stages, *_places(layout, stage, neighbours))
+        return
+    yield Communicator("pipeline", stages)
+    for other in ((stage - 1) % stages, (stage + 1) % stages):
+        yield Communicator("pair of stages", 1, *_places(layout, stage, [other]))
+
+
+def _places(layout: ResolvedLayout, stage: int, others: Iterable[int]) -> tuple[int, int]:
+    """Return how many of a rank's neighbours in the pipeline are on its node, and how many not."""
+    ranks = [layout.grid.rank(Coordinates(0, 0, other)) for other in others]
+    return _near_and_far(layout, layout.grid.rank(Coordinates(0, 0, stage)), ranks)
+
+
+def _digit(layout: ResolvedLayout, stage: int, digit: Digit) -> Communicator:
+    """Return the communicator of one digit of the data rank.
+
+    fp32 gradients are reduced in rings. In other formats each rank sends every other rank its part.
+    """
+    grid, factors = layout.grid, layout.factors
+    members = [grid.rank(Coordinates(0, r, stage)) for r in factors.group(digit, 0)]
+    scatters = factors.optimizer > 1 if digit == "optimizer" else factors.grads > 1
+    formats = layout.formats.grads_over([grid.node(rank) for rank in members])
+    near, far = _near_and_far(layout, members[0], members[1:])
+    if digit == "replica" or not scatters or formats.name == "fp32":
+        near = far = 0
+    return Communicator(f"{digit} of states", len(members), near, far)
+
+
+def _near_and_far(layout: ResolvedLayout, rank: int, others: Iterable[int]) -> tuple[int, int]:
+    """Count the ranks that share the node of `rank`, and the others."""
+    near = [layout.grid.same_node(rank, other) for other in others]
+    return sum(near), len(near) - sum(near)

@@ -1,0 +1,78 @@
+"""Communicators per layout, and their buffers against sizes that users of NCCL have reported."""
+
+import pytest
+
+from frontier_llm.config.calibration import CalibrationConfig
+from frontier_llm.geometry.communicators import (
+    NETWORK_BYTES,
+    Communicator,
+    communicators,
+    tied_stages,
+)
+from frontier_llm.planner.memory import runtime_bytes, stage_memory
+from frontier_llm.units import MIB
+from tests.planner.layouts import make
+
+
+def _created(*overrides, stage=0, **sizes):
+    layout = make(*overrides, **sizes).layout
+    return communicators(layout, stage, tied_stages(layout))
+
+
+def test_an_all_to_all_of_8_h100_takes_what_was_reported():
+    """NCCL issue #1685: 1.06 GB before the first all-to-all, 4.34 GB after it, 32 channels."""
+    taken = Communicator("", 8, near=7).buffer_bytes(24) - Communicator("", 8).buffer_bytes(24)
+    assert taken == pytest.approx(4.34e9 - 1.06e9, rel=0.01)
+
+
+def test_a_second_neighbour_takes_what_was_reported():
+    """NCCL issue #964: 544 MB in groups of 2 of 4 x A100, 688 MB in groups of 3 and of 4."""
+    sizes = [Communicator("", ranks).buffer_bytes(10) for ranks in (1, 2, 3, 4)]
+    assert sizes[0] == 0
+    assert sizes[3] == sizes[2] == 2 * sizes[1]
+    assert sizes[2] - sizes[1] == pytest.approx((688 - 544) * 1e6, rel=0.03)
+
+
+def test_without_channels_communicators_take_no_device_memory():
+    assert Communicator("", 8, near=3, far=4).buffer_bytes(0) == 0
+
+
+def test_messages_to_other_nodes_share_their_buffers():
+    one, many = (Communicator("", 1, far=ranks).buffer_bytes(8) for ranks in (1, 7))
+    assert one == many == NETWORK_BYTES
+
+
+def test_groups_of_one_rank_have_no_communicator():
+    assert _created(ranks=1) == ()
+
+
+@pytest.mark.parametrize(("stage", "places"), [(0, (1, 0)), (1, (1, 1)), (2, (1, 1)), (3, (1, 0))])
+def test_a_stage_sends_to_its_neighbours_inside_and_outside_its_node(stage, places):
+    created = _created("parallel.pipeline=4", "model.tied=false", stage=stage)
+    (pipeline,) = [c for c in created if c.name == "pipeline"]
+    assert (pipeline.near, pipeline.far) == places
+
+
+def test_virtual_stages_have_a_communicator_for_each_pair():
+    created = _created("parallel.pipeline=2", "parallel.chunks=2", "model.tied=false")
+    assert [c.name for c in created if c.near + c.far] == ["pair of stages"] * 2
+
+
+def test_the_plan_has_a_row_of_its_own():
+    candidate = make("parallel.pipeline=2")
+    calibration = candidate.config.cluster.device.calibration
+    layout = candidate.layout
+    planned = stage_memory(candidate, 0).by_category
+    created = communicators(layout, 0, tied_stages(layout))
+    assert planned["communicators"] == sum(c.buffer_bytes(calibration.channels) for c in created)
+    assert planned["communicators"] > 500 * MIB
+    assert runtime_bytes(calibration, created).items() <= planned.items()
+
+
+def test_a_cluster_file_without_channels_is_still_valid():
+    values = {
+        "products": {}, "attention_share": 1.0, "memory_share": 1.0, "kernel_us": 1.0,
+        "hidden_share": 0.5, "reserved_gib": 1.5, "slack_share": 0.1, "source": "old",
+    }  # fmt: skip
+    old = CalibrationConfig.model_validate(values)
+    assert runtime_bytes(old, [Communicator("", 8)])["communicators"] == 0
