@@ -16,7 +16,6 @@ from megatron.core import parallel_state
 
 from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.primitives import ReduceScatter
-from frontier_llm.collectives.slots import SlotSum
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.gradients import Gradients
@@ -99,26 +98,22 @@ MUTATIONS: dict[str, tuple[str, Mutation]] = {
     ),
     "slots have arrived before they are decoded": (
         "(2, 2, 4) quantised",
-        (SlotSum.wait, "self.work.wait()", "pass"),
+        (Transport._scatter, "yield work", "yield type('Done', (), {'wait': lambda self: None})()"),
     ),
     "slots are lent until they have arrived": (
         "(2, 2, 4) quantised",
-        (
-            SlotSum.wait,
-            "self.work.wait()",
-            "self.pool.give_back(self.received); self.work.wait()",
-        ),
+        (Transport._scatter, "yield work", "self.pool.give_back(received.data); yield work"),
     ),
     "slots are lent until they are sent": (
         "(2, 2, 4) quantised",
-        (SlotSum.wait, "self.work.wait()", "self.pool.give_back(self.sent); self.work.wait()"),
+        (Transport._scatter, "yield work", "self.pool.give_back(sent.data); yield work"),
     ),
     "gathered slots are lent until they are decoded": (
         "(2, 2, 4) quantised",
         (
             Transport.gather,
-            "yield from self._gather_hops(slots.view(-1)",
-            "self.pool.give_back(slots); yield from self._gather_hops(slots.view(-1)",
+            "yield from self._gather_hops(sent",
+            "self.pool.give_back(sent); yield from self._gather_hops(sent",
         ),
     ),
     "sums over tensor ranks are over before they are read": (
