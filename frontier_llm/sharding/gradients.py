@@ -6,9 +6,14 @@ the number of elements of the unit's flat buffer. What follows depends on g:
 
     g = 1   gradients are accumulated in a buffer of n elements on every rank. In the last
             micro-batch this buffer is reduced over the optimizer group, then the replica group.
-    g > 1   in every micro-batch, gradients are packed, reduced over the params group and the grads
-            group, and added to this rank's interval of n/g elements. In the last micro-batch that
-            interval is reduced over the optimizer group, then the replica group.
+    g > 1   in every micro-batch, gradients are written to a new buffer of n elements, which is
+            reduced over the params group and the grads group, and added to this rank's interval of
+            n/g elements. In the last micro-batch that interval is reduced over the optimizer group,
+            then the replica group.
+
+A gradient comes from autograd as a tensor, which is moved into the buffer and freed, or from the
+layer that reads the weight as two factors, whose product is computed in the buffer (`ProductSink`
+in protocols.py). Most gradients are such products.
 
 Reductions run while the next unit computes. A reduction is a sequence of collectives. When a unit
 completes, every reduction under way starts its next collective, so that the second collective of
@@ -31,7 +36,9 @@ from frontier_llm.collectives.blockwise import RESIDUAL_DTYPE
 from frontier_llm.collectives.handles import Chain, Steps
 from frontier_llm.collectives.primitives import all_reduce
 from frontier_llm.collectives.transport import DTYPES, Transport
+from frontier_llm.device.products import accumulate_product
 from frontier_llm.geometry.partition import Digit
+from frontier_llm.protocols import set_product_sink
 from frontier_llm.sharding.unit import StateGroups, Unit
 
 
@@ -51,6 +58,7 @@ class Gradients:
         on_complete: Callable[[Unit], None],
         *,
         feedback: bool = False,
+        fuse: bool = True,
     ) -> None:
         """Register a hook on each parameter's gradient.
 
@@ -62,6 +70,7 @@ class Gradients:
             on_complete: called when a unit's backward pass is complete and its parameters are not
                 needed any more.
             feedback: whether to use error feedback (see the module).
+            fuse: whether parameters get a sink, so that layers give gradients as two factors.
         """
         self._on_complete = on_complete
         self._units = [_UnitGradients(unit, groups, transport, feedback) for unit in units]
@@ -73,6 +82,8 @@ class Gradients:
                 record.parameter.register_post_accumulate_grad_hook(
                     partial(self._on_gradient, gradients, index)
                 )
+                if fuse:
+                    set_product_sink(record.parameter, partial(self._on_product, gradients, index))
 
     def begin_step(self) -> None:
         """Discard the gradients of the previous step."""
@@ -126,8 +137,27 @@ class Gradients:
             for residual in gradients.residuals.values():
                 residual.zero_()
 
-    def _on_gradient(self, gradients: "_UnitGradients", index: int, _: torch.Tensor) -> None:
-        if gradients.add(index):
+    def _on_gradient(
+        self, gradients: "_UnitGradients", index: int, parameter: torch.Tensor
+    ) -> None:
+        if parameter.grad is None:
+            return  # the sink has the gradient
+        gradients.add(index, parameter.grad)
+        parameter.grad = None
+        self._on_arrival(gradients, index)
+
+    def _on_product(
+        self,
+        gradients: "_UnitGradients",
+        index: int,
+        grad_outputs: torch.Tensor,
+        inputs: torch.Tensor,
+    ) -> None:
+        gradients.add_product(index, grad_outputs, inputs)
+        self._on_arrival(gradients, index)
+
+    def _on_arrival(self, gradients: "_UnitGradients", index: int) -> None:
+        if gradients.is_complete_with(index):
             self._on_complete(gradients.unit)
             if self._last_micro_batch or gradients.is_sharded:
                 self._start_reduction(gradients, self._last_micro_batch)
@@ -166,8 +196,10 @@ class _UnitGradients:
         self.shard = unit.part(self.accumulated, unit.optimizer_interval, unit.grads_interval)
         # indices of parameters without a gradient in this backward pass
         self._missing = set(range(len(unit.records)))
-        # if not sharded: indices of parameters with a gradient in this step
+        # indices of parameters with a gradient in the buffer that is written to (`_buffer`)
         self._touched: set[int] = set()
+        # if sharded: the gradients of this micro-batch, from the first one to the reduction
+        self._packed: torch.Tensor | None = None
         # if sharded: whether `accumulated` has gradients of this step
         self._has_sum = False
 
@@ -186,12 +218,22 @@ class _UnitGradients:
         self._touched = set()
         self.is_final = self._has_sum = False
 
-    def add(self, index: int) -> bool:
-        """Take the gradient of a parameter; return whether the unit is now complete."""
-        assert not self.is_final, f"gradient of {self.unit.name} arrived after its reduction"
+    def add(self, index: int, gradient: torch.Tensor) -> None:
+        """Add a parameter's gradient, in the shape of the parameter, to the buffer."""
+        target, is_first = self._target(index)
+        if is_first:
+            target.copy_(gradient)
+        else:
+            target.add_(gradient)
+
+    def add_product(self, index: int, grad_outputs: torch.Tensor, inputs: torch.Tensor) -> None:
+        """Add a weight's gradient, given as two factors (`ProductSink`), to the buffer."""
+        target, is_first = self._target(index)
+        accumulate_product(target, grad_outputs.t(), inputs, add=not is_first)
+
+    def is_complete_with(self, index: int) -> bool:
+        """Note that a parameter has its gradient; return whether the unit is now complete."""
         self._missing.discard(index)
-        if not self.is_sharded:
-            self._accumulate(index)
         if self._missing:
             return False
         self.expect_all()
@@ -208,7 +250,7 @@ class _UnitGradients:
         if self.is_sharded:
             adds_to_sum, self._has_sum = self._has_sum, True
             yield from transport.reduce(
-                self._pack(),
+                self._take_packed(),
                 (groups.params_group, groups.grads_group),
                 unit.layout.decayed,
                 "reduce_grads",
@@ -232,49 +274,49 @@ class _UnitGradients:
         if groups.replica_group is not None:
             yield all_reduce(self.shard, groups.replica_group, transport.traffic, "reduce_states")
 
-    def _accumulate(self, index: int) -> None:
-        """Move a parameter's gradient into the fp32 buffer and free it."""
-        parameter = self.unit.records[index].parameter
-        gradient_sum = self.unit.view(self.accumulated, index)
-        assert parameter.grad is not None
-        if index in self._touched:
-            gradient_sum.add_(parameter.grad)
-        else:
-            gradient_sum.copy_(parameter.grad)
-            self._touched.add(index)
-        parameter.grad = None
+    def _target(self, index: int) -> tuple[torch.Tensor, bool]:
+        """Return where a parameter's gradient is added up, and whether nothing is there yet."""
+        assert not self.is_final, f"gradient of {self.unit.name} arrived after its reduction"
+        is_first = index not in self._touched
+        self._touched.add(index)
+        return self.unit.view(self._buffer(), index), is_first
 
-    def _zero_untouched(self) -> None:
-        """Zero the sums of parameters without a gradient: they are still the previous step's."""
-        for index in range(len(self.unit.records)):
-            if index not in self._touched:
-                self.unit.view(self.accumulated, index).zero_()
+    def _buffer(self) -> torch.Tensor:
+        """Return [n], in which gradients are added up until they are reduced or the step ends."""
+        if not self.is_sharded:
+            return self.accumulated
+        if self._packed is None:
+            self._packed = self._new_packed()
+        return self._packed
 
-    def _pack(self) -> torch.Tensor:
-        """Move all gradients of this micro-batch into one buffer, and free them.
+    def _new_packed(self) -> torch.Tensor:
+        """Return an undefined buffer for the gradients of a micro-batch.
 
         Returns:
             [n], in the dtype in which gradients are sent. If they are sent quantised, the buffer
             has the compute dtype, and is borrowed from the transport's pool until it is encoded.
         """
-        layout, transport = self.unit.layout, self._transport
+        size, transport = self.unit.layout.size, self._transport
         first_group = self._groups.params_group or self._groups.grads_group
         assert first_group is not None
         fmt = transport.scatter_format(first_group)
         if fmt.is_quantised:
-            packed = transport.pool.take(layout.size, transport.compute_dtype)
-        else:
-            device = self.accumulated.device
-            packed = torch.empty(layout.size, dtype=DTYPES[fmt.name], device=device)
-        packed[layout.used :].zero_()
-        for index, record in enumerate(self.unit.records):
-            view, gradient = self.unit.view(packed, index), record.parameter.grad
-            if gradient is None:
-                view.zero_()
-            else:
-                view.copy_(gradient)
-                record.parameter.grad = None
+            return transport.pool.take(size, transport.compute_dtype)
+        return torch.empty(size, dtype=DTYPES[fmt.name], device=self.accumulated.device)
+
+    def _take_packed(self) -> torch.Tensor:
+        """Return the buffer of this micro-batch, zero where there is no gradient, and forget it."""
+        packed = self._buffer()
+        packed[self.unit.layout.used :].zero_()
+        self._zero_untouched()
+        self._packed, self._touched = None, set()
         return packed
+
+    def _zero_untouched(self) -> None:
+        """Zero the parts of parameters without a gradient: their contents are old or undefined."""
+        for index in range(len(self.unit.records)):
+            if index not in self._touched:
+                self.unit.view(self._buffer(), index).zero_()
 
 
 def _make_residuals(

@@ -5,7 +5,7 @@ import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 from frontier_llm.launch.world import World
-from frontier_llm.model.layer_modules import ColumnLinear, RowLinear
+from frontier_llm.model.linear import ColumnLinear, RowLinear
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.values import tiny_values
