@@ -18,7 +18,7 @@ def accumulate_product(
     factors, which is then copied or added.
 
     Args:
-        total: [m, n] fp32, or in the dtype of the factors; overwritten.
+        total: [m, n], usually fp32; overwritten.
         left: [m, k], fp32, bf16 or fp16.
         right: [k, n], in the dtype of `left`.
         add: whether the product is added to `total` instead of replacing it. If not, the contents
@@ -27,7 +27,7 @@ def accumulate_product(
     beta = int(add)
     if total.dtype == right.dtype:
         torch.addmm(total, left, right, beta=beta, out=total)
-    elif accumulates_in_fp32(total.device.type, right.dtype):
+    elif total.dtype == torch.float32 and accumulates_in_fp32(total.device.type, right.dtype):
         torch.addmm(total, left, right, total.dtype, beta=beta, out=total)
     elif add:
         total.add_(left @ right)
