@@ -180,7 +180,7 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(inputs, weight)
         ctx.has_bias, ctx.sink, ctx.group = bias is not None, sink, group
         ctx.gathers_tokens, ctx.sums_inputs = gathers_tokens, sums_inputs
-        if gathers_tokens:
+        if gathers_tokens and group is not None:
             inputs, gather = _gather(inputs, group)
             gather.wait()
         return F.linear(inputs, weight, bias)

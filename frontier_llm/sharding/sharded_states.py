@@ -53,7 +53,7 @@ class ShardedStates:
             optimizer: constants of the update rule.
             units_in_flight: maximum number of large units whose parameters are gathered or being
                 gathered, and of gradient reductions under way.
-            feedback: whether to use error feedback (sharding/gradients.py).
+            feedback: whether to use error feedback (sharding/unit_gradients.py).
             fuse_gradients: whether layers give the gradients of weights as two factors, whose
                 product is computed in the fp32 buffer.
         """

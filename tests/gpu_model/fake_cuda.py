@@ -30,7 +30,7 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
-from frontier_llm.device import products
+from frontier_llm.device import accumulate
 from frontier_llm.device.kernels import TORCH
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model import build
@@ -189,7 +189,7 @@ def _simulated(config: RunConfig, recorded: Recorded) -> Iterator[None]:
         mock.patch.object(torch, "tensor", tensor),
         mock.patch.object(nn.Module, "to", lambda self, **_: self),  # built on the device already
         mock.patch.object(build, "initialise"),
-        mock.patch.object(products, "accumulates_in_fp32", lambda *_: True),
+        mock.patch.object(accumulate, "accumulates_in_fp32", lambda *_: True),
         mock.patch.object(Totals, "reduce", totals),
         mock.patch.object(
             megatron_random.CudaRNGStatesTracker, "fork", side_effect=lambda *_: nullcontext()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from frontier_llm.launch.world import World
-from frontier_llm.sharding import gradients
+from frontier_llm.sharding import unit_gradients
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_parity import first_gradients
@@ -39,7 +39,7 @@ LAYOUTS = {
 def train(world: World, values: dict[str, Any], precision: str) -> dict[str, Any]:
     """Train two steps; count the products, and the matrices that autograd made a gradient of."""
     with mock.patch.object(
-        gradients, "accumulate_product", wraps=gradients.accumulate_product
+        unit_gradients, "accumulate_product", wraps=unit_gradients.accumulate_product
     ) as product:
         rig = make_rig(world, values, precision)
         made: set[str] = set()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from frontier_llm.device.products import accumulate_product
+from frontier_llm.device.accumulate import accumulate_product
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
