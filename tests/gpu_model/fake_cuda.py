@@ -189,7 +189,7 @@ def _simulated(config: RunConfig, recorded: Recorded) -> Iterator[None]:
         mock.patch.object(torch, "tensor", tensor),
         mock.patch.object(nn.Module, "to", lambda self, **_: self),  # built on the device already
         mock.patch.object(build, "initialise"),
-        mock.patch.object(accumulate, "accumulates_in_fp32", lambda *_: True),
+        mock.patch.object(accumulate, "accumulates_in_fp32", return_value=True),
         mock.patch.object(Totals, "reduce", totals),
         mock.patch.object(
             megatron_random.CudaRNGStatesTracker, "fork", side_effect=lambda *_: nullcontext()
