@@ -4,9 +4,31 @@
 saves them under their global names.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+ProductSink = Callable[[torch.Tensor, torch.Tensor], None]
+"""Takes the gradient of a weight [out, in] as two factors: the gradient of the outputs [tokens,
+out] and the inputs [tokens, in]. The weight's gradient is the product of the first, transposed, and
+the second. The sink computes this product in the buffer that needs it, so that autograd makes no
+tensor for it. The caller must not write to the factors afterwards."""
+
+
+def set_product_sink(weight: torch.nn.Parameter, sink: ProductSink) -> None:
+    """Give a weight the sink of its gradient; `sharding` calls this."""
+    weight.product_sink = sink  # type: ignore[attr-defined]
+
+
+def product_sink(weight: torch.Tensor) -> ProductSink | None:
+    """Return the sink of a weight's gradient; None if autograd must compute the gradient.
+
+    A module that uses the sink must be the only reader of the weight, once per forward pass,
+    because the sink takes the factors for the whole gradient of the weight in this backward pass.
+    """
+    sink: ProductSink | None = getattr(weight, "product_sink", None)
+    return sink
 
 
 @dataclass(frozen=True)

@@ -58,10 +58,9 @@ class RunConfig(Section):
     kernels: Literal["auto", "torch", "fused", "elementwise", "compiled", "fastest"]
     """Implementation of the layers. `torch`: PyTorch; `elementwise`: PyTorch, with torch.compile of
     rotary positions and gated activations; `compiled`: torch.compile of each layer; `fused`: norms
-    of apex or TransformerEngine, with an error if they do not work; `fastest`: the first six steps
-    measure `compiled` against `auto` on a CPU, and the run goes on with the faster one; `auto`:
-    `fastest` on a GPU, and on a CPU fused norms if a test call on a tiny tensor works, otherwise
-    PyTorch."""
+    of apex or TransformerEngine, with an error if they do not work; `auto`: fused norms if a test
+    call on a tiny tensor works, otherwise PyTorch; on a GPU as `fastest`; `fastest`: the same
+    norms, and the first six steps decide whether functions are compiled as by `elementwise`."""
     optimizer: OptimizerConfig
     """The optimizer and its schedule."""
     data: DataConfig

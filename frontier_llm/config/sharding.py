@@ -34,3 +34,7 @@ class ShardingConfig(Section):
     """Limit of the units (usually layers) that are gathered at the same time, and of the reductions
     that run at the same time. 1 = no prefetching. Larger numbers overlap more communication with
     computation and need more memory."""
+    fused_gradients: bool = True
+    """Whether linear layers add the gradients of their weights directly to the fp32 sums. If not,
+    autograd makes a tensor of each gradient, which is then added. Compiled layers always do the
+    latter. The configurations of older runs do not have this key."""

@@ -6,7 +6,7 @@ trainer/assemble.py calls `resolve` on each rank.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import torch
@@ -48,7 +48,7 @@ class Kernels:
     compiles_functions: bool = False
     """Whether torch.compile makes the kernels of rotary positions and of gated activations."""
     on_trial: bool = False
-    """Whether the first steps decide if the compiled layers are used."""
+    """Whether the first steps decide if compiled functions are used."""
 
 
 TORCH = Kernels(torch_layer_norm, torch_rms_norm, "torch", "kernels=torch")
@@ -75,8 +75,8 @@ def resolve(
 
     Args:
         wanted: the setting `kernels`: `torch`, `elementwise`, `compiled`, `fused` (required),
-            `fastest` (compiled layers, or fused norms if possible) or `auto` (fused norms if
-            possible; `fastest` on a GPU).
+            `auto` (fused norms if possible; on a GPU as `fastest`) or `fastest` (the same norms,
+            and `elementwise` if it is faster in the first steps).
         device: where fused kernels are verified.
         dtype: number format of the run, in which they are verified.
         hidden: width of the norms.
@@ -96,7 +96,13 @@ def resolve(
             "install one of them for this device, or set kernels=torch",
         )
     if wanted == "fastest" or (wanted == "auto" and device.type != "cpu"):
-        return _with_trial(fused_or_torch)
+        return replace(
+            fused_or_torch,
+            source=f"elementwise or {fused_or_torch.source}",
+            reason="the faster one in the first steps",
+            compiles_functions=True,
+            on_trial=True,
+        )
     return fused_or_torch
 
 
@@ -112,30 +118,6 @@ def _fused_or_torch(device: torch.device, dtype: torch.dtype, hidden: int) -> Ke
         else:
             return kernels
     return Kernels(torch_layer_norm, torch_rms_norm, "torch", "; ".join(errors))
-
-
-def _with_trial(uncompiled: Kernels) -> Kernels:
-    """Return compiled layers that can also run uncompiled, and then use the given norms."""
-
-    def layer_norm(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float
-    ) -> torch.Tensor:
-        compiling = torch.compiler.is_compiling()
-        norm = torch_layer_norm if compiling else uncompiled.layer_norm
-        return norm(x, weight, bias, epsilon)
-
-    def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        norm = torch_rms_norm if torch.compiler.is_compiling() else uncompiled.rms_norm
-        return norm(x, weight, epsilon)
-
-    return Kernels(
-        layer_norm,
-        rms_norm,
-        f"compiled or {uncompiled.source}",
-        "the faster one in the first steps",
-        compiles_layers=True,
-        on_trial=True,
-    )
 
 
 def _apex() -> Kernels:

@@ -10,6 +10,7 @@ from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.model.layer_specs import decoder_block
+from frontier_llm.model.linear import ColumnLinear
 from frontier_llm.model.loss import token_losses
 
 
@@ -55,6 +56,9 @@ class Gpt(GPTModel):
             pg_collection=groups,
             vp_stage=model_chunk.virtual_stage if interleaved else None,
         )
+        if self.post_process:
+            # GPTModel builds megatron's layer and has no argument for its class
+            self.output_layer.__class__ = ColumnLinear
 
     def setup_embeddings_and_output_layer(self) -> None:
         """Skip megatron's broadcast of a tied embedding between the first and the last stage.

@@ -1,4 +1,4 @@
-"""Define the modules that replace some of megatron's: linear layers, norms, and a layer.
+"""Define the modules that replace some of megatron's: norms, and a layer.
 
 layer_specs.py inserts them into megatron's transformer layers. The replacing layer,
 `ParallelResidualLayer`, computes attention and feed-forward block from the same input.
@@ -7,74 +7,11 @@ layer_specs.py inserts them into megatron's transformer layers. The replacing la
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import make_viewless_tensor
 from torch import Tensor, nn
 
 from frontier_llm.device.kernels import Kernels
-
-
-class ColumnLinear(ColumnParallelLinear):
-    """megatron's linear layer whose output features are split over tensor-parallel ranks.
-
-    Without tensor parallelism on a CPU, the call that multiplies the matrices also adds the bias.
-    megatron instead returns the bias, so that a fused kernel of the next operation adds it. A CPU
-    has no such kernels, and adding the bias separately would be another pass over the output.
-    """
-
-    def forward(
-        self,
-        input_: Tensor,
-        weight: Tensor | None = None,
-        runtime_gather_output: bool | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Multiply by the weight.
-
-        Args:
-            input_: [..., in].
-            weight: weight to use instead of the layer's weight; None: the layer's weight.
-            runtime_gather_output: whether every rank gets all output features.
-
-        Returns:
-            Output [..., out / number of tensor-parallel ranks], and the bias if the caller must add
-            it, else None.
-        """
-        if fuses_bias(self, input_):
-            return F.linear(input_, self.weight if weight is None else weight, self.bias), None
-        return super().forward(input_, weight, runtime_gather_output)
-
-
-class RowLinear(RowParallelLinear):
-    """megatron's linear layer whose input features are split over tensor-parallel ranks.
-
-    The bias is added as in `ColumnLinear`.
-    """
-
-    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Multiply by the weight.
-
-        Args:
-            input_: [..., in / number of tensor-parallel ranks].
-
-        Returns:
-            Output [..., out], and the bias if the caller must add it, else None.
-        """
-        if fuses_bias(self, input_):
-            return F.linear(input_, self.weight, self.bias), None
-        return super().forward(input_)
-
-    def _forward_impl(self, input: Tensor, weight: Tensor, **options: Any) -> Tensor:
-        # megatron passes no group here, and then rank 0 warns, which would split a compiled layer
-        options["tp_group"] = self.tp_group
-        output: Tensor = super()._forward_impl(input, weight, **options)
-        return output
-
-
-def fuses_bias(layer: ColumnParallelLinear | RowParallelLinear, input_: Tensor) -> bool:
-    """Return whether the layer itself adds its bias: on a CPU, without tensor parallelism."""
-    return input_.is_cpu and layer.tp_group.size() == 1
 
 
 class Norm(nn.Module):

@@ -21,12 +21,8 @@ from megatron.core.transformer.transformer_layer import (
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.model.attention import SdpaAttention
-from frontier_llm.model.layer_modules import (
-    ColumnLinear,
-    Norm,
-    ParallelResidualLayer,
-    RowLinear,
-)
+from frontier_llm.model.layer_modules import Norm, ParallelResidualLayer
+from frontier_llm.model.linear import ColumnLinear, RowLinear
 from frontier_llm.model.rotary import RotarySelfAttention
 
 

@@ -13,7 +13,6 @@ the number of samples.
 import torch
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import ColumnParallelLinear
 from megatron.core.transformer.enums import ModelType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -24,6 +23,7 @@ from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.model.layer_stack import LayerStack
+from frontier_llm.model.linear import ColumnLinear
 from frontier_llm.model.loss import token_losses
 
 
@@ -69,7 +69,7 @@ class EncoderDecoder(MegatronModule):
         }
         self.encoder, self.decoder = stacks.get("encoder"), stacks.get("decoder")
         if model_chunk.has_head:
-            self.output_layer = ColumnParallelLinear(
+            self.output_layer = ColumnLinear(
                 model.hidden,
                 vocabulary_rows,
                 config=config,

@@ -11,12 +11,14 @@ from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.communicators import TiedStages, tied_stages
-from frontier_llm.geometry.flat_layout import unit_layouts
+from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 
+TABLES = ("embedding", "positions")
+"""Units that are tables with a row per token or position."""
 Shape = tuple[object, ...]
 """The content of a stage: the number of its layers in each stack (encoder or decoder), and whether
 it has the embedding, the head and a final norm. Stages with equal content are of the same kind."""
@@ -37,6 +39,8 @@ class StageKind:
     """Sizes of the sharding units (parameters that are gathered together: one layer, the embedding
     or the head): pairs of the elements of a unit on one tensor rank and the number of such units,
     ascending. The padding that the sharding factors require is not included."""
+    largest_table: int
+    """Elements of the largest table (embedding or positions) on one tensor rank; 0 without one."""
 
     @property
     def elements(self) -> int:
@@ -61,6 +65,7 @@ class StageKinds:
                 count=count,
                 chunks=self._layout.chunks_of_stage(self._shapes.index(shape)),
                 units=self._units(self._shapes.index(shape)),
+                largest_table=self._largest_table(self._shapes.index(shape)),
             )
             for shape, count in Counter(self._shapes).items()
         )
@@ -76,10 +81,17 @@ class StageKinds:
         return next(kind for kind in self.kinds if kind.first == first)
 
     def _units(self, stage: int) -> tuple[tuple[int, int], ...]:
+        units = self._unit_layouts(stage).values()
+        return tuple(sorted(Counter(unit.size for unit in units).items()))
+
+    def _largest_table(self, stage: int) -> int:
+        units = self._unit_layouts(stage)
+        return max((units[name].size for name in TABLES if name in units), default=0)
+
+    def _unit_layouts(self, stage: int) -> dict[str, FlatLayout]:
         layout = self._layout
         chunks, tensor = layout.chunks_of_stage(stage), layout.grid.tensor
-        units = unit_layouts(layout.model, chunks, layout.sequence_length, tensor)
-        return tuple(sorted(Counter(unit.size for unit in units.values()).items()))
+        return unit_layouts(layout.model, chunks, layout.sequence_length, tensor)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def stage_memory(
     activations = activations or stage_activations(layout, stage, kind)
     by_category = _states(layout, kind)
     temporary = {
-        "reductions": _reductions(layout, kind),
+        "reductions": _reductions(candidate, kind),
         "activations": activations.kept,
         "logits": activations.logits,
         "working": activations.working,
@@ -231,15 +231,24 @@ def _gathered(layout: ResolvedLayout, kind: StageKind) -> int:
     return gathered_elements(units, layout.units_in_flight, shared) * layout.compute_bytes
 
 
-def _reductions(layout: ResolvedLayout, kind: StageKind) -> int:
-    """Return an upper bound on the bytes of new gradients and of the buffers that send them."""
+def _reductions(candidate: Candidate, kind: StageKind) -> int:
+    """Return an upper bound on the bytes of new gradients and of the buffers that send them.
+
+    On an NVIDIA GPU the gradients of matrices are computed in the buffers. Other devices may need a
+    tensor for a gradient before it is added (device/accumulate.py).
+    """
+    config, layout = candidate.config, candidate.layout
     factors, largest_unit = layout.factors, kind.units[-1][0]
+    fuses = config.sharding.fused_gradients and config.kernels != "compiled"
+    in_buffer = fuses and config.cluster.device.kind == "cuda"
+    gradients = (kind.largest_table if in_buffer else largest_unit) * layout.compute_bytes
     element_bytes = layout.formats.grads.element_bytes
-    gradients = largest_unit * layout.compute_bytes
-    has_buffers = factors.grads > 1 or (factors.optimizer > 1 and element_bytes < FP32_BYTES)
-    if not has_buffers:
-        return gradients
-    return gradients + int(layout.units_in_flight * largest_unit * element_bytes)
+    buffers = 0
+    if factors.grads > 1:  # one is written to while the others are sent
+        buffers = layout.units_in_flight + 1
+    elif factors.optimizer > 1 and element_bytes < FP32_BYTES:
+        buffers = layout.units_in_flight
+    return gradients + int(buffers * largest_unit * element_bytes)
 
 
 def _host_bytes(candidate: Candidate, kind: StageKind) -> int:

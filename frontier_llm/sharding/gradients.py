@@ -1,22 +1,16 @@
 """Gradients: accumulated in fp32 during the backward pass, and reduced as units complete.
 
-A unit's backward pass is complete when each of its parameters has its gradient. Parameters,
-gradients and optimizer states are divided over p, g and o data ranks (geometry/partition.py); n is
-the number of elements of the unit's flat buffer. What follows depends on g:
+A unit's backward pass is complete when each of its parameters has its gradient. Then the reduction
+of its gradients over ranks starts (sharding/unit_gradients.py), if there is one in this
+micro-batch.
 
-    g = 1   gradients are accumulated in a buffer of n elements on every rank. In the last
-            micro-batch this buffer is reduced over the optimizer group, then the replica group.
-    g > 1   in every micro-batch, gradients are packed, reduced over the params group and the grads
-            group, and added to this rank's interval of n/g elements. In the last micro-batch that
-            interval is reduced over the optimizer group, then the replica group.
+A gradient comes from autograd as a tensor, which is moved into a buffer and freed, or from the
+layer that reads the weight as two factors, whose product is computed in the buffer (`ProductSink`
+in protocols.py). Most gradients are such products.
 
 Reductions run while the next unit computes. A reduction is a sequence of collectives. When a unit
 completes, every reduction under way starts its next collective, so that the second collective of
 one unit overlaps with the first collective of the next unit.
-
-Error feedback, if enabled, keeps the rounding errors of quantised gradients that cross nodes and
-adds them to the next gradients that are sent: two bytes per element on the sending rank. Source:
-Seide et al., 1-Bit Stochastic Gradient Descent (Interspeech 2014), for a reduce-scatter.
 """
 
 from collections import deque
@@ -25,14 +19,12 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-import torch.distributed as dist
 
-from frontier_llm.collectives.blockwise import RESIDUAL_DTYPE
-from frontier_llm.collectives.handles import Chain, Steps
-from frontier_llm.collectives.primitives import all_reduce
-from frontier_llm.collectives.transport import DTYPES, Transport
-from frontier_llm.geometry.partition import Digit
+from frontier_llm.collectives.handles import Chain
+from frontier_llm.collectives.transport import Transport
+from frontier_llm.protocols import set_product_sink
 from frontier_llm.sharding.unit import StateGroups, Unit
+from frontier_llm.sharding.unit_gradients import UnitGradients
 
 
 class Gradients:
@@ -51,6 +43,7 @@ class Gradients:
         on_complete: Callable[[Unit], None],
         *,
         feedback: bool = False,
+        fuse: bool = True,
     ) -> None:
         """Register a hook on each parameter's gradient.
 
@@ -61,10 +54,11 @@ class Gradients:
             units_in_flight: maximum number of reductions under way.
             on_complete: called when a unit's backward pass is complete and its parameters are not
                 needed any more.
-            feedback: whether to use error feedback (see the module).
+            feedback: whether to use error feedback (sharding/unit_gradients.py).
+            fuse: whether parameters get a sink, so that layers give gradients as two factors.
         """
         self._on_complete = on_complete
-        self._units = [_UnitGradients(unit, groups, transport, feedback) for unit in units]
+        self._units = [UnitGradients(unit, groups, transport, feedback) for unit in units]
         self._units_in_flight = units_in_flight
         self._under_way: deque[Chain] = deque()
         self._last_micro_batch = True
@@ -73,6 +67,8 @@ class Gradients:
                 record.parameter.register_post_accumulate_grad_hook(
                     partial(self._on_gradient, gradients, index)
                 )
+                if fuse:
+                    set_product_sink(record.parameter, partial(self._on_product, gradients, index))
 
     def begin_step(self) -> None:
         """Discard the gradients of the previous step."""
@@ -126,169 +122,32 @@ class Gradients:
             for residual in gradients.residuals.values():
                 residual.zero_()
 
-    def _on_gradient(self, gradients: "_UnitGradients", index: int, _: torch.Tensor) -> None:
-        if gradients.add(index):
+    def _on_gradient(self, gradients: UnitGradients, index: int, parameter: torch.Tensor) -> None:
+        if parameter.grad is None:
+            return  # the sink has the gradient
+        gradients.add(index, parameter.grad)
+        parameter.grad = None
+        self._on_arrival(gradients, index)
+
+    def _on_product(
+        self,
+        gradients: UnitGradients,
+        index: int,
+        grad_outputs: torch.Tensor,
+        inputs: torch.Tensor,
+    ) -> None:
+        gradients.add_product(index, grad_outputs, inputs)
+        self._on_arrival(gradients, index)
+
+    def _on_arrival(self, gradients: UnitGradients, index: int) -> None:
+        if gradients.is_complete_with(index):
             self._on_complete(gradients.unit)
             if self._last_micro_batch or gradients.is_sharded:
                 self._start_reduction(gradients, self._last_micro_batch)
 
-    def _start_reduction(self, gradients: "_UnitGradients", last_micro_batch: bool) -> None:
+    def _start_reduction(self, gradients: UnitGradients, last_micro_batch: bool) -> None:
         for chain in self._under_way:
             chain.advance()
         self._under_way.append(Chain(gradients.reduction(last_micro_batch)))
         while len(self._under_way) > self._units_in_flight:
             self._under_way.popleft().wait()
-
-
-class _UnitGradients:
-    """The gradients of one unit.
-
-    Attributes:
-        unit: the unit.
-        accumulated: [n / g] fp32, the sum over micro-batches.
-        shard: [n / o] fp32, the part of `accumulated` for the parameters that this rank updates.
-        residuals: by digit of the data rank (geometry/partition.py): bf16, the rounding errors of
-            the gradients that are reduced over that digit's group; empty without error feedback.
-        is_sharded: whether gradients are sharded (g > 1).
-        is_final: whether the reduction of this step's last micro-batch has started.
-    """
-
-    def __init__(
-        self, unit: Unit, groups: StateGroups, transport: Transport, feedback: bool
-    ) -> None:
-        self.unit, self._groups, self._transport = unit, groups, transport
-        self.is_sharded = groups.factors.grads > 1
-        self.is_final = False
-        self.residuals = _make_residuals(unit, groups, transport) if feedback else {}
-        self.accumulated = torch.zeros(
-            unit.grads_interval.length, dtype=torch.float32, device=unit.buffer.device
-        )
-        self.shard = unit.part(self.accumulated, unit.optimizer_interval, unit.grads_interval)
-        # indices of parameters without a gradient in this backward pass
-        self._missing = set(range(len(unit.records)))
-        # if not sharded: indices of parameters with a gradient in this step
-        self._touched: set[int] = set()
-        # if sharded: whether `accumulated` has gradients of this step
-        self._has_sum = False
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether the backward pass has reached some parameters, but not all."""
-        return 0 < len(self._missing) < len(self.unit.records)
-
-    def expect_all(self) -> None:
-        """Expect a gradient for every parameter."""
-        self._missing = set(range(len(self.unit.records)))
-
-    def begin_step(self) -> None:
-        """Discard the gradients of the previous step."""
-        self.expect_all()
-        self._touched = set()
-        self.is_final = self._has_sum = False
-
-    def add(self, index: int) -> bool:
-        """Take the gradient of a parameter; return whether the unit is now complete."""
-        assert not self.is_final, f"gradient of {self.unit.name} arrived after its reduction"
-        self._missing.discard(index)
-        if not self.is_sharded:
-            self._accumulate(index)
-        if self._missing:
-            return False
-        self.expect_all()
-        return True
-
-    def reduction(self, last_micro_batch: bool) -> Steps:
-        """Reduce the gradients over the params and grads groups; in the last micro-batch over all.
-
-        Yields:
-            The collectives, in order, for a Chain.
-        """
-        self.is_final = last_micro_batch
-        groups, transport, unit = self._groups, self._transport, self.unit
-        if self.is_sharded:
-            adds_to_sum, self._has_sum = self._has_sum, True
-            yield from transport.reduce(
-                self._pack(),
-                (groups.params_group, groups.grads_group),
-                unit.layout.decayed,
-                "reduce_grads",
-                (self.residuals.get("params"), self.residuals.get("grads")),
-                self.accumulated,
-                add=adds_to_sum,
-            )
-        else:
-            self._zero_untouched()
-        if not last_micro_batch:
-            return
-        if groups.optimizer_group is not None:
-            yield from transport.reduce(
-                self.accumulated,
-                (groups.optimizer_group,),
-                unit.quantised_border(unit.grads_interval),
-                "reduce_states",
-                (self.residuals.get("optimizer"),),
-                self.shard,
-            )
-        if groups.replica_group is not None:
-            yield all_reduce(self.shard, groups.replica_group, transport.traffic, "reduce_states")
-
-    def _accumulate(self, index: int) -> None:
-        """Move a parameter's gradient into the fp32 buffer and free it."""
-        parameter = self.unit.records[index].parameter
-        gradient_sum = self.unit.view(self.accumulated, index)
-        assert parameter.grad is not None
-        if index in self._touched:
-            gradient_sum.add_(parameter.grad)
-        else:
-            gradient_sum.copy_(parameter.grad)
-            self._touched.add(index)
-        parameter.grad = None
-
-    def _zero_untouched(self) -> None:
-        """Zero the sums of parameters without a gradient: they are still the previous step's."""
-        for index in range(len(self.unit.records)):
-            if index not in self._touched:
-                self.unit.view(self.accumulated, index).zero_()
-
-    def _pack(self) -> torch.Tensor:
-        """Move all gradients of this micro-batch into one buffer, and free them.
-
-        Returns:
-            [n], in the dtype in which gradients are sent. If they are sent quantised, the buffer
-            has the compute dtype, and is borrowed from the transport's pool until it is encoded.
-        """
-        layout, transport = self.unit.layout, self._transport
-        first_group = self._groups.params_group or self._groups.grads_group
-        assert first_group is not None
-        fmt = transport.scatter_format(first_group)
-        if fmt.is_quantised:
-            packed = transport.pool.take(layout.size, transport.compute_dtype)
-        else:
-            device = self.accumulated.device
-            packed = torch.empty(layout.size, dtype=DTYPES[fmt.name], device=device)
-        packed[layout.used :].zero_()
-        for index, record in enumerate(self.unit.records):
-            view, gradient = self.unit.view(packed, index), record.parameter.grad
-            if gradient is None:
-                view.zero_()
-            else:
-                view.copy_(gradient)
-                record.parameter.grad = None
-        return packed
-
-
-def _make_residuals(
-    unit: Unit, groups: StateGroups, transport: Transport
-) -> dict[Digit, torch.Tensor]:
-    """Allocate rounding errors, at first 0, for each group in which gradients cross nodes."""
-    reduced: dict[Digit, tuple[dist.ProcessGroup | None, int]] = {
-        "optimizer": (groups.optimizer_group, unit.grads_interval.length)
-    }
-    if groups.factors.grads > 1:
-        reduced["params"] = (groups.params_group, unit.layout.size)
-        reduced["grads"] = (groups.grads_group, unit.params_interval.length)
-    return {
-        digit: torch.zeros(elements, dtype=RESIDUAL_DTYPE, device=unit.buffer.device)
-        for digit, (group, elements) in reduced.items()
-        if group is not None and transport.needs_feedback(group)
-    }

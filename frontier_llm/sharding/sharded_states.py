@@ -41,6 +41,7 @@ class ShardedStates:
         units_in_flight: int = 2,
         *,
         feedback: bool = False,
+        fuse_gradients: bool = True,
     ) -> None:
         """Take over the storage of the parameters.
 
@@ -52,7 +53,9 @@ class ShardedStates:
             optimizer: constants of the update rule.
             units_in_flight: maximum number of large units whose parameters are gathered or being
                 gathered, and of gradient reductions under way.
-            feedback: whether to use error feedback (sharding/gradients.py).
+            feedback: whether to use error feedback (sharding/unit_gradients.py).
+            fuse_gradients: whether layers give the gradients of weights as two factors, whose
+                product is computed in the fp32 buffer.
         """
         self._groups, self._transport = groups, transport
         self._units = make_units(records, groups.factors, groups.data_rank)
@@ -65,6 +68,7 @@ class ShardedStates:
             units_in_flight,
             on_complete=self._parameters.release,
             feedback=feedback,
+            fuse=fuse_gradients,
         )
         gradient_shards = self._gradients.shards()
         self._trainable = list(zip(trainable, gradient_shards, strict=True))

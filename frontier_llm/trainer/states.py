@@ -59,6 +59,7 @@ def shard(
         config.optimizer,
         config.sharding.units_in_flight,
         feedback=config.collectives.error_feedback,
+        fuse_gradients=config.sharding.fused_gradients,
     )
     attach(model, states, config.model.tied)
     return states

@@ -30,6 +30,7 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
+from frontier_llm.device import accumulate
 from frontier_llm.device.kernels import resolve
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model import build
@@ -76,6 +77,24 @@ class Recorded:
         """Record a kernel that reads and writes `size` bytes."""
         self.kernels[name] += 1
         self.kernel_bytes[name] += int(size)
+
+
+class ProductsIntoFp32(TorchDispatchMode):
+    """Replaces the product of bf16 factors that is added to an fp32 sum; it computes no numbers.
+
+    torch's own replacement of this operation on fake tensors raises a TypeError (torch 2.12).
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.addmm.dtype_out:
+            return func(*args, **(kwargs or {}))
+        total, left, right, dtype = args
+        assert total is kwargs["out"]
+        assert total.dtype == dtype == torch.float32
+        assert left.dtype == right.dtype
+        assert (*left.shape[:1], *right.shape[1:]) == total.shape
+        assert left.shape[1] == right.shape[0]
+        return total
 
 
 class Recorder(TorchDispatchMode):
@@ -125,6 +144,7 @@ def record_step(
             _simulated(config, recorded),
             generated_code.recording(recorded.start),
             FakeTensorMode(allow_non_fake_inputs=True),
+            ProductsIntoFp32(),
         ):
             step = _make_step(config, world_size, rank, precision, kernels)
             for number in (1, 2):
@@ -200,6 +220,7 @@ def _simulated(config: RunConfig, recorded: Recorded) -> Iterator[None]:
         mock.patch.object(torch, "tensor", tensor),
         mock.patch.object(nn.Module, "to", lambda self, **_: self),  # built on the device already
         mock.patch.object(build, "initialise"),
+        mock.patch.object(accumulate, "accumulates_in_fp32", return_value=True),
         mock.patch.object(Totals, "reduce", totals),
         mock.patch.object(
             megatron_random.CudaRNGStatesTracker, "fork", side_effect=lambda *_: nullcontext()

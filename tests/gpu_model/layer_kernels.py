@@ -38,10 +38,10 @@ class LayerKernels:
 
 def is_product(name: str) -> bool:
     """Return whether a kernel is a matrix product or attention."""
-    return name.endswith((".mm", ".mm.default")) or "_attention" in name
+    return not {"mm", "addmm"}.isdisjoint(name.split(".")) or "_attention" in name
 
 
-def count(kernels: str, model: str = "llama_7b", tokens: int = 4096) -> LayerKernels:
+def count(kernels: str, *more: str) -> LayerKernels:
     """Count the kernels of a layer and micro-batch.
 
     They are the difference between three and two micro-batches, of the difference between two
@@ -49,15 +49,15 @@ def count(kernels: str, model: str = "llama_7b", tokens: int = 4096) -> LayerKer
 
     Args:
         kernels: a value of the setting `kernels`.
-        model: the model.
-        tokens: length of the only sequence of a micro-batch.
+        more: further settings.
     """
     number: Counter[str] = Counter()
     size: Counter[str] = Counter()
     for layers, micro_batches in product((1, 2), (2, 3)):
         recorded = fake_cuda.record_step(
-            [f"model={model}", f"model.layers={layers}", f"data.sequence_length={tokens}",
-             "data.micro_batch=1", f"data.global_batch={micro_batches}", "parallel.pipeline=1"],
+            ["model=llama_7b", f"model.layers={layers}", "data.sequence_length=4096",
+             "data.micro_batch=1", f"data.global_batch={micro_batches}", "parallel.pipeline=1",
+             *more],
             1, 0, kernels=kernels,
         )  # fmt: skip
         combine = Counter.update if (layers == 2) == (micro_batches == 3) else Counter.subtract

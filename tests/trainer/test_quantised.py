@@ -8,6 +8,7 @@ import torch
 
 from frontier_llm.errors import TrainingError
 from frontier_llm.launch.world import World
+from frontier_llm.protocols import product_sink, set_product_sink
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
 from tests.trainer.test_parity import reference
@@ -138,21 +139,24 @@ def test_rounding_at_random_is_the_same_for_a_seed() -> None:
 
 
 def overflow(world: World, values: dict[str, Any]) -> list[Any]:
-    """Make one gradient huge, and infinite in a place, on one rank in the second step."""
+    """Make one gradient huge, and infinite in a row, on one rank in the second step."""
     rig = make_rig(world, values)
     results = rig.train(1)
     parameter = next(r.parameter for r in rig.model.records if "qkv.weight" in r.name)
 
-    def spoil(grad: torch.Tensor) -> torch.Tensor:
-        huge = grad * 1e15
-        huge.view(-1)[0] = float("inf")
-        return huge if world.rank == 1 else grad
+    sink = product_sink(parameter)
+    assert sink is not None
 
-    hook = parameter.register_hook(spoil)
+    def spoil(grad_outputs: torch.Tensor, inputs: torch.Tensor) -> None:
+        huge = grad_outputs * 1e15
+        huge[0, 0] = float("inf")
+        sink(huge if world.rank == 1 else grad_outputs, inputs)
+
+    set_product_sink(parameter, spoil)
     before = exact(rig)
     results += rig.train(1, first=1)
     same = all(torch.equal(tensor, before[name]) for name, tensor in exact(rig).items())
-    hook.remove()
+    set_product_sink(parameter, sink)
     results += rig.train(2, first=2)
     growth = results[2].grad_norm / results[0].grad_norm
     return [[result.skipped for result in results], same, results[-1].loss, growth]

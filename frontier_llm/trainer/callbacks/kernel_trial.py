@@ -1,8 +1,9 @@
-"""Decides in the first steps whether compiled layers are faster than layers that are not.
+"""Decides in the first steps whether compiled functions are faster than uncompiled ones.
 
 The gain of torch.compile depends on the model, the device and the version of torch. With
-`kernels=fastest` the layers run compiled in the first steps, then uncompiled for as many steps, and
-the run continues with whatever was faster. Both compute the same numbers up to rounding.
+`kernels=fastest` functions of the layers run compiled in the first steps, then uncompiled for as
+many steps, and the run continues with whatever was faster. Both compute the same numbers up to
+rounding.
 """
 
 import logging
@@ -15,12 +16,12 @@ from frontier_llm.trainer.context import TrainerContext
 
 _LOG = logging.getLogger(__name__)
 STEPS = 3
-"""Steps with compiled layers, and then without. The first one of both is not measured: in the very
-first step the layers are compiled, which the watchdog allows more time."""
+"""Steps with compiled functions, and then without. The first one of both is not measured: in the
+very first step the functions are compiled, for which the watchdog allows more time."""
 
 
 class KernelTrial(Callback):
-    """Measures both kinds of layers if `kernels` asks for it; collective over all ranks.
+    """Measures both kinds of functions if `kernels` asks for it; collective over all ranks.
 
     All ranks use the times of rank 0, because they must make the same decision.
     """
@@ -31,14 +32,14 @@ class KernelTrial(Callback):
         self._device = context.hardware.accelerator.device
         self._seconds: list[float] = []
         if self._is_on:
-            # a layer that cannot be compiled here runs uncompiled, and torch logs why, with pages
-            # of traceback, of which those of one rank are enough
+            # a function that cannot be compiled here runs uncompiled, and torch logs why with
+            # pages of traceback: those of one rank are enough
             torch._dynamo.config.suppress_errors = True
             if context.world.rank:
                 logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
 
     def on_step_begin(self, step: int) -> None:
-        """Run uncompiled layers from the fourth step on."""
+        """Run uncompiled functions from the fourth step on."""
         if self._is_on and len(self._seconds) == STEPS:
             torch.compiler.set_stance("force_eager")
 
@@ -53,7 +54,7 @@ class KernelTrial(Callback):
             torch.compiler.set_stance("default" if compiled < uncompiled else "force_eager")
             if self.context.world.rank == 0:
                 _LOG.info(
-                    "%-10s a step with compiled layers takes %.2f of the time, so they are %s",
+                    "%-10s a step with compiled functions takes %.2f of the time, so they are %s",
                     "kernels",
                     compiled / uncompiled,
                     "used" if compiled < uncompiled else "not used",
@@ -64,7 +65,7 @@ class KernelTrial(Callback):
         torch.compiler.set_stance("default")
 
     def _times_of_rank_0(self) -> list[float]:
-        """Return the seconds of the fastest step with compiled layers, and without."""
+        """Return the seconds of the fastest step with compiled functions, and without."""
         measured = self._seconds[1:STEPS], self._seconds[STEPS + 1 :]
         times = torch.tensor([min(times) for times in measured], dtype=torch.float64)
         times = times.to(self._device)

@@ -1,4 +1,4 @@
-"""The first steps decide on all ranks alike whether compiled layers are used."""
+"""The first steps decide on all ranks alike whether compiled functions are used."""
 
 import re
 from pathlib import Path
@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from frontier_llm.launch.world import World
-from frontier_llm.model import chunk
+from frontier_llm.model import rotary
 from frontier_llm.trainer.callbacks.kernel_trial import STEPS, KernelTrial
 from tests.forked_train import TINY, train
 from tests.ranks import run_ranks
 
+ROTARY = ("model.positions=rotary",)
 COMPILED, UNCOMPILED = "compiled", "uncompiled"
 
 
@@ -67,29 +68,27 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-def test_a_run_says_what_it_has_decided(
-    corpus: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chunk, "COMPILER", "aot_eager")
-    run = (f"run.dir={tmp_path}/run", "trainer.steps=7", "kernels=fastest")
+def test_a_run_says_what_it_has_decided(corpus: tuple[str, ...], tmp_path: Path) -> None:
+    run = (f"run.dir={tmp_path}/run", "trainer.steps=7", "kernels=fastest", *ROTARY)
     ended = train(*TINY, *corpus, *run)
     assert ended.code == 0, ended.text
     ((ratio, outcome),) = re.findall(
-        r"layers takes (\S+) of the time, so they are (\w+)", ended.text
+        r"functions takes (\S+) of the time, so they are (\w+)", ended.text
     )
     assert outcome == ("used" if float(ratio) < 1 else "not")
 
 
 @pytest.mark.slow
-def test_layers_that_cannot_be_compiled_run_uncompiled(
+def test_functions_that_cannot_be_compiled_run_uncompiled(
     corpus: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> Any:
         (tmp_path / "called").touch()
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(chunk, "COMPILER", broken)
-    run = (f"run.dir={tmp_path}/run", "trainer.steps=2", "kernels=fastest")
+    compiled = torch.compile(rotary.rotate, backend=broken)
+    monkeypatch.setattr(rotary, "compiled_rotate", lambda: compiled)
+    run = (f"run.dir={tmp_path}/run", "trainer.steps=2", "kernels=fastest", *ROTARY)
     ended = train(*TINY, *corpus, *run)
     assert ended.code == 0, ended.text
     assert (tmp_path / "called").exists()

@@ -1,0 +1,194 @@
+"""The gradients of one unit: the buffers that hold them, and their reduction over ranks.
+
+Parameters, gradients and optimizer states are divided over p, g and o data ranks
+(geometry/partition.py); n is the number of elements of the unit's flat buffer. What follows depends
+on g:
+
+    g = 1   gradients are accumulated in a buffer of n elements on every rank. In the last
+            micro-batch this buffer is reduced over the optimizer group, then the replica group.
+    g > 1   in every micro-batch, gradients are written to a new buffer of n elements, which is
+            reduced over the params group and the grads group, and added to this rank's interval of
+            n/g elements. In the last micro-batch that interval is reduced over the optimizer group,
+            then the replica group.
+
+Error feedback, if enabled, keeps the rounding errors of quantised gradients that cross nodes and
+adds them to the next gradients that are sent: two bytes per element on the sending rank. Source:
+Seide et al., 1-Bit Stochastic Gradient Descent (Interspeech 2014), for a reduce-scatter.
+"""
+
+import torch
+import torch.distributed as dist
+
+from frontier_llm.collectives.blockwise import RESIDUAL_DTYPE
+from frontier_llm.collectives.handles import Steps
+from frontier_llm.collectives.primitives import all_reduce
+from frontier_llm.collectives.transport import DTYPES, Transport
+from frontier_llm.device.accumulate import accumulate_product
+from frontier_llm.geometry.partition import Digit
+from frontier_llm.sharding.unit import StateGroups, Unit
+
+
+class UnitGradients:
+    """The gradients of one unit.
+
+    Attributes:
+        unit: the unit.
+        accumulated: [n / g] fp32, the sum over micro-batches.
+        shard: [n / o] fp32, the part of `accumulated` for the parameters that this rank updates.
+        residuals: by digit of the data rank (geometry/partition.py): bf16, the rounding errors of
+            the gradients that are reduced over that digit's group; empty without error feedback.
+        is_sharded: whether gradients are sharded (g > 1).
+        is_final: whether the reduction of this step's last micro-batch has started.
+    """
+
+    def __init__(
+        self, unit: Unit, groups: StateGroups, transport: Transport, feedback: bool
+    ) -> None:
+        self.unit, self._groups, self._transport = unit, groups, transport
+        self.is_sharded = groups.factors.grads > 1
+        self.is_final = False
+        self.residuals = _make_residuals(unit, groups, transport) if feedback else {}
+        self.accumulated = torch.zeros(
+            unit.grads_interval.length, dtype=torch.float32, device=unit.buffer.device
+        )
+        self.shard = unit.part(self.accumulated, unit.optimizer_interval, unit.grads_interval)
+        # indices of parameters without a gradient in this backward pass
+        self._missing = set(range(len(unit.records)))
+        # indices of parameters with a gradient in the buffer that is written to (`_buffer`)
+        self._touched: set[int] = set()
+        # if sharded: the gradients of this micro-batch, from the first one to the reduction
+        self._packed: torch.Tensor | None = None
+        # if sharded: whether `accumulated` has gradients of this step
+        self._has_sum = False
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the backward pass has reached some parameters, but not all."""
+        return 0 < len(self._missing) < len(self.unit.records)
+
+    def expect_all(self) -> None:
+        """Expect a gradient for every parameter."""
+        self._missing = set(range(len(self.unit.records)))
+
+    def begin_step(self) -> None:
+        """Discard the gradients of the previous step."""
+        self.expect_all()
+        self._touched = set()
+        self.is_final = self._has_sum = False
+
+    def add(self, index: int, gradient: torch.Tensor) -> None:
+        """Add a parameter's gradient, in the shape of the parameter, to the buffer."""
+        target, is_first = self._target(index)
+        if is_first:
+            target.copy_(gradient)
+        else:
+            target.add_(gradient)
+
+    def add_product(self, index: int, grad_outputs: torch.Tensor, inputs: torch.Tensor) -> None:
+        """Add a weight's gradient, given as two factors (`ProductSink`), to the buffer."""
+        target, is_first = self._target(index)
+        accumulate_product(target, grad_outputs.t(), inputs, add=not is_first)
+
+    def is_complete_with(self, index: int) -> bool:
+        """Note that a parameter has its gradient; return whether the unit is now complete."""
+        self._missing.discard(index)
+        if self._missing:
+            return False
+        self.expect_all()
+        return True
+
+    def reduction(self, last_micro_batch: bool) -> Steps:
+        """Reduce the gradients over the params and grads groups; in the last micro-batch over all.
+
+        Yields:
+            The collectives, in order, for a Chain.
+        """
+        self.is_final = last_micro_batch
+        groups, transport, unit = self._groups, self._transport, self.unit
+        if self.is_sharded:
+            adds_to_sum, self._has_sum = self._has_sum, True
+            yield from transport.reduce(
+                self._take_packed(),
+                (groups.params_group, groups.grads_group),
+                unit.layout.decayed,
+                "reduce_grads",
+                (self.residuals.get("params"), self.residuals.get("grads")),
+                self.accumulated,
+                add=adds_to_sum,
+            )
+        else:
+            self._zero_untouched()
+        if not last_micro_batch:
+            return
+        if groups.optimizer_group is not None:
+            yield from transport.reduce(
+                self.accumulated,
+                (groups.optimizer_group,),
+                unit.quantised_border(unit.grads_interval),
+                "reduce_states",
+                (self.residuals.get("optimizer"),),
+                self.shard,
+            )
+        if groups.replica_group is not None:
+            yield all_reduce(self.shard, groups.replica_group, transport.traffic, "reduce_states")
+
+    def _target(self, index: int) -> tuple[torch.Tensor, bool]:
+        """Return where a parameter's gradient is added up, and whether nothing is there yet."""
+        assert not self.is_final, f"gradient of {self.unit.name} arrived after its reduction"
+        is_first = index not in self._touched
+        self._touched.add(index)
+        return self.unit.view(self._buffer(), index), is_first
+
+    def _buffer(self) -> torch.Tensor:
+        """Return [n], in which gradients are added up until they are reduced or the step ends."""
+        if not self.is_sharded:
+            return self.accumulated
+        if self._packed is None:
+            self._packed = self._new_packed()
+        return self._packed
+
+    def _new_packed(self) -> torch.Tensor:
+        """Return an undefined buffer for the gradients of a micro-batch.
+
+        Returns:
+            [n], in the dtype in which gradients are sent. If they are sent quantised, the buffer
+            has the compute dtype, and is borrowed from the transport's pool until it is encoded.
+        """
+        size, transport = self.unit.layout.size, self._transport
+        first_group = self._groups.params_group or self._groups.grads_group
+        assert first_group is not None
+        fmt = transport.scatter_format(first_group)
+        if fmt.is_quantised:
+            return transport.pool.take(size, transport.compute_dtype)
+        return torch.empty(size, dtype=DTYPES[fmt.name], device=self.accumulated.device)
+
+    def _take_packed(self) -> torch.Tensor:
+        """Return the buffer of this micro-batch, zero where there is no gradient, and forget it."""
+        packed = self._buffer()
+        packed[self.unit.layout.used :].zero_()
+        self._zero_untouched()
+        self._packed, self._touched = None, set()
+        return packed
+
+    def _zero_untouched(self) -> None:
+        """Zero the parts of parameters without a gradient: their contents are old or undefined."""
+        for index in range(len(self.unit.records)):
+            if index not in self._touched:
+                self.unit.view(self._buffer(), index).zero_()
+
+
+def _make_residuals(
+    unit: Unit, groups: StateGroups, transport: Transport
+) -> dict[Digit, torch.Tensor]:
+    """Allocate rounding errors, at first 0, for each group in which gradients cross nodes."""
+    reduced: dict[Digit, tuple[dist.ProcessGroup | None, int]] = {
+        "optimizer": (groups.optimizer_group, unit.grads_interval.length)
+    }
+    if groups.factors.grads > 1:
+        reduced["params"] = (groups.params_group, unit.layout.size)
+        reduced["grads"] = (groups.grads_group, unit.params_interval.length)
+    return {
+        digit: torch.zeros(elements, dtype=RESIDUAL_DTYPE, device=unit.buffer.device)
+        for digit, (group, elements) in reduced.items()
+        if group is not None and transport.needs_feedback(group)
+    }
