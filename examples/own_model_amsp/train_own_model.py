@@ -216,7 +216,8 @@ def train_step(step: int, model: OwnModel, states: ShardedStates, world: World) 
     squared_norm, total_loss = states.squared_norm(), loss.detach().clone()
     dist.all_reduce(squared_norm)
     dist.all_reduce(total_loss)
-    states.step(ADAMW.learning_rate, clip_divisor(squared_norm.sqrt()))
+    states.update(ADAMW.learning_rate, clip_divisor(squared_norm.sqrt()))
+    states.refresh()
     return total_loss.item()
 
 

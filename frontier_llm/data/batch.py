@@ -3,9 +3,9 @@
 data/loader.py and data/spans.py build them; trainer/pipeline.py passes them to the model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import xxhash
@@ -37,7 +37,7 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """Copy to a device."""
-        return Batch(self.tokens.to(device), self.labels.to(device), self.positions.to(device))
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
     def inputs(self) -> dict[str, Any]:
         """Return the arguments of a GPT's forward pass, by name."""
@@ -91,15 +91,7 @@ class Seq2SeqBatch:
 
     def to(self, device: torch.device) -> "Seq2SeqBatch":
         """Copy to a device."""
-        mask = self.encoder_mask
-        return replace(
-            self,
-            encoder_tokens=self.encoder_tokens.to(device),
-            encoder_mask=None if mask is None else mask.to(device),
-            decoder_tokens=self.decoder_tokens.to(device),
-            labels=self.labels.to(device),
-            loss_mask=self.loss_mask.to(device),
-        )
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
     def inputs(self) -> dict[str, Any]:
         """Return the arguments of an encoder-decoder's forward pass, by name."""
@@ -122,9 +114,23 @@ class Seq2SeqBatch:
 
 AnyBatch = Batch | Seq2SeqBatch
 """A micro-batch of a decoder-only model or of an encoder-decoder."""
+SomeBatch = TypeVar("SomeBatch", bound=AnyBatch)
 
 
-def digest(batches: Iterable[Any]) -> int:
+def named_tensors(batch: AnyBatch) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a batch, with the names of their fields."""
+    for field in fields(batch):
+        if (tensor := getattr(batch, field.name)) is not None:
+            yield field.name, tensor
+
+
+def map_tensors(batch: SomeBatch, change: Callable[[torch.Tensor], torch.Tensor]) -> SomeBatch:
+    """Return a batch whose tensors are changed by a function, such as a copy to a device."""
+    changed: dict[str, Any] = {name: change(tensor) for name, tensor in named_tensors(batch)}
+    return replace(batch, **changed)
+
+
+def digest(batches: Iterable[AnyBatch]) -> int:
     """Return the sum of the 32-bit xxh32 digests of all samples.
 
     A run logs this number per step, so that two runs can be compared sample by sample. The sum does
@@ -136,8 +142,7 @@ def digest(batches: Iterable[Any]) -> int:
     """
     total = 0
     for batch in batches:
-        tensors = [getattr(batch, field.name) for field in fields(batch)]
-        arrays = [t.numpy() for t in tensors if isinstance(t, torch.Tensor)]
+        arrays = [tensor.numpy() for _, tensor in named_tensors(batch)]
         for index in range(batch.samples):
             hashed = xxhash.xxh32()
             for array in arrays:

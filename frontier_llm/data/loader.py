@@ -7,13 +7,14 @@ step reads, so they change the gradient only by the order in which samples are s
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from frontier_llm.data.batch import AnyBatch, Batch
+from frontier_llm.data.batch import AnyBatch, Batch, digest
+from frontier_llm.data.batch_transfer import CPU, BatchTransfer, SentBatches
 
 Tokens = npt.NDArray[np.int64]
 MakeBatch = Callable[[Sequence[Tokens], Sequence[int]], AnyBatch]
@@ -31,8 +32,20 @@ class Windows(Protocol):
         """Return the tokens of a sample."""
 
 
+class StepSamples(NamedTuple):
+    """The samples of a step on one replica."""
+
+    micro_batches: list[AnyBatch]
+    """The micro-batches, on the device of the loader."""
+    digest: int
+    """Their digest (data/batch.py)."""
+
+
 class BatchLoader:
     """Reads the micro-batches of a replica. A thread reads one step ahead of the caller.
+
+    The thread also starts to copy the micro-batches to the device, so that the copies overlap with
+    the step before.
 
     The class is not thread-safe: a single thread must call all methods.
     """
@@ -45,6 +58,7 @@ class BatchLoader:
         data_rank: int,
         data_size: int,
         make_batch: MakeBatch | None = None,
+        device: torch.device = CPU,
     ) -> None:
         """Initialise the loader; nothing is read yet.
 
@@ -55,27 +69,31 @@ class BatchLoader:
             data_rank: index of this replica.
             data_size: number of replicas.
             make_batch: function that builds a micro-batch; None: `causal_batch`.
+            device: where the micro-batches are needed.
         """
         assert global_batch % (micro_batch * data_size) == 0, "checked in config/rules.py"
         self._samples, self._make_batch = samples, make_batch or causal_batch
         self._global_batch, self._micro_batch = global_batch, micro_batch
         self._data_rank, self._data_size = data_rank, data_size
+        self._transfer = BatchTransfer(device)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
-        self._ahead: tuple[int, Future[list[AnyBatch]]] | None = None
+        self._ahead: tuple[int, Future[tuple[SentBatches, int]]] | None = None
 
-    def micro_batches(self, first: int) -> list[AnyBatch]:
-        """Return this replica's micro-batches of the step that begins with sample `first`.
+    def read_step(self, first: int) -> StepSamples:
+        """Return this replica's samples of the step that begins with sample `first`.
 
         The method then starts to read the following step in the background. A call for any other
         step than the following one has to wait for the disk. An error of the background thread is
-        raised by the next call.
+        raised by the next call. On a GPU the current stream waits for the copies to the device.
         """
-        batches = self._take_ahead(first)
-        if batches is None:
-            batches = self._read(first)
+        sent, sum_of_digests = self._take_ahead(first) or self._read(first)
         following = first + self._global_batch
         self._ahead = following, self._thread.submit(self._read, following)
-        return batches
+        return StepSamples(self._transfer.receive(sent), sum_of_digests)
+
+    def micro_batches(self, first: int) -> list[AnyBatch]:
+        """Return the micro-batches of `read_step`."""
+        return self.read_step(first).micro_batches
 
     def close(self) -> None:
         """End the background thread. The loader cannot be used afterwards."""
@@ -96,20 +114,21 @@ class BatchLoader:
             for start in range(first, first + self._global_batch, stride)
         ]
 
-    def _take_ahead(self, first: int) -> list[AnyBatch] | None:
-        """Return the batches that were read ahead, or None if they belong to another step."""
+    def _take_ahead(self, first: int) -> tuple[SentBatches, int] | None:
+        """Return the result of `_read` in the thread, or None if it belongs to another step."""
         if self._ahead is None:
             return None
         (ahead_first, future), self._ahead = self._ahead, None
-        batches = future.result()
-        return batches if ahead_first == first else None
+        read_ahead = future.result()
+        return read_ahead if ahead_first == first else None
 
-    def _read(self, first: int) -> list[AnyBatch]:
-        """Read the step that begins with sample `first`."""
-        return [
+    def _read(self, first: int) -> tuple[SentBatches, int]:
+        """Read the step that begins with sample `first`; return its batches and their digest."""
+        batches = [
             self._make_batch([self._samples[index] for index in indices], indices)
             for indices in self.sample_indices(first)
         ]
+        return self._transfer.send(batches), digest(batches)
 
 
 def causal_batch(rows: Sequence[Tokens], indices: Sequence[int]) -> Batch:

@@ -6,9 +6,11 @@ its samples read, and a function that builds a micro-batch from windows.
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from frontier_llm.config.reading import SENTINELS
 from frontier_llm.config.run import RunConfig
+from frontier_llm.data.batch_transfer import CPU
 from frontier_llm.data.corpora import BlendedSamples, Corpora, initial_schedule
 from frontier_llm.data.loader import BatchLoader, MakeBatch, Windows, causal_batch
 from frontier_llm.data.permutation import make_key
@@ -27,6 +29,7 @@ def make_loader(
     train: bool,
     windows: Windows | None = None,
     reads: bool = True,
+    device: torch.device = CPU,
 ) -> BatchLoader:
     """Build the loader of one replica.
 
@@ -39,6 +42,7 @@ def make_loader(
         windows: windows of the split; None: call `make_windows` for them.
         reads: whether this rank needs the tokens. If not, its batches have the same shapes and
             consist of zeros.
+        device: where the micro-batches are needed.
 
     Raises:
         ConfigError: the tokenizer has more tokens than the model's embedding has rows.
@@ -58,7 +62,7 @@ def make_loader(
     if not reads:
         windows = _ZeroWindows(len(windows), data.sequence_length + 1)
     return BatchLoader(
-        windows, data.global_batch, data.micro_batch, data_rank, data_size, make_batch
+        windows, data.global_batch, data.micro_batch, data_rank, data_size, make_batch, device
     )
 
 

@@ -83,10 +83,9 @@ class Accelerator:
         """
         if self.is_cpu:
             return {}
-        return {
-            "allocated": torch.cuda.max_memory_allocated(self.device),
-            "reserved": torch.cuda.max_memory_reserved(self.device),
-        }
+        # max_memory_allocated and max_memory_reserved would each collect and sort all statistics
+        stats = torch.cuda.memory_stats_as_nested_dict(self.device)
+        return {name: stats[f"{name}_bytes"]["all"]["peak"] for name in ("allocated", "reserved")}
 
     def matmul_flops_per_second(self, dtype: torch.dtype, size: int = 384) -> float:
         """Measure the speed of a product of two square matrices on a CPU, in about 0.1 s."""

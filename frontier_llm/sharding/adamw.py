@@ -39,7 +39,7 @@ class AdamW:
 
         Args:
             units: the trainable units.
-            gradients: per unit, [n / o] fp32; `step` reads them and divides them in place.
+            gradients: per unit, [n / o] fp32; `update` reads them and divides them in place.
             config: constants of the update rule.
             separate_masters: whether master weights are a copy even if the parameters are fp32.
         """
@@ -60,17 +60,22 @@ class AdamW:
         """Whether master weights are stored in addition to the parameters."""
         return any(m is not p for m, p in zip(self.masters, self._parameters, strict=True))
 
-    def step(self, learning_rate: float, gradient_divisor: torch.Tensor) -> None:
-        """Update masters and moments, then write this rank's interval of the parameters.
+    def update(
+        self,
+        learning_rate: float,
+        gradient_divisor: torch.Tensor,
+        skip: torch.Tensor | None = None,
+    ) -> None:
+        """Update masters and moments. `write_parameters` must follow, unless the update is skipped.
 
         Args:
-            learning_rate: learning rate of this step.
+            learning_rate: learning rate of this step. It is an argument of the kernels, not copied.
             gradient_divisor: [] fp32 on the device; gradients are divided by it first. It combines
                 the loss scale and the clipping factor.
+            skip: [] fp32 on the device; if 1, nothing changes. None: 0.
         """
         for decays, weight_decay in ((True, self._config.weight_decay), (False, 0.0)):
-            self._update(decays, weight_decay, learning_rate, gradient_divisor)
-        self._write_parameters()
+            self._update(decays, weight_decay, learning_rate, gradient_divisor, skip)
 
     def resume(self, updates: int) -> None:
         """Continue from masters and moments that the caller has overwritten.
@@ -81,15 +86,21 @@ class AdamW:
         for counters in self._step_counters.values():
             for counter in counters:
                 counter.fill_(updates)
-        self._write_parameters()
+        self.write_parameters()
 
-    def _write_parameters(self) -> None:
+    def write_parameters(self) -> None:
+        """Write this rank's interval of the parameters from the masters."""
         for master, parameters in zip(self.masters, self._parameters, strict=True):
             if master is not parameters:
                 parameters.copy_(master)
 
     def _update(
-        self, decays: bool, weight_decay: float, learning_rate: float, divisor: torch.Tensor
+        self,
+        decays: bool,
+        weight_decay: float,
+        learning_rate: float,
+        divisor: torch.Tensor,
+        skip: torch.Tensor | None,
     ) -> None:
         """Update the elements with weight decay (`decays`), or those without."""
         masters = self._ranges(self.masters, decays)
@@ -109,6 +120,7 @@ class AdamW:
             state_steps=nonempty(self._step_counters[decays]),
             fused=True,
             grad_scale=divisor,
+            found_inf=skip,
             amsgrad=False,
             beta1=self._config.beta1,
             beta2=self._config.beta2,

@@ -25,8 +25,8 @@ class ShardedStates:
     """Parameters, gradients, master weights and moments of one rank.
 
     A step is: `begin_step`; the forward and backward passes, all but the last backward inside
-    `accumulating()`; `finish_backward`; `squared_norm`; `step`, or `skip`. Code that reads
-    parameters must call `acquire` before and `release` after, with the units that hold them.
+    `accumulating()`; `finish_backward`; `squared_norm`; `update`; `refresh`, or `skip`. Code that
+    reads parameters must call `acquire` before and `release` after, with the units that hold them.
 
     The loss must be divided by the number of replicas before the backward pass: gradients are
     summed over replicas, not averaged.
@@ -159,27 +159,39 @@ class ShardedStates:
         of the model is counted by one rank per replica, and the shares of replicas are equal.
         """
         if not self._counted_in_norm:
-            return torch.zeros((), dtype=torch.float64)
+            return torch.zeros((), dtype=torch.float64, device=self._transport.pool.device)
         norms = torch.stack([torch.linalg.vector_norm(part) for part in self._counted_in_norm])
         return norms.double().square().sum() / self._groups.replicas
 
-    def step(self, learning_rate: float, gradient_divisor: torch.Tensor) -> None:
-        """Update this rank's intervals, and start to refresh the parameters of all ranks.
-
-        Collective over the ranks that hold parts of the same parameters. Returns before the refresh
-        is over: `acquire` waits for it, unit by unit.
+    def update(
+        self,
+        learning_rate: float,
+        gradient_divisor: torch.Tensor,
+        skip: torch.Tensor | None = None,
+    ) -> None:
+        """Update this rank's master weights and moments. `refresh` must follow, or `skip`.
 
         Args:
             learning_rate: learning rate of this step.
             gradient_divisor: [] fp32; the gradients are divided by it.
+            skip: [] fp32; if 1, nothing changes, and `skip` must follow. None: 0. Nobody has to
+                know the value when the update is submitted to a GPU.
         """
-        self._adamw.step(learning_rate, gradient_divisor)
+        self._adamw.update(learning_rate, gradient_divisor, skip)
+
+    def refresh(self) -> None:
+        """Write this rank's updated parameters, and start to refresh those of all ranks.
+
+        Collective over the ranks that hold parts of the same parameters. Returns before the refresh
+        is over: `acquire` waits for it, unit by unit.
+        """
+        self._adamw.write_parameters()
         self._parameters.refresh()
         self._transport.begin_next_step()
         self._parameters.gather_first()
 
     def skip(self) -> None:
-        """Skip the update because gradients are not finite, and reset error feedback to zero."""
+        """End an update that was skipped because gradients are not finite; reset error feedback."""
         self._gradients.reset_feedback()
 
     def gradients(self) -> Iterator[tuple[ParameterRecord, int, torch.Tensor]]:

@@ -135,7 +135,7 @@ def build_context(
     model = build_model(layout, groups, accelerator.device, hardware.kernels, config.trainer.seed)
     traffic = Traffic(groups.grid, world.rank)
     states = shard(config, model, groups, traffic, sharding_groups)
-    data = build_data(config, corpus, groups)
+    data = build_data(config, corpus, groups, accelerator.device)
     progress, loss_scale = Progress(), LossScale(config.precision, precision.name)
     meta = checkpoint_meta(config, world, store, data, progress, loss_scale)
     checkpoints = Checkpoints(config, world, store, states, groups, meta)
@@ -181,7 +181,9 @@ def resolve_precision(
     return ResolvedPrecision(*answer.split("\n"))
 
 
-def build_data(config: RunConfig, corpus: Corpora, groups: Groups) -> TrainingData:
+def build_data(
+    config: RunConfig, corpus: Corpora, groups: Groups, device: torch.device
+) -> TrainingData:
     """Make the loaders of the training and the validation samples for this rank.
 
     A loader reads only the samples of the data-parallel replica to which the rank belongs.
@@ -191,9 +193,8 @@ def build_data(config: RunConfig, corpus: Corpora, groups: Groups) -> TrainingDa
     # In a GPT only the first and the last stage read tokens. The stages between them need only
     # the shape of the batch, so their ranks do not read the corpus.
     reads = config.model.kind == "t5" or not groups.is_between
-    loader = partial(
-        make_loader, config, corpus, groups.coordinates.data, groups.grid.data, reads=reads
-    )
+    place = groups.coordinates.data, groups.grid.data
+    loader = partial(make_loader, config, corpus, *place, reads=reads, device=device)
     validation = loader(train=False)
     return TrainingData(
         corpus=corpus,

@@ -35,8 +35,7 @@ class Evaluation:
         with torch.no_grad():
             for index in range(self._batches):
                 first = index * self._global_batch
-                micro_batches = self._loader.micro_batches(first)
-                batches = [batch.to(self._device) for batch in micro_batches]
+                batches = self._loader.micro_batches(first)
                 losses = self._pipeline.losses(batches, train=False)
                 if counts:
                     total += torch.stack([torch.stack(losses).double().mean(), total.new_ones(())])

@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from frontier_llm.data.batch import digest
 from frontier_llm.errors import CheckpointError, StopRequested
 from frontier_llm.trainer.callbacks.callback import Rewind, StepEnd
 from frontier_llm.trainer.callbacks.callback_list import CallbackList
@@ -113,16 +112,17 @@ class Loop:
     def _train(self, step: int, learning_rate: float) -> StepResult:
         """Read the samples of a step and update the model with them."""
         context = self._context
-        batches = context.data.train.micro_batches(self._progress.next_sample)
-        flags = StepFlags(
-            stop=context.control.stop.look(),
-            checkpoint_failed=context.checkpoints.failed,
-            checkpoint_committed=context.checkpoints.has_unannounced_commit,
-            digest=digest(batches) if context.groups.counts_samples else 0,
-        )
-        device = context.hardware.accelerator.device
-        on_device = [batch.to(device) for batch in batches]
-        return context.train_step.run(step, on_device, learning_rate, flags)
+        samples = context.data.train.read_step(self._progress.next_sample)
+
+        def flags() -> StepFlags:
+            return StepFlags(
+                stop=context.control.stop.look(),
+                checkpoint_failed=context.checkpoints.failed,
+                checkpoint_committed=context.checkpoints.has_unannounced_commit,
+                digest=samples.digest,
+            )
+
+        return context.train_step.run(step, samples.micro_batches, learning_rate, flags)
 
     def _handle_checkpoint_outcome(self, result: StepResult) -> None:
         """React if this step's all-reduce has shown that a checkpoint failed or is committed."""

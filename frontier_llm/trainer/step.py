@@ -1,7 +1,8 @@
 """Runs one training step.
 
 A step has forward and backward passes, one all-reduce of a few numbers over all ranks, and the
-update. The update is skipped if a gradient is not finite.
+update. The update does nothing if a gradient is not finite. On a GPU the host waits only once, for
+the sums of the all-reduce, and the update has been submitted before.
 """
 
 import math
@@ -13,15 +14,18 @@ import torch
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch
+from frontier_llm.device.transfer import HostCopy
 from frontier_llm.errors import TrainingError
-from frontier_llm.geometry.wire import Sent, ring_sent
+from frontier_llm.geometry.wire import Sent
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.trainer.activation_traffic import count_activations
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.phase_timer import PhaseTimer
 from frontier_llm.trainer.pipeline import Pipeline
-from frontier_llm.trainer.totals import Totals
+from frontier_llm.trainer.totals import Totals, read_totals
+from frontier_llm.trainer.update_choice import choose_update
 
 _CHECKPOINT_FAILED = 2.0**32
 """Each rank adds this number to a sum if its checkpoint has failed, and 1 if the checkpoint is
@@ -104,7 +108,7 @@ class TrainStep:
         step: int,
         batches: Sequence[AnyBatch],
         learning_rate: float,
-        flags: StepFlags = StepFlags(),
+        flags: Callable[[], StepFlags] = StepFlags,
     ) -> StepResult:
         """Run one step.
 
@@ -114,7 +118,7 @@ class TrainStep:
             step: number of the step, counted from 1. Dropout masks depend on it.
             batches: micro-batches of this replica, on the device.
             learning_rate: learning rate of this step.
-            flags: what this rank tells all other ranks.
+            flags: returns what this rank tells all other ranks; called after the passes.
 
         Raises:
             TrainingError: the number of samples processed differs from data.global_batch.
@@ -125,26 +129,29 @@ class TrainStep:
         losses = self._pipeline.losses(batches, train=True)
         self.timer.mark("passes")
         self._states.finish_backward()
-        self._count_megatron_traffic(len(batches))
-        sums, sent, unquantised = self._totals.reduce(self._share(batches, losses, flags))
+        count_activations(self._traffic, self._groups, self._layout, len(batches))
+        totals = self._totals.reduce(self._share(batches, losses, flags()))
         self.timer.mark("reductions")
+        scale, clip_norm = self.loss_scale.value, self._config.optimizer.clip_norm
+        choice = choose_update(totals, scale, clip_norm, self._config.data.global_batch)
+        copy = HostCopy(torch.cat([choice.skip.double().view(1), totals]))
+        self._before_update()
+        self._states.update(learning_rate, choice.divisor, choice.skip)
+        skipped, *numbers = copy.tolist()
+        sums, sent, unquantised = read_totals(numbers)
         self._check_samples(sums["samples"])
-        scale = self.loss_scale.value
-        norm = math.sqrt(sums["squared_norm"]) / scale
-        finite = math.isfinite(norm) and math.isfinite(sums["loss_sum"])
-        if finite:
-            self._before_update()
-            self._states.step(learning_rate, self._divisor(norm))
-        else:
+        if skipped:
             self._states.skip()
+        else:
+            self._states.refresh()
         self.timer.mark("update")
         self.timer.end()
-        self.loss_scale.update(finite)
+        self.loss_scale.update(finite=not skipped)
         return StepResult(
             loss=sums["loss_sum"] / sums["samples"],
-            grad_norm=norm,
+            grad_norm=math.sqrt(sums["squared_norm"]) / scale,
             samples=round(sums["samples"]),
-            skipped=not finite,
+            skipped=bool(skipped),
             loss_scale=scale,
             digest=round(sums["digest"]),
             stop=sums["stop"] > 0,
@@ -160,20 +167,6 @@ class TrainStep:
         The gradients of the replicas are summed, so the sum is then the gradient of the mean loss.
         """
         return loss * (self.loss_scale.value / self._groups.grid.data)
-
-    def _divisor(self, norm: float) -> torch.Tensor:
-        """Return the number by which the update divides gradients.
-
-        It is the loss scale; if the norm exceeds `clip_norm`, times the ratio of the two.
-
-        Args:
-            norm: L2 norm of the gradient, without the loss scale.
-        """
-        clip = self._config.optimizer.clip_norm
-        excess = max(1.0, norm / clip) if clip else 1.0
-        return torch.tensor(
-            self.loss_scale.value * excess, dtype=torch.float32, device=self._device
-        )
 
     def _share(
         self, batches: Sequence[AnyBatch], losses: Sequence[torch.Tensor], flags: StepFlags
@@ -200,20 +193,3 @@ class TrainStep:
                 f"{processed:.0f} samples were processed in a step of data.global_batch="
                 f"{expected}: throughput and position in the data would be wrong"
             )
-
-    def _count_megatron_traffic(self, micro_batches: int) -> None:
-        """Count the bytes of activations that megatron's layers and schedule send in a step.
-
-        The bytes follow from formulas, which a test compares with the messages that are sent.
-        """
-        grid, rank = self._groups.grid, self._groups.rank
-        layout, activations = self._layout, self._layout.activation_traffic
-        own_chunks = layout.chunks_of_stage(self._groups.coordinates.pipeline)
-        # of one micro-batch
-        tensor_bytes = sum(activations.tensor_bytes(chunk) for chunk in own_chunks)
-        sent = activations.pipeline_sent(grid, rank, layout.model_chunks)
-        tensor_ranks = grid.tensor_group(rank)
-        self._traffic.add(
-            "tensor", ring_sent(grid, rank, tensor_ranks, tensor_bytes * micro_batches)
-        )
-        self._traffic.add("pipeline", Sent(sent.intra * micro_batches, sent.inter * micro_batches))

@@ -1,10 +1,13 @@
 """Sums the numbers that all ranks must agree on after a step, in one small all-reduce."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 
 from frontier_llm.collectives.primitives import all_reduce
 from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.device.transfer import send
 from frontier_llm.geometry.wire import Sent
 
 SCALARS = ("squared_norm", "loss_sum", "samples", "digest", "stop", "checkpoint")
@@ -24,38 +27,48 @@ class Totals:
     def __init__(self, device: torch.device, traffic: Traffic) -> None:
         self._device, self._traffic = device, traffic
 
-    def reduce(
-        self, addends: dict[str, float | torch.Tensor]
-    ) -> tuple[dict[str, float], dict[str, Sent], dict[str, Sent]]:
-        """Sum the addends of all ranks.
+    def reduce(self, addends: dict[str, float | torch.Tensor]) -> torch.Tensor:
+        """Sum the addends of all ranks, and the bytes that they have sent since the last call.
 
-        Collective over all ranks; waits for the device.
+        Collective over all ranks. On a GPU the host does not wait. The bytes of this all-reduce
+        count in the next call.
 
         Args:
-            addends: this rank's addend for each name in `SCALARS`.
+            addends: this rank's addend for each name in `SCALARS`; tensors lie on the device.
 
         Returns:
-            Three values: the sums, by name; the bytes that all ranks have sent since the last call,
-            by collective; and the bytes that quantised collectives would have sent in the compute
-            precision, by collective. The bytes of this all-reduce count in the next call.
+            [numbers] fp64, on the device. The first numbers are the sums, in the order of
+            `SCALARS`; `read_totals` explains the others.
         """
         sent, unquantised = self._traffic.take(), self._traffic.take_unquantised()
         unknown = set(sent) - set(COLLECTIVES)
         assert not unknown, f"collectives that are not in COLLECTIVES: {unknown}"
-        scalars = [torch.as_tensor(addends[name], dtype=torch.float64) for name in SCALARS]
+        values = [addends[name] for name in SCALARS]
         by_link = [sent.get(name, Sent()) for name in COLLECTIVES]
         by_link += [unquantised.get(name, Sent()) for name in QUANTISABLE]
-        volumes = torch.tensor([[s.intra, s.inter] for s in by_link], dtype=torch.float64)
-        vector = torch.cat(
-            [torch.stack([s.to(self._device) for s in scalars]), volumes.flatten().to(self._device)]
-        )
+        known = [0.0 if isinstance(value, torch.Tensor) else float(value) for value in values]
+        known += [count for volume in by_link for count in (volume.intra, volume.inter)]
+        vector = send(known, self._device)
+        for index, value in enumerate(values):
+            if isinstance(value, torch.Tensor):
+                vector[index].copy_(value)
         group = dist.group.WORLD
         assert group is not None
         all_reduce(vector, group, self._traffic, "totals").wait()
-        numbers = vector.tolist()
-        sums = dict(zip(SCALARS, numbers, strict=False))
-        byte_counts = iter(numbers[len(SCALARS) :])
-        sent = {name: Sent(next(byte_counts), next(byte_counts)) for name in COLLECTIVES}
-        as_if = {name: Sent(next(byte_counts), next(byte_counts)) for name in QUANTISABLE}
-        unquantised = {name: volume for name, volume in as_if.items() if volume != sent[name]}
-        return sums, sent, unquantised
+        return vector
+
+
+def read_totals(
+    numbers: Sequence[float],
+) -> tuple[dict[str, float], dict[str, Sent], dict[str, Sent]]:
+    """Explain the result of `Totals.reduce`, after it was copied to the host.
+
+    Returns:
+        Three values: the sums, by name; the bytes that all ranks have sent, by collective; and the
+        bytes that quantised collectives would have sent in the compute precision, by collective.
+    """
+    sums = dict(zip(SCALARS, numbers, strict=False))
+    byte_counts = iter(numbers[len(SCALARS) :])
+    sent = {name: Sent(next(byte_counts), next(byte_counts)) for name in COLLECTIVES}
+    as_if = {name: Sent(next(byte_counts), next(byte_counts)) for name in QUANTISABLE}
+    return sums, sent, {name: volume for name, volume in as_if.items() if volume != sent[name]}

@@ -84,8 +84,11 @@ def test_a_driver_without_addresses_still_gives_the_uuid(monkeypatch):
 
 
 def test_a_gpu_tells_what_its_allocator_holds(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 5)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 8)
+    stats = {
+        "allocated_bytes": {"all": {"peak": 5, "current": 1}},
+        "reserved_bytes": {"all": {"peak": 8, "current": 2}},
+    }
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: stats)
     assert GPU.allocator_bytes() == {"allocated": 5, "reserved": 8}
     assert Accelerator(torch.device("cpu"), "cpu", "cpu").allocator_bytes() == {}
 

@@ -2,8 +2,8 @@
 
 Tensors are torch's fake tensors: operations compute shapes, dtypes and devices, but no numbers.
 The process group is torch's fake group. An operation that needs a number on the host, such as
-`.item()`, raises an error. So a step that completes waits for the device only in the places that
-are replaced here and counted.
+`.item()`, raises an error. Only the numbers that a step reads after its all-reduce are replaced
+here. Waits of the host are counted by the stand-in for CUDA.
 """
 
 import ctypes
@@ -32,6 +32,7 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
 from frontier_llm.device import accumulate
 from frontier_llm.device.kernels import resolve
+from frontier_llm.device.transfer import HostCopy
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model import build
 from frontier_llm.parallel import megatron_cpu
@@ -39,7 +40,7 @@ from frontier_llm.parallel.groups import destroy_groups, make_groups
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
-from frontier_llm.trainer.totals import SCALARS, Totals
+from frontier_llm.trainer.totals import SCALARS
 from tests.gpu_model import generated_code
 
 DEVICE = torch.device("cuda", 0)
@@ -47,6 +48,10 @@ WITHOUT_KERNEL = ("prim.", "aten._unsafe_view", "aten.empty")
 """Operations that only allocate a tensor or change its description, beside views."""
 OVERWRITES = ("aten.copy_", "aten.fill_", "aten.zero_")
 """Operations that write a tensor without reading it."""
+COPIES = ("aten._to_copy.default", "aten.copy_.default")
+"""Operations that may copy between host and device."""
+WAITS = ("device_waits", "event_waits", "stream_waits")
+"""Counters of cuda_stub.c."""
 PRELOADED = os.environ.get("LD_PRELOAD", "").endswith("fake_cuda.so")
 """Whether the stand-in for CUDA is in place; `make test-gpu-model` sets it."""
 
@@ -60,18 +65,25 @@ class Recorded:
     kernel_bytes: Counter[str] = field(default_factory=Counter)
     """Bytes that these operations read and write."""
     across_devices: Counter[str] = field(default_factory=Counter)
-    """Operations with tensors on both the CPU and the GPU."""
+    """Operations with tensors on both the CPU and the GPU that are not copies between them."""
+    copies: int = 0
+    """Copies between host and device."""
+    blocking_copies: int = 0
+    """Copies for which the host waits: from or to pageable memory, or not asynchronous."""
     device_waits: int = 0
     """Calls that wait for all work of the device."""
     host_waits: int = 0
-    """Places in which the host waits for a result of the device."""
+    """Calls that wait for an event or a stream."""
+    kernels_before_wait: Counter[str] = field(default_factory=Counter)
+    """The operations on CUDA tensors that the host submits before it reads the numbers."""
 
     def clear(self) -> None:
         """Forget everything."""
         self.kernels.clear()
         self.kernel_bytes.clear()
         self.across_devices.clear()
-        self.device_waits = self.host_waits = 0
+        self.kernels_before_wait.clear()
+        self.copies = self.blocking_copies = self.device_waits = self.host_waits = 0
 
     def start(self, name: str, size: float) -> None:
         """Record a kernel that reads and writes `size` bytes."""
@@ -114,8 +126,16 @@ class Recorder(TorchDispatchMode):
         read, written = ([t for t in tree_leaves(x) if isinstance(t, torch.Tensor)]
                          for x in ((args, kwargs), out))  # fmt: skip
         name = str(func)
+        for tensor in written if (kwargs or {}).get("pin_memory") else ():
+            tensor.is_page_locked = True
         devices = {tensor.device.type for tensor in (*read, *written) if tensor.dim()}
-        if len(devices) > 1:
+        if name in COPIES and len({tensor.device.type for tensor in (*read, *written)}) > 1:
+            hosts = [tensor for tensor in (*read, *written) if tensor.device.type == "cpu"]
+            is_asynchronous = args[2:] == (True,) or (kwargs or {}).get("non_blocking", False)
+            is_page_locked = all(getattr(host, "is_page_locked", False) for host in hosts)
+            self._recorded.copies += 1
+            self._recorded.blocking_copies += not (is_asynchronous and is_page_locked)
+        elif len(devices) > 1:
             self._recorded.across_devices[name] += 1
         is_kernel = not func.is_view and not name.startswith(WITHOUT_KERNEL)
         if is_kernel and "cuda" in devices:
@@ -150,10 +170,12 @@ def record_step(
             for number in (1, 2):
                 batches = _batches(config, step)
                 recorded.clear()
-                waits = _native_waits()
+                waits = [stub_count(name) for name in WAITS]
                 with Recorder(recorded) if number == 2 else nullcontext():
                     step.run(number, batches, 1e-4)
-                recorded.device_waits += _native_waits() - waits
+                new = [stub_count(name) - n for name, n in zip(WAITS, waits, strict=True)]
+                recorded.device_waits += new[0]
+                recorded.host_waits = sum(new[1:])
     finally:
         destroy_groups()
     return recorded
@@ -199,14 +221,20 @@ def _simulated(config: RunConfig, recorded: Recorded) -> Iterator[None]:
 
     def tensor(data: Any, *, dtype: Any = None, device: Any = None, **more: Any) -> torch.Tensor:
         if device is None:
-            return make_tensor(data, dtype=dtype, **more)
+            made = make_tensor(data, dtype=dtype, **more)
+            made.is_page_locked = more.get("pin_memory", False)
+            return made
+        recorded.copies += 1
+        recorded.blocking_copies += 1
         return torch.zeros(np.shape(data), dtype=dtype or torch.float32, device=device)
 
-    def totals(_: Totals, share: Any) -> Any:
-        """All ranks finished the step. The host waits once for the sums."""
-        recorded.host_waits += 1
-        sums = dict.fromkeys(SCALARS, 1.0) | {"stop": 0.0, "checkpoint": 0.0}
-        return sums | {"samples": float(config.data.global_batch)}, {}, {}
+    def numbers(copy: HostCopy) -> list[float]:
+        """Wait, then return that all ranks finished the step and that it was not skipped."""
+        assert copy._done is not None
+        copy._done.synchronize()
+        recorded.kernels_before_wait = Counter(recorded.kernels)
+        sums = dict.fromkeys(SCALARS, 0.0) | {"samples": float(config.data.global_batch)}
+        return [0.0, *sums.values(), *[0.0] * (len(copy._copy) - 1 - len(sums))]
 
     def synchronize(*_: Any) -> None:
         recorded.device_waits += 1
@@ -214,14 +242,18 @@ def _simulated(config: RunConfig, recorded: Recorded) -> Iterator[None]:
     import megatron.core.pipeline_parallel.schedules  # noqa: F401
     import megatron.core.tensor_parallel.random as megatron_random
 
-    substitutes = {"current_device": lambda: 0, "synchronize": synchronize}
+    substitutes = {
+        "current_device": lambda: 0,
+        "current_stream": torch.cuda.current_stream,
+        "synchronize": synchronize,
+    }
     patches = [
         mock.patch.object(fake_tensor, "init_gpu_context"),
         mock.patch.object(torch, "tensor", tensor),
         mock.patch.object(nn.Module, "to", lambda self, **_: self),  # built on the device already
         mock.patch.object(build, "initialise"),
         mock.patch.object(accumulate, "accumulates_in_fp32", return_value=True),
-        mock.patch.object(Totals, "reduce", totals),
+        mock.patch.object(HostCopy, "tolist", numbers),
         mock.patch.object(
             megatron_random.CudaRNGStatesTracker, "fork", side_effect=lambda *_: nullcontext()
         ),
@@ -246,6 +278,6 @@ def _simulated(config: RunConfig, recorded: Recorded) -> Iterator[None]:
             patch.stop()
 
 
-def _native_waits() -> int:
-    """Return how often torch has called cudaDeviceSynchronize."""
-    return ctypes.c_int.in_dll(ctypes.CDLL(None), "stub_device_waits").value
+def stub_count(name: str) -> int:
+    """Return a counter of cuda_stub.c, such as `device_waits`."""
+    return ctypes.c_int.in_dll(ctypes.CDLL(None), f"stub_{name}").value

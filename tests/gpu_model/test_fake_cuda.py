@@ -1,4 +1,7 @@
-"""A step of every layout on CUDA tensors: no operation mixes devices, the host waits once."""
+"""A step of every layout on CUDA tensors: no operation mixes devices, the host waits once.
+
+A step copies the addends of its all-reduce from page-locked memory to the device, and sums back.
+"""
 
 from typing import Any
 
@@ -58,7 +61,11 @@ def test_the_host_waits_once_and_no_operation_mixes_devices(name: str, precision
     assert recorded.across_devices == {}
     assert recorded.device_waits == 0
     assert recorded.host_waits == 1
+    assert (recorded.copies, recorded.blocking_copies) == (2, 0)
     assert recorded.kernels.total() > 100
+    updates = [kernels["aten._fused_adamw_.default"]
+               for kernels in (recorded.kernels, recorded.kernels_before_wait)]  # fmt: skip
+    assert updates[0] == updates[1] > 0, "the host waits before it submits the update"
 
 
 def test_megatrons_wait_after_each_exchange_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def test_samples_that_are_lost_end_the_run() -> None:
 
 def stop_one(world: World, values: dict[str, Any]) -> bool:
     rig = make_rig(world, values)
-    return rig.step.run(1, rig.batches(0), 1e-3, StepFlags(stop=world.rank == 3)).stop
+    return rig.step.run(1, rig.batches(0), 1e-3, lambda: StepFlags(stop=world.rank == 3)).stop
 
 
 def test_one_rank_that_was_asked_to_stop_stops_all() -> None:
@@ -38,7 +38,10 @@ def flag_checkpoints(world: World, values: dict[str, Any]) -> list[tuple[bool, b
         StepFlags(checkpoint_committed=True),
         StepFlags(checkpoint_failed=world.rank == 1, checkpoint_committed=world.rank != 1),
     )
-    results = [rig.step.run(n + 1, rig.batches(n), 1e-3, flag) for n, flag in enumerate(flags)]
+    results = [
+        rig.step.run(n + 1, rig.batches(n), 1e-3, lambda flag=flag: flag)
+        for n, flag in enumerate(flags)
+    ]
     return [(result.checkpoint_committed, result.checkpoint_failed) for result in results]
 
 

@@ -1,0 +1,131 @@
+"""The update is chosen on the device: its divisor, and whether it changes anything."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from frontier_llm.errors import TrainingError
+from frontier_llm.launch.world import World
+from frontier_llm.trainer.totals import SCALARS
+from frontier_llm.trainer.update_choice import UpdateChoice, choose_update
+from tests.ranks import run_ranks
+from tests.trainer.rig import Rig, make_rig
+from tests.values import tiny_values
+
+SAMPLES = 8
+
+
+def choose(scale: float = 1.0, clip_norm: float | None = 1.0, **sums: float) -> UpdateChoice:
+    values = {**dict.fromkeys(SCALARS, 1.0), "samples": SAMPLES, **sums}
+    totals = torch.tensor([values[name] for name in SCALARS] + [7.0], dtype=torch.float64)
+    return choose_update(totals, scale, clip_norm, SAMPLES)
+
+
+@pytest.mark.parametrize("clip_norm", [0.3, 1.0, None])
+@pytest.mark.parametrize("scale", [1.0, 65536.0])
+@pytest.mark.parametrize("norm", [0.0, 0.2, 0.99, 1.7, 123.4])
+def test_the_divisor_is_that_of_the_host(
+    norm: float, scale: float, clip_norm: float | None
+) -> None:
+    choice = choose(scale, clip_norm, squared_norm=(norm * scale) ** 2)
+    measured = math.sqrt((norm * scale) ** 2) / scale
+    excess = max(1.0, measured / clip_norm) if clip_norm else 1.0
+    assert choice.divisor.dtype == choice.skip.dtype == torch.float32
+    assert choice.divisor.item() == torch.tensor(scale * excess, dtype=torch.float32).item()
+    assert choice.skip.item() == 0
+
+
+@pytest.mark.parametrize("name", ["squared_norm", "loss_sum"])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_numbers_that_are_not_finite_skip(name: str, value: float) -> None:
+    assert choose(**{name: value}).skip.item() == 1
+
+
+@pytest.mark.parametrize("samples", [SAMPLES - 1, SAMPLES + 1, 0])
+def test_a_wrong_number_of_samples_skips(samples: float) -> None:
+    assert choose(samples=samples).skip.item() == 1
+
+
+def state_bits(rig: Rig) -> list[torch.Tensor]:
+    """Return the bits of masters, moments, step counters and parameters."""
+    rig.states.settle()
+    adamw = rig.states._adamw
+    counters = [torch.stack(counts) for counts in adamw._step_counters.values()]
+    parameters = [unit.shard for unit in rig.states._units]
+    tensors = [*adamw.masters, *adamw.exp_avgs, *adamw.exp_avg_sqs, *counters, *parameters]
+    return [tensor.contiguous().view(torch.uint8).clone() for tensor in tensors]
+
+
+def count_changes(before: list[torch.Tensor], after: list[torch.Tensor]) -> int:
+    return sum(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def skip_one(world: World, values: dict[str, Any], precision: str) -> list[Any]:
+    """Train two steps, skip one, train one; return what the last two steps changed."""
+    rig = make_rig(world, values, precision)
+    rig.train(2)
+    before = state_bits(rig)
+    handle = rig.model.records[0].parameter.register_hook(lambda g: torch.full_like(g, math.nan))
+    (skipped,) = rig.train(1, first=2)
+    handle.remove()
+    during_skip = count_changes(before, state_bits(rig))
+    (next_step,) = rig.train(1, first=3)
+    return [
+        skipped.skipped,
+        during_skip,
+        next_step.skipped,
+        math.isfinite(next_step.loss),
+        count_changes(before, state_bits(rig)) > 0,
+        # bytes count in the next step
+        [result.sent["refresh_params"].intra > 0 for result in (skipped, next_step)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "precision"),
+    [
+        (["sharding=zero3"], "bf16"),
+        (["sharding=zero1"], "fp32"),
+        (["sharding=zero2", "collectives=zeropp"], "bf16"),
+        (["parallel.tensor=2", "parallel.pipeline=2"], "fp32"),
+    ],
+)
+def test_a_skipped_step_changes_no_bit(overrides: list[str], precision: str) -> None:
+    values = tiny_values(*overrides, f"precision={precision}")
+    ranks = run_ranks(skip_one, 4, values, precision, ranks_per_node=2)
+    sends_parameters = "sharding=zero1" in overrides or "sharding=zero2" in overrides
+    assert ranks == [[True, 0, False, True, True, [sends_parameters, False]]] * 4
+
+
+def lose_a_batch(world: World, values: dict[str, Any]) -> int:
+    rig = make_rig(world, values)
+    rig.train(1)
+    before = state_bits(rig)
+    with pytest.raises(TrainingError):
+        rig.step.run(2, rig.batches(1)[:-1], 1e-3)
+    return count_changes(before, state_bits(rig))
+
+
+def test_a_step_with_lost_samples_changes_no_bit() -> None:
+    assert run_ranks(lose_a_batch, 2, tiny_values("sharding=zero1")) == [0, 0]
+
+
+def observe_fence(world: World, values: dict[str, Any]) -> list[bool]:
+    rig = make_rig(world, values)
+    rig.train(1)
+    seen: list[list[torch.Tensor]] = []
+
+    def fence() -> None:
+        seen.append(state_bits(rig))
+
+    before, rig.step._before_update = state_bits(rig), fence
+    rig.train(1, first=1)
+    (at_fence,) = seen
+    return [count_changes(before, at_fence) == 0, count_changes(before, state_bits(rig)) > 0]
+
+
+def test_nothing_is_written_before_the_checkpoint_allows_it() -> None:
+    """The fence of a lazy checkpoint copies the states that are not saved yet."""
+    assert run_ranks(observe_fence, 2, tiny_values("sharding=zero2")) == [[True, True]] * 2
