@@ -59,6 +59,10 @@ class RunConfig(Section):
     """Implementation of the layers. `torch`: PyTorch; `compiled`: torch.compile of each layer;
     `fused`: norms of apex or TransformerEngine, with an error if they do not work; `auto`: fused
     norms if a test call on a tiny tensor works, otherwise PyTorch."""
+    attention: Literal["sdpa", "flex"] = "sdpa"
+    """Implementation of self attention with relative positions. `sdpa`: scaled_dot_product_attention
+    of torch, for one block of queries after the other; `flex`: FlexAttention of torch on a GPU, which
+    stores no biases. The default is for the configurations of older runs, which lack this key."""
     optimizer: OptimizerConfig
     """The optimizer and its schedule."""
     data: DataConfig
