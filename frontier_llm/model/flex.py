@@ -23,8 +23,10 @@ DEVICES = ("cuda",)
 """Types of the devices on which FlexAttention has a backward pass. ROCm's type is `cuda` too."""
 BLOCK = 128
 """Queries, and keys, of a block of scores that is skipped if all of them are masked."""
-OPTIONS = {"FORCE_USE_FLEX_ATTENTION": True}
-"""Use the same kernel for short sequences, for which torch has another one without a test here."""
+OPTIONS = {"FORCE_USE_FLEX_ATTENTION": True, "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64}
+"""Options of the kernels. Short sequences use the kernel of long ones. A program of the forward
+kernel computes 64 x 64 scores at a time; with torch's default, 128 x 128 on a GPU of sm_90, reading
+biases needs so many registers that thousands of bytes are spilled to memory."""
 
 
 def uses_flex(attention: str, device: torch.device) -> bool:

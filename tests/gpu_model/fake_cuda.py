@@ -55,6 +55,8 @@ class Recorded:
     """Operations on CUDA tensors that are not views, by name."""
     kernel_bytes: Counter[str] = field(default_factory=Counter)
     """Bytes that these operations read and write."""
+    shapes: set[tuple[int, ...]] = field(default_factory=set)
+    """Shapes of the tensors that these operations return."""
     across_devices: Counter[str] = field(default_factory=Counter)
     """Operations with tensors on both the CPU and the GPU."""
     device_waits: int = 0
@@ -65,6 +67,9 @@ class Recorded:
 
 class Recorder(TorchDispatchMode):
     """Records every operation within its context."""
+
+    supports_higher_order_operators = True
+    """Also record FlexAttention. Its tensors are then those of its kernels."""
 
     def __init__(self, recorded: Recorded) -> None:
         super().__init__()
@@ -78,11 +83,12 @@ class Recorder(TorchDispatchMode):
         devices = {tensor.device.type for tensor in (*read, *written) if tensor.dim()}
         if len(devices) > 1:
             self._recorded.across_devices[name] += 1
-        is_kernel = not func.is_view and not name.startswith(WITHOUT_KERNEL)
+        is_kernel = not getattr(func, "is_view", False) and not name.startswith(WITHOUT_KERNEL)
         if is_kernel and "cuda" in devices:
             new = [tensor for tensor in written if all(tensor is not other for other in read)]
             sizes = [tensor.numel() * tensor.element_size() for tensor in (*read, *new)]
             self._recorded.kernels[name] += 1
+            self._recorded.shapes |= {tuple(tensor.shape) for tensor in new}
             self._recorded.kernel_bytes[name] += sum(sizes)
         return out
 
