@@ -60,9 +60,9 @@ class RunConfig(Section):
     `fused`: norms of apex or TransformerEngine, with an error if they do not work; `auto`: fused
     norms if a test call on a tiny tensor works, otherwise PyTorch."""
     attention: Literal["sdpa", "flex"] = "sdpa"
-    """Implementation of self attention with relative positions. `sdpa`: scaled_dot_product_attention
-    of torch, for one block of queries after the other; `flex`: FlexAttention of torch on a GPU, which
-    stores no biases. The default is for the configurations of older runs, which lack this key."""
+    """Implementation of self attention with relative positions. `sdpa`: torch's
+    scaled_dot_product_attention, one block of queries at a time; `flex`: torch's FlexAttention on a
+    GPU, which stores no biases. Configurations of older runs lack this key and get the default."""
     optimizer: OptimizerConfig
     """The optimizer and its schedule."""
     data: DataConfig

@@ -140,15 +140,22 @@ def _block_mask(whole: Tensor, partial: Tensor, is_read: Any, tokens: int) -> Bl
             called in partial blocks only.
         tokens: number of queries and of keys.
     """
-    counts_and_indices = (
-        part
-        for blocks in (partial, whole)
-        for part in (
-            blocks.sum(-1, dtype=torch.int32),
-            # the positions of all true values come first
-            blocks.int().argsort(dim=-1, descending=True, stable=True).int(),
-        )
-    )
+    (partial_count, partial_at), (whole_count, whole_at) = map(_ordered, (partial, whole))
     return BlockMask.from_kv_blocks(
-        *counts_and_indices, BLOCK_SIZE=BLOCK, mask_mod=is_read, seq_lengths=(tokens, tokens)
+        partial_count,
+        partial_at,
+        whole_count,
+        whole_at,
+        BLOCK_SIZE=BLOCK,
+        mask_mod=is_read,
+        seq_lengths=(tokens, tokens),
     )
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return, for each row of [..., n] bool, the number of true values and their positions, int32.
+
+    The positions of the other values come after those of the true values: [..., n].
+    """
+    positions = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), positions.int()

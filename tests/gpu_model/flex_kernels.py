@@ -164,13 +164,13 @@ def _without_device(target: GPUTarget, programs: list[str]) -> Iterator[None]:
     if target.backend == "hip":
         sizes = heuristics.ROCmConfigHeuristic()
         patches += [
-            mock.patch.object(InductorChoices, "get_config_heuristics", lambda *_: sizes),
-            mock.patch.object(heuristics, "get_default_kpack", lambda: 2),
+            mock.patch.object(InductorChoices, "get_config_heuristics", return_value=sizes),
+            mock.patch.object(heuristics, "get_default_kpack", return_value=2),
         ]
     else:
         capability = divmod(target.arch, 10)
         patches.append(
-            mock.patch.object(torch.cuda, "get_device_capability", lambda *_: capability)
+            mock.patch.object(torch.cuda, "get_device_capability", return_value=capability)
         )
     with ExitStack() as stack:
         for patch in patches:
@@ -225,7 +225,7 @@ def compare(case: str) -> dict[str, float]:
     weight = torch.randn(TOKENS, 2, HEADS, 16, generator=torch.Generator().manual_seed(1))
     weight = weight.permute(1, 2, 0, 3)
     with (
-        mock.patch.object(torch.cuda, "_DeviceGuard", lambda _: nullcontext()),
+        mock.patch.object(torch.cuda, "_DeviceGuard", return_value=nullcontext()),
         mock.patch.object(torch.cuda, "set_device"),
         torch.no_grad(),
     ):
@@ -309,4 +309,5 @@ def _spilled(chip: str, asm: dict[str, Any]) -> int:
 
 if __name__ == "__main__":
     command, argument = sys.argv[1:]
-    print(json.dumps({"compare": compare, "compile": compile_for}[command](argument)))
+    result = {"compare": compare, "compile": compile_for}[command](argument)
+    sys.stdout.write(json.dumps(result) + "\n")

@@ -71,5 +71,4 @@ def test_a_layer_moves_fewer_bytes() -> None:
     for attention in ("sdpa", "flex"):
         sizes = recorded(attention, 4).kernel_bytes - recorded(attention, 2).kernel_bytes
         moved[attention] = sum(size for name, size in sizes.items() if "mm" not in name)
-    print({attention: f"{size / 1e9:.1f} GB" for attention, size in moved.items()})
     assert moved["flex"] < 0.65 * moved["sdpa"]
