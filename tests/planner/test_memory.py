@@ -149,7 +149,7 @@ def test_what_is_planned_is_allocated_to_the_byte(ranks, overrides, precision):
 
 
 def test_flex_attention_reads_and_writes_no_bias():
-    t5 = ("model=mt5_tiny", "data=stdlib_spans", "data.sequence_length=64", "parallel.tensor=2")
+    t5 = ("model=mt5_tiny", "model.vocabulary=256", "data=stdlib_spans", "parallel.tensor=2")
     moved, kept = {}, {}
     for attention in ("sdpa", "flex"):
         candidate = make(*t5, f"attention={attention}")
