@@ -91,6 +91,8 @@ def test_masked_blocks_are_skipped() -> None:
     assert padded.to_dense()[:, 0, 0].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
     assert padded.full_kv_num_blocks is not None
     assert padded.full_kv_num_blocks[:, 0, 0].tolist() == [2, 1, 1]
+    # a block that is in both lists would be counted twice
+    assert padded.kv_num_blocks[:, 0, 0].tolist() == [1, 0, 1]
 
 
 LAYOUT_CASES = {
