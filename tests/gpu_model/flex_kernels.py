@@ -77,8 +77,10 @@ class Kernel:
         source = ASTSource(self.function, meta["signature"], {}, meta["configs"][0])
         chosen = self.options["inductor_meta"]["config_args"]
         options = {name: self.options[name] for name in ("num_warps", "num_stages")}
-        amd = ("kpack", "waves_per_eu", "matrix_instr_nonkdim")
-        options |= {name: chosen[name] for name in amd if name in chosen}
+        if target.backend == "hip":
+            amd = ("waves_per_eu", "matrix_instr_nonkdim")
+            options |= {name: chosen[name] for name in amd if name in chosen}
+            options["kpack"] = 2  # TorchInductor's default on ROCm; a CUDA build takes 0
         return triton.compile(source, target=target, options=options)
 
 
@@ -163,10 +165,9 @@ def _without_device(target: GPUTarget, programs: list[str]) -> Iterator[None]:
     ]
     if target.backend == "hip":
         sizes = heuristics.ROCmConfigHeuristic()
-        patches += [
-            mock.patch.object(InductorChoices, "get_config_heuristics", return_value=sizes),
-            mock.patch.object(heuristics, "get_default_kpack", return_value=2),
-        ]
+        patches.append(
+            mock.patch.object(InductorChoices, "get_config_heuristics", return_value=sizes)
+        )
     else:
         capability = divmod(target.arch, 10)
         patches.append(
