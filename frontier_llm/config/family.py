@@ -4,6 +4,9 @@ from frontier_llm.config.model import DECODER_MULTIPLE, ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
+FLEX_LEAST_WIDTH = 16
+"""Least width of a head that torch's FlexAttention kernels support."""
+
 
 def check_family(model: ModelConfig) -> None:
     """Refuse settings that a model of this kind does not support.
@@ -31,6 +34,38 @@ def check_decoder_length(config: RunConfig) -> None:
             f"a divisor of {DECODER_MULTIPLE}: the length of the decoder is a multiple of "
             f"{DECODER_MULTIPLE}",
             "set parallel.sequence=false, or parallel.tensor to 1, 2, 4 or 8",
+        )
+
+
+def check_attention(config: RunConfig) -> None:
+    """Refuse FlexAttention where torch has none, and where it would change nothing.
+
+    Raises:
+        ConfigError: the error names the key to change.
+    """
+    if config.attention != "flex":
+        return
+    model = config.model
+    if model.positions != "relative":
+        raise ConfigError(
+            "attention",
+            f"flex, with model.positions={model.positions}",
+            "sdpa: flex is for the relative positions of an encoder-decoder",
+            "set attention=sdpa",
+        )
+    if model.attention_dropout:
+        raise ConfigError(
+            "model.attention_dropout",
+            f"{model.attention_dropout}, with attention=flex",
+            "0, because FlexAttention has no dropout",
+            "set attention=sdpa, or model.attention_dropout=0",
+        )
+    if model.head_dim < FLEX_LEAST_WIDTH:
+        raise ConfigError(
+            "model.head_dim",
+            f"{model.head_dim}, with attention=flex",
+            f"at least {FLEX_LEAST_WIDTH}, for which torch has a FlexAttention kernel",
+            f"set attention=sdpa, or model.head_dim={FLEX_LEAST_WIDTH}",
         )
 
 

@@ -7,7 +7,7 @@ Most rules say that a number of ranks must divide a size. Each rule is one funct
 import math
 from fractions import Fraction
 
-from frontier_llm.config.family import check_decoder_length, check_family
+from frontier_llm.config.family import check_attention, check_decoder_length, check_family
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.reading import check_data
 from frontier_llm.config.run import RunConfig
@@ -23,6 +23,7 @@ def check(config: RunConfig, world_size: int) -> None:
     """
     _check_world(config, world_size)
     check_family(config.model)
+    check_attention(config)
     _check_precision(config)
     _check_tensor(config)
     _check_pipeline(config)

@@ -61,6 +61,10 @@ class RunConfig(Section):
     of apex or TransformerEngine, with an error if they do not work; `auto`: fused norms if a test
     call on a tiny tensor works, otherwise PyTorch; on a GPU as `fastest`; `fastest`: the same
     norms, and the first six steps decide whether functions are compiled as by `elementwise`."""
+    attention: Literal["sdpa", "flex"] = "sdpa"
+    """Implementation of self attention with relative positions. `sdpa`: torch's
+    scaled_dot_product_attention, one block of queries at a time; `flex`: torch's FlexAttention on a
+    GPU, which stores no biases. Configurations of older runs lack this key and get the default."""
     optimizer: OptimizerConfig
     """The optimizer and its schedule."""
     data: DataConfig

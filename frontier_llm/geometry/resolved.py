@@ -59,6 +59,8 @@ class ResolvedLayout:
     """Whether norms and dropout are divided over the tensor ranks, along the sequence."""
     recompute: str
     """`none`, `selective` or `full`."""
+    attention: str
+    """`sdpa` or `flex`."""
     precision: str
     """Compute format: `fp32`, `bf16` or `fp16`."""
     micro_batch: int
@@ -121,6 +123,7 @@ class ResolvedLayout:
             virtual_stages=parallel.chunks,
             sequence_parallel=parallel.sequence,
             recompute=config.recompute,
+            attention=config.attention,
             precision="bf16" if compute_format == "auto" else compute_format,
             micro_batch=data.micro_batch,
             micro_batches=data.global_batch // (max(1, grid.data) * data.micro_batch),

@@ -1,9 +1,10 @@
-"""Compute attention by torch's scaled_dot_product_attention, as a core of megatron's layers.
+"""Compute attention by torch's kernels, as a core of megatron's layers.
 
 The backward pass never needs a stored matrix of all scores (queries times keys). In most cases
 torch's flash attention is used, which is available on CUDA, ROCm and CPU. It cannot compute the
 gradient of relative positions, and on a CPU it has no dropout. In these two cases attention is
-computed in blocks of queries, and each block is computed again in the backward pass.
+computed in blocks of queries, and each block is computed again in the backward pass. On a GPU,
+FlexAttention can compute relative positions instead (flex.py).
 """
 
 from contextlib import nullcontext
@@ -19,12 +20,29 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from frontier_llm.model.flex import FlexScores
 from frontier_llm.model.relative import block_bias
 
 QUERY_BLOCK = 128
 """Queries per block on a CPU."""
 DEVICE_QUERY_BLOCK = 1024
 """Queries per block on a GPU, which smaller blocks would not keep busy."""
+
+
+def in_blocks(device: torch.device, dropout: float, *, relative: bool) -> bool:
+    """Return whether attention without FlexAttention is computed in blocks of queries.
+
+    Args:
+        device: where it is computed.
+        dropout: probability with which attention weights are dropped.
+        relative: whether a bias for relative positions is added to the scores.
+    """
+    return relative or (dropout > 0 and device.type == "cpu")
+
+
+def query_block(device: torch.device) -> int:
+    """Return the number of queries per block, if attention is computed in blocks."""
+    return QUERY_BLOCK if device.type == "cpu" else DEVICE_QUERY_BLOCK
 
 
 class SdpaAttention(MegatronModule):
@@ -77,7 +95,7 @@ class SdpaAttention(MegatronModule):
         key_tbgd: Tensor,
         value_tbgd: Tensor,
         attention_mask: Tensor | None = None,
-        attention_bias: Tensor | None = None,
+        attention_bias: Tensor | FlexScores | None = None,
         **_: Any,
     ) -> Tensor:
         """Compute the attention output.
@@ -89,8 +107,8 @@ class SdpaAttention(MegatronModule):
             attention_mask: [b, t] bool, true at tokens, false at padding; None if there is no
                 padding. Must be None if causal, because causal inputs have padding only at the end.
             attention_bias: [2r + 1, h], the number that is added to a score, for each distance
-                (key position - query position) from -r to r (see `RelativePositions`); None = no
-                bias.
+                (key position - query position) from -r to r (see `RelativePositions`); or, for
+                FlexAttention, the bias and the mask; None = no bias.
 
         Returns:
             [s, b, h * d], with the dtype of the query.
@@ -103,7 +121,10 @@ class SdpaAttention(MegatronModule):
         # With sequence parallelism the whole layer already runs with the rank's own random stream.
         needs_own_stream = dropout > 0 and not self.config.sequence_parallel
         with get_cuda_rng_tracker().fork() if needs_own_stream else nullcontext():
-            if attention_bias is not None or (dropout and query.device.type == "cpu"):
+            if isinstance(attention_bias, FlexScores):
+                assert dropout == 0, "FlexAttention has no dropout"
+                context_bhsd = attention_bias.attend(query, key, value, self.softmax_scale)
+            elif in_blocks(query.device, dropout, relative=attention_bias is not None):
                 context_bhsd = self._by_blocks(query, key, value, mask, attention_bias, dropout)
             else:
                 context_bhsd = self._flash(query, key, value, mask, dropout)
@@ -142,7 +163,7 @@ class SdpaAttention(MegatronModule):
         dropout: float,
     ) -> Tensor:
         """Compute the output in blocks of queries, so that few scores are in memory at a time."""
-        block_size = QUERY_BLOCK if query.device.type == "cpu" else DEVICE_QUERY_BLOCK
+        block_size = query_block(query.device)
         starts = range(0, query.shape[2], block_size)
         query_blocks = query.split(block_size, dim=2)
         outputs = [

@@ -5,14 +5,15 @@ takes much more time and memory. The choice depends on the GPU, the dtype, the w
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend
 
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.model.attention import DEVICE_QUERY_BLOCK, QUERY_BLOCK
+from frontier_llm.model.attention import in_blocks, query_block
+from frontier_llm.model.flex import uses_flex
 from frontier_llm.model.transformer import DTYPES
 
 NAMES = {
@@ -34,10 +35,14 @@ def attention_kernels(layout: ResolvedLayout, device: torch.device) -> dict[str,
         ConfigError: on a GPU, a kind of attention that is not computed in blocks of queries would
             compute whole matrices.
     """
-    kernels = {}
-    for kind, call, in_blocks in _kinds(layout, device):
-        kernel = NAMES[SDPBackend(torch._fused_sdp_choice(**call))]
-        if kernel == "math" and not in_blocks and device.type != "cpu":
+    kernels, flex = {}, uses_flex(layout.attention, device)
+    for kind in _kinds(layout):
+        if kind.relative and flex:
+            kernels[kind.name] = "FlexAttention, as attention=flex asks for"
+            continue
+        blocks = in_blocks(device, layout.model.attention_dropout, relative=kind.relative)
+        kernel = NAMES[SDPBackend(torch._fused_sdp_choice(**_call(layout, device, kind, blocks)))]
+        if kernel == "math" and not blocks and device.type != "cpu":
             raise ConfigError(
                 "model.head_dim",
                 f"{layout.model.head_dim} in {layout.precision}, for which torch has no attention "
@@ -45,66 +50,73 @@ def attention_kernels(layout: ResolvedLayout, device: torch.device) -> dict[str,
                 "a width and a precision with a kernel that does not store queries times keys",
                 "set precision=bf16 or fp16, and a width that is a multiple of 8 and at most 256",
             )
-        kernels[kind] = f"{kernel}, in blocks of queries" if in_blocks else kernel
+        kernels[kind.name] = f"{kernel}, in blocks of queries" if blocks else kernel
+        if kind.relative and layout.attention == "flex":
+            kernels[kind.name] += " (attention=flex is for GPUs)"
     return kernels
 
 
-def _kinds(
-    layout: ResolvedLayout, device: torch.device
-) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yield the kinds of attention of a model, as SdpaAttention calls them.
+class _Kind(NamedTuple):
+    """A kind of attention of a model."""
 
-    Yields:
-        (name, arguments for torch, whether attention is computed in blocks of queries). The query
-        is [1, heads of this rank, tokens or block, head width].
-    """
-    model, lengths, on_cpu = layout.model, layout.lengths, device.type == "cpu"
-    block = QUERY_BLOCK if on_cpu else DEVICE_QUERY_BLOCK
-    dropout = model.attention_dropout
-    if model.kind == "gpt":
-        in_blocks = on_cpu and dropout > 0
-        length = min(block, lengths.decoder) if in_blocks else lengths.decoder
-        mask = torch.ones(length, length, dtype=torch.bool, device=device) if in_blocks else None
-        yield "causal", _call(layout, device, length, length, mask, causal=not in_blocks), in_blocks
+    name: str
+    queries: int
+    """Tokens per sample that have queries."""
+    keys: int
+    """Tokens per sample that have keys."""
+    causal: bool = False
+    relative: bool = False
+    """Whether relative positions are added to the scores."""
+
+
+def _kinds(layout: ResolvedLayout) -> Iterator[_Kind]:
+    """Yield the kinds of attention of a model."""
+    encoder, decoder = layout.lengths.encoder, layout.lengths.decoder
+    if layout.model.kind == "gpt":
+        yield _Kind("causal", decoder, decoder, causal=True)
         return
-    for name, length in (("encoder", lengths.encoder), ("decoder", lengths.decoder)):
-        queries, heads = min(block, length), model.heads // layout.grid.tensor
-        bias = torch.empty(
-            1, heads, queries, length, dtype=DTYPES[layout.precision], device=device
-        ).requires_grad_()
-        yield name, _call(layout, device, queries, length, bias, causal=False), True
-    padding = torch.ones(1, 1, 1, lengths.encoder, dtype=torch.bool, device=device)
-    call = _call(layout, device, lengths.decoder, lengths.encoder, padding, causal=False)
-    yield "cross", call, on_cpu and dropout > 0
+    yield _Kind("encoder", encoder, encoder, relative=True)
+    yield _Kind("decoder", decoder, decoder, causal=True, relative=True)
+    yield _Kind("cross", decoder, encoder)
 
 
 def _call(
-    layout: ResolvedLayout,
-    device: torch.device,
-    queries: int,
-    keys: int,
-    mask: torch.Tensor | None,
-    *,
-    causal: bool,
+    layout: ResolvedLayout, device: torch.device, kind: _Kind, blocks: bool
 ) -> dict[str, Any]:
-    """Return the arguments of scaled_dot_product_attention for one sample, without contents."""
-    model, tensor = layout.model, layout.grid.tensor
+    """Return the arguments with which SdpaAttention calls torch for one sample, without contents.
+
+    Args:
+        layout: of the run.
+        device: of the tensors.
+        kind: the attention.
+        blocks: whether it is computed in blocks of queries. The arguments are those of the last
+            block, which reads all keys.
+    """
+    model, tensor, dtype = layout.model, layout.grid.tensor, DTYPES[layout.precision]
     heads, key_heads = model.heads // tensor, model.kv_heads // tensor
     if device.type == "cpu":
         key_heads = heads  # SdpaAttention repeats them
+    queries = min(query_block(device), kind.queries) if blocks else kind.queries
     query, key, value = (
         # as megatron's layers make them: [tokens, samples, heads, width], permuted
         torch.empty(
-            tokens, 1, count, model.head_dim, dtype=DTYPES[layout.precision], device=device
+            tokens, 1, count, model.head_dim, dtype=dtype, device=device
         ).requires_grad_().permute(1, 2, 0, 3)
-        for tokens, count in ((queries, heads), (keys, key_heads), (keys, key_heads))
+        for tokens, count in ((queries, heads), (kind.keys, key_heads), (kind.keys, key_heads))
     )  # fmt: skip
+    mask = None
+    if kind.relative:
+        mask = torch.empty(1, heads, queries, kind.keys, dtype=dtype, device=device)
+        mask.requires_grad_()
+    elif blocks or not kind.causal:  # of a block, or of padding
+        rows = queries if kind.causal else 1
+        mask = torch.ones(1, 1, rows, kind.keys, dtype=torch.bool, device=device)
     return {
         "query": query,
         "key": key,
         "value": value,
         "attn_mask": mask,
         "dropout_p": 0.0 if device.type == "cpu" else model.attention_dropout,
-        "is_causal": causal,
+        "is_causal": kind.causal and not blocks,
         "enable_gqa": key_heads != heads,
     }

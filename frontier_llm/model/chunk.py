@@ -41,7 +41,7 @@ def make_chunk(
     model, megatron = layout.model, groups.megatron
     chunk: Chunk
     if model.kind == "t5":
-        chunk = EncoderDecoder(model, model_chunk, layout.recompute, transformer, megatron, kernels)
+        chunk = EncoderDecoder(layout, model_chunk, transformer, megatron, kernels)
     else:
         chunk = Gpt(model, model_chunk, layout.sequence_length, transformer, megatron, kernels)
     if kernels.compiles_layers:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
+import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer.spec_utils import build_module
@@ -14,9 +15,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from frontier_llm.config.model import ModelConfig
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.model_chunks import Stack
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.model.flex import FlexScores, uses_flex
 from frontier_llm.model.layer_modules import Norm
 from frontier_llm.model.layer_specs import layer_spec
 from frontier_llm.model.relative import RelativePositions
@@ -33,8 +35,7 @@ class LayerStack(nn.Module):
     def __init__(
         self,
         stack: Stack,
-        model: ModelConfig,
-        recompute: str,
+        layout: ResolvedLayout,
         config: TransformerConfig,
         groups: ProcessGroupCollection,
         kernels: Kernels,
@@ -44,9 +45,9 @@ class LayerStack(nn.Module):
 
         Args:
             stack: name (encoder or decoder) and numbers of the layers.
-            model: configuration of the whole model.
-            recompute: the activations that are not stored but computed again in the backward pass:
-                `full` (of whole layers), `selective` (of attention) or `none`.
+            layout: how the whole model is divided over ranks. Its `recompute` selects the
+                activations that are not stored but computed again in the backward pass: `full` (of
+                whole layers), `selective` (of attention) or `none`.
             config: megatron's configuration.
             groups: process groups of this rank, as megatron's modules expect them.
             kernels: implementation of the norms.
@@ -54,9 +55,10 @@ class LayerStack(nn.Module):
                 pipeline stages are not interleaved.
         """
         super().__init__()
-        self._config = config
-        self._recompute_layers = recompute == "full"
-        causal = stack.name == "decoder"
+        model = layout.model
+        self._config, self._attention = config, layout.attention
+        self._recompute_layers = layout.recompute == "full"
+        self._causal = causal = stack.name == "decoder"
         self.positions = RelativePositions(
             model.relative_buckets,
             model.relative_distance,
@@ -65,7 +67,10 @@ class LayerStack(nn.Module):
             dtype=config.params_dtype,
         )
         spec = layer_spec(
-            kernels, causal=causal, reads_encoder=causal, recompute=recompute == "selective"
+            kernels,
+            causal=causal,
+            reads_encoder=causal,
+            recompute=layout.recompute == "selective",
         )
         self.layers = nn.ModuleList(
             build_module(
@@ -99,7 +104,7 @@ class LayerStack(nn.Module):
         Returns:
             [s, b, hidden], for the same tokens as the input.
         """
-        attention_bias = self.positions()
+        attention_bias = self._attention_bias(hidden, mask)
         for layer in self.layers:
             run = partial(self._run, layer, mask, context_mask, attention_bias)
             if self._recompute_layers and self.training:
@@ -108,12 +113,24 @@ class LayerStack(nn.Module):
                 hidden = run(hidden, context)
         return hidden if self.final_layernorm is None else self.final_layernorm(hidden)
 
+    def _attention_bias(self, hidden: Tensor, mask: Tensor | None) -> Tensor | FlexScores:
+        """Return the relative positions in the form that the attention of this pass reads.
+
+        Passes without gradients do not use FlexAttention: they have many lengths, for each of which
+        it would be compiled again, and without a gradient of the bias torch has better kernels.
+        """
+        bias: Tensor = self.positions()
+        if not (uses_flex(self._attention, hidden.device) and torch.is_grad_enabled()):
+            return bias
+        parts = self._config.tensor_model_parallel_size if self._config.sequence_parallel else 1
+        return FlexScores.of(bias, parts * hidden.shape[0], mask, causal=self._causal)
+
     def _run(
         self,
         layer: nn.Module,
         mask: Tensor | None,
         context_mask: Tensor | None,
-        attention_bias: Tensor,
+        attention_bias: Tensor | FlexScores,
         hidden: Tensor,
         context: Tensor | None,
     ) -> Tensor:

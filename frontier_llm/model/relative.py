@@ -72,6 +72,17 @@ def bucket_of_distance(buckets: int, distance: int, *, causal: bool) -> Tensor:
         return first_bucket + bucket
 
 
+def diagonal_bias(distance_bias: Tensor, distances: Tensor) -> Tensor:
+    """Return the bias of each of the given distances: [heads, n].
+
+    Args:
+        distance_bias: [2r + 1, heads], the output of `RelativePositions`.
+        distances: [n] int64, of any size.
+    """
+    largest = distance_bias.shape[0] // 2
+    return distance_bias[distances.clamp(-largest, largest) + largest].T
+
+
 def block_bias(
     distance_bias: Tensor, queries: range, keys: int, mask: Tensor | None, *, causal: bool
 ) -> Tensor:
@@ -89,11 +100,10 @@ def block_bias(
         [1 or samples, heads, queries, t], with -inf where a key is masked. (With a finite number
         instead, queries whose keys are all masked would get a gradient.)
     """
-    largest = distance_bias.shape[0] // 2
     # All scores on a diagonal of the block [queries, t] have the same distance and so the same
     # bias. `diagonals` holds one bias per diagonal, from the lower left to the upper right corner.
     distances = torch.arange(1 - queries.stop, keys - queries.start, device=distance_bias.device)
-    diagonals = distance_bias[distances.clamp(-largest, largest) + largest].T
+    diagonals = diagonal_bias(distance_bias, distances)
     if causal:
         diagonals = diagonals.masked_fill(distances > 0, -torch.inf)
     # row i of the block is a window of t diagonals; its last one is i before the last of all

@@ -18,10 +18,10 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from frontier_llm.config.model import ModelConfig
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
+from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.layer_stack import LayerStack
 from frontier_llm.model.linear import ColumnLinear
 from frontier_llm.model.loss import token_losses
@@ -32,9 +32,8 @@ class EncoderDecoder(MegatronModule):
 
     def __init__(
         self,
-        model: ModelConfig,
+        layout: ResolvedLayout,
         model_chunk: ModelChunk,
-        recompute: str,
         config: TransformerConfig,
         groups: ProcessGroupCollection,
         kernels: Kernels,
@@ -42,14 +41,14 @@ class EncoderDecoder(MegatronModule):
         """Build the modules of one model chunk.
 
         Args:
-            model: configuration of the whole model.
+            layout: how the whole model is divided over ranks.
             model_chunk: layers of this chunk, and whether it has the embedding and the head.
-            recompute: the activations that the backward pass computes again (see `LayerStack`).
             config: megatron's configuration.
             groups: process groups of this rank, as megatron's modules expect them.
             kernels: implementation of the norms.
         """
         super().__init__(config=config)
+        model = layout.model
         self.model_type = ModelType.encoder_or_decoder
         self.pg_collection = groups
         self.vocabulary = model.vocabulary
@@ -64,7 +63,7 @@ class EncoderDecoder(MegatronModule):
                 config, vocabulary_rows, 0, position_embedding_type="none", tp_group=groups.tp
             )
         stacks = {
-            stack.name: LayerStack(stack, model, recompute, config, groups, kernels, self.vp_stage)
+            stack.name: LayerStack(stack, layout, config, groups, kernels, self.vp_stage)
             for stack in self.stacks
         }
         self.encoder, self.decoder = stacks.get("encoder"), stacks.get("decoder")

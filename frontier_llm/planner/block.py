@@ -156,8 +156,10 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
         inputs = (Product(queries, model.hidden, query_width + 2 * key_width),)
     score_pairs = attention.queries * attention.keys * samples
     rotated = queries * query_width + keys * key_width if model.positions == "rotary" else 0
+    # FlexAttention does not store the bias for relative positions
     relative = model.positions == "relative" and not attention.cross
-    bias = attention.queries * attention.keys * model.heads / tensor if relative else 0.0
+    stores_bias = relative and layout.attention == "sdpa"
+    bias = attention.queries * attention.keys * model.heads / tensor if stores_bias else 0.0
     angles = 4 * attention.queries * model.head_dim if rotated else 0
     # queries and keys before and after rotation, values, the output, and the rotation angles
     kept = queries * 2 * query_width + keys * 2 * key_width + rotated + angles

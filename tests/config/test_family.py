@@ -38,6 +38,19 @@ REFUSED = {
         },
         "parallel.tensor",
     ),
+    "FlexAttention in a GPT": (GPT, 4, {"attention": "flex"}, "attention"),
+    "FlexAttention with dropout": (
+        T5,
+        4,
+        {"attention": "flex", "model.attention_dropout": 0.1},
+        "model.attention_dropout",
+    ),
+    "FlexAttention for narrow heads": (
+        T5,
+        4,
+        {"attention": "flex", "model.head_dim": 8},
+        "model.head_dim",
+    ),
     "a corpus for the other family": (T5, 4, {"data.objective": "causal"}, "data.objective"),
 }
 

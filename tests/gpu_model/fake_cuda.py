@@ -64,6 +64,8 @@ class Recorded:
     """Operations on CUDA tensors that are not views, by name."""
     kernel_bytes: Counter[str] = field(default_factory=Counter)
     """Bytes that these operations read and write."""
+    shapes: set[tuple[int, ...]] = field(default_factory=set)
+    """Shapes of the tensors that these operations return."""
     across_devices: Counter[str] = field(default_factory=Counter)
     """Operations with tensors on both the CPU and the GPU that are not copies between them."""
     copies: int = 0
@@ -83,6 +85,7 @@ class Recorded:
         self.kernel_bytes.clear()
         self.across_devices.clear()
         self.kernels_before_wait.clear()
+        self.shapes.clear()
         self.copies = self.blocking_copies = self.device_waits = self.host_waits = 0
 
     def start(self, name: str, size: float) -> None:
@@ -112,6 +115,9 @@ class ProductsIntoFp32(TorchDispatchMode):
 class Recorder(TorchDispatchMode):
     """Records every operation within its context."""
 
+    supports_higher_order_operators = True
+    """Also record FlexAttention. Its tensors are then those of its kernels."""
+
     @classmethod
     def is_infra_mode(cls) -> bool:
         """Return true, because otherwise compiled functions would run uncompiled."""
@@ -137,7 +143,7 @@ class Recorder(TorchDispatchMode):
             self._recorded.blocking_copies += not (is_asynchronous and is_page_locked)
         elif len(devices) > 1:
             self._recorded.across_devices[name] += 1
-        is_kernel = not func.is_view and not name.startswith(WITHOUT_KERNEL)
+        is_kernel = not getattr(func, "is_view", False) and not name.startswith(WITHOUT_KERNEL)
         if is_kernel and "cuda" in devices:
             changed = [tensor for tensor in written if any(tensor is other for other in read)]
             if not name.startswith(OVERWRITES):
@@ -145,6 +151,7 @@ class Recorder(TorchDispatchMode):
             new = [tensor for tensor in written if all(tensor is not other for other in changed)]
             sizes = [tensor.numel() * tensor.element_size() for tensor in (*read, *new)]
             self._recorded.start(name, sum(sizes))
+            self._recorded.shapes |= {tuple(tensor.shape) for tensor in new}
         return out
 
 

@@ -44,6 +44,12 @@ LAYOUTS = {
         [*T5, "parallel.tensor=2", "parallel.sequence=true", "sharding=zero3"], 1,
     ),
     "t5_recompute_zero2": ([*T5, "recompute=full", "sharding=zero2"], 1),
+    "t5_flex_tensor_sequence_zero3": (
+        [*T5, "parallel.tensor=2", "parallel.sequence=true", "sharding=zero3", "attention=flex"], 1,
+    ),
+    "t5_flex_recompute_stage": (
+        [*T5[:2], *T5[3:], "parallel.pipeline=2", "recompute=full", "attention=flex"], 5,
+    ),
     "first_stage": ([*GPT[:-1], "parallel.pipeline=4", "sharding=zero1"], 0),
     "middle_stage": ([*GPT[:-1], "parallel.pipeline=4", "sharding=zero3"], 3),
     "last_stage": ([*GPT[:-1], "parallel.pipeline=4", "sharding=zero3"], 7),

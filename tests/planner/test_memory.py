@@ -146,3 +146,18 @@ def test_what_is_planned_is_allocated_to_the_byte(ranks, overrides, precision):
     for stage, allocated in run_ranks(allocate, ranks, values, precision, ranks_per_node=2):
         planned = stage_memory(candidate, stage).by_category
         assert {name: planned[name] for name in STATES} == {n: allocated[n] for n in STATES}
+
+
+def test_flex_attention_reads_and_writes_no_bias():
+    t5 = ("model=mt5_tiny", "model.vocabulary=256", "data=stdlib_spans", "parallel.tensor=2")
+    moved, kept = {}, {}
+    for attention in ("sdpa", "flex"):
+        candidate = make(*t5, f"attention={attention}")
+        blocks = chunk_blocks(candidate.layout, candidate.stages.kinds[0].chunks[0])
+        moved[attention] = [block.moved_elements for block, _ in blocks]
+        kept[attention] = [block.kept_elements for block, _ in blocks]
+    lengths, heads = candidate.layout.lengths, candidate.layout.model.heads // 2
+    biases = [heads * length**2 for length in (lengths.encoder, lengths.decoder)]
+    differences = [a - b for a, b in zip(moved["sdpa"], moved["flex"], strict=True)]
+    assert differences == [2 * bias for bias in biases]
+    assert kept["sdpa"] == kept["flex"]

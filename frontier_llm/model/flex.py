@@ -1,0 +1,161 @@
+"""Compute self attention with relative positions by torch's FlexAttention.
+
+FlexAttention generates kernels from a function that changes a score. The function here adds the
+bias of a distance, which the kernels read while they compute a score, so that no bias per query and
+key is stored. The backward kernel adds the gradients of all scores of a distance with atomic
+operations, whose order changes from run to run.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from frontier_llm.model.relative import diagonal_bias
+
+COMPILER = "inductor"
+"""Backend of torch.compile."""
+DEVICES = ("cuda",)
+"""Types of the devices on which FlexAttention has a backward pass. ROCm's type is `cuda` too."""
+BLOCK = 128
+"""Queries, and keys, of a block of scores that is skipped if all of them are masked."""
+OPTIONS = {"FORCE_USE_FLEX_ATTENTION": True, "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64}
+"""Options of the kernels. Short sequences use the kernel of long ones. A program of the forward
+kernel computes 64 x 64 scores at a time; with torch's default, 128 x 128 on a GPU of sm_90, reading
+biases needs so many registers that thousands of bytes are spilled to memory."""
+
+
+def uses_flex(attention: str, device: torch.device) -> bool:
+    """Return whether relative positions are computed by FlexAttention.
+
+    Args:
+        attention: the setting `attention`, `sdpa` or `flex`.
+        device: device of the model.
+    """
+    return attention == "flex" and device.type in DEVICES
+
+
+@dataclass(frozen=True)
+class FlexScores:
+    """What the attentions of a stack of layers add to their scores, and the scores they skip."""
+
+    bias: Tensor
+    """[heads, 2s - 1] fp32 for s tokens, the bias of each distance (key position - query position)
+    from 1 - s to s - 1. One number per distance, also if distances share a bucket: the backward
+    kernel would add too many gradients to the same number."""
+    blocks: BlockMask | None
+    """The masked scores; None if no score is masked."""
+
+    @classmethod
+    def of(
+        cls, distance_bias: Tensor, tokens: int, mask: Tensor | None, *, causal: bool
+    ) -> "FlexScores":
+        """Prepare the attentions of one forward pass.
+
+        Args:
+            distance_bias: [2r + 1, heads], the output of `RelativePositions`.
+            tokens: s, the number of queries and of keys.
+            mask: [samples, s] bool, true at tokens, false at padding; None if there is no padding,
+                and if causal.
+            causal: whether keys after the query are masked.
+        """
+        distances = torch.arange(1 - tokens, tokens, device=distance_bias.device)
+        bias = diagonal_bias(distance_bias.float(), distances).contiguous()
+        if causal:
+            return cls(bias, _causal_blocks(tokens, bias.device))
+        return cls(bias, None if mask is None else _padding_blocks(mask))
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """Compute the attention output.
+
+        Args:
+            query: [b samples, h heads, s tokens, d].
+            key: [b, g, s, d], where g divides h.
+            value: [b, g, s, d].
+            scale: factor of the scores before the bias is added; None = 1 / sqrt(d).
+
+        Returns:
+            [b, h, s, d], with the dtype of the query.
+        """
+        bias, middle = self.bias, self.bias.shape[1] // 2
+
+        def add_bias(score: Any, _: Any, head: Any, query_at: Any, key_at: Any) -> Any:
+            return score + bias[head, key_at - query_at + middle]
+
+        result: Tensor = _compiled(COMPILER)(
+            query,
+            key,
+            value,
+            score_mod=add_bias,
+            block_mask=self.blocks,
+            scale=scale,
+            enable_gqa=key.shape[1] != query.shape[1],
+            kernel_options=OPTIONS,
+        )
+        return result
+
+
+@cache
+def _compiled(backend: str) -> Any:
+    """Return the compiled function, which fails where it could only be run without kernels."""
+    return torch.compile(flex_attention, backend=backend, dynamic=False, fullgraph=True)
+
+
+def _causal_blocks(tokens: int, device: torch.device) -> BlockMask:
+    """Mask keys after the query."""
+
+    def is_read(_: Any, __: Any, query_at: Any, key_at: Any) -> Any:
+        return key_at <= query_at
+
+    at = torch.arange(-(-tokens // BLOCK), device=device)
+    before, same = at[None, :] < at[:, None], at[None, :] == at[:, None]
+    return _block_mask(before[None, None], same[None, None], is_read, tokens)
+
+
+def _padding_blocks(mask: Tensor) -> BlockMask:
+    """Mask the keys that are padding: [samples, s] bool, true at tokens."""
+
+    def is_read(sample: Any, _: Any, __: Any, key_at: Any) -> Any:
+        return mask[sample, key_at]
+
+    samples, tokens = mask.shape
+    count = -(-tokens // BLOCK)
+    of_block = F.pad(mask, (0, count * BLOCK - tokens)).view(samples, 1, 1, count, BLOCK)
+    whole, any_token = (x.expand(-1, -1, count, -1) for x in (of_block.all(-1), of_block.any(-1)))
+    return _block_mask(whole, any_token & ~whole, is_read, tokens)
+
+
+def _block_mask(whole: Tensor, partial: Tensor, is_read: Any, tokens: int) -> BlockMask:
+    """Describe the blocks of scores, without a matrix of queries times keys.
+
+    Args:
+        whole: [1 or samples, 1, blocks of queries, blocks of keys] bool, the blocks without masked
+            scores.
+        partial: the same shape, the blocks with masked and other scores.
+        is_read: function of (sample, head, query, key), true where a score is not masked. It is
+            called in partial blocks only.
+        tokens: number of queries and of keys.
+    """
+    (partial_count, partial_at), (whole_count, whole_at) = map(_ordered, (partial, whole))
+    return BlockMask.from_kv_blocks(
+        partial_count,
+        partial_at,
+        whole_count,
+        whole_at,
+        BLOCK_SIZE=BLOCK,
+        mask_mod=is_read,
+        seq_lengths=(tokens, tokens),
+    )
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return, for each row of [..., n] bool, the number of true values and their positions, int32.
+
+    The positions of the other values come after those of the true values: [..., n].
+    """
+    positions = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), positions.int()
