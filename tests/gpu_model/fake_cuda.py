@@ -100,6 +100,8 @@ class ProductsIntoFp32(TorchDispatchMode):
     torch's own replacement of this operation on fake tensors raises a TypeError (torch 2.12).
     """
 
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.ops.aten.addmm.dtype_out:
             return func(*args, **(kwargs or {}))
