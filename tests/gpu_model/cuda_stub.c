@@ -33,6 +33,12 @@ static long next_handle = 4096;
 
 #define NOTHING(name) int name(void) { return 0; }
 
+/* first digit of the compute capability: 8 for an A100, 9 for an H100 */
+static int compute_capability(void) {
+  const char *wanted = getenv("FAKE_CUDA_CAPABILITY");
+  return wanted ? atoi(wanted) : 9;
+}
+
 int cudaGetDeviceCount(int *count) { *count = 2; return 0; }
 int cudaGetDevice(int *device) { *device = current_device; return 0; }
 int cudaSetDevice(int device) {
@@ -55,7 +61,7 @@ int cudaDeviceGetPCIBusId(char *text, int length, int device) {
 int cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
   memset(p, 0, sizeof *p);
   strcpy(p->name, "NVIDIA H200");
-  p->major = 9;
+  p->major = compute_capability();
   p->multiProcessorCount = 132;
   p->totalGlobalMem = 141UL << 30;
   p->warpSize = 32;
@@ -117,7 +123,7 @@ int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id) 
 }
 /* Triton asks for the compute capability (attributes 75 and 76) to choose its target. */
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
-  *value = attribute == 75 ? 9 : attribute == 10 ? 32 : 0;
+  *value = attribute == 75 ? compute_capability() : attribute == 10 ? 32 : 0;
   return 0;
 }
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }

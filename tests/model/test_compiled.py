@@ -36,6 +36,7 @@ def train_and_evaluate(world: World, kernels: str) -> tuple[list[float], dict[st
     """Train two steps, evaluate and generate; return the losses, and what was compiled."""
     from torch._dynamo.utils import counters
 
+    counters.clear()  # other tests of this process may have compiled something
     llama = MODELS["untied_gqa_swiglu"]
     rig = make_rig(world, tiny_values(f"kernels={kernels}", "model.layers=3", *llama))
     losses = [result.loss for result in rig.train(2)]
