@@ -94,13 +94,22 @@ class Recorded:
         self.kernel_bytes[name] += int(size)
 
 
-class ProductsIntoFp32(TorchDispatchMode):
+class _Mode(TorchDispatchMode):
+    """A mode below which functions can be compiled and FlexAttention is allowed."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return true, because otherwise compiled functions would run uncompiled."""
+        return True
+
+
+class ProductsIntoFp32(_Mode):
     """Replaces the product of bf16 factors that is added to an fp32 sum; it computes no numbers.
 
     torch's own replacement of this operation on fake tensors raises a TypeError (torch 2.12).
     """
-
-    supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.ops.aten.addmm.dtype_out:
@@ -114,16 +123,8 @@ class ProductsIntoFp32(TorchDispatchMode):
         return total
 
 
-class Recorder(TorchDispatchMode):
-    """Records every operation within its context."""
-
-    supports_higher_order_operators = True
-    """Also record FlexAttention. Its tensors are then those of its kernels."""
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """Return true, because otherwise compiled functions would run uncompiled."""
-        return True
+class Recorder(_Mode):
+    """Records every operation within its context, FlexAttention with the tensors of its kernels."""
 
     def __init__(self, recorded: Recorded) -> None:
         super().__init__()
