@@ -60,8 +60,8 @@ class RunConfig(Section):
     rotary positions and gated activations; `compiled`: torch.compile of each layer; `fused`: norms
     of apex or TransformerEngine, with an error if they do not work; `fastest`: the first six steps
     measure `compiled` against `auto` on a CPU, and the run goes on with the faster one; `auto`:
-    `fastest` on a GPU, and on a CPU fused norms if a test call on a tiny tensor works, otherwise
-    PyTorch."""
+    `fastest` on a GPU, and on a CPU or with `trainer.deterministic` fused norms if a test call on a
+    tiny tensor works, otherwise PyTorch."""
     optimizer: OptimizerConfig
     """The optimizer and its schedule."""
     data: DataConfig

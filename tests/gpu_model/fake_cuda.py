@@ -30,7 +30,7 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
-from frontier_llm.device.kernels import resolve
+from frontier_llm.device.kernels import resolve, use_deterministic_operations
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model import build
 from frontier_llm.parallel import megatron_cpu
@@ -118,6 +118,8 @@ def record_step(
 ) -> Recorded:
     """Record the second training step of one rank; `kernels` is the key of the configuration."""
     config = decode(compose(["plan=off", *overrides]))
+    if config.trainer.deterministic:
+        use_deterministic_operations()
     recorded = Recorded()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
@@ -136,6 +138,7 @@ def record_step(
                 recorded.device_waits += _native_waits() - waits
     finally:
         destroy_groups()
+        torch.use_deterministic_algorithms(False)
     return recorded
 
 
