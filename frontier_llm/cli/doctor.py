@@ -87,7 +87,7 @@ def describe(config: RunConfig, world: World) -> Iterator[tuple[str, str]]:
     """Yield the lines of the output, each as a name and a description."""
     from frontier_llm.device import identity
     from frontier_llm.device.accelerator import Accelerator
-    from frontier_llm.device.kernels import resolve
+    from frontier_llm.device.kernels import resolve, use_deterministic_operations
     from frontier_llm.health.rank_report import free_bytes, tiers
 
     may_share = config.collectives.backend == "gloo"
@@ -97,6 +97,8 @@ def describe(config: RunConfig, world: World) -> Iterator[tuple[str, str]]:
     device_id = identity.device_id(accelerator)
     architecture = identity.architecture(accelerator)
     yield "device", f"{accelerator.name} ({architecture}) {device_id}".rstrip()
+    if config.trainer.deterministic:
+        use_deterministic_operations()
     kernels = resolve(config.kernels, accelerator.device)
     yield "kernels", f"{kernels.source} ({kernels.reason})"
     yield "network", network("cpu" if may_share else accelerator.kind)
@@ -127,7 +129,7 @@ def network(kind: str) -> str:
 def _on_this_machine(config: RunConfig) -> int:
     """Start `launch.ranks` processes on this machine."""
     check(config, config.launch.ranks)
-    prepare_environment(share(config.launch.ranks, os.environ), os.environ, config.parallel.tensor)
+    prepare_environment(share(config.launch.ranks, os.environ), os.environ, config)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     import torch
 
@@ -146,7 +148,7 @@ def _on_this_machine(config: RunConfig) -> int:
 def _as_rank(config: RunConfig, world: World) -> int:
     """Examine as one of the ranks that srun or torchrun has started."""
     check(config, world.size)
-    prepare_environment(share(world.ranks_per_node, os.environ), os.environ, config.parallel.tensor)
+    prepare_environment(share(world.ranks_per_node, os.environ), os.environ, config)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     world = world.with_ranks_per_node(config.launch.ranks_per_node)
 

@@ -68,7 +68,7 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
         return run_dry(config)
     threads = config.launch.threads or share(config.launch.ranks, os.environ)
     warn_of_crowding(threads, config.launch.ranks)
-    prepare_environment(threads, os.environ, config.parallel.tensor)
+    prepare_environment(threads, os.environ, config)
     import torch
 
     torch.set_num_threads(1)  # the launcher forks, and a process with a thread pool must not fork
@@ -111,7 +111,7 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     threads = config.launch.threads or share(world.ranks_per_node, os.environ)
     if world.rank == 0:
         warn_of_crowding(threads, world.ranks_per_node)
-    prepare_environment(threads, os.environ, config.parallel.tensor)
+    prepare_environment(threads, os.environ, config)
 
     def work() -> None:
         import torch

@@ -25,6 +25,7 @@ def check(config: RunConfig, world_size: int) -> None:
     check_family(config.model)
     check_attention(config)
     _check_precision(config)
+    _check_deterministic(config)
     _check_tensor(config)
     _check_pipeline(config)
     _check_sequence(config)
@@ -86,6 +87,17 @@ def _check_precision(config: RunConfig) -> None:
         f"set precision={preferred}; if the device can compute in {name}, add the speed of this "
         "format to the cluster file (frontier-llm calibrate measures it)",
     )
+
+
+def _check_deterministic(config: RunConfig) -> None:
+    if config.trainer.deterministic and config.kernels == "fastest":
+        raise ConfigError(
+            "kernels",
+            "fastest, with trainer.deterministic=true",
+            "a fixed implementation of the layers, because two runs may measure another one as the "
+            "faster one, and the two round differently",
+            "set kernels=auto, elementwise or compiled, or trainer.deterministic=false",
+        )
 
 
 def _next_heads(model: ModelConfig, tensor: int) -> int:

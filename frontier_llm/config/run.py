@@ -59,8 +59,9 @@ class RunConfig(Section):
     """Implementation of the layers. `torch`: PyTorch; `elementwise`: PyTorch, with torch.compile of
     rotary positions and gated activations; `compiled`: torch.compile of each layer; `fused`: norms
     of apex or TransformerEngine, with an error if they do not work; `auto`: fused norms if a test
-    call on a tiny tensor works, otherwise PyTorch; on a GPU as `fastest`; `fastest`: the same
-    norms, and the first six steps decide whether functions are compiled as by `elementwise`."""
+    call on a tiny tensor works, otherwise PyTorch; on a GPU as `fastest`, unless
+    `trainer.deterministic` is set; `fastest`: the same norms, and the first six steps decide
+    whether functions are compiled as by `elementwise`."""
     attention: Literal["sdpa", "flex"] = "sdpa"
     """Implementation of self attention with relative positions. `sdpa`: torch's
     scaled_dot_product_attention, one block of queries at a time; `flex`: torch's FlexAttention on a

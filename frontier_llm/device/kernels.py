@@ -68,6 +68,19 @@ ELEMENTWISE = Kernels(
 )
 
 
+def use_deterministic_operations() -> None:
+    """Make torch compute the same numbers in every run, on a GPU too.
+
+    An operation that torch cannot compute in a fixed order raises an error. Attention is computed
+    by torch's flash or memory-efficient kernels, which then add in a fixed order. Call it before
+    the process groups are created, because torch then also excludes the algorithm NVLS of NCCL.
+    """
+    torch.use_deterministic_algorithms(True)
+    # otherwise every torch.empty would be filled, which costs time and changes nothing: no
+    # operation here reads memory that has not been written
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
 def resolve(
     wanted: str, device: torch.device, dtype: torch.dtype = torch.float32, hidden: int = 64
 ) -> Kernels:
@@ -75,8 +88,9 @@ def resolve(
 
     Args:
         wanted: the setting `kernels`: `torch`, `elementwise`, `compiled`, `fused` (required),
-            `auto` (fused norms if possible; on a GPU as `fastest`) or `fastest` (the same norms,
-            and `elementwise` if it is faster in the first steps).
+            `auto` (fused norms if possible; on a GPU as `fastest`, unless torch is deterministic,
+            because two runs could choose differently) or `fastest` (the same norms, and
+            `elementwise` if it is faster in the first steps).
         device: where fused kernels are verified.
         dtype: number format of the run, in which they are verified.
         hidden: width of the norms.
@@ -95,7 +109,8 @@ def resolve(
             f"apex or TransformerEngine that works here ({fused_or_torch.reason})",
             "install one of them for this device, or set kernels=torch",
         )
-    if wanted == "fastest" or (wanted == "auto" and device.type != "cpu"):
+    measures = device.type != "cpu" and not torch.are_deterministic_algorithms_enabled()
+    if wanted == "fastest" or (wanted == "auto" and measures):
         return replace(
             fused_or_torch,
             source=f"elementwise or {fused_or_torch.source}",

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from importlib.metadata import version
 from pathlib import Path
 
+from frontier_llm.config.run import RunConfig
 from frontier_llm.launch.slurm import is_srun_task
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -97,7 +98,9 @@ def crowding(
     )
 
 
-def prepare_environment(threads: int, environ: MutableMapping[str, str], tensor: int = 1) -> None:
+def prepare_environment(
+    threads: int, environ: MutableMapping[str, str], config: RunConfig | None = None
+) -> None:
     """Set the environment variables that libraries read once, when they are imported or started.
 
     Except for the numbers of threads, a value that is set already stays.
@@ -105,7 +108,7 @@ def prepare_environment(threads: int, environ: MutableMapping[str, str], tensor:
     Args:
         threads: number of CPU threads.
         environ: environment variables of this process.
-        tensor: number of tensor-parallel ranks.
+        config: configuration of the run; None = not known yet.
     """
     environ["OMP_NUM_THREADS"] = environ["MKL_NUM_THREADS"] = str(threads)
     environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's own pool would start at import, before a fork
@@ -114,11 +117,17 @@ def prepare_environment(threads: int, environ: MutableMapping[str, str], tensor:
     environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if not any(name in environ for name in ALLOCATOR_VARIABLES) and "rocm" not in version("torch"):
         environ[ALLOCATOR_VARIABLES[0]] = EXPANDABLE
-    if tensor > 1:
+    if config is None:
+        return
+    if config.parallel.tensor > 1:
         # With one hardware queue, megatron's tensor-parallel communication starts before the
         # computation that is submitted after it. Otherwise one queue would only make gathers,
         # reductions and checkpoint copies wait for each other.
         environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    if config.trainer.deterministic:
+        # One of two values with which NVIDIA promises equal products; torch refuses all others:
+        # https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+        environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def _quotas(mount: Path, path: str) -> Iterator[float]:

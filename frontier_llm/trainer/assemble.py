@@ -21,7 +21,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpora import BlendedSamples, Corpora, open_all
 from frontier_llm.data.run_loader import make_loader, make_windows
 from frontier_llm.device.accelerator import Accelerator, faster_precision, keep_freed_memory
-from frontier_llm.device.kernels import resolve
+from frontier_llm.device.kernels import resolve, use_deterministic_operations
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.health.watchdog import Watchdog
@@ -105,6 +105,8 @@ def prepare_device(config: RunConfig, world: World) -> Accelerator:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         megatron_cpu.install()
         keep_freed_memory()
+    if config.trainer.deterministic:
+        use_deterministic_operations()
     return accelerator
 
 

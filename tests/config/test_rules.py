@@ -180,6 +180,12 @@ REFUSED = {
         "optimizer.minimum_learning_rate",
         "set optimizer.minimum_learning_rate=0.003 or less",
     ),
+    "a measured choice in a run that shall repeat exactly": (
+        4,
+        {"trainer.deterministic": True, "kernels": "fastest"},
+        "kernels",
+        "set kernels=auto, elementwise or compiled",
+    ),
     "a text corpus without a path": (
         4,
         {"data.kind": "text"},

@@ -18,6 +18,17 @@ def test_without_extensions_torch_is_used_and_the_reason_is_kept() -> None:
     assert resolve("torch", CPU).reason == "kernels=torch"
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_only_a_run_that_need_not_repeat_exactly_measures_on_a_gpu(deterministic: bool) -> None:
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        found = resolve("auto", torch.device("cuda"))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert found.on_trial is not deterministic
+    assert found.compiles_layers is not deterministic
+
+
 def test_missing_fused_kernels_are_an_error_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="apex: No module named 'apex'"):
         resolve("fused", CPU)

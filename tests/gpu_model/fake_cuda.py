@@ -11,7 +11,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -31,7 +31,7 @@ from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
 from frontier_llm.device import accumulate
-from frontier_llm.device.kernels import resolve
+from frontier_llm.device.kernels import resolve, use_deterministic_operations
 from frontier_llm.device.transfer import HostCopy
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model import build
@@ -167,6 +167,8 @@ def record_step(
 ) -> Recorded:
     """Record the second training step of one rank; `kernels` is the key of the configuration."""
     config = decode(compose(["plan=off", *overrides]))
+    if config.trainer.deterministic:
+        use_deterministic_operations()
     recorded = Recorded()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
@@ -188,6 +190,7 @@ def record_step(
                 recorded.host_waits = sum(new[1:])
     finally:
         destroy_groups()
+        torch.use_deterministic_algorithms(False)
     return recorded
 
 
@@ -279,13 +282,10 @@ def _simulated(config: RunConfig, recorded: Recorded) -> Iterator[None]:
     ]
     torch.cuda.init()
     torch._C._set_only_lift_cpu_tensors(True)
-    for patch in patches:
-        patch.start()
-    try:
-        yield
-    finally:
+    with ExitStack() as stack:
         for patch in patches:
-            patch.stop()
+            stack.enter_context(patch)
+        yield
 
 
 def stub_count(name: str) -> int:

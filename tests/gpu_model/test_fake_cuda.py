@@ -3,9 +3,11 @@
 A step copies the addends of its all-reduce from page-locked memory to the device, and sums back.
 """
 
+import re
 from typing import Any
 
 import pytest
+import torch
 
 from tests.gpu_model import fake_cuda
 
@@ -57,6 +59,39 @@ LAYOUTS = {
         [*GPT[:-1], "parallel.pipeline=2", "parallel.chunks=2", "sharding=zero3"], 5,
     ),
 }  # fmt: skip
+
+
+NAME_IN_DOCS = re.compile(r":(?:class|func):`torch\.(?:\w+\.)*(\w+)`")
+
+
+def without_fixed_order() -> set[str]:
+    """Return the operations that torch documents to raise in deterministic mode.
+
+    They have the names of their CUDA operations: `nll_loss` for `torch.nn.NLLLoss`.
+    """
+    doc = str(torch.use_deterministic_algorithms.__doc__)
+    section = doc.partition("operations will throw a\n")[2].partition("fill uninitialized")[0]
+    names = NAME_IN_DOCS.findall(section)
+    words = (re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name) for name in names)
+    return {word.lower().strip("_") for word in words}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["replicated", "zero3", "llama_selective", "t5_tensor_sequence_zero3",
+     "tensor_sequence_recompute_dropout", "interleaved"],
+)  # fmt: skip
+def test_a_deterministic_step_has_no_operation_without_fixed_order(name: str) -> None:
+    """Torch excludes cuDNN's attention by itself; the other operations that raise are not used."""
+    refused = without_fixed_order()
+    assert {"nll_loss", "cumsum", "put"} <= refused
+    overrides, rank = LAYOUTS[name]
+    recorded = fake_cuda.record_step([*overrides, "trainer.deterministic=true"], 8, rank)
+    used = {kernel.split(".")[1].strip("_") for kernel in recorded.kernels}
+    bases = {re.sub(r"_(forward|backward)$", "", one) for one in used}
+    assert bases & {"scaled_dot_product_flash_attention", "scaled_dot_product_efficient_attention"}
+    assert not bases & (refused | {"scaled_dot_product_cudnn_attention"})
+    assert (recorded.device_waits, recorded.host_waits) == (0, 1)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

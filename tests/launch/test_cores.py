@@ -7,11 +7,18 @@ import sys
 import pytest
 
 from frontier_llm.cli import train
+from frontier_llm.config import RunConfig
 from frontier_llm.launch import cores
 from frontier_llm.launch.cores import available, cgroup_limit, crowding, prepare_environment
+from tests.values import tiny_values
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 SRUN = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0"}
+
+
+def config(*overrides):
+    return RunConfig.model_validate(tiny_values(*overrides))
 
 
 @pytest.mark.parametrize(
@@ -114,8 +121,15 @@ def test_a_run_warns_before_it_starts(monkeypatch, capsys, tmp_path, how):
 @pytest.mark.parametrize(("tensor", "expected"), [(1, None), (2, "1")])
 def test_a_gpu_has_one_hardware_queue_only_with_tensor_parallelism(tensor, expected):
     environ = {}
-    prepare_environment(1, environ, tensor)
+    prepare_environment(1, environ, config(f"parallel.tensor={tensor}"))
     assert environ.get(QUEUES) == expected
+
+
+@pytest.mark.parametrize(("deterministic", "expected"), [(False, None), (True, ":4096:8")])
+def test_products_repeat_exactly_only_in_deterministic_runs(deterministic, expected):
+    environ = {}
+    prepare_environment(1, environ, config(f"trainer.deterministic={deterministic}".lower()))
+    assert environ.get(WORKSPACE) == expected
 
 
 @pytest.mark.parametrize(
@@ -146,6 +160,7 @@ def test_torch_reads_the_setting_of_the_allocator():
 
 
 def test_values_that_the_user_set_stay():
-    environ = {QUEUES: "8"}
-    prepare_environment(1, environ, tensor=2)
-    assert environ[QUEUES] == "8"
+    given = {QUEUES: "8", WORKSPACE: ":16:8"}
+    environ = dict(given)
+    prepare_environment(1, environ, config("parallel.tensor=2", "trainer.deterministic=true"))
+    assert given.items() <= environ.items()

@@ -1,5 +1,7 @@
 """Callbacks as a user writes them, which tests name in `callbacks=[...]`."""
 
+import json
+import os
 from pathlib import Path
 
 import torch
@@ -64,6 +66,20 @@ class Recorder(Callback):
 
     def close(self):
         self._note("close")
+
+
+class NotesSettings(Callback):
+    """Writes the settings for exact repetition to a file per rank, in the last step."""
+
+    def on_step_end(self, end):
+        found = {
+            "enabled": torch.are_deterministic_algorithms_enabled(),
+            "warns only": torch.is_deterministic_algorithms_warn_only_enabled(),
+            "fills memory": torch.utils.deterministic.fill_uninitialized_memory,
+            "products": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        }
+        run_dir = Path(self.context.config.run.dir)
+        (run_dir / f"settings_{self.context.world.rank}").write_text(json.dumps(found))
 
 
 class GoesBackOnce(Callback):
