@@ -26,7 +26,7 @@ def test_only_a_run_that_need_not_repeat_exactly_measures_on_a_gpu(deterministic
     finally:
         torch.use_deterministic_algorithms(False)
     assert found.on_trial is not deterministic
-    assert found.compiles_layers is not deterministic
+    assert found.compiles_functions is not deterministic
 
 
 def test_missing_fused_kernels_are_an_error_with_the_reason() -> None:
