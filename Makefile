@@ -19,7 +19,7 @@ TORCH_CUDA ?= torch==2.12.1
 WHEELS_PYTHON ?= 3.12
 ARGS ?=
 BIN := .venv/bin
-SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' .ci/run .ci/images .ci/wheel 2>/dev/null)
+SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' .ci/run .ci/gpu_model .ci/images .ci/wheel 2>/dev/null)
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
 .PHONY: help train test test-fast test-gpu-model layer-kernels gpu gpu-wheels lint format docs wheel archive clean

@@ -127,12 +127,12 @@ def wait_for_host_ranks(
 
 
 def _unpin(memory: torch.Tensor) -> None:
-    """Undo `_pin`. Not covered by tests, which run without a GPU."""
+    """Undo `_pin`."""
     torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
 
 def _pin(memory: torch.Tensor) -> None:
-    """Register memory with the GPU driver. Not covered by tests, which run without a GPU."""
+    """Register memory with the GPU driver."""
     status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(status):
         raise CheckpointError(

@@ -114,6 +114,14 @@ int cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKin
   memcpy(to, from, bytes);
   return 0;
 }
+/* memory of the program that is page-locked now, in bytes */
+int stub_registered_bytes;
+static size_t last_registered;
+int cudaHostRegister(void *pointer, size_t bytes, unsigned flags) {
+  stub_registered_bytes += last_registered = bytes;
+  return 0;
+}
+int cudaHostUnregister(void *pointer) { stub_registered_bytes -= last_registered; return 0; }
 int cudaMemGetInfo(size_t *available, size_t *total) { *available = *total = 141UL << 30; return 0; }
 int cudaStreamIsCapturing(void *stream, int *status) { *status = 0; return 0; }
 int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id) {
@@ -136,7 +144,7 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
 NOTHING(cudaGetLastError) NOTHING(cudaPeekAtLastError) NOTHING(cudaStreamDestroy)
 NOTHING(cudaEventRecord) NOTHING(cudaEventRecordWithFlags) NOTHING(cudaEventDestroy)
 NOTHING(cudaStreamQuery)
-NOTHING(cudaThreadExchangeStreamCaptureMode) NOTHING(cudaHostRegister) NOTHING(cudaHostUnregister)
+NOTHING(cudaThreadExchangeStreamCaptureMode)
 NOTHING(cuInit) NOTHING(cuCtxGetCurrent) NOTHING(cuCtxSetCurrent) NOTHING(cuDeviceGet)
 NOTHING(cuCtxGetLimit) NOTHING(cuCtxSetLimit)
 NOTHING(cuDevicePrimaryCtxRetain) NOTHING(cuFuncGetAttribute)

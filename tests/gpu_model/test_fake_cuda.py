@@ -36,6 +36,7 @@ LAYOUTS = {
     "zero2": ([*GPT, "sharding=zero2"], 1),
     "zero3": ([*GPT, "sharding=zero3"], 1),
     "mics": ([*GPT, "sharding=mics", "launch.ranks_per_node=4"], 1),
+    "zeropp": ([*GPT, "sharding=zeropp", "collectives=zeropp", "launch.ranks_per_node=4"], 1),
     "zero3_bf16_gradients": ([*GPT, "sharding=zero3", "collectives.grads_format=bf16"], 1),
     "tensor_sequence_recompute_dropout": (
         [*GPT, *TENSOR, *DROPOUT, "sharding=zero1", "recompute=full"], 1,
