@@ -32,10 +32,8 @@ from tests.values import tiny_values
 pytestmark = pytest.mark.slow
 
 STEPS = 3
-SMALL = (
-    "model.layers=2", "collectives.pairwise=false", "kernels=torch",
-)  # fmt: skip
-QUANTISED = ("collectives=zeropp", "collectives.block_elements=64", "collectives.pairwise=false")
+SMALL = ("model.layers=2", "collectives.pairwise=false", "kernels=torch")
+QUANTISED = ("collectives=zeropp", "collectives.block_elements=64")
 IN_3D = (
     "parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2", "data.global_batch=4",
 )  # fmt: skip
