@@ -105,7 +105,7 @@ def training(scale: Scale, folder: Path) -> Rows:
     """Compare the losses of the device with those of the CPU, in fp32 and in the run's precision.
 
     Recomputation must not change losses. A deterministic run that is stopped and resumed must give
-    Recomputation must not change losses. A stop and a resumption must not change a digit.
+    the losses of a run that is not, to the last digit.
     """
     cpu = _train(folder / "cpu", scale, "precision=fp32", on_cpu=True)
     for name, tolerance, overrides in (

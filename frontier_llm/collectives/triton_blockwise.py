@@ -1,12 +1,12 @@
-"""Block quantisation in Triton, on NVIDIA and AMD GPUs: the bits of blockwise.py, in one launch.
+"""Block quantisation in Triton, on NVIDIA and AMD GPUs: gives the same bits as blockwise.py.
 
-A launch processes all parts of a message. Each program instance works on neighbouring blocks of one
-part and computes from the border how many elements of the part are quantised. If its own elements
-include others, it copies them. Blocks are processed in two halves ("low" and "high"), because
+One launch processes all parts of a message. Each program instance works on neighbouring blocks of
+one part and computes from the border how many elements of the part are quantised. It copies its
+elements that are not quantised. Blocks are processed in two halves ("low" and "high"), because
 4-bit values are packed so that the i-th elements of both halves share a byte.
 
-Loads and stores are vectorised if the elements of a part and the border are multiples of 16, as in
-models whose widths are.
+Loads and stores are vectorised if the number of elements of a part and the border are multiples of
+16, as in models whose widths are multiples of 16.
 
 Products and sums must not be fused (`enable_fp_fusion=False`) and the division must be rounded
 correctly; otherwise the last bit of a result could differ from the reference.
@@ -26,10 +26,12 @@ from frontier_llm.collectives.blockwise import PART_SEED_STRIDE, BlockKernels
 from frontier_llm.collectives.slots import Slots
 from frontier_llm.geometry.formats import ALIGNMENT_BYTES, SMALL_BYTES, Format
 
-PROGRAM_ELEMENTS = 4096
 LAUNCH_OPTIONS = {"enable_fp_fusion": False, "num_warps": 4}
-"""A GPU reaches its memory bandwidth if enough bytes are on their way: bandwidth times latency, for
-an H200 4.8 TB/s x 0.8 us / 132 = 29 KB per multiprocessor. 4096 elements are 32 per thread, so that
+PROGRAM_ELEMENTS = 4096
+"""Elements per program instance.
+
+A GPU reaches its memory bandwidth if enough bytes are in flight: bandwidth times latency, for an
+H200 4.8 TB/s x 0.8 us / 132 = 29 KB per multiprocessor. 4096 elements are 32 per thread, so that
 each half of them is one load of 16 bytes in int8, and two in bf16. With the 51 registers that sm_90
 needs for int8 and bf16, 9 programs fit on a multiprocessor. They read 9 x 8 KiB to quantise, and
 9 x 4 KiB to dequantise. The sum needs 96 registers: 5 programs read 20 KiB per rank. AMD's

@@ -36,5 +36,5 @@ class ShardingConfig(Section):
     computation and need more memory."""
     fused_gradients: bool = True
     """Whether linear layers add the gradients of their weights directly to the fp32 sums. If not,
-    autograd makes a tensor of each gradient, which is then added. Compiled layers always do the
-    latter. The configurations of older runs do not have this key."""
+    autograd makes a tensor of each gradient, which is then added. In compiled layers it
+    always does. The configurations of older runs do not have this key."""

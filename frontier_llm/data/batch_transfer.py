@@ -1,4 +1,4 @@
-"""Copies the batches of a step to the device of a rank, while the step before computes."""
+"""Copies the batches of a step to the device of a rank, while the previous step computes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ class SentBatches:
 
 
 class BatchTransfer:
-    """Copies batches to a device without a wait of the host.
+    """Copies batches to a device; the host does not wait.
 
-    A GPU reads page-locked host memory by itself. The copies lie on a CUDA stream of their own:
-    on the stream of the step they would wait for the kernels that are submitted already, and the
-    kernels that are submitted next would wait for them. On a CPU nothing is copied.
+    A GPU reads page-locked host memory by itself. The copies run on a separate CUDA stream: on the
+    stream of the step they would wait for the kernels that were submitted before, and the kernels
+    that are submitted next would wait for them. On a CPU nothing is copied.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -40,8 +40,8 @@ class BatchTransfer:
         """
         if self._stream is None:
             return SentBatches([batch.to(self._device) for batch in batches], None)
-        # each thread has a current device, at first GPU 0: page-locked memory and the stream of
-        # another device would make a context there
+        # The current device of a new thread is GPU 0. Allocating page-locked memory or recording an
+        # event would then create a context there.
         torch.cuda.set_device(self._device)
         with torch.cuda.stream(self._stream):
             copies = [map_tensors(batch, self._send_tensor) for batch in batches]
@@ -50,7 +50,7 @@ class BatchTransfer:
     def receive(self, sent: SentBatches) -> list[AnyBatch]:
         """Return the batches, for use on the current stream of this thread.
 
-        The stream waits for the copies, the host does not.
+        The stream waits for the copies; the host does not.
         """
         if sent.copied is not None:
             stream = torch.cuda.current_stream(self._device)

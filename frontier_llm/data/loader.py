@@ -45,7 +45,7 @@ class BatchLoader:
     """Reads the micro-batches of a replica. A thread reads one step ahead of the caller.
 
     The thread also starts to copy the micro-batches to the device, so that the copies overlap with
-    the step before.
+    the previous step.
 
     The class is not thread-safe: a single thread must call all methods.
     """

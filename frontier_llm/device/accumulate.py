@@ -1,7 +1,7 @@
-"""Matrix products that are added to a sum in fp32, as weight gradients are.
+"""Add matrix products to a sum in fp32, as for the gradients of weights.
 
-The products of a GPU multiply bf16 or fp16 and add to fp32 in one kernel. Elsewhere a product in
-bf16 is rounded to bf16 and then added.
+A GPU multiplies bf16 or fp16 and adds to fp32 in one kernel. On other devices a product in bf16 is
+rounded to bf16 and then added.
 """
 
 from functools import cache
@@ -12,10 +12,10 @@ import torch
 def accumulate_product(
     total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, add: bool
 ) -> None:
-    """Compute `total = left @ right`, or `total += left @ right`, without a tensor in between.
+    """Compute `total = left @ right`, or `total += left @ right`, without a temporary tensor.
 
-    If the device has no product with these dtypes, the product is a new tensor in the dtype of the
-    factors, which is then copied or added.
+    If the device has no kernel for these dtypes, the product is a temporary tensor in the dtype of
+    the factors, which is then copied or added.
 
     Args:
         total: [m, n], usually fp32; overwritten.
@@ -39,7 +39,7 @@ def accumulate_product(
 def accumulates_in_fp32(device_type: str, dtype: torch.dtype) -> bool:
     """Return whether one kernel of the device multiplies this dtype and adds to an fp32 sum.
 
-    Some releases of torch refuse an fp32 sum, for ROCm or for CUDA too. Hence a small product is
+    Some releases of torch refuse an fp32 sum, for ROCm or also for CUDA. Hence a small product is
     computed, once per process.
     """
     if device_type == "cpu":
@@ -48,6 +48,8 @@ def accumulates_in_fp32(device_type: str, dtype: torch.dtype) -> bool:
     total = torch.full((8, 8), 2.0**-20, dtype=torch.float32, device=device_type)
     try:
         torch.addmm(total, ones, ones, torch.float32, beta=1, out=total)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, TypeError):  # TypeError: this release has no argument `out_dtype`
         return False
     return bool((total == 8 + 2.0**-20).all())

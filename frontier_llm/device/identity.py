@@ -16,7 +16,7 @@ DEVICE_VARIABLES = (
     "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF",
 )  # fmt: skip
-"""Environment variables of a GPU that launch/cores.py sets."""
+"""Environment variables of a GPU that launch/cores.py sets, unless they are set already."""
 PACKAGES = ("torch", "megatron-core", "numpy", "triton", "apex", "transformer_engine")
 """Python packages whose versions are reported."""
 _INTERFACES = Path("/sys/class/net")

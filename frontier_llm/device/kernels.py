@@ -1,8 +1,9 @@
-"""Choice of the norm kernels: torch's, or fused ones from apex or TransformerEngine.
+"""Choose the kernels of the layers: the norms, and what torch.compile compiles.
 
-Both packages can be imported even if their compiled parts are absent. Therefore fused kernels are
-used only if their forward and backward pass on a small tensor gives the same result as torch's.
-trainer/assemble.py calls `resolve` on each rank.
+The norms are torch's, or fused ones from apex or TransformerEngine. Both packages can be imported
+even if their compiled parts are absent. Therefore fused kernels are used only if their forward and
+backward pass on a small tensor gives the same result as torch's. trainer/assemble.py calls
+`resolve` on each rank.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ def torch_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tor
 
 @dataclass(frozen=True)
 class Kernels:
-    """The norm kernels that were chosen, and why."""
+    """The kernels that were chosen, and why."""
 
     layer_norm: LayerNormFunction
     rms_norm: RmsNormFunction
@@ -88,9 +89,9 @@ def resolve(
 
     Args:
         wanted: the setting `kernels`: `torch`, `elementwise`, `compiled`, `fused` (required),
-            `auto` (fused norms if possible; on a GPU as `fastest`, unless torch is deterministic,
-            because two runs could choose differently) or `fastest` (the same norms, and
-            `elementwise` if it is faster in the first steps).
+            `auto` (fused norms if possible; on a GPU the same as `fastest`, unless torch is
+            deterministic, because two runs could choose differently) or `fastest` (the same norms,
+            and `elementwise` if it is faster in the first steps).
         device: where fused kernels are verified.
         dtype: number format of the run, in which they are verified.
         hidden: width of the norms.

@@ -1,7 +1,7 @@
 """Copies between host and device during which the host does not wait for the device.
 
 Such a copy needs page-locked host memory, from which a GPU reads by itself. With pageable memory
-torch waits until everything that the stream has to do before the copy is done.
+torch waits until the stream has finished everything before the copy, and the copy.
 """
 
 from collections.abc import Sequence

@@ -99,8 +99,8 @@ def check_groups(
     Collective over all ranks, which must pass the same names in the same order.
 
     Args:
-        groups: groups by name; None where this rank is in no such group. Groups of
-            one rank are skipped.
+        groups: groups by name; None where this rank is in no such group. Groups of one rank are
+            skipped.
         world: rank of this process, number of ranks, and host.
         store: the store in which the ranks have reported (`check_all_ranks`).
         device: the device on which the groups communicate.

@@ -22,8 +22,8 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH
 """The variables from which torch reads the settings of its allocator; the first one is current."""
 EXPANDABLE = "expandable_segments:True"
 """Lets the allocator of a GPU extend its segments. Sharded parameters allocate and free buffers of
-different sizes all the time, and with segments of fixed sizes the free memory would be scattered
-over them. Not set for ROCm, where torch supports it only since ROCm 7 and warns otherwise."""
+different sizes all the time, and with segments of fixed sizes the free memory would be fragmented.
+Not set for ROCm, where torch supports it only since ROCm 7 and warns otherwise."""
 
 
 def share(ranks_on_machine: int, environ: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""The kernels that torch chooses for a model's attention, found before the first step.
+"""Find the kernels that torch chooses for a model's attention, before the first step.
 
 Without a suitable kernel torch silently computes the whole matrix of queries times keys, which
 takes much more time and memory. The choice depends on the GPU, the dtype, the widths and the mask.

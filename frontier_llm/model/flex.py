@@ -6,6 +6,7 @@ key is stored. The backward kernel adds the gradients of all scores of a distanc
 operations, whose order changes from run to run.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -41,7 +42,7 @@ def uses_flex(attention: str, device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class FlexScores:
-    """What the attentions of a stack of layers add to their scores, and the scores they skip."""
+    """The bias that a stack of layers adds to its attention scores, and the masked scores."""
 
     bias: Tensor
     """[heads, 2s - 1] fp32 for s tokens, the bias of each distance (key position - query position)
@@ -86,22 +87,25 @@ class FlexScores:
         def add_bias(score: Any, _: Any, head: Any, query_at: Any, key_at: Any) -> Any:
             return score + bias[head, key_at - query_at + middle]
 
-        result: Tensor = _compiled(COMPILER)(
-            query,
-            key,
-            value,
-            score_mod=add_bias,
-            block_mask=self.blocks,
-            scale=scale,
-            enable_gqa=key.shape[1] != query.shape[1],
-            kernel_options=OPTIONS,
-        )
+        # trainer/callbacks/kernel_trial.py may turn torch.compile off: all scores would be stored
+        is_inside = torch.compiler.is_compiling()
+        with nullcontext() if is_inside else torch.compiler.set_stance("default"):
+            result: Tensor = _compiled(COMPILER)(
+                query,
+                key,
+                value,
+                score_mod=add_bias,
+                block_mask=self.blocks,
+                scale=scale,
+                enable_gqa=key.shape[1] != query.shape[1],
+                kernel_options=OPTIONS,
+            )
         return result
 
 
 @cache
 def _compiled(backend: str) -> Any:
-    """Return the compiled function, which fails where it could only be run without kernels."""
+    """Return the compiled function, which raises an error if torch cannot generate kernels."""
     return torch.compile(flex_attention, backend=backend, dynamic=False, fullgraph=True)
 
 
@@ -135,7 +139,7 @@ def _block_mask(whole: Tensor, partial: Tensor, is_read: Any, tokens: int) -> Bl
     Args:
         whole: [1 or samples, 1, blocks of queries, blocks of keys] bool, the blocks without masked
             scores.
-        partial: the same shape, the blocks with masked and other scores.
+        partial: the same shape, the blocks with both masked and unmasked scores.
         is_read: function of (sample, head, query, key), true where a score is not masked. It is
             called in partial blocks only.
         tokens: number of queries and of keys.

@@ -1,9 +1,9 @@
 """Define the linear layers of the model, on the basis of megatron's.
 
-They differ from megatron's layers in the backward pass: the gradient of the weight is not a new
-tensor that autograd adds up, but goes to the weight's `ProductSink` (protocols.py) as two factors.
-The sink adds their product to the fp32 sum in one kernel. megatron does the same with a kernel of
-apex (`gradient_accumulation_fusion`).
+They differ from megatron's layers in the backward pass: they pass the gradient of the weight to the
+weight's `ProductSink` (protocols.py) as two factors, and autograd makes no tensor for it. The sink
+adds the product of the factors to the fp32 sum in one kernel. megatron does the same with a kernel
+of apex (`gradient_accumulation_fusion`).
 
 megatron's own backward pass remains if a weight has no sink, if another module reads the weight too
 (an embedding that is also the head), and in compiled layers, because torch.compile cannot call a
@@ -97,7 +97,7 @@ def _local_product(
 
 def _product(
     layer: ColumnParallelLinear | RowParallelLinear,
-    megatrons: Any,
+    megatron_forward: Any,
     inputs: Tensor,
     weight: Tensor,
     options: dict[str, Any],
@@ -106,14 +106,14 @@ def _product(
 
     Args:
         layer: the layer.
-        megatrons: its `_forward_impl` in megatron, for weights without a sink.
+        megatron_forward: megatron's `_forward_impl` of the layer, for weights without a sink.
         inputs: [..., in].
         weight: [out, in].
         options: further arguments that megatron passes to `_forward_impl`.
     """
     sink = _sink(layer, weight)
     if sink is None:
-        output: Tensor = megatrons(inputs, weight, **options)
+        output: Tensor = megatron_forward(inputs, weight, **options)
         return output
     return _apply(
         inputs,
@@ -148,7 +148,7 @@ def _apply(
 
 
 class _Linear(torch.autograd.Function):
-    """The product of inputs and a weight, whose gradient goes to a sink.
+    """Multiplies inputs by a weight, and passes the gradient of the weight to a sink.
 
     The collectives over tensor-parallel ranks are those of megatron's layer. In the backward pass
     they are started before a product that does not need their result, and overlap with it. (On a
@@ -189,7 +189,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of inputs and bias; give the factors of the weight's to the sink.
+        """Return the gradients of inputs and bias; pass the factors of the weight's to the sink.
 
         The gradient of the inputs does not depend on the call of the sink, so a sink may also keep
         the factors and compute the product later.

@@ -124,7 +124,7 @@ class Gradients:
 
     def _on_gradient(self, gradients: UnitGradients, index: int, parameter: torch.Tensor) -> None:
         if parameter.grad is None:
-            return  # the sink has the gradient
+            return  # the sink has received the gradient
         gradients.add(index, parameter.grad)
         parameter.grad = None
         self._on_arrival(gradients, index)

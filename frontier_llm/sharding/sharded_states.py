@@ -174,8 +174,8 @@ class ShardedStates:
         Args:
             learning_rate: learning rate of this step.
             gradient_divisor: [] fp32; the gradients are divided by it.
-            skip: [] fp32; if 1, nothing changes, and `skip` must follow. None: 0. Nobody has to
-                know the value when the update is submitted to a GPU.
+            skip: [] fp32; if 1, nothing changes, and `skip` must follow. None: 0. The host
+                need not know the value when it submits the update to a GPU.
         """
         self._adamw.update(learning_rate, gradient_divisor, skip)
 

@@ -1,8 +1,8 @@
 """The gradients of one unit: the buffers that hold them, and their reduction over ranks.
 
 Parameters, gradients and optimizer states are divided over p, g and o data ranks
-(geometry/partition.py); n is the number of elements of the unit's flat buffer. What follows depends
-on g:
+(geometry/partition.py); n is the number of elements of the unit's flat buffer. The buffers and the
+reduction depend on g:
 
     g = 1   gradients are accumulated in a buffer of n elements on every rank. In the last
             micro-batch this buffer is reduced over the optimizer group, then the replica group.

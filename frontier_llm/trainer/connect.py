@@ -1,4 +1,4 @@
-"""Creates the process groups of a rank, and runs one collective on each before they are used."""
+"""Creates the process groups of a rank, and tests those that a step uses."""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -34,9 +34,9 @@ def connect(
     store: "Store",
     accelerator: Accelerator,
 ) -> tuple[Groups, DigitGroups]:
-    """Make all process groups of a rank, in the same order on all ranks, and test each of them.
+    """Make all process groups of a rank, in the same order on all ranks, and test those in use.
 
-    Collective over all ranks.
+    Collective over all ranks. The test of a group is one collective.
 
     Returns:
         The groups of tensor, pipeline and data parallelism, and the groups over which states are

@@ -43,8 +43,8 @@ class StepFlags:
     checkpoint_committed: bool = False
     """Whether this rank knows of a committed checkpoint about which callbacks were not told yet."""
     digest: int = 0
-    """Digest of this replica's samples (data/batch.py). One rank of each replica sets it, the other
-    ranks leave it 0."""
+    """Digest of this replica's samples (data/batch.py). Only the digest of one rank of each replica
+    is used."""
 
 
 @dataclass(frozen=True)

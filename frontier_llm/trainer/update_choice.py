@@ -1,4 +1,4 @@
-"""Decides on the device whether and how a step updates, so that the update need not wait."""
+"""Decides on the device whether and how a step updates, so that the host need not wait."""
 
 from typing import NamedTuple
 
@@ -11,8 +11,8 @@ class UpdateChoice(NamedTuple):
     """What the update of a step does; tensors on the device."""
 
     divisor: torch.Tensor
-    """[] fp32, the number by which the update divides gradients: the loss scale and, if the norm
-    exceeds the limit, times the ratio of the two."""
+    """[] fp32, the number by which the update divides gradients: the loss scale, multiplied by
+    norm / limit if the norm exceeds the limit."""
     skip: torch.Tensor
     """[] fp32, 1 if nothing may be updated: if the norm or the loss is not finite, or the number of
     samples is wrong (the step then raises an error); else 0."""
@@ -21,7 +21,7 @@ class UpdateChoice(NamedTuple):
 def choose_update(
     totals: torch.Tensor, loss_scale: float, clip_norm: float | None, samples: int
 ) -> UpdateChoice:
-    """Compute the divisor of the gradients, and whether to skip the update, without a wait.
+    """Compute the divisor of the gradients, and whether to skip the update; the host does not wait.
 
     Args:
         totals: result of `Totals.reduce`, equal on all ranks.

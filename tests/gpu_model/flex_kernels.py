@@ -5,7 +5,7 @@
 
 TorchInductor generates the kernels for CUDA tensors without memory. `compare` needs
 TRITON_INTERPRET=1, runs them on CPU tensors and compares with attention written out. Both print
-JSON. TORCHDYNAMO_DISABLE must not be set.
+JSON.
 """
 
 import inspect

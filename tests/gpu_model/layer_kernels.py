@@ -68,7 +68,7 @@ def count(kernels: str, *more: str) -> LayerKernels:
 
 def main() -> None:
     """Print the table."""
-    table = Table("kernels=", "kernels", "of these products", "and sums of gradients",
+    table = Table("kernels=", "kernels", "of these: products", "of these: sums of gradients",
                   "GB of sums of gradients", "GB of others")  # fmt: skip
     for setting in ("torch", "elementwise", "compiled"):
         found = count(setting)

@@ -69,6 +69,24 @@ def test_equals_blocks_and_their_gradients(case: str, on_cpu: None) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_is_compiled_even_if_other_functions_are_not(
+    on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial of compiled functions turns torch.compile off in some steps."""
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        compiled.append(graph)
+        return graph
+
+    monkeypatch.setattr(flex, "COMPILER", backend)
+    scores = flex.FlexScores.of(torch.zeros(3, HEADS), 5, None, causal=True)
+    inputs = [x.permute(1, 2, 0, 3) for x in random_qkv(5, HEADS, HEADS)]
+    with torch.compiler.set_stance("force_eager"):
+        scores.attend(*inputs, None)
+    assert len(compiled) == 1
+
+
 @pytest.mark.parametrize("tokens", [5, flex.BLOCK, TOKENS])
 def test_the_bias_has_one_number_per_distance(tokens: int) -> None:
     table = torch.randn(2 * REACH + 1, HEADS)

@@ -9,7 +9,7 @@ allow. Memory is filled with ones (NaN in every floating-point format) when it i
 it is freed. So a computation that relies on an order which no wait enforces gives wrong numbers.
 
 What is modelled: the compute stream, one stream per process group, as in NCCL, and further streams
-that the program makes. What is not: megatron's own point-to-point messages.
+that the program makes. Not modelled: messages between tensor ranks and between pipeline stages.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Order(Enum):
     MIXED = "mixed"
     """Some late, some early."""
     AFTER = "after"
-    """Late; what nobody waits for runs at the end of the next wait of the host."""
+    """Late; operations that nothing waits for run at the end of the host's next wait."""
 
 
 @dataclass(frozen=True)

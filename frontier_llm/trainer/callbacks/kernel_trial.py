@@ -2,7 +2,7 @@
 
 The gain of torch.compile depends on the model, the device and the version of torch. With
 `kernels=fastest` functions of the layers run compiled in the first steps, then uncompiled for as
-many steps, and the run continues with whatever was faster. Both compute the same numbers up to
+many steps, and the run continues with the faster ones. Both compute the same numbers up to
 rounding.
 """
 
@@ -16,8 +16,9 @@ from frontier_llm.trainer.context import TrainerContext
 
 _LOG = logging.getLogger(__name__)
 STEPS = 3
-"""Steps with compiled functions, and then without. The first one of both is not measured: in the
-very first step the functions are compiled, for which the watchdog allows more time."""
+"""Number of steps with compiled functions, and of steps without. The first step of each kind is not
+measured. In the first step of the run the functions are compiled; the watchdog allows more time for
+it."""
 
 
 class KernelTrial(Callback):
@@ -62,7 +63,9 @@ class KernelTrial(Callback):
 
     def close(self) -> None:
         """Let torch.compile work as usual in what this process does next."""
-        torch.compiler.set_stance("default")
+        if self.context.hardware.kernels.on_trial:
+            torch.compiler.set_stance("default")
+            torch._dynamo.config.suppress_errors = False
 
     def _times_of_rank_0(self) -> list[float]:
         """Return the seconds of the fastest step with compiled functions, and without."""
