@@ -159,7 +159,9 @@ def train(
 def run(case: str, orders: Sequence[Order | None], mutation: Mutation | None = None) -> Any:
     size, precision, overrides = CASES[case]
     values = tiny_values(*SMALL, *overrides)
-    return run_ranks(train, size, values, precision, orders, mutation, ranks_per_node=2)
+    return run_ranks(
+        train, size, values, precision, orders, mutation, ranks_per_node=2, timeout=180
+    )
 
 
 @functools.cache
