@@ -115,8 +115,8 @@ class Format:
     def _value_bytes(self, quantised: int) -> int:
         """Return the bytes of quantised values.
 
-        In 4 bits a byte of a block has one value of each half (blockwise.py), also in a last block
-        that is shorter.
+        With 4 bits, each byte holds one value of each half of a block (blockwise.py). This is also
+        true of a shorter last block.
         """
         full_blocks, rest = divmod(quantised, self.block_elements)
         block_bytes = self.block_elements * self.bits // 8

@@ -68,6 +68,10 @@ MUTATIONS: dict[str, tuple[str, Mutation]] = {
         "(4, 4, 4)",
         (Parameters.acquire, "self._gathers.pop(unit).wait()", "self._gathers.pop(unit)"),
     ),
+    "gathers are over before their memory is freed": (
+        "(4, 4, 4)",
+        (Parameters.end_step, "self._gathers.pop(unit).wait()", "self._gathers.pop(unit)"),
+    ),
     "a refresh is over before a gather": (
         "(2, 2, 4)",
         (Parameters._finish_refresh, "refresh.wait()", "pass"),
@@ -193,6 +197,7 @@ def test_no_wait_can_be_removed(wait: str) -> None:
         try:
             if differing(case, [order], mutation):
                 return
-        except RanksFailedError:
+        except RanksFailedError as error:
+            assert "Traceback" in str(error)  # and not only a time limit
             return
     raise AssertionError("no order gives other numbers")

@@ -120,18 +120,7 @@ def saved(order: Order, read_before_update: int) -> tuple[list[bytes], list[byte
         run.update(0)
         device.synchronise()  # the host reads the loss
         run.update(1)
-        snapshot = Snapshot(run.plan, run.pool)
-        stored: list[bytes] = []
-        chunks = snapshot.chunks()
-        for index in range(run.chunks):
-            if index == read_before_update:
-                snapshot.fence()
-                run.update(2)
-                device.synchronise()  # the host reads the loss
-            buffer, _ = next(chunks)
-            stored.append(run.content(buffer, index))
-        chunks.close()
-        snapshot.close()
+        stored = store(run, device, 1, read_before_update)
     return stored, run.expected(1)
 
 
@@ -140,24 +129,29 @@ def saved_after_a_failure(order: Order) -> tuple[list[bytes], list[bytes]]:
     run = Run()
     with virtual_cuda(order) as device:
         run.update(1)
-        failed = Snapshot(run.plan, run.pool)
-        failed.close()
+        Snapshot(run.plan, run.pool).close()
         for buffer in [run.pool.take() for _ in range(BUFFERS)]:
             run.pool.give_back(buffer)  # the next snapshot gets them in another order
         run.update(2)
-        snapshot = Snapshot(run.plan, run.pool)
-        stored: list[bytes] = []
-        chunks = snapshot.chunks()
-        for index in range(run.chunks):
-            if index == run.chunks - BUFFERS + 1:
-                snapshot.fence()
-                run.update(3)
-                device.synchronise()  # the host reads the loss
-            buffer, _ = next(chunks)
-            stored.append(run.content(buffer, index))
-        chunks.close()
-        snapshot.close()
+        stored = store(run, device, 2, run.chunks - BUFFERS + 1)
     return stored, run.expected(2)
+
+
+def store(run: Run, device: VirtualDevice, step: int, read_before_update: int) -> list[bytes]:
+    """Return the chunks of a checkpoint that begins now, while the run goes on to the next step."""
+    snapshot = Snapshot(run.plan, run.pool)
+    stored: list[bytes] = []
+    chunks = snapshot.chunks()
+    for index in range(run.chunks):
+        if index == read_before_update:
+            snapshot.fence()
+            run.update(step + 1)
+            device.synchronise()  # the host reads the loss
+        buffer, _ = next(chunks)
+        stored.append(run.content(buffer, index))
+    chunks.close()
+    snapshot.close()
+    return stored
 
 
 def differs(order: Order, read_before_update: int | None) -> bool:
