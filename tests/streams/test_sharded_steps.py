@@ -198,6 +198,7 @@ def test_no_wait_can_be_removed(wait: str) -> None:
             if differing(case, [order], mutation):
                 return
         except RanksFailedError as error:
-            assert "Traceback" in str(error)  # and not only a time limit
-            return
+            if "Traceback" in str(error):  # and not only a time limit
+                return
+            raise
     raise AssertionError("no order gives other numbers")
