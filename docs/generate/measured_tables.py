@@ -41,7 +41,7 @@ def step() -> Iterator[str]:
         (row["date"], row["hardware"], row["precision"], f"{row['ours_ms']:.0f} ms",
          f"{row['plain_torch_ms']:.0f} ms", f"{row['ratio']:.3f}",
          _cell(row.get("ours_compiled_ms"), " ms"), _cell(row.get("plain_compiled_ms"), " ms"),
-         _cell(row.get("compiled_ratio")))
+         f"{row['compiled_ratio']:.3f}" if "compiled_ratio" in row else "")
         for row in load("step")["rows"]
     ]  # fmt: skip
     head = ("date", "machine", "precision", "ours", "plain torch", "ratio", "ours compiled",
