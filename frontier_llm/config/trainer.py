@@ -13,9 +13,9 @@ class TrainerConfig(Section):
     seed: int = Field(ge=0)
     """Seed of the initial weights, of dropout and of the order of samples."""
     deterministic: bool = False
-    """Whether two runs with the same configuration on the same machine give the same losses to the
-    last digit on a GPU too. Operations whose results change from run to run are replaced by slower
-    ones. On a CPU the losses are the same with and without."""
+    """Whether a run on a GPU uses only operations that add numbers in a fixed order, so that runs can
+    be repeated on the same machine. These operations are slower. On a CPU the losses are the same
+    with and without."""
     evaluate_every_steps: int | None = Field(ge=1)
     """Steps between two evaluations on validation data; null = only at the end."""
     evaluate_batches: int = Field(ge=1)

@@ -2,8 +2,8 @@
 
 Logits are the largest tensor of a step: [tokens, vocabulary]. They are stored once, in the dtype of
 the head. All fp32 numbers are computed for a few tokens at a time, and the backward pass overwrites
-the logits with their gradient. megatron's cross entropy holds two more tensors of this size in
-fp32.
+the logits with their gradient. megatron's cross entropy of logits in 16 bits also holds a copy of
+all of them in fp32, and a separate gradient.
 
 The tensor ranks hold parts of the vocabulary. They exchange three numbers per token: the maximum,
 the sum of exponentials, and the logit of the target (arXiv:1909.08053, section 3).
