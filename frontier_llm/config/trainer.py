@@ -13,7 +13,7 @@ class TrainerConfig(Section):
     seed: int = Field(ge=0)
     """Seed of the initial weights, of dropout and of the order of samples."""
     deterministic: bool = False
-    """Whether a run on a GPU uses only operations that add numbers in a fixed order, so that runs can
+    """Whether a run on a GPU uses only operations that add numbers in a fixed order, so that it can
     be repeated on the same machine. These operations are slower. On a CPU the losses are the same
     with and without."""
     evaluate_every_steps: int | None = Field(ge=1)
