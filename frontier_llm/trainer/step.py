@@ -21,6 +21,7 @@ from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.activation_traffic import count_activations
+from frontier_llm.trainer.dropout import DropoutSeeds
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.phase_timer import PhaseTimer
 from frontier_llm.trainer.pipeline import Pipeline
@@ -96,12 +97,11 @@ class TrainStep:
         self._states, self._groups, self._config = states, groups, config
         self._traffic, self._layout = traffic, model.layout
         self._device = next(model.chunks[0].parameters()).device
-        self._pipeline = Pipeline(model)
+        self._pipeline = Pipeline(model, groups)
+        self._dropout = DropoutSeeds(model, groups, config.trainer.seed)
         self._totals = Totals(self._device, traffic)
         self.loss_scale, self._before_update = loss_scale, before_update
         self.timer = PhaseTimer(self._device)
-        model.transformer.no_sync_func = states.accumulating
-        model.transformer.grad_scale_func = self._scale_loss
 
     def run(
         self,
@@ -123,10 +123,12 @@ class TrainStep:
         Raises:
             TrainingError: the number of samples processed differs from data.global_batch.
         """
-        self._groups.seed_dropout(self._config.trainer.seed, step)
+        self._dropout.step = step
         self.timer.begin()
-        self._states.begin_step(step)
-        losses = self._pipeline.losses(batches, train=True)
+        self._states.begin_step(step, len(batches))
+        # the gradients of all replicas are summed, and their sum must be that of the mean loss
+        loss_scale = self.loss_scale.value / self._groups.grid.data
+        losses = self._pipeline.train(batches, self._states, self._dropout, loss_scale)
         self.timer.mark("passes")
         self._states.finish_backward()
         count_activations(self._traffic, self._groups, self._layout, len(batches))
@@ -160,13 +162,6 @@ class TrainStep:
             sent=sent,
             unquantised=unquantised,
         )
-
-    def _scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """Multiply the loss by the loss scale, and divide it by the number of replicas.
-
-        The gradients of the replicas are summed, so the sum is then the gradient of the mean loss.
-        """
-        return loss * (self.loss_scale.value / self._groups.grid.data)
 
     def _share(
         self, batches: Sequence[AnyBatch], losses: Sequence[torch.Tensor], flags: StepFlags

@@ -198,10 +198,10 @@ def _make_step(
     config: RunConfig, world_size: int, rank: int, precision: str, kernels: str
 ) -> TrainStep:
     per_node = min(config.launch.ranks_per_node or 8, world_size)
-    groups = make_groups(config.parallel, per_node, 1)
     layout = ResolvedLayout.resolve(
         config, world_size, per_node, precision=precision, check_rules=False
     )
+    groups = make_groups(config.parallel, per_node, layout.head_stage)
     model = build.build_model(layout, groups, DEVICE, resolve(kernels, DEVICE), 1)
     for chunk in model.chunks:
         assert all(parameter.is_cuda for parameter in chunk.parameters())

@@ -57,10 +57,10 @@ def make_rig(
     """Build a rank from composed values, as trainer/assemble.py does."""
     install()
     config = RunConfig.model_validate(values)
-    groups = make_groups(config.parallel, world.ranks_per_node, config.trainer.seed)
     layout = ResolvedLayout.resolve(
         config, world.size, world.ranks_per_node, precision=precision, check_rules=False
     )
+    groups = make_groups(config.parallel, world.ranks_per_node, layout.head_stage)
     kernels = resolve(config.kernels, CPU)
     model = build_model(layout, groups, CPU, kernels, config.trainer.seed)
     for record in model.records:
