@@ -18,7 +18,7 @@ from tests.values import tiny_values
 def draw(world: World, values: dict[str, Any]) -> dict[str, Any]:
     install()
     config = RunConfig.model_validate(values)
-    groups = make_groups(config.parallel, world.ranks_per_node, head_stage=config.parallel.pipeline - 1)
+    groups = make_groups(config.parallel, world.ranks_per_node, config.parallel.pipeline - 1)
 
     def numbers(seed: int, own_masks: bool = False) -> tuple[float, float]:
         groups.seed_dropout(seed, own_masks=own_masks)
@@ -44,7 +44,7 @@ def test_masks_differ_between_parts_of_a_tensor() -> None:
 def digit_ranks(world: World, values: dict[str, Any]) -> dict[str, Any]:
     install()
     config = RunConfig.model_validate(values)
-    groups = make_groups(config.parallel, world.ranks_per_node, head_stage=config.parallel.pipeline - 1)
+    groups = make_groups(config.parallel, world.ranks_per_node, config.parallel.pipeline - 1)
     factors = Factors(2, 2, 4, 4)
     made = make_digit_groups(groups, factors)
     mine = groups.grid.data_group(world.rank)
