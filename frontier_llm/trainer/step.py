@@ -100,7 +100,6 @@ class TrainStep:
         self._totals = Totals(self._device, traffic)
         self.loss_scale, self._before_update = loss_scale, before_update
         self.timer = PhaseTimer(self._device)
-        model.transformer.no_sync_func = states.accumulating
         model.transformer.grad_scale_func = self._scale_loss
 
     def run(
@@ -125,7 +124,7 @@ class TrainStep:
         """
         self._groups.seed_dropout(self._config.trainer.seed, step)
         self.timer.begin()
-        self._states.begin_step(step)
+        self._states.begin_step(step, len(batches))
         losses = self._pipeline.losses(batches, train=True)
         self.timer.mark("passes")
         self._states.finish_backward()
