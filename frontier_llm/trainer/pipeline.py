@@ -25,8 +25,8 @@ from frontier_llm.trainer.dropout import DropoutSeeds
 Result = Callable[[AnyBatch, torch.Tensor], torch.Tensor]
 """Computes a result from a micro-batch and the output of the last model chunk."""
 Incoming = Sequence[tuple[int, Message]]
-"""All messages that a stage receives in a run of a schedule, each with the stage that sends it; from
-each stage in the order in which it sends them."""
+"""All messages that a stage receives in a run of a schedule, each with the stage that sends it. Those
+of one stage are in the order in which it sends them."""
 
 
 class Pipeline:

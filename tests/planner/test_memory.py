@@ -91,7 +91,7 @@ def measure_kept(world, values, precision):
         return tensor
 
     batch = rig.batches(0)[0]
-    rig.states.begin_step(1)
+    rig.states.begin_step(1, 1)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         rig.model.chunks[0](batch.tokens, batch.positions, attention_mask=None)
     del batch
