@@ -61,6 +61,8 @@ class Gradients:
         """
         self.deferred = DeferredGradients()
         self._on_read = on_read
+        # by unit: indices of parameters that the current backward pass does not read any more
+        self._read: dict[Unit, set[int]] = {unit: set() for unit in units}
         self._units = [UnitGradients(unit, groups, transport, feedback) for unit in units]
         self._units_in_flight = units_in_flight
         self._under_way: deque[Chain] = deque()
@@ -76,6 +78,10 @@ class Gradients:
         """Discard the gradients of the previous step, and expect those of some micro-batches."""
         for gradients in self._units:
             gradients.begin_step(micro_batches)
+
+    def begin_reading(self, unit: Unit) -> None:
+        """Announce that a backward pass begins to read the parameters of a unit."""
+        self._read[unit] = set()
 
     def finish(self) -> None:
         """Start the remaining reductions and wait for all; then `shards` holds the final sums.
@@ -144,8 +150,7 @@ class Gradients:
             self.deferred.put(tensors, add_later, gather)
         else:
             add(*tensors)
-        if gradients.note_read(index):
-            self._on_read(gradients.unit)
+        self._note_read(gradients.unit, index)
         if not defer:
             self._note_added(gradients, index)
 
@@ -158,6 +163,11 @@ class Gradients:
     ) -> None:
         add(*tensors)
         self._note_added(gradients, index)
+
+    def _note_read(self, unit: Unit, index: int) -> None:
+        self._read[unit].add(index)
+        if len(self._read[unit]) == len(unit.records):
+            self._on_read(unit)
 
     def _note_added(self, gradients: UnitGradients, index: int) -> None:
         if gradients.note_added(index):

@@ -137,6 +137,8 @@ class ShardedStates:
         """
         for unit in units:
             self._parameters.acquire(unit, backward=backward)
+            if backward:
+                self._gradients.begin_reading(unit)
 
     def release(self, units: Iterable[Unit]) -> None:
         """Free units' gathered parameters, unless they are expected again soon."""

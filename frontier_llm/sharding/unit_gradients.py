@@ -53,8 +53,6 @@ class UnitGradients:
             unit.grads_interval.length, dtype=torch.float32, device=unit.buffer.device
         )
         self.shard = unit.part(self.accumulated, unit.optimizer_interval, unit.grads_interval)
-        # indices of parameters that the current backward pass does not read any more
-        self._read: set[int] = set()
         # number of gradients that were added in this step, per parameter
         self._added = [0] * len(unit.records)
         # indices of parameters with a gradient in the buffer that is written to (`_buffer`)
@@ -68,23 +66,9 @@ class UnitGradients:
         """Discard the gradients of the previous step, and expect those of some micro-batches."""
         self._micro_batches = micro_batches
         self.reductions_left = micro_batches if self.is_sharded else 1
-        self._read, self._touched = set(), set()
+        self._touched = set()
         self._added = [0] * len(self.unit.records)
         self._has_sum = False
-
-    def note_read(self, index: int) -> bool:
-        """Note that a backward pass does not read a parameter any more.
-
-        Returns:
-            Whether it was the last parameter of the unit that this pass reads.
-        """
-        if index in self._read:  # another pass has begun; the previous one left out a parameter
-            self._read = set()
-        self._read.add(index)
-        if len(self._read) < len(self.unit.records):
-            return False
-        self._read = set()
-        return True
 
     def note_added(self, index: int) -> bool:
         """Count a gradient that was added; return whether the next reduction can start.
