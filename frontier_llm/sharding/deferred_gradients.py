@@ -86,6 +86,7 @@ class DeferredGradients:
         assert self._key is not None
         self._queues[self._key].append(_Deferred(tensors, add, gather))
 
+    @torch.no_grad()
     def run(self, key: Key) -> None:
         """Compute the deferred gradients of a backward pass, in the order in which they were put.
 
