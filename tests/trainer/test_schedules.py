@@ -14,13 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from frontier_llm.geometry.pipeline_actions import Action
 from frontier_llm.launch.world import World
-from frontier_llm.trainer.evaluate import Evaluation
-from frontier_llm.trainer.pipeline import Pipeline
+from frontier_llm.trainer.pipeline import Pipeline, _Passes
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
-from tests.trainer.test_parity import MODELS, assemble, first_gradients, reference
+from tests.trainer.test_parity import (
+    MODELS,
+    assemble,
+    first_gradients,
+    reference,
+    train_and_collect,
+)
 from tests.trainer.test_sharding_parity import factors
 from tests.values import TINY_T5, tiny_values
 
@@ -112,9 +116,7 @@ def check(results: list[dict[str, Found]], expected: Found, tolerance: float = 1
 @pytest.mark.parametrize("model", [TIED, GPT, T5] if ALL else [None], ids=str)
 @pytest.mark.parametrize("sharding", SHARDED)
 @pytest.mark.parametrize("stages", [2, 4])
-def test_schedules_equal_one_process(
-    stages: int, sharding: str, model: list[str] | None
-) -> None:
+def test_schedules_equal_one_process(stages: int, sharding: str, model: list[str] | None) -> None:
     if model is None:  # each model with each kind of sharding at least once
         index = list(SHARDED).index(sharding) + stages // 2
         model = (TIED, GPT, T5)[index % 3]
@@ -127,3 +129,92 @@ def test_schedules_equal_one_process(
             np.testing.assert_allclose(results[0][name][0], expected[0], rtol=1e-2, err_msg=name)
         return
     check(results, reference((*model, BATCH), STEPS))
+
+
+def train_delayed(world: World, cases: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
+    """Train one step of every case, with random pauses before the passes of each rank."""
+    draws = random.Random(world.rank)
+    train, found, rig = Pipeline.train, {}, None
+
+    def train_slowly(pipeline: Pipeline, *arguments: Any) -> list[torch.Tensor]:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("forward", "backward"):
+                patch.setattr(_Passes, name, delayed(getattr(_Passes, name), draws))
+            return train(pipeline, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pipeline, "train", train_slowly)
+        for name, values in cases.items():
+            rig = make_rig(world, values, groups_of=rig)
+            (result,) = rig.train(1)
+            found[name] = [result.loss, result.grad_norm]
+    return found
+
+
+def delayed(function: Any, draws: random.Random) -> Any:
+    def pause_and_call(*arguments: Any) -> Any:
+        time.sleep(draws.choice([0, 0, 0.001, 0.03]))
+        return function(*arguments)
+
+    return pause_and_call
+
+
+def test_no_schedule_depends_on_the_speed_of_stages() -> None:
+    overrides = [*TIED, "data.global_batch=7", "parallel.pipeline=4"]
+    cases = {name: tiny_values(*overrides, *schedule_keys(name)) for name in SCHEDULES}
+    results = run_ranks(train_delayed, 4, cases, timeout=120)
+    losses, norms, _ = reference((*TIED, "data.global_batch=7"), STEPS)
+    for rank in results:
+        for name, found in rank.items():
+            np.testing.assert_allclose(found, [losses[0], norms[0]], rtol=1e-5, err_msg=name)
+
+
+def train_in(world: World, cases: dict[str, dict[str, Any]], precision: str) -> dict[str, Any]:
+    """Train two steps of every case; return losses, norms and the loss of an evaluation."""
+    found, rig = {}, None
+    for name, values in cases.items():
+        rig = make_rig(world, values, precision, groups_of=rig)
+        results = rig.train(2)
+        found[name] = [(r.loss, r.grad_norm) for r in results], evaluate(rig)
+    return found
+
+
+def evaluate(rig: Rig) -> list[float]:
+    """Return the losses of three micro-batches, fewer than there are stages, and of one sample."""
+    for chunk in rig.model.chunks:
+        chunk.eval()
+    pipeline = Pipeline(rig.model, rig.groups)
+    with torch.no_grad():
+        batches = rig.batches(7)[:3]
+        losses = [loss.item() for loss in pipeline.losses(batches)]
+        logits = pipeline.logits(batches[0], 2)
+    return losses + ([] if logits is None else [logits.double().sum().item()])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_schedules_are_equal_to_the_bit_with_dropout(precision: str) -> None:
+    """Masks depend on micro-batch and layer alone, and gradients are added in the same order."""
+    overrides = [
+        *GPT, "data.global_batch=5", "parallel.pipeline=4", "model.dropout=0.2",
+        "model.attention_dropout=0.2", f"precision={precision}",
+    ]  # fmt: skip
+    cases = cases_of(overrides)
+    results = run_ranks(train_in, 4, cases, precision, timeout=120)
+    by_name = {name: [rank[name] for rank in results] for name in cases}
+    steps = {name: ranks[0][0] for name, ranks in by_name.items()}
+    first = next(iter(steps.values()))
+    assert first[0] != first[1]
+    for name, found in steps.items():
+        np.testing.assert_allclose(found, first, rtol=1e-6, err_msg=name)
+    evaluations = [[rank[1] for rank in ranks if rank[1]] for ranks in by_name.values()]
+    assert all(len(losses) == 1 and len(losses[0]) == 4 for losses in evaluations)
+    for (losses,) in evaluations:
+        np.testing.assert_allclose(losses, evaluations[0][0], rtol=1e-6)
+
+
+def test_dropout_is_equal_on_one_and_on_four_stages() -> None:
+    dropout = ["model.dropout=0.2", "model.attention_dropout=0.2", "data.global_batch=5"]
+    keys = [*TIED, *dropout, "parallel.pipeline=4", *schedule_keys("zb_v")]
+    (losses, *_), *_ = run_ranks(train_and_collect, 4, tiny_values(*keys), "fp32", 2)
+    np.testing.assert_allclose(losses, reference((*TIED, *dropout), 2)[0], rtol=1e-5)
+    assert not np.allclose(losses, reference((*TIED, *dropout[2:]), 2)[0], rtol=1e-4)
