@@ -72,7 +72,7 @@ class LayoutTime:
         return Passes(
             kind,
             compute_forward=sum(seconds.forward for seconds in compute),
-            compute_backward=sum(seconds.backward + seconds.recomputed for seconds in compute),
+            compute_backward=sum(s.input_gradients + s.weight_gradients + s.recomputed for s in compute),
             tensor=self._tensor_cost(layout, kind),
             exchange=self._exchange_cost(layout, compute),
         )
@@ -101,7 +101,7 @@ class LayoutTime:
         sends = 2 * len(compute)  # an activation and a gradient per model chunk
         total = sends * seconds
         if len(compute) > 1:  # with virtual stages, sends overlap with computation
-            computation = sum(s.forward + s.backward + s.recomputed for s in compute)
+            computation = sum(s.forward + s.input_gradients + s.weight_gradients + s.recomputed for s in compute)
             total -= self.hidden(total, computation, units=sends)
         return Cost(total, send.link)
 
