@@ -3,6 +3,8 @@
 The number of data-parallel replicas is the number of ranks divided by tensor x pipeline.
 """
 
+from typing import Annotated, Literal
+
 from pydantic import Field
 
 from frontier_llm.config.section import Section
@@ -18,6 +20,16 @@ class ParallelConfig(Section):
     chunks: int = Field(ge=1)
     """Model chunks per stage (interleaved 1F1B). More chunks shrink the pipeline bubble and send
     more messages."""
+    schedule: Literal["auto", "1f1b", "interleaved", "zb_h1", "zb_v", "v_half"] = "auto"
+    """Order of the forward and backward passes of a pipeline. `1f1b` and `zb_h1` (zero bubble) have
+    one model chunk per stage, `interleaved` two or more, `zb_v` and `v_half` two, where the first
+    stage has the first and the last chunk. `auto` chooses the fastest that fits in memory. The
+    configurations of older runs do not have this key."""
+    waiting_weights: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    """How many weight gradients of a stage, each of one micro-batch and model chunk, may wait until
+    the stage has nothing else to compute. 0 = `1f1b` and `interleaved` do not split backward
+    passes, and the other schedules follow their own rule. `auto` chooses the fastest that fits in
+    memory. The configurations of older runs do not have this key."""
     sequence: bool
     """Sequence parallelism: also split norms and dropout along the sequence over the tensor
     ranks."""

@@ -27,7 +27,13 @@ from frontier_llm.geometry.model_chunks import (
     make_model_chunks,
 )
 from frontier_llm.geometry.partition import Factors, data_ranks_per_node
-from frontier_llm.geometry.pipeline_schedule import stage_passes
+from frontier_llm.geometry.pipeline_actions import Placement
+from frontier_llm.geometry.pipeline_schedule import (
+    FOLDED,
+    Schedule,
+    ScheduleName,
+    make_schedule,
+)
 from frontier_llm.geometry.state_memory import gathered_elements, needs_master, state_bytes
 from frontier_llm.geometry.state_traffic import Gathers
 from frontier_llm.geometry.unit_gathers import count_gathers
@@ -55,6 +61,10 @@ class ResolvedLayout:
     """Model chunks of the whole pipeline, in the order of the forward pass."""
     virtual_stages: int
     """Model chunks per stage."""
+    schedule_name: ScheduleName
+    """Name of the pipeline schedule."""
+    waiting_weights: int
+    """How many weight gradients of a stage may wait (`parallel.waiting_weights`)."""
     sequence_parallel: bool
     """Whether norms and dropout are divided over the tensor ranks, along the sequence."""
     recompute: str
@@ -112,15 +122,21 @@ class ResolvedLayout:
         else:
             factors = Factors.resolve(sharding, grid.data, data_ranks_per_node(grid))
         compute_format = precision or config.precision.name
+        placement = Placement(parallel.pipeline, parallel.chunks, parallel.schedule in FOLDED)
+        schedule_name = parallel.schedule
+        if schedule_name == "auto":
+            schedule_name = "interleaved" if parallel.chunks > 1 else "1f1b"
         layout = cls(
             grid=grid,
             model=config.model,
             sequence_length=data.sequence_length,
             lengths=sample_lengths(config.model, data.sequence_length),
             model_chunks=make_model_chunks(
-                config.model.layers, parallel.pipeline, parallel.chunks, parallel.layers_per_stage
+                config.model.layers, placement, parallel.layers_per_stage
             ),
             virtual_stages=parallel.chunks,
+            schedule_name=schedule_name,
+            waiting_weights=0 if parallel.waiting_weights == "auto" else parallel.waiting_weights,
             sequence_parallel=parallel.sequence,
             recompute=config.recompute,
             attention=config.attention,
@@ -153,6 +169,29 @@ class ResolvedLayout:
         ranks = self.grid.tensor * self.grid.pipeline * data_ranks
         return max(1, ranks // self.grid.ranks_per_node)
 
+    @property
+    def placement(self) -> Placement:
+        """Placement of the model chunks on the stages."""
+        is_folded = self.schedule_name in FOLDED
+        return Placement(self.grid.pipeline, self.virtual_stages, is_folded)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The actions of all stages in one step."""
+        return make_schedule(
+            self.schedule_name,
+            self.grid.pipeline,
+            self.virtual_stages,
+            self.micro_batches,
+            self.waiting_weights,
+            self.recompute == "full",
+        )
+
+    @property
+    def head_stage(self) -> int:
+        """The stage with the last model chunk, which computes the loss."""
+        return self.model_chunks[-1].stage
+
     def chunks_of_stage(self, stage: int) -> tuple[ModelChunk, ...]:
         """Return the model chunks of a stage, ordered by virtual stage."""
         return chunks_of_stage(self.model_chunks, stage)
@@ -171,10 +210,9 @@ class ResolvedLayout:
 
     def gathers(self, stage: int) -> dict[str, Gathers]:
         """Count how often a stage gathers each unit in a step if parameters are sharded."""
-        stages = self.grid.pipeline
-        passes = stage_passes(stage, stages, self.virtual_stages, self.micro_batches)
+        actions = self.schedule.actions[stage]
         sizes, chunks = self.unit_sizes(stage), self.chunks_of_stage(stage)
-        return count_gathers(self.model, chunks, passes, sizes, self.units_in_flight)
+        return count_gathers(self.model, chunks, actions, sizes, self.units_in_flight)
 
     @property
     def activation_traffic(self) -> ActivationTraffic:

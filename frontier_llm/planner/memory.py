@@ -9,15 +9,14 @@ communicators are those that the groups of the layout create (geometry/communica
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.geometry.communicators import Communicator, communicators
 from frontier_llm.geometry.message_memory import LOSS_CHUNK_BYTES
 from frontier_llm.geometry.model_chunks import ModelChunk, has_shared_table
-from frontier_llm.geometry.pipeline_schedule import stage_passes
+from frontier_llm.geometry.pipeline_schedule import held
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import (
     FP32_BYTES,
@@ -143,14 +142,12 @@ def stage_activations(layout: ResolvedLayout, stage: int, kind: StageKind) -> Ac
     """
     compute_bytes, stages = layout.compute_bytes, layout.grid.pipeline
     kept = [int(_kept_elements(layout, chunk) * compute_bytes) for chunk in kind.chunks]
-    # every schedule reaches its steady state, and so its peak, within this many micro-batches
-    micro_batches = min(layout.micro_batches, 2 * stages)
     head = head_product(layout)
     has_head = any(chunk.has_head for chunk in kind.chunks)
     logits = head.rows * head.columns if has_head else 0
     boundary = layout.activation_traffic.boundary_bytes() if stages > 1 else 0.0
     return Activations(
-        kept=_peak(stage, stages, layout.virtual_stages, micro_batches, tuple(kept)),
+        kept=_peak(layout, stage, kept),
         logits=logits * compute_bytes + min(4 * logits, LOSS_CHUNK_BYTES),
         working=int(_working_elements(layout, kind) * compute_bytes),
         exchange=int(2 * boundary),
@@ -168,28 +165,18 @@ def _kept_elements(layout: ResolvedLayout, chunk: ModelChunk) -> float:
     return total
 
 
-@lru_cache(maxsize=4096)
-def _peak(
-    stage: int, stages: int, virtual_stages: int, micro_batches: int, kept: tuple[int, ...]
-) -> int:
+def _peak(layout: ResolvedLayout, stage: int, kept: Sequence[int]) -> int:
     """Return the peak bytes of the activations that a stage keeps during a step.
 
-    A forward pass adds the bytes of its model chunk, and the matching backward pass frees them.
-
     Args:
+        layout: layout of the run.
         stage: position on the pipeline axis.
-        stages: pipeline ranks.
-        virtual_stages: model chunks per stage.
-        micro_batches: number of micro-batches, enough to reach the steady state of the schedule.
         kept: for each virtual stage, the bytes that one micro-batch keeps.
     """
-    if virtual_stages == 1:
-        return kept[0] * min(stages - stage, micro_batches)
-    current = peak = 0
-    for forward, chunk in stage_passes(stage, stages, virtual_stages, micro_batches):
-        current += kept[chunk] if forward else -kept[chunk]
-        peak = max(peak, current)
-    return peak
+    if layout.schedule_name == "1f1b":
+        return kept[0] * min(layout.grid.pipeline - stage, layout.micro_batches)
+    # The factors of weight gradients are counted as all that the forward pass kept.
+    return held(layout.schedule, stage, kept, kept)
 
 
 def _working_elements(layout: ResolvedLayout, kind: StageKind) -> float:

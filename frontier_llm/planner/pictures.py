@@ -4,8 +4,10 @@
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
 
+from frontier_llm.geometry.pipeline_actions import Kind
 from frontier_llm.planner.estimate import Estimate
 from frontier_llm.planner.timeline import Event, simulate
 from frontier_llm.units import GIB, format_count, format_seconds
@@ -25,6 +27,13 @@ COLOURS = {
 }
 """Colours of the parts of a step. `exchange` is sending between stages, `reduce_states` the sum of
 gradients over replicas, and `refresh_params` the gathering of updated parameters."""
+PASS_COLOURS = {
+    "forward": "#2563eb",
+    "backward": "#93c5fd",
+    "input_gradients": "#93c5fd",
+    "weight_gradients": "#86efac",
+}
+"""Colours of the actions of a pipeline, by kind."""
 DRAWN_STAGES = 16
 """Number of stages in the drawing of a pipeline, at most."""
 DRAWN_MICRO_BATCHES = 24
@@ -136,23 +145,31 @@ def _events(estimate: Estimate) -> list[Event]:
     ]
     drawn = max(DRAWN_MICRO_BATCHES, candidate.grid.pipeline)
     layout = candidate.layout
-    return simulate(stage_seconds, layout.virtual_stages, min(layout.micro_batches, drawn))
+    schedule = replace(layout, micro_batches=min(layout.micro_batches, drawn)).schedule
+
+    def cost(kind: Kind, chunk: int) -> float:
+        forward, backward = stage_seconds[schedule.placement.stage(chunk)]
+        seconds = {"forward": forward, "backward": backward}.get(kind, backward / 2)
+        return seconds / layout.virtual_stages
+
+    return simulate(schedule, cost)
 
 
 def _pass(event: Event, x: float, y: float, width: float) -> str:
-    colour = "#2563eb" if event.forward else "#93c5fd"
-    title = f"micro-batch {event.micro_batch}, virtual stage {event.virtual_stage}"
+    kind, virtual_stage, micro_batch = event.action
+    colour = PASS_COLOURS[kind]
+    title = f"{kind.replace('_', ' ')}: micro-batch {micro_batch}, virtual stage {virtual_stage}"
     box = (
         f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="20" fill="{colour}" '
         f'stroke="white" stroke-width="0.5"><title>{title}</title></rect>'
     )
     if width < 12:  # too narrow for the number of the micro-batch
         return box
-    ink = "white" if event.forward else "#0f172a"
+    ink = "white" if kind == "forward" else "#0f172a"
     middle = x + width / 2
     return box + (
         f'<text x="{middle:.1f}" y="{y + 14}" font-size="11" fill="{ink}" '
-        f'text-anchor="middle">{event.micro_batch}</text>'
+        f'text-anchor="middle">{micro_batch}</text>'
     )
 
 
