@@ -45,7 +45,8 @@ def simulate(schedule: Schedule, cost: Cost) -> list[Event]:
     while has_progressed:
         has_progressed = False
         for stage, actions in enumerate(schedule.actions):
-            for action in actions[len(events[stage]) :]:
+            while len(events[stage]) < len(actions):
+                action = actions[len(events[stage])]
                 kind, virtual_stage, micro_batch = action
                 chunk, is_forward = placement.chunk(stage, virtual_stage), kind == "forward"
                 # weight gradients follow input gradients of their own stage
