@@ -10,6 +10,9 @@ from pydantic import Field
 from frontier_llm.config.section import Section
 
 
+ScheduleName = Literal["1f1b", "interleaved", "zb_h1", "zb_v", "v_half"]
+
+
 class ParallelConfig(Section):
     """Sizes of tensor and pipeline parallelism."""
 
@@ -20,7 +23,7 @@ class ParallelConfig(Section):
     chunks: int = Field(ge=1)
     """Model chunks per stage (interleaved 1F1B). More chunks shrink the pipeline bubble and send
     more messages."""
-    schedule: Literal["auto", "1f1b", "interleaved", "zb_h1", "zb_v", "v_half"] = "auto"
+    schedule: Literal["auto"] | ScheduleName = "auto"
     """Order of the forward and backward passes of a pipeline. `1f1b` and `zb_h1` (zero bubble) have
     one model chunk per stage, `interleaved` two or more, `zb_v` and `v_half` two, where the first
     stage has the first and the last chunk. `auto` chooses the fastest that fits in memory. The

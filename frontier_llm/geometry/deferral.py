@@ -1,107 +1,101 @@
-"""Change when the stages of a pipeline compute the gradients of weights.
-
-`defer` splits backward passes and computes weight gradients where the stage would wait.
-`limit_waiting` computes them earlier than a list says, so that fewer wait. `join` makes one
-backward pass of two actions where nothing is gained by two.
-"""
+"""Split backward passes, and compute weight gradients where a stage would wait."""
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 
-from frontier_llm.geometry.pipeline_actions import Action, ActionLists, Placement, actions_of
+from frontier_llm.geometry.pipeline_actions import Action, ActionLists, Placement
 
 
 def defer(
     placement: Placement, lists: Sequence[Sequence[Action]], limit: int, input_cost: int
 ) -> ActionLists:
-    """Split backward passes, and compute weight gradients where a stage would wait.
+    """Split the backward passes of a schedule, and compute weight gradients in its gaps.
 
-    Where it would wait follows from nominal costs: forward passes and weight gradients cost 1. A
-    gap is a whole number then, so weight gradients delay another action only because of `limit`.
+    Gaps follow from nominal costs: forward passes and weight gradients cost 1. A gap is then a
+    whole number, so that the weight gradients in it delay nothing. Weight gradients do not wait for
+    a gap where more than `limit` would wait, or where a stage would hold more passes for later than
+    the fullest stage of the given lists. From 1F1B this makes ZB-H1 (Qi et al., arXiv:2401.10241,
+    section 2.3), in which the last stages hold as much as the first one.
 
     Args:
         placement: placement of the model chunks.
-        lists: for each stage, its forward and backward actions in order.
+        lists: for each stage, its forward and backward passes in order.
         limit: how many weight gradients of a stage may wait, at least 1.
-        input_cost: nominal cost of input gradients; 2 if the forward pass is recomputed.
+        input_cost: nominal cost of input gradients; 2 if they recompute the forward pass.
     """
+    capacity = max(
+        max(accumulate(1 if action.kind == "forward" else -1 for action in actions))
+        for actions in lists
+    )
+    stages = [_Stage(placement, stage, limit, capacity) for stage in range(placement.stages)]
     ends: dict[tuple[bool, int, int], int] = {}  # by whether it is forward, chunk, micro-batch
-    micro_batches = 1 + max(action.micro_batch for action in lists[0])
-    inputs = actions_of("input_gradients", placement.virtual_stages, micro_batches)
-    weights = actions_of("weight_gradients", placement.virtual_stages, micro_batches)
-    orders: ActionLists = [[] for _ in lists]
-    waiting: list[deque[Action]] = [deque() for _ in lists]
-    free_at, next_action = [0] * len(lists), [0] * len(lists)
     has_progressed = True
     while has_progressed:
         has_progressed = False
-        for stage, actions in enumerate(lists):
-            queue, order, now = waiting[stage], orders[stage], free_at[stage]
-            for index in range(next_action[stage], len(actions)):
-                kind, virtual_stage, micro_batch = actions[index]
+        for stage, (state, actions) in enumerate(zip(stages, lists, strict=True)):
+            while state.passes < len(actions):
+                action = actions[state.passes]
+                kind, virtual_stage, micro_batch = action
                 chunk, is_forward = placement.chunk(stage, virtual_stage), kind == "forward"
                 source = placement.source(chunk, is_forward=is_forward)
                 ready = 0 if source is None else ends.get((*source, micro_batch))
                 if ready is None:
                     break
-                while queue and (now < ready or not (is_forward or len(queue) < limit)):
-                    order.append(queue.popleft())
-                    now += 1
-                now = max(now, ready) + (1 if is_forward else input_cost)
-                ends[is_forward, chunk, micro_batch] = now
-                if is_forward:
-                    order.append(actions[index])
-                else:
-                    order.append(inputs[virtual_stage][micro_batch])
-                    queue.append(weights[virtual_stage][micro_batch])
-                next_action[stage] = index + 1
+                end = state.add(action, ready, 1 if is_forward else input_cost)
+                ends[is_forward, chunk, micro_batch] = end
                 has_progressed = True
-            free_at[stage] = now
-    return [[*order, *queue] for order, queue in zip(orders, waiting, strict=True)]
+    return [state.finish() for state in stages]
 
 
-def limit_waiting(lists: Sequence[Sequence[Action]], limit: int) -> ActionLists:
-    """Compute weight gradients earlier where more than `limit` of a stage would wait."""
-    results: ActionLists = []
-    for actions in lists:
-        order: list[Action] = []
-        waiting: dict[Action, None] = {}  # an ordered set
-        for action in actions:
-            if action.kind == "input_gradients":
-                if len(waiting) == limit:
-                    oldest = next(iter(waiting))
-                    del waiting[oldest]
-                    order.append(oldest)
-                waiting[action._replace(kind="weight_gradients")] = None
-            elif action.kind == "weight_gradients":
-                if action not in waiting:
-                    continue
-                del waiting[action]
-            order.append(action)
-        results.append(order)
-    return results
+class _Stage:
+    """The actions of one stage up to a moment, which is given in nominal costs."""
 
+    def __init__(self, placement: Placement, stage: int, limit: int, capacity: int) -> None:
+        self.passes = 0
+        """Forward and backward passes that were added."""
+        self._order: list[Action] = []
+        self._waiting: deque[Action] = deque()  # weight gradients
+        self._limit, self._capacity = limit, capacity
+        self._now = self._held = 0
+        chunks = [placement.chunk(stage, index) for index in range(placement.virtual_stages)]
+        # by virtual stage: whether another stage waits for its input gradients
+        self._sends = [chunk > 0 and placement.stage(chunk - 1) != stage for chunk in chunks]
 
-def join(placement: Placement, lists: Sequence[Sequence[Action]]) -> ActionLists:
-    """Make one backward pass of input gradients that are followed by their weight gradients.
+    def add(self, action: Action, ready: int, cost: int) -> int:
+        """Add a pass whose input is ready at a moment, and return when the pass ends."""
+        is_forward = action.kind == "forward"
+        while self._waiting and (
+            self._now < ready or (is_forward and self._held == self._capacity)
+        ):
+            self._add_weight_gradients()
+        end = self._now = max(self._now, ready) + cost
+        self.passes += 1
+        if is_forward:
+            self._held += 1
+            self._order.append(action)
+        else:
+            _, virtual_stage, micro_batch = action
+            self._order.append(Action("input_gradients", virtual_stage, micro_batch))
+            self._waiting.append(Action("weight_gradients", virtual_stage, micro_batch))
+            if len(self._waiting) == self._limit:
+                self._add_weight_gradients()
+        return end
 
-    One backward pass is faster than two actions. But it sends its input gradients later, so this is
-    done only where no other stage waits for them.
-    """
-    results: ActionLists = []
-    for stage, actions in enumerate(lists):
-        order: list[Action] = []
-        for action in actions:
-            previous = order[-1] if order else None
-            chunk = placement.chunk(stage, action.virtual_stage)
-            is_pair = (
-                action.kind == "weight_gradients"
-                and previous == action._replace(kind="input_gradients")
-                and (chunk == 0 or placement.stage(chunk - 1) == stage)
-            )
-            if is_pair:
-                order[-1] = action._replace(kind="backward")
-            else:
-                order.append(action)
-        results.append(order)
-    return results
+    def finish(self) -> list[Action]:
+        """Add what waits, and return all actions."""
+        while self._waiting:
+            self._add_weight_gradients()
+        return self._order
+
+    def _add_weight_gradients(self) -> None:
+        action = self._waiting.popleft()
+        _, virtual_stage, micro_batch = action
+        inputs = Action("input_gradients", virtual_stage, micro_batch)
+        # Together the two are faster. But the input gradients would be sent later.
+        if self._order[-1] == inputs and not self._sends[virtual_stage]:
+            self._order[-1] = Action("backward", virtual_stage, micro_batch)
+        else:
+            self._order.append(action)
+        self._now += 1
+        self._held -= 1

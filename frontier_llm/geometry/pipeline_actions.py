@@ -2,8 +2,8 @@
 
 A model chunk is consecutive layers of the model. An action is a computation of one micro-batch in
 one model chunk. The gradients of a chunk are either computed by one action, `backward`, or by two:
-`input_gradients`, which the previous stage waits for, and later `weight_gradients`, which nobody
-waits for (Qi et al., arXiv:2401.10241, where the actions are called F, B and W).
+`input_gradients`, for which the previous stage waits, and later `weight_gradients`, for which no
+stage waits (Qi et al., arXiv:2401.10241, where the actions are called F, B and W).
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """On which stage each model chunk is, and as which of its virtual stages.
+    """On which stage each model chunk is.
 
     Chunks are numbered in the order of the forward pass, and so are the virtual stages of a stage.
     """
@@ -33,9 +33,9 @@ class Placement:
     virtual_stages: int = 1
     """Model chunks per stage."""
     folded: bool = False
-    """False: after the last stage comes the first one again (loop, Narayanan et al., SC'21).
-    True: virtual stages run through the stages forth and back (V placement, arXiv:2401.10241,
-    section 6), so that with two virtual stages the first stage has the first and the last chunk."""
+    """False: the first stage follows the last one (Narayanan et al., SC'21, section 2.2). True: the
+    chunks go forth and back (V placement, arXiv:2401.10241, section 6), so that with two virtual
+    stages the first stage has the first and the last chunk."""
 
     @property
     def chunks(self) -> int:
@@ -45,7 +45,7 @@ class Placement:
     def stage(self, chunk: int) -> int:
         """Return the stage of a model chunk."""
         virtual_stage, position = divmod(chunk, self.stages)
-        return self._reflect(virtual_stage, position)
+        return self._reflected(virtual_stage, position)
 
     def virtual_stage(self, chunk: int) -> int:
         """Return the index of a model chunk on its stage."""
@@ -53,28 +53,28 @@ class Placement:
 
     def chunk(self, stage: int, virtual_stage: int) -> int:
         """Return the model chunk that is a given virtual stage of a stage."""
-        return virtual_stage * self.stages + self._reflect(virtual_stage, stage)
+        return virtual_stage * self.stages + self._reflected(virtual_stage, stage)
 
     def source(self, chunk: int, *, is_forward: bool) -> tuple[bool, int] | None:
-        """Return which action of the same micro-batch computes the input of an action of a chunk.
+        """Return which action of the same micro-batch computes the input of an action.
 
-        The result is whether that action is forward, and its chunk; None = it needs no other.
+        Returns:
+            Whether that action is forward, and its chunk; None = the input needs no action.
         """
         if is_forward:
             return (True, chunk - 1) if chunk > 0 else None
         return (True, chunk) if chunk == self.chunks - 1 else (False, chunk + 1)
 
-    def _reflect(self, virtual_stage: int, position: int) -> int:
-        is_reversed = self.folded and virtual_stage % 2 == 1
-        return self.stages - 1 - position if is_reversed else position
+    def _reflected(self, virtual_stage: int, position: int) -> int:
+        return self.stages - 1 - position if self.folded and virtual_stage % 2 else position
 
 
 ActionLists = list[list[Action]]
-"""For each stage, its actions in one step, in the order in which the stage runs them."""
+"""For each stage, its actions in order."""
 
 
-def actions_of(kind: Kind, virtual_stages: int, micro_batches: int) -> list[list[Action]]:
-    """Return all actions of a kind by virtual stage and micro-batch, to be shared by lists."""
+def actions_of(kind: Kind, virtual_stages: int, micro_batches: int) -> ActionLists:
+    """Return the actions of one kind: for each virtual stage, one action per micro-batch."""
     return [
         [Action(kind, virtual_stage, micro_batch) for micro_batch in range(micro_batches)]
         for virtual_stage in range(virtual_stages)

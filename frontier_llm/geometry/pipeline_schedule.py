@@ -1,23 +1,27 @@
-"""Pipeline schedules as data: for each stage, a list of actions in the order of one step.
+"""Pipeline schedules as data: for each stage, a list of its actions in one step, in order.
 
-The executor (trainer/pipeline.py) runs these lists, the planner simulates them, and the counts of
-memory and gathers follow from them. All ranks make the same lists, because the lists are functions
-of a few integers. A stage receives messages in the order in which their sender sends them.
+The executor (trainer/pipeline.py) runs these lists and the planner simulates them. All ranks make
+the same lists, because the lists are functions of a few integers.
 
-Without a pipeline, each micro-batch has a forward pass and then a backward pass. In the 1F1B
-schedule, a stage starts with forward passes (warm-up), continues with pairs of one forward and one
-backward pass, and ends with backward passes (cool-down; Narayanan et al., SC'21, section 2.2.1).
-The interleaved schedule (section 2.2.2) has the same phases, but a stage has several model chunks.
-Schedules that split backward passes are in zero_bubble.py.
+A schedule is an order of forward and backward passes, whose backward passes may then be split
+(deferral.py). There are three orders:
+
+- 1F1B: a stage starts with forward passes (warm-up), continues with pairs of one forward and one
+  backward pass, and ends with backward passes (cool-down; Narayanan et al., SC'21, section 2.2.1).
+- Interleaved 1F1B (section 2.2.2) has the same phases, but each stage has several model chunks. A
+  group of micro-batches passes the first chunk of a stage, then the second one, and so on.
+- V placement with two chunks per stage (Qi et al., arXiv:2401.10241, section 6): each pass of
+  micro-batch i + 1 comes a fixed time after that of micro-batch i, which makes time for all the
+  work of one micro-batch (Qi et al., arXiv:2405.15362).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, chain
-from typing import Literal
+from itertools import accumulate, chain, pairwise
 
-from frontier_llm.geometry.deferral import defer, join, limit_waiting
+from frontier_llm.config.parallel import ScheduleName
+from frontier_llm.geometry.deferral import defer
 from frontier_llm.geometry.pipeline_actions import (
     Action,
     ActionLists,
@@ -25,11 +29,18 @@ from frontier_llm.geometry.pipeline_actions import (
     Placement,
     actions_of,
 )
-from frontier_llm.geometry.zero_bubble import v_half, zb_h1, zb_v
 
-__all__ = ["Action", "Kind", "Placement", "Schedule", "forward_actions", "held", "make_schedule"]
+__all__ = [
+    "Action",
+    "Kind",
+    "Placement",
+    "Schedule",
+    "ScheduleName",
+    "forward_actions",
+    "held",
+    "make_schedule",
+]
 
-ScheduleName = Literal["1f1b", "interleaved", "zb_h1", "zb_v", "v_half"]
 FOLDED = ("zb_v", "v_half")
 """Schedules with V placement."""
 
@@ -55,37 +66,38 @@ def make_schedule(
     """Return the actions of all stages in one step.
 
     Args:
-        name: name of the schedule.
+        name: name of the schedule. `zb_h1` is `1f1b` with as many weight gradients waiting as the
+            memory of the first stage allows.
         stages: pipeline stages.
         virtual_stages: model chunks per stage: 1 for `1f1b` and `zb_h1`, 2 for `zb_v` and `v_half`.
         micro_batches: micro-batches per replica and step.
-        waiting_weights: how many weight gradients of a stage, each of one micro-batch and model
-            chunk, may wait. 0 = backward passes are not split, except by schedules that are made of
-            split passes. Those have their own rule, which a positive number limits.
-        recomputes: whether the backward pass recomputes the whole forward pass.
+        waiting_weights: how many weight gradients of a stage, each of one micro-batch in one model
+            chunk, may wait. 0 = `1f1b` and `interleaved` do not split backward passes, and the
+            other schedules have no limit but the one of `defer`.
+        recomputes: whether backward passes recompute the whole forward pass.
     """
     placement = Placement(stages, virtual_stages, folded=name in FOLDED)
-    if name in ("1f1b", "interleaved"):
-        lists = _interleaved(stages, virtual_stages, micro_batches)
-        if waiting_weights:
-            lists = defer(placement, lists, waiting_weights, 2 if recomputes else 1)
+    if placement.folded:
+        lists = _v_order(stages, micro_batches, is_half=name == "v_half")
     else:
-        make = {"zb_h1": zb_h1, "zb_v": zb_v, "v_half": v_half}[name]
-        lists = make(stages, micro_batches)
-        if waiting_weights:
-            lists = limit_waiting(lists, waiting_weights)
-    return Schedule(placement, tuple(tuple(order) for order in join(placement, lists)))
+        lists = _interleaved_order(stages, virtual_stages, micro_batches)
+    if waiting_weights or name not in ("1f1b", "interleaved"):
+        limit = waiting_weights or virtual_stages * micro_batches
+        lists = defer(placement, lists, limit, input_cost=2 if recomputes else 1)
+    return Schedule(placement, tuple(map(tuple, lists)))
 
 
 def forward_actions(placement: Placement, stage: int, micro_batches: int) -> list[Action]:
     """Return the forward passes of a stage for any number of micro-batches, for evaluation."""
-    forward = actions_of("forward", placement.virtual_stages, micro_batches)
+    passes = actions_of("forward", placement.virtual_stages, micro_batches)
     if not placement.folded:
-        return list(_in_groups(forward, placement.stages))
-    # The first micro-batch comes back to the stage after this many of them were sent ahead.
-    ahead = min(2 * (placement.stages - stage) - 1, micro_batches)
-    pairs = zip(forward[1], forward[0][ahead:], strict=False)
-    return [*forward[0][:ahead], *chain(*pairs), *forward[1][micro_batches - ahead :]]
+        return _in_groups(passes, placement.stages)
+
+    def slot(action: Action) -> int:
+        chunk = placement.chunk(stage, action.virtual_stage)
+        return chunk + placement.virtual_stages * action.micro_batch
+
+    return sorted(chain(*passes), key=slot)
 
 
 def held(schedule: Schedule, stage: int, kept: Sequence[int], factors: Sequence[int]) -> int:
@@ -98,61 +110,77 @@ def held(schedule: Schedule, stage: int, kept: Sequence[int], factors: Sequence[
             backward pass or input gradients.
         factors: for each virtual stage, the bytes kept from input gradients to weight gradients.
     """
-    current = peak = 0
-    for kind, virtual_stage, _ in schedule.actions[stage]:
-        if kind in ("backward", "input_gradients"):
-            current -= kept[virtual_stage]
-        if kind == "weight_gradients":
-            current -= factors[virtual_stage]
-        if kind == "forward":
-            current += kept[virtual_stage]
-        if kind == "input_gradients":
-            current += factors[virtual_stage]
-        peak = max(peak, current)
-    return peak
+    changes: dict[Kind, list[int]] = {
+        "forward": [*kept],
+        "backward": [-size for size in kept],
+        "input_gradients": [new - old for new, old in zip(factors, kept, strict=True)],
+        "weight_gradients": [-size for size in factors],
+    }
+    actions = schedule.actions[stage]
+    return max(accumulate(changes[action.kind][action.virtual_stage] for action in actions))
 
 
-def _interleaved(stages: int, virtual_stages: int, micro_batches: int) -> ActionLists:
-    """Return the actions of the interleaved schedule, or of 1F1B if there is one virtual stage."""
-    all_forward = actions_of("forward", virtual_stages, micro_batches)
-    all_backward = actions_of("backward", virtual_stages, micro_batches)
-    forward = list(_in_groups(all_forward, stages))
-    backward = list(_in_groups(all_backward[::-1], stages))
-    group = _group_sizes(stages, micro_batches)[0]
+def _interleaved_order(stages: int, virtual_stages: int, micro_batches: int) -> ActionLists:
+    """Return the passes of interleaved 1F1B, or of 1F1B if there is one virtual stage."""
+    forward = _in_groups(actions_of("forward", virtual_stages, micro_batches), stages)
+    backward = _in_groups(actions_of("backward", virtual_stages, micro_batches)[::-1], stages)
+    first_group = _group_sizes(stages, micro_batches)[0]
     lists = []
     for stage in range(stages):
         warm_up = stages - stage - 1
         if virtual_stages > 1:
-            warm_up = 2 * warm_up + (virtual_stages - 1) * group
-        warm_up = min(warm_up, len(forward))
-        pairs = zip(forward[warm_up:], backward, strict=False)
-        cool_down = backward[len(forward) - warm_up :]
-        lists.append([*forward[:warm_up], *chain(*pairs), *cool_down])
+            warm_up = 2 * warm_up + (virtual_stages - 1) * first_group
+        pairs = chain(*zip(forward[warm_up:], backward, strict=False))
+        cool_down = backward[max(0, len(forward) - warm_up) :]
+        lists.append([*forward[:warm_up], *pairs, *cool_down])
     return lists
 
 
 def _group_sizes(stages: int, micro_batches: int) -> list[int]:
-    """Divide micro-batches into groups of at least as many as stages, as even as possible.
+    """Divide micro-batches into groups as even as possible, of at least `stages` if there are.
 
-    The first group is a largest one, because the warm-up of the interleaved schedule has as many
-    micro-batches.
+    Larger groups come first, because no group may be larger than the one of the warm-up.
     """
     groups = max(1, micro_batches // stages)
-    base, extra = divmod(micro_batches, groups)
-    return [base + 1] * extra + [base] * (groups - extra)
+    size, extra = divmod(micro_batches, groups)
+    return [size + 1] * extra + [size] * (groups - extra)
 
 
-def _in_groups(actions: Sequence[Sequence[Action]], stages: int) -> list[Action]:
-    """Order actions by group, then by model chunk, then by micro-batch.
+def _in_groups(passes: Sequence[Sequence[Action]], stages: int) -> list[Action]:
+    """Order passes by group of micro-batches, then by model chunk, then by micro-batch.
 
     Args:
-        actions: for each model chunk of a stage, its actions by micro-batch.
+        passes: for each model chunk of a stage, its passes by micro-batch.
         stages: pipeline stages.
     """
-    ends = list(accumulate(_group_sizes(stages, len(actions[0]))))
-    return [
-        action
-        for first, last in zip([0, *ends], ends, strict=False)
-        for chunk_actions in actions
-        for action in chunk_actions[first:last]
-    ]
+    borders = accumulate(_group_sizes(stages, len(passes[0])), initial=0)
+    slices = [slice(first, last) for first, last in pairwise(borders)]
+    return [action for group in slices for chunk in passes for action in chunk[group]]
+
+
+def _v_order(stages: int, micro_batches: int, *, is_half: bool) -> ActionLists:
+    """Return the passes of V-Half (arXiv:2405.15362, section 3), or else of ZB-V.
+
+    A stage has a slot for each pass of the first micro-batch. Those of the next one are 6 slots
+    later: 2 chunks have 3 actions each. The longer the passes of neighbouring stages are apart, the
+    more activations are held, and the fewer gaps there are if costs are not equal.
+    """
+    # slots between neighbouring stages, on the way to the last stage and on the way back
+    there, back = (2, 1) if is_half else (4, 2)
+    # with this pause before the first backward pass, no two passes of a stage share a slot
+    pause = (4 if stages % 2 == 0 else 1) if is_half else 0
+    turn = there * (stages - 1) + 1  # slots until the last stage has both passes
+    loss = turn + back * (stages - 1) + 1 + pause
+    passes = (*actions_of("forward", 2, micro_batches), *actions_of("backward", 2, micro_batches))
+    lists = []
+    for stage in range(stages):
+        from_last = back * (stages - 1 - stage)
+        first_slots = (there * stage, turn + from_last)
+        first_slots += (loss + turn + from_last, loss + there * stage)
+        slots = {
+            slot + 6 * action.micro_batch: action
+            for slot, actions in zip(first_slots, passes, strict=True)
+            for action in actions
+        }
+        lists.append([slots[slot] for slot in sorted(slots)])
+    return lists

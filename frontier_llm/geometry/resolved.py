@@ -176,6 +176,11 @@ class ResolvedLayout:
         return Placement(self.grid.pipeline, self.virtual_stages, is_folded)
 
     @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are computed apart from the rest of the backward pass."""
+        return self.waiting_weights > 0 or self.schedule_name not in ("1f1b", "interleaved")
+
+    @property
     def schedule(self) -> Schedule:
         """The actions of all stages in one step."""
         return make_schedule(

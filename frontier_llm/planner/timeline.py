@@ -1,63 +1,175 @@
 """Simulate the start and the end of every action of a step on every stage.
 
 Each stage runs its list of actions (geometry/pipeline_schedule.py) in order. An action starts when
-its stage is free and when the action that computes its input, usually on a neighbouring stage, has
-ended. The seconds of an action include sending its result.
+its stage is free and when the action that computes its input has ended. If the input comes from
+another stage, the sender is occupied for a part of the sending time, and the input arrives later.
+
+In a long step, most time is spent in a steady state, in which the slowest stage never waits. So a
+step is simulated with fewer micro-batches, and each of the others is counted as the seconds of the
+slowest stage.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from frontier_llm.geometry.pipeline_actions import Action, Kind
 from frontier_llm.geometry.pipeline_schedule import Schedule
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.telemetry.pipeline_picture import Event
 
-Cost = Callable[[Kind, int], float]
-"""Returns the seconds of an action of a kind in a model chunk, given by its index in the model."""
-
-
-class Event(NamedTuple):
-    """One action of one stage."""
-
-    stage: int
-    action: Action
-    start: float
-    """Seconds since the start of the step."""
-    end: float
-    """Seconds since the start of the step."""
+SIMULATED = 3
+"""Micro-batches that are simulated in a long step, as a multiple of the stages. A multiple of the
+stages is left out, so that the groups of micro-batches of interleaved schedules stay similar."""
 
 
-def simulate(schedule: Schedule, cost: Cost) -> list[Event]:
+class ActionSeconds(NamedTuple):
+    """Seconds of each kind of action for one micro-batch in one model chunk, without sends.
+
+    The names are those of `geometry.pipeline_actions.Kind`.
+    """
+
+    forward: float
+    backward: float
+    input_gradients: float
+    weight_gradients: float
+
+    def total(self, *, splits: bool) -> float:
+        """Return the seconds of all actions of a micro-batch.
+
+        Args:
+            splits: whether the gradients are computed by two actions instead of one.
+        """
+        split = self.input_gradients + self.weight_gradients
+        return self.forward + (split if splits else self.backward)
+
+
+class Send(NamedTuple):
+    """Seconds of sending an activation or its gradient to another stage."""
+
+    occupied: float = 0.0
+    """Seconds for which the stage that sends cannot compute."""
+    hidden: float = 0.0
+    """Further seconds until the tensor arrives, during which the stage computes."""
+
+
+Times = list[list[tuple[float, float]]]
+"""For each stage, the start and the end of its actions, in their order."""
+
+
+def simulate(
+    schedule: Schedule, seconds: Sequence[Sequence[ActionSeconds]], send: Send = Send()
+) -> list[Event]:
     """Simulate one step on all stages.
 
     Args:
         schedule: actions of all stages.
-        cost: seconds of an action.
+        seconds: for each stage and each of its virtual stages, the seconds of an action.
+        send: seconds of each send between stages.
 
     Returns:
         Every action, by stage, in the order in which the stage runs them.
     """
+    times = action_times(schedule, seconds, send)
+    return [
+        Event(stage, action, start, end)
+        for stage, actions in enumerate(schedule.actions)
+        for action, (start, end) in zip(actions, times[stage], strict=True)
+    ]
+
+
+def pass_seconds(
+    layout: ResolvedLayout, seconds: Sequence[Sequence[ActionSeconds]], send: Send
+) -> float:
+    """Return the seconds from the first to the last action of a step.
+
+    Args:
+        layout: its schedule is simulated, with at most a few micro-batches per stage.
+        seconds: for each stage and each of its virtual stages, the seconds of an action.
+        send: seconds of each send between stages.
+    """
+    short = shortened(layout)
+    times = action_times(short.schedule, seconds, send)
+    busy = max(sum(end - start for start, end in stage_times) for stage_times in times)
+    left_out = layout.micro_batches - short.micro_batches
+    last = max(stage_times[-1][1] for stage_times in times)
+    return last + left_out * busy / short.micro_batches
+
+
+def shortened(layout: ResolvedLayout) -> ResolvedLayout:
+    """Return a layout with fewer micro-batches, but with the same steady state and peak memory."""
+    stages = layout.grid.pipeline
+    micro_batches = min(layout.micro_batches, SIMULATED * stages + layout.micro_batches % stages)
+    return replace(layout, micro_batches=micro_batches)
+
+
+def action_times(
+    schedule: Schedule, seconds: Sequence[Sequence[ActionSeconds]], send: Send
+) -> Times:
+    """Return the start and the end of every action. The arguments are those of `simulate`."""
     placement = schedule.placement
-    stages = len(schedule.actions)
-    free_at = [0.0] * stages
-    ends: dict[tuple[bool, int, int], float] = {}  # by whether it is forward, chunk, micro-batch
-    events: list[list[Event]] = [[] for _ in range(stages)]
-    has_progressed = True
-    while has_progressed:
-        has_progressed = False
-        for stage, actions in enumerate(schedule.actions):
-            for action in actions[len(events[stage]) :]:
-                kind, virtual_stage, micro_batch = action
-                chunk, is_forward = placement.chunk(stage, virtual_stage), kind == "forward"
-                # weight gradients follow input gradients of their own stage
-                needs_input = kind != "weight_gradients"
-                source = placement.source(chunk, is_forward=is_forward) if needs_input else None
-                ready = 0.0 if source is None else ends.get((*source, micro_batch))
-                if ready is None:
+    stages = range(placement.stages)
+    costs = [_costs(schedule, stage, seconds[stage], send) for stage in stages]
+    times: Times = [[] for _ in stages]
+    free_at = [0.0] * len(stages)
+    # when a result has arrived where it is read, by whether it is forward, chunk, micro-batch
+    arrivals: dict[tuple[bool, int, int], float] = {}
+    blocked: dict[tuple[bool, int, int], int] = {}  # the stage that waits for a result
+    runnable = list(stages)
+    while runnable:
+        stage = runnable.pop()
+        actions, stage_times, free = schedule.actions[stage], times[stage], free_at[stage]
+        for kind, virtual_stage, micro_batch in actions[len(stage_times) :]:
+            duration, delay, source, is_forward, chunk = costs[stage][kind, virtual_stage]
+            start = free
+            if source is not None:
+                needed = (*source, micro_batch)
+                arrival = arrivals.get(needed)
+                if arrival is None:
+                    blocked[needed] = stage
                     break
-                start = max(free_at[stage], ready)
-                end = free_at[stage] = start + cost(kind, chunk)
-                if needs_input:
-                    ends[is_forward, chunk, micro_batch] = end
-                events[stage].append(Event(stage, action, start, end))
-                has_progressed = True
-    return [event for stage_events in events for event in stage_events]
+                start = max(free, arrival)
+            free = start + duration
+            stage_times.append((start, free))
+            if delay is not None:
+                result = (is_forward, chunk, micro_batch)
+                arrivals[result] = free + delay
+                if result in blocked:
+                    runnable.append(blocked.pop(result))
+        free_at[stage] = free
+    return times
+
+
+class _Cost(NamedTuple):
+    """How long an action takes, which result it needs, and which result it computes."""
+
+    duration: float
+    delay: float | None
+    """Seconds from the end of the action to the arrival of its result; None = it has no result."""
+    source: tuple[bool, int] | None
+    """Whether the needed result is that of a forward pass, and its chunk."""
+    is_forward: bool
+    chunk: int
+
+
+def _costs(
+    schedule: Schedule, stage: int, seconds: Sequence[ActionSeconds], send: Send
+) -> dict[tuple[str, int], _Cost]:
+    """Return the costs of the actions of a stage, by kind and virtual stage."""
+    placement, costs = schedule.placement, {}
+    for virtual_stage, chunk_seconds in enumerate(seconds):
+        chunk = placement.chunk(stage, virtual_stage)
+        for kind, duration in chunk_seconds._asdict().items():
+            is_forward = kind == "forward"
+            if kind == "weight_gradients":  # it follows the input gradients of its own stage
+                costs[kind, virtual_stage] = _Cost(duration, None, None, is_forward, chunk)
+                continue
+            reader = chunk + 1 if is_forward else chunk - 1
+            is_sent = 0 <= reader < placement.chunks and placement.stage(reader) != stage
+            costs[kind, virtual_stage] = _Cost(
+                duration + (send.occupied if is_sent else 0.0),
+                send.hidden if is_sent else 0.0,
+                placement.source(chunk, is_forward=is_forward),
+                is_forward,
+                chunk,
+            )
+    return costs
