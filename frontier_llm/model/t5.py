@@ -59,8 +59,7 @@ class EncoderDecoder(MegatronModule):
                 config, vocabulary_rows, 0, position_embedding_type="none", tp_group=groups.tp
             )
         stacks = {
-            stack.name: LayerStack(stack, layout, config, groups, kernels)
-            for stack in self.stacks
+            stack.name: LayerStack(stack, layout, config, groups, kernels) for stack in self.stacks
         }
         self.encoder, self.decoder = stacks.get("encoder"), stacks.get("decoder")
         if model_chunk.has_head:

@@ -8,26 +8,16 @@ order alone; each direction between two stages has a communicator of its own (`G
 """
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from frontier_llm.geometry.stage_messages import Incoming, Message
 from frontier_llm.parallel.groups import Groups
 
 POSTED = 2
 """Receives from each stage that are posted ahead."""
-
-
-class Message(NamedTuple):
-    """An activation, or the gradient of one, of a micro-batch."""
-
-    forward: bool
-    """Whether it is an activation, which goes to the next model chunk."""
-    chunk: int
-    """Index, in the order of the forward pass, of the model chunk that reads the message."""
-    micro_batch: int
 
 
 class StageExchange:
@@ -36,7 +26,7 @@ class StageExchange:
     def __init__(
         self,
         groups: Groups,
-        incoming: Iterable[tuple[int, Message]],
+        messages: Incoming,
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
@@ -45,8 +35,7 @@ class StageExchange:
 
         Args:
             groups: process groups of this rank.
-            incoming: stage that sends, and message, for all messages that this stage receives; from
-                each stage in the order in which it sends them.
+            messages: what this stage receives.
             shape: of every message.
             dtype: of every message.
             device: of every message.
@@ -55,7 +44,7 @@ class StageExchange:
         self._options: dict[str, Any] = {"dtype": dtype, "device": device}
         self._ranks = dist.get_process_group_ranks(groups.pipeline)
         self._unposted: dict[int, deque[Message]] = {}
-        for stage, message in incoming:
+        for stage, message in messages:
             self._unposted.setdefault(stage, deque()).append(message)
         self._senders = {
             message: stage for stage, messages in self._unposted.items() for message in messages

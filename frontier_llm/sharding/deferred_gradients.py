@@ -3,8 +3,9 @@
 A pipeline stage can send the gradient of its inputs earlier if it computes the gradients of its
 weights later, for example when it would otherwise wait for other stages. Until then the factors of
 these gradients stay allocated: the inputs of each linear layer, and the gradients of its outputs.
-The gradients of norms and biases, which are small, wait together with those of the weights, so that
-a unit gets all its gradients of a micro-batch at about the same time.
+The gradients of small parameters of a layer, such as norms and biases, wait together with those of
+its weights. So the buffers of a micro-batch's sharded gradients exist only while they are filled,
+and every reduction sums the gradients of one micro-batch.
 
 Source: Qi et al., Zero Bubble Pipeline Parallelism (arXiv:2401.10241).
 """
@@ -84,7 +85,9 @@ class DeferredGradients:
             gather: gathers the last one of `tensors` from several ranks before.
         """
         assert self._key is not None
-        self._queues[self._key].append(_Deferred(tensors, add, gather))
+        # detached, since a tensor with a history would keep the graph of the forward pass
+        detached = tuple(tensor.detach() for tensor in tensors)
+        self._queues[self._key].append(_Deferred(detached, add, gather))
 
     @torch.no_grad()
     def run(self, key: Key) -> None:

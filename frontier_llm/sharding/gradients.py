@@ -60,7 +60,7 @@ class Gradients:
             fuse: whether parameters get a sink, so that layers give gradients as two factors.
         """
         self.deferred = DeferredGradients()
-        self._on_read = on_read
+        self._on_read, self._fuse = on_read, fuse
         # by unit: indices of parameters that the current backward pass does not read any more
         self._read: dict[Unit, set[int]] = {unit: set() for unit in units}
         self._units = [UnitGradients(unit, groups, transport, feedback) for unit in units]
@@ -121,8 +121,7 @@ class Gradients:
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
             return  # the sink has received the gradient
-        # the gradient of a table would take much memory until it is added
-        defer = self.deferred.is_collecting and not gradients.unit.records[index].decayed
+        defer = self._fuse and self.deferred.is_collecting and gradients.is_small_part(index)
         self.take(gradients, index, partial(gradients.add, index), (gradient,), defer=defer)
 
     def take(

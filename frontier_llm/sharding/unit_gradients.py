@@ -27,6 +27,8 @@ from frontier_llm.device.accumulate import accumulate_product
 from frontier_llm.geometry.partition import Digit
 from frontier_llm.sharding.unit import StateGroups, Unit
 
+_SMALL_PART = 1 / 16
+
 
 class UnitGradients:
     """The gradients of one unit.
@@ -69,6 +71,13 @@ class UnitGradients:
         self._touched = set()
         self._added = [0] * len(self.unit.records)
         self._has_sum = False
+
+    def is_small_part(self, index: int) -> bool:
+        """Return whether a parameter is a small part of its unit, like the norms of a layer.
+
+        Large parameters are weights and tables.
+        """
+        return self.unit.records[index].parameter.numel() <= _SMALL_PART * self.unit.layout.size
 
     def note_added(self, index: int) -> bool:
         """Count a gradient that was added; return whether the next reduction can start.

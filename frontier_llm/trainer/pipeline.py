@@ -7,7 +7,7 @@ where the stage would otherwise wait (Qi et al., Zero Bubble Pipeline Parallelis
 arXiv:2401.10241).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 
@@ -15,18 +15,16 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from frontier_llm.data.batch import AnyBatch
-from frontier_llm.geometry.pipeline_schedule import Action, Placement, forward_actions
+from frontier_llm.geometry.pipeline_schedule import Action, forward_actions
+from frontier_llm.geometry.stage_messages import Incoming, Message, incoming
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
-from frontier_llm.parallel.stage_exchange import Message, StageExchange
+from frontier_llm.parallel.stage_exchange import StageExchange
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.dropout import DropoutSeeds
 
 Result = Callable[[AnyBatch, torch.Tensor], torch.Tensor]
 """Computes a result from a micro-batch and the output of the last model chunk."""
-Incoming = Sequence[tuple[int, Message]]
-"""All messages that a stage receives in a run of a schedule, each with the stage that sends it. Those
-of one stage are in the order in which it sends them."""
 
 
 class Pipeline:
@@ -122,40 +120,6 @@ class Pipeline:
     def _incoming_in_training(self) -> Incoming:
         layout = self._model.layout
         return incoming(layout.placement, self._stage, layout.schedule.actions.__getitem__)
-
-
-def incoming(
-    placement: Placement, stage: int, actions: Callable[[int], Sequence[Action]]
-) -> Incoming:
-    """Return the messages that a stage receives.
-
-    Args:
-        placement: on which stage each model chunk is.
-        stage: the stage that receives.
-        actions: returns the actions of a stage, in order.
-    """
-    return [
-        (sender, message)
-        for sender in range(placement.stages)
-        if sender != stage and _are_neighbours(placement, sender, stage)
-        for message in _results(placement, sender, actions(sender))
-        if placement.stage(message.chunk) == stage
-    ]
-
-
-def _are_neighbours(placement: Placement, sender: int, stage: int) -> bool:
-    """Return whether two stages may have consecutive model chunks."""
-    return (sender - stage) % placement.stages in (1, placement.stages - 1)
-
-
-def _results(placement: Placement, stage: int, actions: Sequence[Action]) -> Iterator[Message]:
-    """Yield the results of a stage's passes that another model chunk reads."""
-    for kind, virtual_stage, micro_batch in actions:
-        chunk = placement.chunk(stage, virtual_stage)
-        if kind == "forward" and chunk < placement.chunks - 1:
-            yield Message(True, chunk + 1, micro_batch)
-        elif kind in ("backward", "input_gradients") and chunk > 0:
-            yield Message(False, chunk - 1, micro_batch)
 
 
 class _Passes:

@@ -7,7 +7,6 @@ the sums of the all-reduce, and the update has been submitted before.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -16,7 +15,6 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch
 from frontier_llm.device.transfer import HostCopy
 from frontier_llm.errors import TrainingError
-from frontier_llm.geometry.wire import Sent
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
@@ -25,55 +23,13 @@ from frontier_llm.trainer.dropout import DropoutSeeds
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.phase_timer import PhaseTimer
 from frontier_llm.trainer.pipeline import Pipeline
+from frontier_llm.trainer.step_result import StepFlags, StepResult
 from frontier_llm.trainer.totals import Totals, read_totals
 from frontier_llm.trainer.update_choice import choose_update
 
 _CHECKPOINT_FAILED = 2.0**32
 """Each rank adds this number to a sum if its checkpoint has failed, and 1 if the checkpoint is
 committed. One sum thus tells whether any rank has failed, and how many ranks know of the commit."""
-
-
-@dataclass(frozen=True)
-class StepFlags:
-    """What one rank tells all other ranks in the all-reduce of a step."""
-
-    stop: bool = False
-    """Whether this rank was asked to stop."""
-    checkpoint_failed: bool = False
-    """Whether this rank's last checkpoint failed."""
-    checkpoint_committed: bool = False
-    """Whether this rank knows of a committed checkpoint about which callbacks were not told yet."""
-    digest: int = 0
-    """Digest of this replica's samples (data/batch.py). Only the digest of one rank of each replica
-    is used."""
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """Numbers of a step that are the same on all ranks."""
-
-    loss: float
-    """Mean loss over the samples of the step, in nats per token."""
-    grad_norm: float
-    """L2 norm of the gradient of the whole model, before clipping."""
-    samples: int
-    """Number of samples processed by all replicas."""
-    skipped: bool
-    """Whether the update was skipped because a gradient was not finite."""
-    loss_scale: float
-    """Factor by which the loss of this step was multiplied (fp16); 1 in other precisions."""
-    digest: int
-    """Digest of all samples of the step (data/batch.py)."""
-    stop: bool
-    """Whether any rank was asked to stop."""
-    checkpoint_failed: bool
-    """Whether the last checkpoint failed on any rank."""
-    checkpoint_committed: bool
-    """Whether all ranks know of a committed checkpoint about which callbacks were not told yet."""
-    sent: dict[str, Sent]
-    """Bytes that all ranks sent inside and between nodes, by the name of the collective."""
-    unquantised: dict[str, Sent]
-    """Bytes that the quantised collectives would have sent in the compute precision."""
 
 
 class TrainStep:

@@ -252,15 +252,14 @@ def _simulated(config: RunConfig, recorded: Recorded) -> Iterator[None]:
     def synchronize(*_: Any) -> None:
         recorded.device_waits += 1
 
-    import megatron.core.pipeline_parallel.schedules  # noqa: F401
     import megatron.core.tensor_parallel.random as megatron_random
 
     substitutes = {
         "current_device": lambda: 0,
         "current_stream": torch.cuda.current_stream,
-        "synchronize": synchronize,
     }
     patches = [
+        mock.patch.object(torch.cuda, "synchronize", synchronize),
         mock.patch.object(fake_tensor, "init_gpu_context"),
         mock.patch.object(torch, "tensor", tensor),
         mock.patch.object(nn.Module, "to", lambda self, **_: self),  # built on the device already
@@ -278,7 +277,6 @@ def _simulated(config: RunConfig, recorded: Recorded) -> Iterator[None]:
             substitutes.get(replacement.name, replacement.substitute),
         )
         for replacement in megatron_cpu.REPLACEMENTS
-        if replacement.name != "torch"
     ]
     torch.cuda.init()
     torch._C._set_only_lift_cpu_tensors(True)

@@ -19,7 +19,8 @@ from frontier_llm.trainer.connect import DigitGroups
 from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.states import shard
-from frontier_llm.trainer.step import StepResult, TrainStep
+from frontier_llm.trainer.step import TrainStep
+from frontier_llm.trainer.step_result import StepResult
 from tests.batches import random_batch
 
 CPU = torch.device("cpu")
