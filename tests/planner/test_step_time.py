@@ -1,21 +1,18 @@
 """A step's seconds: parts that add up, schedules that are followed, traffic that is hidden."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
 from frontier_llm.cli.experiments import composed
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.flops import step_hardware_flops
-from frontier_llm.geometry.pipeline_schedule import make_schedule
 from frontier_llm.planner.block import Product
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.compute import OURS, Engine, Speed
 from frontier_llm.planner.estimate import estimate
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.step_time import step_time
-from frontier_llm.planner.timeline import simulate
 from tests.planner.layouts import make
 
 
@@ -48,54 +45,6 @@ def test_parts_add_up_to_the_step(overrides):
     assert sum(time.parts.values()) == pytest.approx(time.seconds)
     assert all(seconds >= 0 for seconds in time.parts.values())
     assert all(seconds >= 0 for seconds in time.exposed.values())
-
-
-def _simulated_end(seconds, chunks, micro_batches):
-    """Simulate 1F1B, from forward and backward seconds of each stage."""
-    name = "interleaved" if chunks > 1 else "1f1b"
-    schedule = make_schedule(name, len(seconds), chunks, micro_batches, 0, False)
-
-    def cost(kind, chunk):
-        return seconds[schedule.placement.stage(chunk)][kind == "backward"] / chunks
-
-    return max(event.end for event in simulate(schedule, cost))
-
-
-@pytest.mark.parametrize("stages", [2, 4, 8])
-@pytest.mark.parametrize(("chunks", "micro_batches"), [(1, 3), (1, 16), (2, 16), (4, 8)])
-def test_even_stages_take_what_the_schedule_takes(stages, chunks, micro_batches):
-    end = _simulated_end([(1.0, 2.0)] * stages, chunks, micro_batches)
-    assert end == pytest.approx(3.0 * (micro_batches + (stages - 1) / chunks))
-
-
-@pytest.mark.parametrize("slow", [0, 2, 3])
-def test_uneven_stages_take_hardly_less_than_what_is_composed(slow):
-    seconds = [(1.0, 2.0)] * 4
-    seconds[slow] = (1.5, 3.0)
-    end = _simulated_end(seconds, 1, 24)
-    composed_seconds = 24 * 4.5 + 3 * 3.0
-    # a bound: a slow first stage fills its wait with forward passes of its own
-    assert 0.95 * composed_seconds < end <= composed_seconds + 1e-9
-
-
-@pytest.mark.parametrize(("name", "chunks"), [("interleaved", 2), ("zb_h1", 1), ("zb_v", 2)])
-def test_every_action_is_made_once_and_none_before_what_it_waits_for(name, chunks):
-    schedule = make_schedule(name, 3, chunks, 6, 0, False)
-    events = simulate(schedule, lambda kind, chunk: 1.0 + (kind == "backward"))
-    assert [e.action for e in events] == [a for actions in schedule.actions for a in actions]
-    ends = {}
-    for event in events:
-        kind, virtual_stage, micro_batch = event.action
-        chunk = schedule.placement.chunk(event.stage, virtual_stage)
-        if kind != "weight_gradients":
-            ends[kind == "forward", chunk, micro_batch] = event.end
-    for event, following in pairwise(events):
-        assert event.stage != following.stage or following.start >= event.end
-        kind, virtual_stage, micro_batch = event.action
-        chunk = schedule.placement.chunk(event.stage, virtual_stage)
-        source = schedule.placement.source(chunk, is_forward=kind == "forward")
-        if source and kind != "weight_gradients":
-            assert event.start >= ends[(*source, micro_batch)]
 
 
 def test_more_micro_batches_shrink_the_bubble():
