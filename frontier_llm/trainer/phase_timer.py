@@ -29,6 +29,11 @@ class PhaseTimer:
         """Whether all measured steps have ended."""
         return self._ended == MEASURED_STEPS
 
+    @property
+    def last_is_next(self) -> bool:
+        """Whether the next step is the last one that is measured."""
+        return self._ended == MEASURED_STEPS - 1
+
     def begin(self) -> None:
         """Start measuring a step."""
         if not self.is_complete:
