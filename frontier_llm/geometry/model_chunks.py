@@ -123,9 +123,9 @@ def chunk_stacks(model: ModelConfig, chunk: ModelChunk) -> tuple[Stack, ...]:
 
 
 def has_shared_table(model: ModelConfig, chunks: Sequence[ModelChunk]) -> bool:
-    """Whether one table is both embedding and head on a stage with these chunks.
+    """Whether one table is both embedding and head of one of these chunks.
 
     The gradient of this table is complete only after the backward pass of the embedding, which is
-    the last of the stage.
+    the last of the chunk.
     """
     return model.tied and any(chunk.has_embedding and chunk.has_head for chunk in chunks)

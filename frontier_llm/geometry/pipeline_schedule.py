@@ -175,11 +175,11 @@ def _v_order(stages: int, micro_batches: int, *, is_half: bool) -> ActionLists:
     lists = []
     for stage in range(stages):
         from_last = back * (stages - 1 - stage)
-        first_slots = (there * stage, turn + from_last)
-        first_slots += (loss + turn + from_last, loss + there * stage)
+        first_forward = [there * stage, turn + from_last]
+        first_backward = [loss + turn + from_last, loss + there * stage]
         slots = {
             slot + 6 * action.micro_batch: action
-            for slot, actions in zip(first_slots, passes, strict=True)
+            for slot, actions in zip(first_forward + first_backward, passes, strict=True)
             for action in actions
         }
         lists.append([slots[slot] for slot in sorted(slots)])

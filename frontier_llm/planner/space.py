@@ -18,7 +18,7 @@ LARGEST_MICRO_BATCH = 64
 """Largest micro-batch in samples that is tried if `planner.micro_batch` is not set."""
 
 
-WAITING = {"1f1b": (0, 1, 2, 4), "interleaved": (0, 1, 2, 4), "zb_v": (2, 8, 32, 0)}
+WAITING = {"1f1b": (0, 1, 4), "interleaved": (0, 1, 4), "zb_v": (2, 16, 0)}
 """Values of parallel.waiting_weights that are tried for a schedule; for other schedules 0, their
 own rule. With larger values, more memory is needed and the bubble is smaller."""
 SCHEDULES = {1: ("1f1b", "zb_h1"), 2: ("interleaved", "zb_v", "v_half")}

@@ -228,11 +228,12 @@ def _by_link(costs: Iterable[Cost]) -> dict[str, float]:
 def _tied_cost(candidate: Candidate, kind: StageKind, groups: GridGroups) -> Cost:
     """Return the cost of summing the gradients of a tied table, once per step.
 
-    A tied table is both embedding and head. With a pipeline, the first and the last stage each have
-    a copy of it and add up their gradients.
+    A tied table is both embedding and head. If these are on different stages, each of the stages
+    has a copy of it, and they add up their gradients.
     """
+    layout = candidate.layout
     has_table = any(chunk.has_embedding or chunk.has_head for chunk in kind.chunks)
-    if not (has_table and candidate.layout.model.tied and candidate.grid.pipeline > 1):
+    if not (has_table and layout.model.tied and layout.head_stage > 0):
         return Cost(0.0, "")
     table_elements = kind.units[-1][0]  # the table is the largest unit
     shard_bytes = FP32_BYTES * (table_elements / candidate.factors.optimizer)

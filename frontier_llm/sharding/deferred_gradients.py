@@ -89,7 +89,6 @@ class DeferredGradients:
         detached = tuple(tensor.detach() for tensor in tensors)
         self._queues[self._key].append(_Deferred(detached, add, gather))
 
-    @torch.no_grad()
     def run(self, key: Key) -> None:
         """Compute the deferred gradients of a backward pass, in the order in which they were put.
 
@@ -97,12 +96,13 @@ class DeferredGradients:
         previous product.
         """
         queue = self._queues[key]
-        if queue:
-            queue[0].start_gather()
-        while queue:
-            if len(queue) > 1:
-                queue[1].start_gather()
-            queue.popleft().finish()
+        with torch.no_grad():
+            if queue:
+                queue[0].start_gather()
+            while queue:
+                if len(queue) > 1:
+                    queue[1].start_gather()
+                queue.popleft().finish()
         del self._queues[key]
 
 
