@@ -14,26 +14,33 @@ import torch.distributed as dist
 class PassTimes:
     """The start and the end of every action of one step.
 
-    Nothing is recorded before `measure` and after `finish`.
+    Nothing is recorded before `measure` and after `finish`, or without a pipeline.
 
     Attributes:
         seconds: start and end of each action in the order of the schedule, in seconds since
             `measure`; empty until `finish`.
     """
 
-    def __init__(self) -> None:
-        self._is_on = False
+    def __init__(self, stages: int) -> None:
+        """Initialise.
+
+        Args:
+            stages: number of pipeline stages.
+        """
+        self._stages, self._is_on = stages, False
         self.seconds: list[tuple[float, float]] = []
 
     def measure(self, device: torch.device) -> None:
-        """Record the next step.
+        """Record the next step, if there is a pipeline.
 
-        Collective over all ranks: the call returns when all ranks have called it, so that the times
-        of all stages are seconds since the same moment.
+        Then collective over all ranks: the call returns when all ranks have called it, so that the
+        times of all stages are seconds since the same moment.
 
         Args:
             device: the device that computes the actions.
         """
+        if self._stages == 1:
+            return
         together = torch.zeros(1, device=device)
         dist.all_reduce(together)
         together.item()  # waits for the device

@@ -32,15 +32,12 @@ class Pipeline:
     """Runs the passes of this rank's stage.
 
     The methods are collective over the tensor and pipeline groups. Micro-batches lie on the device
-    and have equal shapes.
-
-    Attributes:
-        times: measures the actions of a training step.
+    and have equal shapes. `times` measures the actions of a training step.
     """
 
     def __init__(self, model: Model, groups: Groups) -> None:
         self._model, self._groups = model, groups
-        self._stage, self.times = groups.coordinates.pipeline, PassTimes()
+        self._stage, self.times = groups.coordinates.pipeline, PassTimes(groups.grid.pipeline)
 
     def train(
         self,
@@ -61,8 +58,7 @@ class Pipeline:
             The mean loss of each micro-batch, [] fp32, on the stage with the head; an empty list
             elsewhere.
         """
-        messages = self._incoming_in_training
-        passes = _Passes(self._model, self._groups, batches, messages, self.times)
+        passes = _Passes(self._model, self._groups, batches, self._messages, self.times)
         gradient = loss_scale / len(batches)
         for action in self._model.layout.schedule.actions[self._stage]:
             self.times.start()
@@ -124,7 +120,7 @@ class Pipeline:
         return passes.finish()
 
     @cached_property
-    def _incoming_in_training(self) -> Incoming:
+    def _messages(self) -> Incoming:
         layout = self._model.layout
         return incoming(layout.placement, self._stage, layout.schedule.actions.__getitem__)
 

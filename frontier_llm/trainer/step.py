@@ -38,7 +38,6 @@ class TrainStep:
     Attributes:
         loss_scale: of fp16; constant 1 in other precisions.
         timer: measures the phases of the first steps.
-        pass_times: measures the actions of a pipeline in the last of these steps.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class TrainStep:
         self._dropout = DropoutSeeds(model, groups, config.trainer.seed)
         self._totals = Totals(self._device, traffic)
         self.loss_scale, self._before_update = loss_scale, before_update
-        self.timer, self.pass_times = PhaseTimer(self._device), self._pipeline.times
+        self.timer = PhaseTimer(self._device, self._pipeline.times)
 
     def run(
         self,
@@ -81,8 +80,6 @@ class TrainStep:
             TrainingError: the number of samples processed differs from data.global_batch.
         """
         self._dropout.step = step
-        if self.timer.last_is_next and self._layout.grid.pipeline > 1:
-            self.pass_times.measure(self._device)
         self.timer.begin()
         self._states.begin_step(step, len(batches))
         # the gradients of all replicas are summed, and their sum must be that of the mean loss
@@ -107,7 +104,6 @@ class TrainStep:
             self._states.refresh()
         self.timer.mark("update")
         self.timer.end()
-        self.pass_times.finish()
         self.loss_scale.update(finite=not skipped)
         return StepResult(
             loss=sums["loss_sum"] / sums["samples"],

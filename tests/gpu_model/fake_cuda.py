@@ -208,8 +208,7 @@ def _make_step(
     traffic = Traffic(groups.grid, rank)
     states = shard(config, model, groups, traffic)
     step = TrainStep(model, states, groups, config, LossScale(config.precision, precision), traffic)
-    # the timer waits for the device on purpose, in the first steps
-    step.timer = mock.Mock(last_is_next=False)
+    step.timer = mock.Mock()  # it waits for the device on purpose, in the first steps
     return step
 
 

@@ -27,7 +27,7 @@ def measure(world: World, values: dict[str, Any]) -> tuple[Placement, list[int],
     rig = make_rig(world, values)
     for chunk in rig.model.chunks:
         chunk.register_forward_pre_hook(lambda *_: time.sleep(PAUSE))
-    times, counts = rig.step.pass_times, []
+    times, counts = rig.step.timer.passes, []
     for step in range(MEASURED_STEPS + 1):
         rig.train(1, first=step)
         counts.append(len(times.seconds))
@@ -62,7 +62,7 @@ def test_every_action_has_its_time_once_and_starts_after_its_input(schedule: str
 
 
 def test_no_time_is_recorded_outside_a_measured_step() -> None:
-    times = PassTimes()
+    times = PassTimes(2)
     times.start()
     times.end()
     times.finish()
@@ -72,7 +72,7 @@ def test_no_time_is_recorded_outside_a_measured_step() -> None:
 def without_pipeline(world: World, values: dict[str, Any]) -> int:
     rig = make_rig(world, values)
     rig.train(MEASURED_STEPS)
-    return len(rig.step.pass_times.seconds)
+    return len(rig.step.timer.passes.seconds)
 
 
 def test_nothing_is_measured_without_a_pipeline() -> None:
@@ -82,7 +82,7 @@ def test_nothing_is_measured_without_a_pipeline() -> None:
 def on_device(world: World) -> tuple[list[tuple[float, float]], float]:
     """Time two products on the device; return also the seconds that the host has measured."""
     matrix = torch.ones(4096, 4096, device=torch.device("cuda"))
-    times, began = PassTimes(), time.perf_counter()
+    times, began = PassTimes(2), time.perf_counter()
     times.measure(matrix.device)
     for _ in range(2):
         times.start()

@@ -36,7 +36,7 @@ class PipelineTimeline(Callback):
 
     def on_step_end(self, end: StepEnd) -> None:
         """Collect the measured times once they are known; do nothing without a pipeline."""
-        if not self._pending or not self.context.train_step.pass_times.seconds:
+        if not self._pending or not self.context.train_step.timer.passes.seconds:
             return
         self._pending = False
         measured = self._measured()
@@ -53,7 +53,7 @@ class PipelineTimeline(Callback):
 
     def _measured(self) -> PassTimeline:
         """Return what the first replica has measured. Collective over all ranks."""
-        groups, times = self.context.groups, self.context.train_step.pass_times.seconds
+        groups, times = self.context.groups, self.context.train_step.timer.passes.seconds
         # by stage: the seconds of all actions, the end of the last one, and starts and ends
         rows = torch.zeros(
             groups.grid.pipeline,
