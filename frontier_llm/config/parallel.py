@@ -9,7 +9,6 @@ from pydantic import Field
 
 from frontier_llm.config.section import Section
 
-
 ScheduleName = Literal["1f1b", "interleaved", "zb_h1", "zb_v", "v_half"]
 
 
