@@ -1,6 +1,6 @@
 """Draw the actions of a pipeline's stages over time as SVG.
 
-The planner draws a simulated step, and a report may draw a measured one.
+The planner draws a simulated step, and the report of a run draws a measured one below it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,16 +35,18 @@ class Event(NamedTuple):
     """Seconds since the start of the step."""
 
 
-def draw(events: Sequence[Event]) -> str:
+def draw(events: Sequence[Event], label: str = "pipeline", last: float | None = None) -> str:
     """Draw actions as boxes with the number of their micro-batch, one row per stage.
 
     Args:
         events: at least one action. Of many stages, equally spaced ones are drawn.
+        label: label for screen readers.
+        last: seconds at the right end of the time axis; None = the end of the last action.
     """
     stages = sorted({event.stage for event in events})
     shown = stages[:: max(1, -(-len(stages) // DRAWN_STAGES))]
     rows = {stage: _TOP + index * _ROW for index, stage in enumerate(shown)}
-    last = max(event.end for event in events)
+    last = max(event.end for event in events) if last is None else last
     scale = (WIDTH - _LABELS - 10) / last if last else 0.0
     body = [
         *_legend({event.action.kind for event in events}, last),
@@ -54,7 +56,9 @@ def draw(events: Sequence[Event]) -> str:
     height = _TOP + len(shown) * _ROW + 6
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}">' + "".join(body) + "</svg>"
+        f'width="{WIDTH}" height="{height}" role="img" aria-label="{escape(label)}">'
+        + "".join(body)
+        + "</svg>"
     )
 
 

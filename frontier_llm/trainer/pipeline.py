@@ -22,6 +22,7 @@ from frontier_llm.parallel.groups import Groups
 from frontier_llm.parallel.stage_exchange import StageExchange
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.dropout import DropoutSeeds
+from frontier_llm.trainer.pass_times import PassTimes
 
 Result = Callable[[AnyBatch, torch.Tensor], torch.Tensor]
 """Computes a result from a micro-batch and the output of the last model chunk."""
@@ -31,12 +32,12 @@ class Pipeline:
     """Runs the passes of this rank's stage.
 
     The methods are collective over the tensor and pipeline groups. Micro-batches lie on the device
-    and have equal shapes.
+    and have equal shapes. `times` measures the actions of a training step.
     """
 
     def __init__(self, model: Model, groups: Groups) -> None:
         self._model, self._groups = model, groups
-        self._stage = groups.coordinates.pipeline
+        self._stage, self.times = groups.coordinates.pipeline, PassTimes(groups.grid.pipeline)
 
     def train(
         self,
@@ -57,9 +58,10 @@ class Pipeline:
             The mean loss of each micro-batch, [] fp32, on the stage with the head; an empty list
             elsewhere.
         """
-        passes = _Passes(self._model, self._groups, batches, self._incoming_in_training)
+        passes = _Passes(self._model, self._groups, batches, self._messages, self.times)
         gradient = loss_scale / len(batches)
         for action in self._model.layout.schedule.actions[self._stage]:
+            self.times.start()
             kind, virtual_stage, micro_batch = action
             dropout.micro_batch = micro_batch  # recomputed layers draw their masks again
             if kind == "forward":
@@ -71,6 +73,7 @@ class Pipeline:
                     passes.backward(virtual_stage, micro_batch, gradient)
             else:
                 states.weight_gradients(virtual_stage, micro_batch)
+            self.times.end()
         return passes.finish()
 
     def losses(self, batches: Sequence[AnyBatch]) -> list[torch.Tensor]:
@@ -111,13 +114,13 @@ class Pipeline:
             return forward_actions(placement, stage, len(batches))
 
         messages = incoming(placement, self._stage, actions)
-        passes = _Passes(self._model, self._groups, batches, messages, result)
+        passes = _Passes(self._model, self._groups, batches, messages, self.times, result)
         for _, virtual_stage, micro_batch in actions(self._stage):
             passes.forward(virtual_stage, micro_batch)
         return passes.finish()
 
     @cached_property
-    def _incoming_in_training(self) -> Incoming:
+    def _messages(self) -> Incoming:
         layout = self._model.layout
         return incoming(layout.placement, self._stage, layout.schedule.actions.__getitem__)
 
@@ -131,6 +134,7 @@ class _Passes:
         groups: Groups,
         batches: Sequence[AnyBatch],
         messages: Incoming,
+        times: PassTimes,
         result: Result | None = None,
     ) -> None:
         """Post the first receives.
@@ -140,10 +144,12 @@ class _Passes:
             groups: process groups of this rank.
             batches: the micro-batches.
             messages: what this stage receives.
+            times: is told when the input of a pass has arrived.
             result: computes a result from logits; None = the results are mean losses.
         """
         layout = model.layout
         self._chunks, self._batches, self._result = model.chunks, batches, result
+        self._times = times
         self._placement, self._stage = layout.placement, groups.coordinates.pipeline
         self._inputs: dict[tuple[int, int], torch.Tensor | None] = {}
         self._outputs: dict[tuple[int, int], GradientEdge] = {}
@@ -198,7 +204,9 @@ class _Passes:
     def _receive(self, message: Message) -> torch.Tensor:
         if message in self._to_itself:
             return self._to_itself.pop(message)
-        return self._exchange.receive(message)
+        received = self._exchange.receive(message)
+        self._times.start()
+        return received
 
     def _send(self, message: Message, tensor: torch.Tensor) -> None:
         stage = self._placement.stage(message.chunk)

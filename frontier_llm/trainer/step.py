@@ -57,7 +57,7 @@ class TrainStep:
         self._dropout = DropoutSeeds(model, groups, config.trainer.seed)
         self._totals = Totals(self._device, traffic)
         self.loss_scale, self._before_update = loss_scale, before_update
-        self.timer = PhaseTimer(self._device)
+        self.timer = PhaseTimer(self._device, self._pipeline.times)
 
     def run(
         self,
