@@ -15,7 +15,7 @@ from frontier_llm.geometry.pipeline_schedule import (
     held,
     make_schedule,
 )
-from frontier_llm.planner.timeline import simulate
+from frontier_llm.planner.timeline import ActionSeconds, simulate
 
 CHUNKS = {"1f1b": [1], "zb_h1": [1], "interleaved": [2, 3, 8], "zb_v": [2], "v_half": [2]}
 SMALL = [*product([2, 3, 4, 5], [1, 2, 3, 5, 7, 8, 13], [0, 1, 3], [False, True])]
@@ -145,7 +145,8 @@ def test_a_backward_pass_is_split_where_another_stage_waits(name):
 def seconds(name, stages, chunks, micro_batches, waiting=0):
     """Simulate a step in which each of the three parts of a micro-batch takes 1 s per stage."""
     schedule = make_schedule(name, stages, chunks, micro_batches, waiting, False)
-    events = simulate(schedule, lambda kind, _: SECONDS[kind] / chunks)
+    one = ActionSeconds(*(SECONDS[kind] / chunks for kind in ActionSeconds._fields))
+    events = simulate(schedule, [[one] * chunks] * stages)
     return max(event.end for event in events)
 
 

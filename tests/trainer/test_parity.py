@@ -117,10 +117,15 @@ def reference(overrides: tuple[str, ...], steps: int = STEPS) -> Any:
 
 
 def compare(size: int, overrides: list[str], model: list[str], steps: int = STEPS) -> None:
-    alone = [o for o in overrides if not o.startswith(("parallel.", "sharding", "kernels="))]
     values = tiny_values(*model, *overrides)
-    losses_alone, norms_alone, gradients_alone = reference((*model, *alone), steps)
     results = run_ranks(train_and_collect, size, values, "fp32", steps, timeout=120)
+    check(results, overrides, model, steps)
+
+
+def check(results: list[Any], overrides: list[str], model: list[str], steps: int) -> None:
+    """Compare what `train_and_collect` returned on each rank of a layout with one process."""
+    alone = [o for o in overrides if not o.startswith(("parallel.", "sharding", "kernels="))]
+    losses_alone, norms_alone, gradients_alone = reference((*model, *alone), steps)
     for losses, norms, _ in results:
         np.testing.assert_allclose(losses, losses_alone, rtol=1e-5)
         np.testing.assert_allclose(norms, norms_alone, rtol=1e-5)
