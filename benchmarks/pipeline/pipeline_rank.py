@@ -122,7 +122,6 @@ class _Runner:
         states = shard(config, model, self.groups, traffic)
         scale = LossScale(config.precision, "fp32")
         self._step = TrainStep(model, states, self.groups, config, scale, traffic)
-        self._is_megatron = contender.is_megatron
         if contender.is_megatron:
             self._step._pipeline = cast(Pipeline, MegatronPipeline(model))
         self._number = 0
@@ -149,13 +148,12 @@ class _Runner:
     def time(self, batches: list[AnyBatch]) -> None:
         """Run one step, and time it and its actions."""
         times = self._step.timer.passes
-        if not self._is_megatron:
-            times.measure(CPU)
+        times.measure(CPU)
         dist.barrier()
         start = time.perf_counter()
         self.step(batches)
         seconds = time.perf_counter() - start
-        self._steps.append(TimedStep(seconds, () if self._is_megatron else tuple(times.seconds)))
+        self._steps.append(TimedStep(seconds, tuple(times.seconds)))
 
     def figures(self) -> RankFigures:
         """Return what was measured."""

@@ -36,7 +36,7 @@ class Row:
     over_megatron: float
     """The same for megatron's schedule with as many model chunks per stage."""
     simulated_seconds: float | None
-    """Median over rounds of the simulated duration; None for megatron."""
+    """Median over rounds of the simulated duration; None if the actions were not timed."""
     simulated_over_measured: float | None
     """Median over rounds of the simulated duration divided by the measured one."""
     peak_bytes: int
@@ -61,7 +61,8 @@ def make_rows(case: Case, latency: float, ranks: Sequence[dict[str, RankFigures]
     rows = []
     for name, contender in case.contenders.items():
         figures = [rank[name] for rank in ranks]
-        simulated = [] if contender.is_megatron else _simulated(case, contender, figures, latency)
+        has_actions = all(step.actions for rank in figures for step in rank.steps)
+        simulated = _simulated(case, contender, figures, latency) if has_actions else []
         rows.append(
             Row(
                 contender=name,
