@@ -1,10 +1,11 @@
 """Pipeline schedules: complete, free of deadlocks, and within their bounds of memory and time."""
 
+import os
 from collections import Counter, defaultdict
 from itertools import groupby, pairwise, product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontier_llm.geometry.pipeline_schedule import (
@@ -15,6 +16,7 @@ from frontier_llm.geometry.pipeline_schedule import (
     held,
     make_schedule,
 )
+from frontier_llm.geometry.stage_messages import incoming
 from frontier_llm.planner.timeline import ActionSeconds, simulate
 
 CHUNKS = {"1f1b": [1], "zb_h1": [1], "interleaved": [2, 3, 8], "zb_v": [2], "v_half": [2]}
@@ -101,6 +103,27 @@ def test_a_stage_reads_messages_in_the_order_in_which_they_are_sent(name):
             places = {message: place for place, message in enumerate(sent)}
             early = max(places[message] - place for place, message in enumerate(read[pair]))
             assert early <= (name == "interleaved" and stages == 2)
+
+
+@settings(max_examples=1000 if os.environ.get("ALL_SCHEDULES") else 10)
+@given(st.data())
+def test_messages_match_in_any_schedule(data):
+    """The executor posts receives as `incoming` lists them, and every send has its receive."""
+    name = data.draw(st.sampled_from(list(CHUNKS)))
+    chunks = data.draw(st.integers(2, 8)) if name == "interleaved" else CHUNKS[name][0]
+    stages, waiting = data.draw(st.integers(2, 64)), data.draw(st.integers(0, 9))
+    micro_batches = data.draw(st.integers(1, 200))
+    schedule = make_schedule(name, stages, chunks, micro_batches, waiting, data.draw(st.booleans()))
+    assert run(schedule) == sum(map(len, schedule.actions))
+    sent, read = (messages(schedule, of_senders=senders) for senders in (True, False))
+    posted = defaultdict(list)
+    for stage in range(stages):
+        for sender, message in incoming(schedule.placement, stage, schedule.actions.__getitem__):
+            posted[sender, stage].append(message)
+    assert posted == sent
+    assert {pair: sorted(some) for pair, some in read.items()} == {
+        pair: sorted(some) for pair, some in sent.items()
+    }
 
 
 @pytest.mark.parametrize("name", CHUNKS)

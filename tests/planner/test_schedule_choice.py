@@ -4,6 +4,7 @@ import pytest
 
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config import decode
+from frontier_llm.planner import schedule_choice
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import budget_bytes
 from frontier_llm.planner.memory import fullest
@@ -55,6 +56,11 @@ def test_the_choice_is_the_fastest_that_fits(overrides):
 def test_splitting_pays_with_one_chunk_and_not_with_many():
     assert _chosen(*LARGE, "parallel.chunks=1")[1] > 0
     assert _chosen(*LARGE, "parallel.chunks=6") == ("interleaved", 0)
+
+
+def test_a_small_gain_is_not_worth_splitting(monkeypatch):
+    monkeypatch.setattr(schedule_choice, "LEAST_GAIN", 0.5)
+    assert _chosen(*LARGE, "parallel.chunks=1") == ("1f1b", 0)
 
 
 def test_less_memory_changes_the_choice():

@@ -145,7 +145,7 @@ def _of_kind(kind, layout, time):
     return seconds + layout.passes[kind].exchange.seconds
 
 
-@pytest.mark.parametrize("sharding", ["zero1", "zero2"])
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -167,8 +167,9 @@ def test_a_step_of_split_passes_is_that_of_its_simulation(overrides, sharding):
     )
     actions = candidate.stages.of_stages(time.actions)
     simulated = pass_seconds(candidate.layout, actions, time.send)
-    # reductions in every micro-batch take a tenth of a step and change the bubble
-    assert passes == pytest.approx(simulated, rel=0.005 if sharding == "zero1" else 0.03)
+    # traffic in every micro-batch changes the bubble
+    tolerance = {"zero1": 0.005, "zero2": 0.03, "zero3": 0.05}[sharding]
+    assert passes == pytest.approx(simulated, rel=tolerance)
     assert LayoutTime(candidate).bound_seconds <= LayoutTime(candidate).floor_seconds
 
 
@@ -197,3 +198,14 @@ def test_weight_gradients_are_a_third_of_the_products():
     assert compute.recomputed == 0
     assert compute.weight_gradients < compute.forward < compute.input_gradients
     assert compute.weight_gradients > 0.8 * compute.forward  # attention and norms have no weights
+
+
+def test_gathers_of_parameters_lengthen_the_bubble_of_split_passes():
+    base = ["parallel.pipeline=16", "parallel.chunks=1", "parallel.schedule=zb_h1"]
+    bubbles = [
+        step_time(
+            Candidate.of(composed("experiment=frontier_175b", *base, f"sharding={name}"), 1024, 8)
+        ).parts["bubble"]
+        for name in ("zero1", "zero3")
+    ]
+    assert bubbles[1] > 1.05 * bubbles[0]
