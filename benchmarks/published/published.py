@@ -103,11 +103,19 @@ def _megatron() -> Iterator[Row]:
 
 def _frontier() -> Iterator[Row]:
     replica = "batch per replica"
+    pp16 = ("parallel.pipeline=16",)
     tp4 = ("parallel.tensor=4", "parallel.pipeline=128")
     readings: list[tuple[str, float, str, int, tuple[str, ...], str]] = [
         ("22B", 0.3838, "frontier_22b", 16, (), ""),
-        ("175B", 0.3614, "frontier_175b", 64, ("parallel.pipeline=16",), replica),
-        ("175B", 0.3614, "frontier_175b", 1024, ("parallel.pipeline=16",), "batch of all 1024 GCDs"),
+        ("175B", 0.3614, "frontier_175b", 64, pp16, replica),
+        (
+            "175B",
+            0.3614,
+            "frontier_175b",
+            1024,
+            pp16,
+            "batch of all 1024 GCDs",
+        ),
         ("1T", 0.3196, "frontier_1t_tp8", 512, ("data.global_batch=1600",), f"TP 8, {replica}"),
         ("1T", 0.3196, "frontier_1t_tp8", 512, tp4, f"TP 4, {replica}"),
         ("1T", 0.3196, "frontier_1t_tp8", 1024, tp4, "TP 4, batch of all 1024 GCDs"),

@@ -20,15 +20,21 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.delayed_progress import DelayedProgress
 from frontier_llm.cli.options import new_file, tool_parser
-from frontier_llm.cli.plan_tables import details, layouts_table, overrides, refusals_table, scaling_table
+from frontier_llm.cli.plan_tables import (
+    details,
+    layouts_table,
+    overrides,
+    refusals_table,
+    scaling_table,
+)
 from frontier_llm.cli.planned_experiment import experiment_file, experiment_text
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.estimate import Estimate, estimate
 from frontier_llm.planner.plan_page import make_page
-from frontier_llm.planner.schedule_choice import choose_schedule
 from frontier_llm.planner.scaling import Point, fewest_nodes, scaling_curves
+from frontier_llm.planner.schedule_choice import choose_schedule
 from frontier_llm.planner.search import Found, Goal, search_all
 
 

@@ -32,7 +32,8 @@ def layouts_table(found: Found) -> Table:
     for number, layout in enumerate(found.best, start=1):
         table.add_row(str(number), *_row(layout, links))
     table.caption = (
-        "PPxC: stages x chunks per stage; schedule: parallel.schedule+parallel.waiting_weights; P/G/OS: data ranks over which parameters, gradients and "
+        "PPxC: stages x chunks per stage; schedule: parallel.schedule+"
+        "parallel.waiting_weights; P/G/OS: data ranks over which parameters, gradients and "
         "optimizer states are sharded; columns of links: seconds of communication that does not "
         "overlap with computation"
     )
@@ -45,7 +46,9 @@ def overrides(layout: Estimate) -> str:
     names = ("tensor", "pipeline", "chunks", "schedule", "waiting_weights", "sequence")
     chosen = config.parallel.model_dump(mode="json", include=set(names))
     words = [f"parallel.{name}={str(chosen[name]).lower()}" for name in names]
-    return " ".join([*words, f"data.micro_batch={config.data.micro_batch}", f"recompute={config.recompute}"])
+    return " ".join(
+        [*words, f"data.micro_batch={config.data.micro_batch}", f"recompute={config.recompute}"]
+    )
 
 
 def details(layout: Estimate) -> Iterator[Table]:

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from frontier_llm.config.section import Section
 
-
 ScheduleName = Literal["1f1b", "interleaved", "zb_h1", "zb_v", "v_half"]
 
 
@@ -29,9 +28,10 @@ class ParallelConfig(Section):
     stage has the first and the last chunk. `auto` chooses the fastest that fits in memory. The
     configurations of older runs do not have this key."""
     waiting_weights: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
-    """How many weight gradients of a stage, each of one micro-batch and model chunk, may wait until
-    the stage has nothing else to compute. 0 = `1f1b` and `interleaved` do not split backward
-    passes, and the other schedules follow their own rule. `auto` chooses the fastest that fits in
+    """How many weight gradients of a stage, each of one micro-batch in one model chunk, may wait
+    until the stage has nothing else to compute. 0 = `1f1b` and `interleaved` do not split backward
+    passes, and the other schedules have no such limit. However many may wait, no stage holds more
+    micro-batches than the fullest stage without waiting. `auto` chooses the fastest that fits in
     memory. The configurations of older runs do not have this key."""
     sequence: bool
     """Sequence parallelism: also split norms and dropout along the sequence over the tensor

@@ -117,26 +117,20 @@ class ResolvedLayout:
         parallel, data, sharding = config.parallel, config.data, config.sharding
         grid = _grid(parallel, ranks, ranks_per_node)
         is_auto = {sharding.params, sharding.grads, sharding.optimizer} == {"auto"}
-        if is_auto or ignore_sharding:
-            factors = Factors(1, 1, 1, grid.data)
-        else:
+        factors = Factors(1, 1, 1, grid.data)
+        if not (is_auto or ignore_sharding):
             factors = Factors.resolve(sharding, grid.data, data_ranks_per_node(grid))
         compute_format = precision or config.precision.name
-        placement = Placement(parallel.pipeline, parallel.chunks, parallel.schedule in FOLDED)
-        schedule_name = parallel.schedule
-        if schedule_name == "auto":
-            schedule_name = "interleaved" if parallel.chunks > 1 else "1f1b"
+        schedule_name, waiting_weights = _schedule(parallel)
         layout = cls(
             grid=grid,
             model=config.model,
             sequence_length=data.sequence_length,
             lengths=sample_lengths(config.model, data.sequence_length),
-            model_chunks=make_model_chunks(
-                config.model.layers, placement, parallel.layers_per_stage
-            ),
+            model_chunks=_model_chunks(config.model.layers, parallel),
             virtual_stages=parallel.chunks,
             schedule_name=schedule_name,
-            waiting_weights=0 if parallel.waiting_weights == "auto" else parallel.waiting_weights,
+            waiting_weights=waiting_weights,
             sequence_parallel=parallel.sequence,
             recompute=config.recompute,
             attention=config.attention,
@@ -304,6 +298,23 @@ def _grid(parallel: ParallelConfig, ranks: int, ranks_per_node: int) -> Grid:
     """Arrange the ranks in a grid. The size of the data axis follows from the other two axes."""
     data = ranks // (parallel.tensor * parallel.pipeline)
     return Grid(parallel.tensor, data, parallel.pipeline, ranks_per_node)
+
+
+def _schedule(parallel: ParallelConfig) -> tuple[ScheduleName, int]:
+    """Return the name of the schedule, and how many weight gradients may wait.
+
+    Until the planner has chosen, `auto` stands for schedules whose backward passes are not split.
+    """
+    waiting_weights = 0 if parallel.waiting_weights == "auto" else parallel.waiting_weights
+    if parallel.schedule != "auto":
+        return parallel.schedule, waiting_weights
+    return "interleaved" if parallel.chunks > 1 else "1f1b", waiting_weights
+
+
+def _model_chunks(layers: int, parallel: ParallelConfig) -> tuple[ModelChunk, ...]:
+    """Divide the layers of a model over the pipeline."""
+    placement = Placement(parallel.pipeline, parallel.chunks, parallel.schedule in FOLDED)
+    return make_model_chunks(layers, placement, parallel.layers_per_stage)
 
 
 def _all_factors(data: int) -> Iterator[Factors]:

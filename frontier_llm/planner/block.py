@@ -139,8 +139,8 @@ def head_product(layout: ResolvedLayout) -> Product:
 def column_factors(layout: ResolvedLayout, product: Product) -> float:
     """Count the factors of a weight gradient whose layer splits its output features.
 
-    With sequence parallelism, a rank keeps its part of the input tokens, and gathers the others when
-    it computes the gradient (model/linear.py).
+    With sequence parallelism, a rank keeps its part of the input tokens, and gathers the others
+    when it computes the gradient (model/linear.py).
     """
     parts = layout.grid.tensor if layout.sequence_parallel else 1
     return product.rows * product.inner / parts + product.rows * product.columns

@@ -159,7 +159,6 @@ class Candidate:
             f"factors {factors.params}/{factors.grads}/{factors.optimizer} {layout.recompute}"
         )
 
-
     @property
     def schedule(self) -> str:
         """Name of the schedule; if weight gradients wait, with their largest number."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from frontier_llm.geometry.model_chunks import ModelChunk, has_shared_table
-from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
 from frontier_llm.planner.compute import OURS, Engine, Seconds, Speed, chunk_seconds
@@ -112,7 +111,8 @@ class LayoutTime:
     @property
     def floor_seconds(self) -> float:
         """Lower bound on the seconds of a step with any sharding factors."""
-        return self.pipeline_seconds([passes.seconds for passes in self.passes])
+        seconds = [passes.seconds for passes in self.passes]
+        return self.pipeline_seconds(seconds, [self._waited_for(passes) for passes in self.passes])
 
     @property
     def bound_seconds(self) -> float:
@@ -138,19 +138,25 @@ class LayoutTime:
         busy = layout.micro_batches * one + around - late
         return max(busy, layout.micro_batches * max(passes.seconds for passes in self.passes))
 
-    def pipeline_seconds(self, seconds: list[float]) -> float:
+    def pipeline_seconds(self, seconds: Sequence[float], waited_for: Sequence[float]) -> float:
         """Return the seconds of all actions of a step, including the pipeline's bubble.
 
         If the schedule splits backward passes, its bubble is simulated without communication of
-        model states, and grows in proportion to the seconds of the slowest stage.
+        model states. With it, the bubble grows like the actions for which other stages wait.
 
         Args:
             seconds: for each kind of stage, the seconds of all actions of one micro-batch.
+            waited_for: those of forward passes and input gradients.
         """
         if not self._layout.splits_backward:
             return self._closed_form(seconds)
-        slowest, floor = max(seconds), max(passes.seconds for passes in self.passes)
-        return self._layout.micro_batches * slowest + self._bubble_seconds * slowest / floor
+        growth = max(waited_for) / max(self._waited_for(passes) for passes in self.passes)
+        return self._layout.micro_batches * max(seconds) + self._bubble_seconds * growth
+
+    @staticmethod
+    def _waited_for(passes: Passes) -> float:
+        actions = [chunk.actions for chunk in passes.chunks]
+        return sum(action.forward + action.input_gradients for action in actions)
 
     def hidden(self, traffic: float, computation: float, units: int) -> float:
         """Return the seconds of communication that are hidden behind computation.
@@ -174,7 +180,7 @@ class LayoutTime:
         total = pass_seconds(self._layout, self._stages.of_stages(seconds), self.send)
         return max(0.0, total - self._layout.micro_batches * slowest)
 
-    def _closed_form(self, seconds: list[float]) -> float:
+    def _closed_form(self, seconds: Sequence[float]) -> float:
         """Return the seconds of 1F1B and of the interleaved schedule with whole backward passes."""
         counts = [kind.count for kind in self._stages.kinds]
         slowest, layout = max(seconds), self._layout
@@ -186,9 +192,7 @@ class LayoutTime:
         head_waits = not has_shared_table(layout.model, kind.chunks)
         chunks = []
         for chunk in kind.chunks:
-            compute = chunk_seconds(
-                layout, chunk, self.speed, self.engine, head_waits=head_waits
-            )
+            compute = chunk_seconds(layout, chunk, self.speed, self.engine, head_waits=head_waits)
             chunks.append(ChunkPasses(compute, self._tensor_seconds(chunk, compute), splits))
         return tuple(chunks)
 

@@ -4,8 +4,9 @@ Model states are exact, because geometry/ counts the buffers that sharding/ allo
 are counted tensor by tensor (planner/block.py) for all micro-batches in flight, which follow from
 the schedule's lists of actions. If a schedule splits backward passes, the factors of the weight
 gradients, which are inputs and gradients of linear layers, are kept until they are multiplied.
-Temporary buffers are upper bounds. Slack, the memory that the allocator holds unused, is a share of all temporary memory. The
-communicators are those that the groups of the layout create (geometry/communicators.py).
+Temporary buffers are upper bounds. Slack, the memory that the allocator holds unused, is a share of
+all temporary memory. The communicators are those that the groups of the layout create
+(geometry/communicators.py).
 """
 
 from collections import Counter
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from frontier_llm.config.calibration import CalibrationConfig
+from frontier_llm.config.parallel import ScheduleName
 from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.message_memory import LOSS_CHUNK_BYTES
 from frontier_llm.geometry.model_chunks import ModelChunk, has_shared_table
@@ -97,9 +99,7 @@ def stage_memory(
     calibration = candidate.config.cluster.device.calibration
     slack = calibration.slack_share * (by_category["gathered"] + sum(temporary.values()))
     by_category |= temporary
-    by_category |= runtime_bytes(
-        calibration, candidate.stages.communicators(layout.factors, stage)
-    )
+    by_category |= runtime_bytes(calibration, candidate.stages.communicators(layout.factors, stage))
     by_category["slack"] = int(slack)
     return StageMemory(stage, by_category, _host_bytes(candidate, kind))
 
@@ -145,7 +145,7 @@ def fullest_of(candidate: Candidate, activations: Sequence[Activations]) -> Stag
 
 
 def kinds_activations(candidate: Candidate) -> tuple[Activations, ...]:
-    """Return the activations of the stage of each kind that has the most.
+    """Return the activations of the fullest stage of each kind.
 
     If backward passes are whole, this is the first stage of the kind.
     """
@@ -153,13 +153,14 @@ def kinds_activations(candidate: Candidate) -> tuple[Activations, ...]:
     stages = [kind.first for kind in kinds.kinds]
     if layout.splits_backward:
         stages = list(range(layout.grid.pipeline))
-    fullest: dict[int, Activations] = {}
+    fullest: dict[int, tuple[int, Activations]] = {}
     for stage in stages:
         kind = kinds.kind_of(stage)
         activations = stage_activations(layout, stage, kind)
-        if kind.first not in fullest or activations.kept > fullest[kind.first].kept:
-            fullest[kind.first] = activations
-    return tuple(fullest[kind.first] for kind in kinds.kinds)
+        total = stage_memory(candidate, stage, activations).total
+        if kind.first not in fullest or total > fullest[kind.first][0]:
+            fullest[kind.first] = total, activations
+    return tuple(fullest[kind.first][1] for kind in kinds.kinds)
 
 
 def least_activations(candidate: Candidate) -> tuple[Activations, ...]:
@@ -167,7 +168,7 @@ def least_activations(candidate: Candidate) -> tuple[Activations, ...]:
     layout = candidate.layout
     if layout.schedule_name in ("1f1b", "interleaved", "zb_h1"):
         # the order of forward passes and input gradients is that of whole backward passes
-        name = "interleaved" if layout.schedule_name == "interleaved" else "1f1b"
+        name: ScheduleName = "1f1b" if layout.virtual_stages == 1 else "interleaved"
         whole = replace(layout, schedule_name=name, waiting_weights=0)
         return tuple(stage_activations(whole, kind.first, kind) for kind in candidate.stages.kinds)
     one = replace(layout, micro_batches=1)

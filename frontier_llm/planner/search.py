@@ -1,10 +1,10 @@
 """Search the best layouts of a configuration among all legal ones.
 
-A layout is a cut of the model (`space.Cut`: tensor and pipeline sizes, chunks, schedule, micro-batch
-and recomputation) together with sharding factors. The search is branch and bound. Each cut has a
-lower bound on its step time, without communication of model states, and a lower bound on its
-memory, with the finest sharding factors. Cuts are examined in the order of the first bound. A cut
-is skipped if by both bounds it is worse than the layouts found so far. Schedules that split
+A layout is a cut of the model (`space.Cut`: tensor and pipeline sizes, chunks, schedule,
+micro-batch and recomputation) together with sharding factors. The search is branch and bound. Each
+cut has a lower bound on its step time, without communication of model states, and a lower bound on
+its memory, with the finest sharding factors. Cuts are examined in the order of the first bound. A
+cut is skipped if by both bounds it is worse than the layouts found so far. Schedules that split
 backward passes are simulated only if these bounds do not exclude them. The search is deterministic.
 """
 
@@ -24,7 +24,12 @@ from frontier_llm.planner.candidate import Candidate, StageKinds
 from frontier_llm.planner.compute import OURS, Engine
 from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate
 from frontier_llm.planner.layout_time import LayoutTime
-from frontier_llm.planner.memory import Activations, fullest_of, kinds_activations, least_activations
+from frontier_llm.planner.memory import (
+    Activations,
+    fullest_of,
+    kinds_activations,
+    least_activations,
+)
 from frontier_llm.planner.space import Cut, cuts, legal_factors
 from frontier_llm.planner.step_time import step_time
 

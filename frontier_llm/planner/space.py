@@ -18,10 +18,17 @@ LARGEST_MICRO_BATCH = 64
 """Largest micro-batch in samples that is tried if `planner.micro_batch` is not set."""
 
 
-WAITING = {"1f1b": (0, 1, 4), "interleaved": (0, 1, 4), "zb_v": (2, 16, 0)}
+WAITING: dict[ScheduleName, tuple[int, ...]] = {
+    "1f1b": (0, 1, 4),
+    "interleaved": (0, 1, 4),
+    "zb_v": (2, 16, 0),
+}
 """Values of parallel.waiting_weights that are tried for a schedule; for other schedules 0, their
 own rule. With larger values, more memory is needed and the bubble is smaller."""
-SCHEDULES = {1: ("1f1b", "zb_h1"), 2: ("interleaved", "zb_v", "v_half")}
+SCHEDULES: dict[int, tuple[ScheduleName, ...]] = {
+    1: ("1f1b", "zb_h1"),
+    2: ("interleaved", "zb_v", "v_half"),
+}
 """Schedules that are tried for a number of model chunks; for larger numbers `interleaved`."""
 
 
@@ -47,7 +54,8 @@ def orders(config: RunConfig, stages: int, chunks: int) -> Iterator[Order]:
         chunks: model chunks per stage.
     """
     can_split = stages > 1 and config.sharding.fused_gradients and config.kernels != "compiled"
-    for name in SCHEDULES.get(chunks, ("interleaved",)):
+    names = SCHEDULES.get(chunks, ("interleaved",))
+    for name in names:
         if config.planner.schedule is None or name in config.planner.schedule:
             for waiting in WAITING.get(name, (0,)):
                 if can_split or (waiting == 0 and name in ("1f1b", "interleaved")):

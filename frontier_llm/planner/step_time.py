@@ -8,6 +8,8 @@ section 2.2):
 
     seconds of all passes = M max(f + b) + (sum of f + b over the other stages) / C
 
+Schedules that split backward passes have no such formula. Their bubble is simulated (timeline.py).
+
 f and b include the communication of model states that is not hidden behind computation. Work that
 happens once per step follows the passes: the sum of gradients over replicas, the refresh (the
 gather of updated parameters), the gradient norm, the update, and waiting for checkpoints.
@@ -66,7 +68,9 @@ def step_time(candidate: Candidate, layout: LayoutTime | None = None) -> StepTim
     layout = layout or LayoutTime(candidate)
     stages = [_Stage(candidate, layout, passes) for passes in layout.passes]
     micro_batches = candidate.layout.micro_batches
-    all_passes = layout.pipeline_seconds([stage.seconds for stage in stages])
+    all_passes = layout.pipeline_seconds(
+        [stage.seconds for stage in stages], [stage.waited_for for stage in stages]
+    )
     slowest = max(stages, key=lambda stage: stage.seconds)
     # the stage with the longest work after the passes
     last = max(stages, key=lambda stage: sum(stage.per_step.values()))
@@ -143,7 +147,9 @@ class _Stage:
             "reduce_grads": reduce,
         }
         self.actions = tuple(
-            _with_states(chunk, chunk.seconds / all_chunks, gather, gather_again, reduce + accumulation)
+            _with_states(
+                chunk, chunk.seconds / all_chunks, gather, gather_again, reduce + accumulation
+            )
             for chunk in passes.chunks
         )
         sums = Cost(self._replica_sums(backward), self._costs.sums.link)
@@ -170,6 +176,11 @@ class _Stage:
     def seconds(self) -> float:
         """Seconds of the forward and the backward pass of one micro-batch."""
         return sum(self.per_micro_batch.values())
+
+    @property
+    def waited_for(self) -> float:
+        """Seconds of the forward passes and input gradients of one micro-batch."""
+        return sum(actions.forward + actions.input_gradients for actions in self.actions)
 
     def _backward_costs(self, computation: float) -> tuple[float, float]:
         """Return the seconds of gathers and of scatters that a backward pass does not hide."""

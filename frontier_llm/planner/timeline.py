@@ -52,12 +52,13 @@ class Send(NamedTuple):
     """Further seconds until the tensor arrives, during which the stage computes."""
 
 
+NO_SEND = Send()
 Times = list[list[tuple[float, float]]]
 """For each stage, the start and the end of its actions, in their order."""
 
 
 def simulate(
-    schedule: Schedule, seconds: Sequence[Sequence[ActionSeconds]], send: Send = Send()
+    schedule: Schedule, seconds: Sequence[Sequence[ActionSeconds]], send: Send = NO_SEND
 ) -> list[Event]:
     """Simulate one step on all stages.
 
@@ -98,8 +99,12 @@ def pass_seconds(
 def shortened(layout: ResolvedLayout) -> ResolvedLayout:
     """Return a layout with fewer micro-batches, but with the same steady state and peak memory."""
     stages = layout.grid.pipeline
-    micro_batches = min(layout.micro_batches, SIMULATED * stages + layout.micro_batches % stages)
-    return replace(layout, micro_batches=micro_batches)
+    whole, rest = divmod(layout.micro_batches, stages)
+    kept = SIMULATED
+    if layout.schedule_name == "interleaved" and whole >= rest:
+        # `rest` groups have one micro-batch more than the others, and both sizes are simulated
+        kept = max(kept, rest + 2)
+    return replace(layout, micro_batches=min(whole, kept) * stages + rest)
 
 
 def action_times(

@@ -1,10 +1,11 @@
 """Pipeline schedules: complete, free of deadlocks, and within their bounds of memory and time."""
 
+import os
 from collections import Counter, defaultdict
 from itertools import groupby, pairwise, product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontier_llm.geometry.pipeline_schedule import (
@@ -15,7 +16,8 @@ from frontier_llm.geometry.pipeline_schedule import (
     held,
     make_schedule,
 )
-from frontier_llm.planner.timeline import simulate
+from frontier_llm.geometry.stage_messages import incoming
+from frontier_llm.planner.timeline import ActionSeconds, simulate
 
 CHUNKS = {"1f1b": [1], "zb_h1": [1], "interleaved": [2, 3, 8], "zb_v": [2], "v_half": [2]}
 SMALL = [*product([2, 3, 4, 5], [1, 2, 3, 5, 7, 8, 13], [0, 1, 3], [False, True])]
@@ -103,6 +105,27 @@ def test_a_stage_reads_messages_in_the_order_in_which_they_are_sent(name):
             assert early <= (name == "interleaved" and stages == 2)
 
 
+@settings(max_examples=1000 if os.environ.get("ALL_SCHEDULES") else 10)
+@given(st.data())
+def test_messages_match_in_any_schedule(data):
+    """The executor posts receives as `incoming` lists them, and every send has its receive."""
+    name = data.draw(st.sampled_from(list(CHUNKS)))
+    chunks = data.draw(st.integers(2, 8)) if name == "interleaved" else CHUNKS[name][0]
+    stages, waiting = data.draw(st.integers(2, 64)), data.draw(st.integers(0, 9))
+    micro_batches = data.draw(st.integers(1, 200))
+    schedule = make_schedule(name, stages, chunks, micro_batches, waiting, data.draw(st.booleans()))
+    assert run(schedule) == sum(map(len, schedule.actions))
+    sent, read = (messages(schedule, of_senders=senders) for senders in (True, False))
+    posted = defaultdict(list)
+    for stage in range(stages):
+        for sender, message in incoming(schedule.placement, stage, schedule.actions.__getitem__):
+            posted[sender, stage].append(message)
+    assert posted == sent
+    assert {pair: sorted(some) for pair, some in read.items()} == {
+        pair: sorted(some) for pair, some in sent.items()
+    }
+
+
 @pytest.mark.parametrize("name", CHUNKS)
 def test_stages_hold_no_more_than_the_fullest_of_the_passes_in_order(name):
     """As many passes as the first stage of 1F1B, also in V placement; half in V-Half."""
@@ -145,7 +168,8 @@ def test_a_backward_pass_is_split_where_another_stage_waits(name):
 def seconds(name, stages, chunks, micro_batches, waiting=0):
     """Simulate a step in which each of the three parts of a micro-batch takes 1 s per stage."""
     schedule = make_schedule(name, stages, chunks, micro_batches, waiting, False)
-    events = simulate(schedule, lambda kind, _: SECONDS[kind] / chunks)
+    one = ActionSeconds(*(SECONDS[kind] / chunks for kind in ActionSeconds._fields))
+    events = simulate(schedule, [[one] * chunks] * stages)
     return max(event.end for event in events)
 
 

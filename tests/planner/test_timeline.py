@@ -1,5 +1,7 @@
 """Simulated steps follow the lists of actions, and agree with the closed form."""
 
+from itertools import pairwise
+
 import pytest
 
 from frontier_llm.cli.experiments import composed
@@ -8,6 +10,7 @@ from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.layout_time import SPLIT_SHARE, LayoutTime
 from frontier_llm.planner.step_time import step_time
 from frontier_llm.planner.timeline import (
+    NO_SEND,
     ActionSeconds,
     Send,
     action_times,
@@ -25,7 +28,7 @@ SCHEDULES = [
 ]  # fmt: skip
 
 
-def _step(schedule, seconds, send=Send()):
+def _step(schedule, seconds, send=NO_SEND):
     return max(event.end for event in simulate(schedule, seconds, send))
 
 
@@ -72,7 +75,7 @@ def test_actions_follow_their_list_and_the_results_that_they_need(name, chunks, 
     for stage in range(stages):
         mine = [event for event in events if event.stage == stage]
         assert tuple(event.action for event in mine) == schedule.actions[stage]
-        assert all(a.end <= b.start for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a.end <= b.start for a, b in pairwise(mine))
         for event in mine:
             kind, virtual_stage, micro_batch = event.action
             if kind != "weight_gradients":
@@ -129,15 +132,11 @@ LARGE = [
 def test_the_closed_form_agrees_with_the_simulation(experiment, ranks, overrides):
     candidate = Candidate.of(composed(f"experiment={experiment}", *overrides), ranks, 8)
     layout, time = LayoutTime(candidate), step_time(candidate)
-    closed_form = layout.pipeline_seconds([_of_kind(kind, layout, time) for kind in _kinds(time)])
-    simulated = pass_seconds(
-        candidate.layout, candidate.stages.of_stages(time.actions), time.send
+    closed_form = layout.pipeline_seconds(
+        [_of_kind(kind, layout, time) for kind in range(len(time.actions))], ()
     )
-    assert closed_form == pytest.approx(simulated, rel=0.012)
-
-
-def _kinds(time):
-    return range(len(time.actions))
+    simulated = pass_seconds(candidate.layout, candidate.stages.of_stages(time.actions), time.send)
+    assert closed_form == pytest.approx(simulated, rel=0.015)
 
 
 def _of_kind(kind, layout, time):
@@ -146,6 +145,7 @@ def _of_kind(kind, layout, time):
     return seconds + layout.passes[kind].exchange.seconds
 
 
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -155,10 +155,10 @@ def _of_kind(kind, layout, time):
         ["parallel.chunks=6", "parallel.schedule=interleaved", "parallel.waiting_weights=1"],
     ],
 )
-def test_a_step_of_split_passes_is_that_of_its_simulation(overrides):
+def test_a_step_of_split_passes_is_that_of_its_simulation(overrides, sharding):
     """The bubble is simulated without model states, and grows with the seconds of a stage."""
     base = ["parallel.pipeline=16", "parallel.chunks=1", "parallel.waiting_weights=0"]
-    config = composed("experiment=frontier_175b", *base, *overrides, "sharding=zero2")
+    config = composed("experiment=frontier_175b", *base, *overrides, f"sharding={sharding}")
     candidate = Candidate.of(config, 1024, 8)
     time = step_time(candidate)
     parts = time.parts
@@ -166,7 +166,10 @@ def test_a_step_of_split_passes_is_that_of_its_simulation(overrides):
         parts[name] for name in ("reduce_states", "refresh_params", "update", "checkpoint")
     )
     actions = candidate.stages.of_stages(time.actions)
-    assert passes == pytest.approx(pass_seconds(candidate.layout, actions, time.send), rel=0.01)
+    simulated = pass_seconds(candidate.layout, actions, time.send)
+    # traffic in every micro-batch changes the bubble
+    tolerance = {"zero1": 0.005, "zero2": 0.03, "zero3": 0.05}[sharding]
+    assert passes == pytest.approx(simulated, rel=tolerance)
     assert LayoutTime(candidate).bound_seconds <= LayoutTime(candidate).floor_seconds
 
 
@@ -195,3 +198,14 @@ def test_weight_gradients_are_a_third_of_the_products():
     assert compute.recomputed == 0
     assert compute.weight_gradients < compute.forward < compute.input_gradients
     assert compute.weight_gradients > 0.8 * compute.forward  # attention and norms have no weights
+
+
+def test_gathers_of_parameters_lengthen_the_bubble_of_split_passes():
+    base = ["parallel.pipeline=16", "parallel.chunks=1", "parallel.schedule=zb_h1"]
+    bubbles = [
+        step_time(
+            Candidate.of(composed("experiment=frontier_175b", *base, f"sharding={name}"), 1024, 8)
+        ).parts["bubble"]
+        for name in ("zero1", "zero3")
+    ]
+    assert bubbles[1] > 1.05 * bubbles[0]
