@@ -15,17 +15,17 @@ from frontier_llm.telemetry.summary import Layout, RunSummary
 from tests.telemetry.runs import make_run
 from tests.telemetry.test_report_page import Page
 
+SCHEDULE = make_schedule("1f1b", 2, 1, 2, 0, False)
 BOX = re.compile(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)" height="20"')
 
 
 def passes(seconds: float = 1.0) -> PassTimeline:
     """Two stages whose forward passes take `seconds`, and backward passes twice as long."""
-    schedule = make_schedule("1f1b", 2, 1, 2, 0, False)
     each = ActionSeconds(seconds, 2 * seconds, seconds, seconds)
-    times = action_times(schedule, [[each], [each]], Send())
+    times = action_times(SCHEDULE, [[each], [each]], Send())
     busy = [sum(end - start for start, end in stage_times) for stage_times in times]
     last = max(stage_times[-1][1] for stage_times in times)
-    return PassTimeline.of(schedule, times, busy, last)
+    return PassTimeline.of(SCHEDULE, times, busy, last)
 
 
 def section(planned: PassTimeline | None, measured: PassTimeline, stages: int = 2) -> str:
@@ -37,6 +37,14 @@ def test_the_waiting_share_is_that_of_a_pipeline_with_equal_passes() -> None:
     timeline = passes()
     assert timeline.seconds == 9  # 2 micro-batches, and those of one other stage
     assert timeline.waiting_share == pytest.approx(1 / 3)
+
+
+def test_each_action_has_its_stage_and_its_times() -> None:
+    actions = SCHEDULE.actions
+    events = [action.event for action in passes().actions]
+    assert [e.action for e in events] == [*actions[0], *actions[1]]
+    assert [e.stage for e in events] == [0] * 4 + [1] * 4
+    assert [(e.start, e.end) for e in events[4:]] == [(1, 2), (2, 4), (4, 5), (5, 7)]
 
 
 def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
