@@ -1,6 +1,6 @@
 """The messages between the stages of a pipeline, which follow from the lists of their actions."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from frontier_llm.geometry.pipeline_actions import Action, Placement
@@ -16,38 +16,59 @@ class Message(NamedTuple):
     micro_batch: int
 
 
-Incoming = Sequence[tuple[int, Message]]
-"""All messages that a stage receives in a step, each with the stage that sends it. Those of one
-stage are in the order in which it sends them."""
+class Arrival(NamedTuple):
+    """A message that a stage receives."""
+
+    sender: int
+    """The stage that sends it."""
+    message: Message
+    delivered: int
+    """How many messages of the receiver the sender has read before it sends this one."""
 
 
 def incoming(
     placement: Placement, stage: int, actions: Callable[[int], Sequence[Action]]
-) -> Incoming:
-    """Return the messages that a stage receives from other stages.
+) -> list[Arrival]:
+    """Return what a stage receives from other stages in a step.
+
+    The messages of each sender are in the order in which it sends them.
 
     Args:
         placement: on which stage each model chunk is.
         stage: the stage that receives.
         actions: returns the actions of a stage, in order.
     """
-    return [
-        (sender, message)
-        for sender in range(placement.stages)
-        if sender != stage and _are_neighbours(placement, sender, stage)
-        for message in results(placement, sender, actions(sender))
-        if placement.stage(message.chunk) == stage
-    ]
+    arrivals = []
+    for sender in range(placement.stages):
+        if sender == stage or not _are_neighbours(placement, sender, stage):
+            continue
+        delivered = 0
+        for action in actions(sender):
+            delivered += _source_stage(placement, sender, action) == stage
+            message = result(placement, sender, action)
+            if message and placement.stage(message.chunk) == stage:
+                arrivals.append(Arrival(sender, message, delivered))
+    return arrivals
 
 
-def results(placement: Placement, stage: int, actions: Sequence[Action]) -> Iterator[Message]:
-    """Yield the results of a stage's actions that another model chunk reads, in order."""
-    for kind, virtual_stage, micro_batch in actions:
-        chunk = placement.chunk(stage, virtual_stage)
-        if kind == "forward" and chunk < placement.chunks - 1:
-            yield Message(True, chunk + 1, micro_batch)
-        elif kind in ("backward", "input_gradients") and chunk > 0:
-            yield Message(False, chunk - 1, micro_batch)
+def result(placement: Placement, stage: int, action: Action) -> Message | None:
+    """Return the message with the result of an action; None if no other chunk reads the result."""
+    kind, virtual_stage, micro_batch = action
+    chunk = placement.chunk(stage, virtual_stage)
+    if kind == "forward" and chunk < placement.chunks - 1:
+        return Message(True, chunk + 1, micro_batch)
+    if kind in ("backward", "input_gradients") and chunk > 0:
+        return Message(False, chunk - 1, micro_batch)
+    return None
+
+
+def _source_stage(placement: Placement, stage: int, action: Action) -> int | None:
+    """Return the stage that computes the input of an action; None if there is no such input."""
+    chunk = placement.chunk(stage, action.virtual_stage)
+    source = chunk - 1 if action.kind == "forward" else chunk + 1
+    if action.kind == "weight_gradients" or not 0 <= source < placement.chunks:
+        return None
+    return placement.stage(source)
 
 
 def _are_neighbours(placement: Placement, one: int, other: int) -> bool:

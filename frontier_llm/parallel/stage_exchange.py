@@ -2,18 +2,22 @@
 
 A stage sends without waiting, and posts its receives ahead, in the order in which the other stage
 sends. Messages between two stages therefore never wait for each other in opposite orders, whatever
-the order in which the schedule reads them. NCCL matches the messages of a communicator by their
-order alone; each direction between two stages has a communicator of its own (`Groups.ascending` and
-`Groups.descending`, parallel/groups.py). gloo matches messages by a tag.
+the order in which the schedule reads them. A sent tensor is kept until it has arrived, which the
+next message from the stage that reads it shows.
+
+NCCL matches the messages of a communicator by their order alone; each direction between two stages
+has a communicator of its own (`Groups.ascending` and `Groups.descending`, parallel/groups.py). gloo
+matches messages by a tag.
 """
 
-from collections import deque
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from frontier_llm.geometry.stage_messages import Incoming, Message
+from frontier_llm.geometry.stage_messages import Arrival, Message
 from frontier_llm.parallel.groups import Groups
 
 POSTED = 2
@@ -26,7 +30,7 @@ class StageExchange:
     def __init__(
         self,
         groups: Groups,
-        messages: Incoming,
+        arrivals: Sequence[Arrival],
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
@@ -35,7 +39,7 @@ class StageExchange:
 
         Args:
             groups: process groups of this rank.
-            messages: what this stage receives.
+            arrivals: what this stage receives.
             shape: of every message.
             dtype: of every message.
             device: of every message.
@@ -44,25 +48,27 @@ class StageExchange:
         self._options: dict[str, Any] = {"dtype": dtype, "device": device}
         self._ranks = dist.get_process_group_ranks(groups.pipeline)
         self._unposted: dict[int, deque[Message]] = {}
-        for stage, message in messages:
-            self._unposted.setdefault(stage, deque()).append(message)
-        self._senders = {
-            message: stage for stage, messages in self._unposted.items() for message in messages
-        }
+        for arrival in arrivals:
+            self._unposted.setdefault(arrival.sender, deque()).append(arrival.message)
+        self._arrivals = {arrival.message: arrival for arrival in arrivals}
         self._posted: dict[Message, tuple[dist.Work, torch.Tensor]] = {}
-        self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        # messages under way, and the number of messages that have arrived, by the stage that reads
+        self._sent: defaultdict[int, deque[tuple[dist.Work, torch.Tensor]]] = defaultdict(deque)
+        self._delivered: Counter[int] = Counter()
         for stage in self._unposted:
             for _ in range(POSTED):
                 self._post(stage)
 
     def receive(self, message: Message) -> torch.Tensor:
         """Wait for a message and return its tensor. On a GPU only the current stream waits."""
-        stage = self._senders[message]
+        sender, _, delivered = self._arrivals[message]
         while message not in self._posted:
-            self._post(stage)
+            self._post(sender)
         work, tensor = self._posted.pop(message)
-        self._post(stage)
+        self._post(sender)
         work.wait()
+        while self._delivered[sender] < delivered:
+            self._free(sender)
         return tensor
 
     def send(self, message: Message, tensor: torch.Tensor, stage: int) -> None:
@@ -70,15 +76,23 @@ class StageExchange:
         tensor, group = tensor.contiguous(), self._group(self._own_stage, stage)
         work = dist.isend(tensor, self._ranks[stage], group, tag(message))
         assert work is not None
-        self._sent.append((work, tensor))
-        while self._sent and self._sent[0][0].is_completed():
-            self._sent.popleft()
+        sent = self._sent[stage]
+        sent.append((work, tensor))
+        while sent and sent[0][0].is_completed():  # with gloo, only waiting completes a send
+            self._free(stage)
 
     def finish(self) -> None:
         """Wait until all messages are sent."""
         assert not self._posted, f"messages were not read: {sorted(self._posted)}"
-        while self._sent:
-            self._sent.popleft()[0].wait()
+        for stage, sent in self._sent.items():
+            while sent:
+                self._free(stage)
+
+    def _free(self, stage: int) -> None:
+        """Free the oldest message to a stage, which has arrived or must be waited for."""
+        work, _ = self._sent[stage].popleft()
+        work.wait()
+        self._delivered[stage] += 1
 
     @property
     def _own_stage(self) -> int:

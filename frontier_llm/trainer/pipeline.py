@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from frontier_llm.data.batch import AnyBatch
 from frontier_llm.geometry.pipeline_schedule import Action, forward_actions
-from frontier_llm.geometry.stage_messages import Incoming, Message, incoming
+from frontier_llm.geometry.stage_messages import Arrival, Message, incoming
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.parallel.stage_exchange import StageExchange
@@ -58,7 +58,7 @@ class Pipeline:
             The mean loss of each micro-batch, [] fp32, on the stage with the head; an empty list
             elsewhere.
         """
-        passes = _Passes(self._model, self._groups, batches, self._messages, self.times)
+        passes = _Passes(self._model, self._groups, batches, self._arrivals, self.times)
         gradient = loss_scale / len(batches)
         for action in self._model.layout.schedule.actions[self._stage]:
             self.times.start()
@@ -113,14 +113,14 @@ class Pipeline:
         def actions(stage: int) -> Sequence[Action]:
             return forward_actions(placement, stage, len(batches))
 
-        messages = incoming(placement, self._stage, actions)
-        passes = _Passes(self._model, self._groups, batches, messages, self.times, result)
+        arrivals = incoming(placement, self._stage, actions)
+        passes = _Passes(self._model, self._groups, batches, arrivals, self.times, result)
         for _, virtual_stage, micro_batch in actions(self._stage):
             passes.forward(virtual_stage, micro_batch)
         return passes.finish()
 
     @cached_property
-    def _messages(self) -> Incoming:
+    def _arrivals(self) -> list[Arrival]:
         layout = self._model.layout
         return incoming(layout.placement, self._stage, layout.schedule.actions.__getitem__)
 
@@ -133,7 +133,7 @@ class _Passes:
         model: Model,
         groups: Groups,
         batches: Sequence[AnyBatch],
-        messages: Incoming,
+        arrivals: Sequence[Arrival],
         times: PassTimes,
         result: Result | None = None,
     ) -> None:
@@ -143,7 +143,7 @@ class _Passes:
             model: model chunks of this rank.
             groups: process groups of this rank.
             batches: the micro-batches.
-            messages: what this stage receives.
+            arrivals: what this stage receives.
             times: is told when the input of a pass has arrived.
             result: computes a result from logits; None = the results are mean losses.
         """
@@ -159,7 +159,7 @@ class _Passes:
         shape = batches[0].length // parts, batches[0].samples, layout.model.hidden
         device = next(model.chunks[0].parameters()).device
         dtype = model.transformer.params_dtype
-        self._exchange = StageExchange(groups, messages, shape, dtype, device)
+        self._exchange = StageExchange(groups, arrivals, shape, dtype, device)
 
     def forward(self, virtual_stage: int, micro_batch: int) -> None:
         """Run the forward pass of a model chunk, and send its output."""

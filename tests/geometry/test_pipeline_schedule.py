@@ -118,8 +118,8 @@ def test_messages_match_in_any_schedule(data):
     sent, read = (messages(schedule, of_senders=senders) for senders in (True, False))
     posted = defaultdict(list)
     for stage in range(stages):
-        for sender, message in incoming(schedule.placement, stage, schedule.actions.__getitem__):
-            posted[sender, stage].append(message)
+        for arrival in incoming(schedule.placement, stage, schedule.actions.__getitem__):
+            posted[arrival.sender, stage].append(arrival.message)
     assert posted == sent
     assert {pair: sorted(some) for pair, some in read.items()} == {
         pair: sorted(some) for pair, some in sent.items()

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from frontier_llm.launch.world import World
+from frontier_llm.parallel.stage_exchange import StageExchange
 from frontier_llm.trainer.pipeline import Pipeline, _Passes
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
@@ -167,6 +168,32 @@ def test_no_schedule_depends_on_the_speed_of_stages() -> None:
     for rank in results:
         for name, found in rank.items():
             np.testing.assert_allclose(found, [losses[0], norms[0]], rtol=1e-5, err_msg=name)
+
+
+def count_sent(world: World, cases: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Return how many sent tensors a rank keeps at most in a step of each case."""
+    most, found, rig = [0], {}, None
+    send = StageExchange.send
+
+    def send_and_count(exchange: StageExchange, *arguments: Any) -> None:
+        send(exchange, *arguments)
+        most[0] = max(most[0], sum(map(len, exchange._sent.values())))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StageExchange, "send", send_and_count)
+        for name, values in cases.items():
+            rig, most[0] = make_rig(world, values, groups_of=rig), 0
+            rig.train(1)
+            found[name] = most[0]
+    return found
+
+
+def test_a_sent_tensor_is_kept_only_until_it_has_arrived() -> None:
+    """Not until the end of the step: each stage sends 30 tensors or more."""
+    overrides = [*TIED, "data.global_batch=30", "parallel.pipeline=2"]
+    cases = {name: tiny_values(*overrides, *schedule_keys(name)) for name in SCHEDULES}
+    for rank in run_ranks(count_sent, 2, cases, timeout=120):
+        assert max(rank.values()) <= 4, rank
 
 
 def train_in(world: World, cases: dict[str, dict[str, Any]], precision: str) -> dict[str, Any]:
