@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import RanksFailedError, run_ranks
+from frontier_llm.launch.world import World
+from tests.ranks import RanksFailedError, in_turn, run_ranks
 
 
 def _sum(world, value):

@@ -131,18 +131,18 @@ def _build(candidate: Candidate, stage: int) -> BuiltStage:
 def _compare_names(candidate: Candidate, stage: int, records: Sequence[ParameterRecord]) -> None:
     """Compare the names and shapes of built parameters with those of geometry/inventory.py."""
     layout = candidate.layout
-    expected = Counter(
-        (shape.name, shape.shape)
+    expected = {  # a set, because a unit holds a table once that two chunks read
+        (shape.unit, shape.name, shape.shape)
         for chunk in layout.chunks_of_stage(stage)
         for shape in chunk_parameters(layout.model, chunk, layout.sequence_length)
-    )
+    }
     found = Counter(
-        (placement.name, tuple(placement.global_shape))
+        (record.unit, placement.name, tuple(placement.global_shape))
         for record in records
         for placement in record.placements
     )
-    if found != expected:
-        differing = sorted((found - expected) + (expected - found))[:4]
+    if found != Counter(expected):
+        differing = sorted((found - Counter(expected)) + (Counter(expected) - found))[:4]
         raise DryRunError(f"stage {stage}: parameters differ from the inventory: {differing}")
 
 
