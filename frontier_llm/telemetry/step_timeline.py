@@ -64,7 +64,7 @@ class PassTimeline(_Part):
         schedule: Schedule,
         times: Sequence[Sequence[tuple[float, float]]],
         busy: Sequence[float],
-        seconds: float,
+        ends: Sequence[float],
     ) -> "PassTimeline":
         """Make a timeline.
 
@@ -73,7 +73,7 @@ class PassTimeline(_Part):
             times: for each stage, start and end of its actions; those after the first
                 `RECORDED_ACTIONS` are ignored and may be left out.
             busy: for each stage, the seconds of all its actions.
-            seconds: end of the last action of all stages.
+            ends: for each stage, the end of its last action.
         """
         actions = [
             TimedAction(stage=stage, **action._asdict(), start_seconds=start, end_seconds=end)
@@ -82,6 +82,7 @@ class PassTimeline(_Part):
                 schedule.actions[stage][:RECORDED_ACTIONS], stage_times, strict=False
             )
         ]
+        seconds = max(ends)
         waiting_share = 1 - sum(busy) / (len(busy) * seconds)
         return cls(seconds=seconds, waiting_share=waiting_share, actions=actions)
 

@@ -24,8 +24,7 @@ def passes(seconds: float = 1.0) -> PassTimeline:
     each = ActionSeconds(seconds, 2 * seconds, seconds, seconds)
     times = action_times(SCHEDULE, [[each], [each]], Send())
     busy = [sum(end - start for start, end in stage_times) for stage_times in times]
-    last = max(stage_times[-1][1] for stage_times in times)
-    return PassTimeline.of(SCHEDULE, times, busy, last)
+    return PassTimeline.of(SCHEDULE, times, busy, [stage_times[-1][1] for stage_times in times])
 
 
 def section(planned: PassTimeline | None, measured: PassTimeline, stages: int = 2) -> str:
@@ -37,6 +36,13 @@ def test_the_waiting_share_is_that_of_a_pipeline_with_equal_passes() -> None:
     timeline = passes()
     assert timeline.seconds == 9  # 2 micro-batches, and those of one other stage
     assert timeline.waiting_share == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("ends", [[5.0, 8.0], [8.0, 5.0]])
+def test_the_stage_that_ends_last_ends_the_step(ends: list[float]) -> None:
+    timeline = PassTimeline.of(SCHEDULE, [[(0.0, 4.0)]] * 2, [4.0, 4.0], ends)
+    assert timeline.seconds == 8
+    assert timeline.waiting_share == 0.5
 
 
 def test_each_action_has_its_stage_and_its_times() -> None:

@@ -72,7 +72,7 @@ class PipelineTimeline(Callback):
             self._schedule,
             times=[list(zip(row[2::2], row[3::2], strict=True)) for row in by_stage],
             busy=[row[0] for row in by_stage],
-            seconds=max(row[1] for row in by_stage),
+            ends=[row[1] for row in by_stage],
         )
 
 
@@ -98,5 +98,5 @@ def _planned(context: TrainerContext) -> PassTimeline | None:
         layout.schedule,
         times,
         busy=[sum(end - start for start, end in stage_times) for stage_times in times],
-        seconds=max(stage_times[-1][1] for stage_times in times),
+        ends=[stage_times[-1][1] for stage_times in times],
     )
