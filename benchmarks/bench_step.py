@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dist.init_process_group(
             "gloo" if accelerator.is_cpu else "nccl", f"file://{folder}/store", rank=0, world_size=1
         )
-        groups = make_groups(config.parallel, 1, config.trainer.seed)
+        groups = make_groups(config.parallel, 1, head_stage=0)
         rows = [
             measure(
                 config, precision, accelerator, groups, options.steps, compiled=options.compiled

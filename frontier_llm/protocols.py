@@ -6,14 +6,39 @@ saves them under their global names.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-ProductSink = Callable[[torch.Tensor, torch.Tensor], None]
-"""Takes the gradient of a weight [out, in] as two factors: the gradient of the outputs [tokens,
-out] and the inputs [tokens, in]. The weight's gradient is the product of the first, transposed, and
-the second. The sink computes this product in the buffer that needs it, so that autograd makes no
-tensor for it. The caller must not write to the factors afterwards."""
+from frontier_llm.collectives.handles import Handle
+
+
+class ProductSink(Protocol):
+    """Takes the gradient of a weight [out, in] as two factors.
+
+    The factors are the gradient of the outputs and the inputs. The weight's gradient is the product
+    of the first, transposed, and the second. The sink computes this product in the buffer that
+    needs it, so that autograd makes no tensor for it.
+    """
+
+    @property
+    def is_deferring(self) -> bool:
+        """Whether the sink keeps the factors of this backward pass and multiplies them later."""
+
+    def __call__(
+        self,
+        grad_outputs: torch.Tensor,
+        inputs: torch.Tensor,
+        gather: Callable[[torch.Tensor], tuple[torch.Tensor, Handle]] | None = None,
+    ) -> None:
+        """Take the factors. The caller must not write to them afterwards.
+
+        Args:
+            grad_outputs: [tokens, out].
+            inputs: [tokens, in]; with `gather` only the tokens of this rank.
+            gather: only for a sink that is deferring: starts to gather the inputs of all tokens
+                from the tensor-parallel ranks, and returns them and what to wait for.
+        """
 
 
 def set_product_sink(weight: torch.nn.Parameter, sink: ProductSink) -> None:
@@ -83,6 +108,9 @@ class ParameterRecord:
     only a part of the sequence (norms and biases under sequence parallelism)."""
     tied: bool
     """Whether other model chunks hold copies, whose gradients must be added."""
+    passes: int = 1
+    """Number of backward passes per micro-batch that compute a gradient of it: the number of this
+    rank's model chunks that read it."""
 
     @property
     def name(self) -> str:

@@ -14,6 +14,9 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 import pytest
 from hypothesis import settings
 
+from tests.huge_pages import keep_forks_fast
+
+keep_forks_fast()
 settings.register_profile("shared machine", deadline=None)  # other processes slow tests down
 settings.load_profile("shared machine")
 

@@ -22,10 +22,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -69,6 +72,44 @@ def run_ranks(
         if any(codes):
             raise RanksFailedError(_report(folder, codes, timeout))
         return [pickle.loads((folder / f"{rank}.result").read_bytes()) for rank in range(size)]
+
+
+def in_turn(
+    world: World, function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]
+) -> list[Any]:
+    """Call `function(world, *case)` for each case, in the order given; return the results.
+
+    For `run_ranks(in_turn, size, function, cases)`: to fork ranks and to connect them takes as long
+    as a few training steps. The cases share process groups: gloo has a thread for each, which wakes
+    a hundred times per second. Groups that one case creates are distinct even if their ranks are
+    the same.
+    """
+    from megatron.core import parallel_state
+
+    created: dict[tuple[int, ...], list[Any]] = defaultdict(list)
+    results = []
+    for case in cases:
+        kept = {ranks: iter(tuple(groups)) for ranks, groups in created.items()}
+        with mock.patch.object(dist, "new_group", partial(_new_group, created, kept)):
+            results.append(function(world, *case))
+        parallel_state.destroy_model_parallel()
+    return results
+
+
+_create_group = dist.new_group
+
+
+def _new_group(
+    created: dict[tuple[int, ...], list[Any]],
+    kept: dict[tuple[int, ...], Iterator[Any]],
+    ranks: Sequence[int],
+    timeout: timedelta | None = None,
+) -> Any:
+    """Return the next group of these ranks that an earlier case has created, or a new one."""
+    for group in kept.get(tuple(ranks), ()):
+        return group
+    created[tuple(ranks)].append(_create_group(ranks, timeout=timeout))
+    return created[tuple(ranks)][-1]
 
 
 def _world(rank: int, size: int, ranks_per_node: int | None) -> World:

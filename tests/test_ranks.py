@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import RanksFailedError, run_ranks
+from tests.ranks import RanksFailedError, in_turn, run_ranks
 
 
 def _sum(world, value):
@@ -50,3 +50,19 @@ def test_a_killed_rank_ends_the_others():
 def test_a_hang_ends_at_the_time_limit():
     with pytest.raises(RanksFailedError, match="did not end"):
         run_ranks(lambda world: time.sleep(60), 2, timeout=1)
+
+
+def _sum_in_two_groups(world, value):
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    tensor = torch.tensor([float(value)])
+    for group in groups:
+        dist.all_reduce(tensor, group=group)
+    return tensor.item(), [id(group) for group in groups]
+
+
+def test_cases_run_in_turn_on_groups_that_are_created_once():
+    for results in run_ranks(in_turn, 2, _sum_in_two_groups, [(1,), (2,), (3,)]):
+        sums, groups = zip(*results, strict=True)
+        assert sums == (4.0, 8.0, 12.0)
+        assert groups[0] == groups[1] == groups[2]
+        assert groups[0][0] != groups[0][1]

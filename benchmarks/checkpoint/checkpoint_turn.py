@@ -155,6 +155,7 @@ class Rank:
         number = turn.restores if self._saver.can_restore else 0
         restores = [self._restore() for _ in range(number)]
         self._saver.close()
+        dist.barrier()  # the files of all ranks are counted
         return SaverFigures(
             saves=tuple(saves),
             short_seconds=short,
@@ -228,6 +229,7 @@ class Rank:
 
     def _restore(self) -> float:
         """Restore from an empty page cache and check the values; return the duration in seconds."""
+        dist.barrier()  # another rank may still be deleting its previous file
         if self._place.rank == 0:
             drop_from_cache(self._files())
         self._states.clear()

@@ -73,11 +73,11 @@ class Ours:
         keep_freed_memory()
         config: RunConfig = decode(compose(overrides(turn)))
         device = torch.device("cpu")
-        groups = make_groups(config.parallel, turn.ranks_per_node, config.trainer.seed)
         kernels = resolve(config.kernels, device)
         layout = ResolvedLayout.resolve(
             config, turn.ranks, turn.ranks_per_node, precision=turn.precision
         )
+        groups = make_groups(config.parallel, turn.ranks_per_node, layout.head_stage)
         model = build_model(layout, groups, device, kernels, config.trainer.seed)
         self.parameters = sum(record.parameter.numel() for record in model.records)
         traffic = Traffic(groups.grid, rank)

@@ -35,6 +35,14 @@ _ZERO1 = replace(_BASELINE, message_elements=ZERO1_MESSAGE)
 _ZERO3 = replace(_BASELINE, message_elements=ZERO3_MESSAGE)
 _HPZ = replace(_ZERO3, second_copy_ranks=8)
 
+PUBLISHED_SCHEDULE = (
+    "parallel.chunks=1",
+    "parallel.schedule=1f1b",
+    "parallel.waiting_weights=0",
+    "parallel.sequence=false",
+)
+"""Settings of the pipeline in the paper on Frontier."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -95,13 +103,22 @@ def _megatron() -> Iterator[Row]:
 
 def _frontier() -> Iterator[Row]:
     replica = "batch per replica"
-    readings = [
+    pp16 = ("parallel.pipeline=16",)
+    tp4 = ("parallel.tensor=4", "parallel.pipeline=128")
+    readings: list[tuple[str, float, str, int, tuple[str, ...], str]] = [
         ("22B", 0.3838, "frontier_22b", 16, (), ""),
-        ("175B", 0.3614, "frontier_175b", 64, (), replica),
-        ("175B", 0.3614, "frontier_175b", 1024, (), "batch of all 1024 GCDs"),
+        ("175B", 0.3614, "frontier_175b", 64, pp16, replica),
+        (
+            "175B",
+            0.3614,
+            "frontier_175b",
+            1024,
+            pp16,
+            "batch of all 1024 GCDs",
+        ),
         ("1T", 0.3196, "frontier_1t_tp8", 512, ("data.global_batch=1600",), f"TP 8, {replica}"),
-        ("1T", 0.3196, "frontier_1t", 512, (), f"TP 4, {replica}"),
-        ("1T", 0.3196, "frontier_1t", 1024, (), "TP 4, batch of all 1024 GCDs"),
+        ("1T", 0.3196, "frontier_1t_tp8", 512, tp4, f"TP 4, {replica}"),
+        ("1T", 0.3196, "frontier_1t_tp8", 1024, tp4, "TP 4, batch of all 1024 GCDs"),
     ]
     seen: set[str] = set()
     for name, share, experiment, ranks, overrides, reading in readings:
@@ -111,7 +128,12 @@ def _frontier() -> Iterator[Row]:
             published=share,
             quantity="hfu",
             rounding=0.00005,
-            overrides=(f"experiment={experiment}", "collectives.grads_format=bf16", *overrides),
+            overrides=(
+                f"experiment={experiment}",
+                "collectives.grads_format=bf16",
+                *PUBLISHED_SCHEDULE,
+                *overrides,
+            ),
             ranks=ranks,
             engine=_FRONTIER_ENGINE,
             reading=reading,

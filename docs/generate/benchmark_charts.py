@@ -27,6 +27,13 @@ OURS, THEIRS, NEUTRAL = "#2f81f7", "#d97706", "#8b949e"
 PEERS = ("ddp", "fsdp", "deepspeed-zero1", "deepspeed-zero3")
 FORMAT_COLOURS = {"fp32": NEUTRAL, "bf16": THEIRS, "int8": OURS, "int4": "#1a7f64"}
 
+SCHEDULE_COLOURS = {
+    "megatron-1f1b": "#d97706", "1f1b": "#8b949e", "zb_h1": "#9cc8ff",
+    "megatron-interleaved": "#f0b866", "interleaved": "#2f81f7", "interleaved-waiting": "#1f5fbf",
+    "zb_v": "#1a7f64",
+}  # fmt: skip
+"""The schedules that the chart of pipelines shows, with the colours of their bars."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the charts with `--write`, or report which are out of date; return the exit code."""
@@ -135,6 +142,34 @@ def collectives() -> Figure:
     return figure
 
 
+def pipeline() -> Figure:
+    """Draw the times of pipeline schedules relative to our 1F1B, by number of micro-batches."""
+    cases = load("pipeline")["cases"]
+    numbers_of_ranks = sorted({case["ranks"] for case in cases})
+    figure = Figure(figsize=(9, 3.2))
+    for axes, ranks in zip(_panels(figure, len(numbers_of_ranks), 0.15), numbers_of_ranks,
+                           strict=True):  # fmt: skip
+        of_ranks = select(cases, ranks=ranks)
+        for offset, (name, colour) in enumerate(SCHEDULE_COLOURS.items()):
+            times = {
+                index: row["over_1f1b"]
+                for index, case in enumerate(of_ranks)
+                for row in select(case["rows"], contender=name)
+            }
+            positions = [index + 0.11 * (offset - 3) for index in times]
+            axes.bar(positions, list(times.values()), 0.1, color=colour, label=name)
+        axes.set_xticks(range(len(of_ranks)), [case["micro_batches"] for case in of_ranks])
+        axes.set_xlabel("micro-batches")
+        axes.set_ylim(bottom=0.5)
+        axes.grid(axis="y", color=GRID)
+        axes.set_title(f"{ranks} ranks: time over 1f1b", loc="left", color=TEXT)
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(),
+        frameon=False, labelcolor=TEXT, ncols=4, loc="lower center", bbox_to_anchor=(0.5, -0.22),
+    )  # fmt: skip
+    return figure
+
+
 def faults() -> Figure:
     """Draw, for each fault, the seconds until Slurm has the nodes back."""
     rows = load("faults")["rows"]
@@ -217,6 +252,7 @@ CHARTS: Mapping[str, tuple[tuple[str, ...], Callable[[], Figure]]] = {
     "quantised_step": (("sharding",), quantised_step),
     "checkpoint_time": (("checkpoint",), checkpoint),
     "collectives_speed": (("collectives",), collectives),
+    "pipeline_schedules": (("pipeline",), pipeline),
     "faults": (("faults",), faults),
 }
 """For each chart, by the name of its file: the results it shows, and the function that draws it."""

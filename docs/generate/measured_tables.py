@@ -89,6 +89,47 @@ def overlap() -> Iterator[str]:
     yield from _table(head, rows)
 
 
+def pipeline() -> Iterator[str]:
+    """Yield the times of pipeline schedules relative to our 1F1B, in every case."""
+    found = load("pipeline")
+    cases = found["cases"]
+    names = max(([row["contender"] for row in case["rows"]] for case in cases), key=len)
+    rows = [
+        (f"`{name}`",
+         *(", ".join(f"{row['over_1f1b']:.3f}" for row in select(case["rows"], contender=name))
+           for case in cases))
+        for name in names
+    ]  # fmt: skip
+    head = [f"{case['ranks']} ranks, {case['micro_batches']} micro-batches" for case in cases]
+    yield from _table(("time over `1f1b`", *head), rows)
+    yield ""
+    yield (
+        f"Measured on {found['cores']} cores of an {found['processor']} ({found['date']}, torch "
+        f"{found['torch']}), with samples of {found['sizes']['sequence']} tokens, a width of "
+        f"{found['sizes']['hidden']}, {found['rounds']} rounds, and `--waiting "
+        f"{found['waiting']}`."
+    )
+
+
+def pipeline_case() -> Iterator[str]:
+    """Yield all measurements of the case that is nearest to four micro-batches per rank."""
+    found = load("pipeline")
+    ranks = min(case["ranks"] for case in found["cases"])
+    case = min(
+        select(found["cases"], ranks=ranks), key=lambda case: abs(case["micro_batches"] - 4 * ranks)
+    )
+    yield f"{ranks} ranks, {case['micro_batches']} micro-batches:"
+    yield ""
+    rows = [
+        (f"`{row['contender']}`", f"{row['seconds'] * 1e3:.0f}", f"{row['over_megatron']:.3f}",
+         *_simulated(row), f"{row['peak_bytes'] / 2**20:.1f}")
+        for row in case["rows"]
+    ]  # fmt: skip
+    head = ("schedule", "ms per step", "time over megatron's", "simulated, ms",
+            "simulated over measured", "peak of activations, MiB")  # fmt: skip
+    yield from _table(head, rows)
+
+
 def checkpoint() -> Iterator[str]:
     """Yield the comparison of ways to save a checkpoint."""
     shown = ("ours-lazy", "ours-blocking", "torch.save-fsync", "dcp-async-stager", "bare-writes")
@@ -262,6 +303,13 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[st
         yield "| " + " | ".join(map(str, row)) + " |"
 
 
+def _simulated(row: Row) -> tuple[str, str]:
+    """Return the cells of a simulated time; nothing if a schedule was not simulated."""
+    if row["simulated_seconds"] is None:
+        return "", ""
+    return f"{row['simulated_seconds'] * 1e3:.0f}", f"{row['simulated_over_measured']:.3f}"
+
+
 def _ratio(row: Row) -> str:
     """Return a ratio with the smallest and the largest of the rounds, if these are known."""
     spread = f" ({row['least']:.2f}, {row['most']:.2f})" if row["least"] else ""
@@ -275,7 +323,8 @@ def _cell(value: Any, unit: str = "") -> str:
 
 TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
     "benchmarks.md": {
-        "step": step, "sharding": sharding, "overlap": overlap, "checkpoint": checkpoint,
+        "step": step, "sharding": sharding, "pipeline": pipeline, "pipeline case": pipeline_case,
+        "overlap": overlap, "checkpoint": checkpoint,
     },
     "collectives.md": {
         "kernels": kernels, "wire bytes": wire_bytes, "quantised step": quantised_step,

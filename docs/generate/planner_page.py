@@ -9,9 +9,10 @@ from pathlib import Path
 
 from benchmarks.planner_accuracy import errors, left_out, predict_all
 from benchmarks.published.predict import Prediction, composed
-from benchmarks.published.published import SOURCES
+from benchmarks.published.published import PUBLISHED_SCHEDULE, SOURCES
 from docs.generate.marked_page import filled, keep_current
 from docs.generate.models_and_clusters_page import composed as composed_anew
+from frontier_llm.cli.experiments import Header
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
@@ -19,7 +20,9 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.compute import Engine
 from frontier_llm.planner.estimate import Estimate, estimate
+from frontier_llm.planner.schedule_choice import choose_schedule
 from frontier_llm.planner.search import Goal, search
+from frontier_llm.units import GIB, format_count
 
 PAGE = CONF.parent / "docs" / "planner.md"
 BF16_GRADIENTS = "collectives.grads_format=bf16"
@@ -29,12 +32,35 @@ BF16_SUMS = Engine(sums_bytes=2)
 AMSP_PAPER_FACTORS = {"7b": (1, 1, 8), "13b": (4, 4, 8), "30b": (8, 8, 32)}
 """Factors of parameters, gradients and optimizer states in the AMSP paper, by model size."""
 AMSP_RANKS = (8, 64, 256, 1024)
-FRONTIER_RUNS = {
-    "175B": ("experiment=frontier_175b", (64, 128, 256, 512, 1024), 8000, 640),
-    "1T": ("experiment=frontier_1t_tp8", (512, 1024, 1536, 3072), 8016, 1336),
+PAPER_175B = ("experiment=frontier_175b", "parallel.pipeline=16", *PUBLISHED_SCHEDULE)
+AUTO = ("parallel.schedule=auto", "parallel.waiting_weights=auto")
+FRONTIER_SCHEDULES = {
+    "175B": (
+        ("as published", PAPER_175B),
+        (
+            "6 chunks on the published stages",
+            ("experiment=frontier_175b", "parallel.pipeline=16", "parallel.chunks=6", *AUTO),
+        ),
+        ("`frontier_175b`", ("experiment=frontier_175b",)),
+    ),
+    "1T": (
+        ("as published", ("experiment=frontier_1t", "parallel.pipeline=64", *PUBLISHED_SCHEDULE)),
+        (
+            "2 chunks on the published stages",
+            ("experiment=frontier_1t", "parallel.pipeline=64", "parallel.chunks=2", *AUTO),
+        ),
+        ("`frontier_1t`", ("experiment=frontier_1t",)),
+    ),
 }
-"""By model: the experiment, the numbers of ranks, the samples of a step in strong scaling, and the
-samples per replica and step in weak scaling."""
+"""By model: layouts with their overrides. All rows of a model have the same batch."""
+FRONTIER_SEARCH = ("planner.tensor=[4,8]", "planner.micro_batch=[1]", "planner.rows=1")
+"""Values to which the search for the fastest layout is restricted."""
+FRONTIER_RUNS = {
+    "175B": (PAPER_175B, (64, 128, 256, 512, 1024), 8000, 640),
+    "1T": (("experiment=frontier_1t_tp8",), (512, 1024, 1536, 3072), 8016, 1336),
+}
+"""By model: the paper's layout, the numbers of ranks, the samples of a step in strong scaling, and
+the samples per replica and step in weak scaling."""
 MT5_MODELS = ("mt5_base", "mt5_large", "mt5_xl", "mt5_7b", "mt5_xxl")
 MT5_NODES = (2, 4, 8)
 GPUS_PER_NODE = 8
@@ -53,6 +79,7 @@ def files() -> dict[Path, str]:
         "validation": validation(),
         "left out": left_out_table(),
         "amsp": amsp_table(),
+        "schedules": schedules_table(),
         "frontier": frontier_table(),
         "mt5": mt5_table(),
     }
@@ -100,6 +127,44 @@ def amsp_table() -> Iterator[str]:
             yield f"| {model.upper()} | {ranks} | " + " | ".join(cells) + " |"
 
 
+def schedules_table() -> Iterator[str]:
+    """Yield Frontier's models as published, with our schedules, and as the search finds them."""
+    yield (
+        "| model | GCDs | samples | layout | TP x PP x chunks | schedule | recompute | seconds | "
+        "tokens/s | MFU | HFU | memory, GiB |"
+    )
+    yield "|" + "---|" * 12
+    for model, layouts in FRONTIER_SCHEDULES.items():
+        ranks = Header.read(CONF / "experiment" / f"{layouts[-1][0].strip('`')}.yaml").ranks
+        for name, overrides in layouts:
+            config = choose_schedule(composed_anew(*overrides), ranks, GPUS_PER_NODE)
+            estimated = estimate(Candidate.of(config, ranks, GPUS_PER_NODE))
+            yield _schedule_row(model, name, estimated)
+        searched = composed_anew(*layouts[-1][1], *FRONTIER_SEARCH)
+        fastest = search(searched, Goal(ranks, GPUS_PER_NODE)).best[0]
+        yield _schedule_row(model, "fastest found", fastest)
+
+
+def _schedule_row(model: str, name: str, estimated: Estimate) -> str:
+    candidate = estimated.candidate
+    config, grid = candidate.config, candidate.grid
+    cells = [
+        model,
+        str(grid.size),
+        str(config.data.global_batch),
+        name,
+        f"{grid.tensor} x {grid.pipeline} x {config.parallel.chunks}",
+        candidate.schedule,
+        config.recompute,
+        f"{estimated.time.seconds:.1f}",
+        format_count(estimated.tokens_per_second),
+        f"{estimated.mfu or 0:.1%}",
+        f"{estimated.hfu or 0:.1%}",
+        f"{estimated.peak.total / GIB:.1f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
 def frontier_table() -> Iterator[str]:
     """Yield the scaling curves of Frontier's layouts."""
     yield (
@@ -108,7 +173,7 @@ def frontier_table() -> Iterator[str]:
     )
     yield "|" + "---|" * 7
     for name, (experiment, rank_counts, strong_batch, replica_batch) in FRONTIER_RUNS.items():
-        config = composed((experiment, BF16_GRADIENTS))
+        config = composed((*experiment, BF16_GRADIENTS))
         first_row: list[Estimate] = []
         for ranks in rank_counts:
             replicas = ranks // (config.parallel.tensor * config.parallel.pipeline)

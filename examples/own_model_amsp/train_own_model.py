@@ -208,9 +208,8 @@ def attach(model: OwnModel, states: ShardedStates) -> None:
 def train_step(step: int, model: OwnModel, states: ShardedStates, world: World) -> float:
     """Run one step on this rank's samples; return the mean loss over the samples of all ranks."""
     inputs, targets = (tensor.chunk(world.size)[world.rank] for tensor in batch(step))
-    states.begin_step(step)
+    states.begin_step(step, micro_batches=1)
     loss = nn.functional.mse_loss(model(inputs), targets) / world.size
-    states.begin_backward()
     loss.backward()
     states.finish_backward()
     squared_norm, total_loss = states.squared_norm(), loss.detach().clone()

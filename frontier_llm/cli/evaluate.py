@@ -10,7 +10,7 @@ parallel layout of the run does not matter.
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from frontier_llm.data.corpora import Corpora, open_data
 from frontier_llm.data.run_loader import make_batch_maker, window_corpus
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.model.build import Model
+from frontier_llm.parallel.groups import Groups
 from frontier_llm.trainer.pipeline import Pipeline
 from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
 
@@ -58,21 +59,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = single_process_config(options.run)
     corpora = open_data(config.data)
     device = Accelerator.of_rank(0).device
-    with single_process_model(config, options.checkpoint or options.run, device) as (model, _):
-        scores = evaluate(config, corpora, model, options.samples)
+    with single_process_model(config, options.checkpoint or options.run, device) as built:
+        scores = evaluate(config, corpora, *built, options.samples)
     show(scores)
     if options.json:
         options.json.write_text(json.dumps([asdict(score) for score in scores], indent=1))
     return 0
 
 
-def evaluate(config: RunConfig, corpora: Corpora, model: Model, samples: int | None) -> list[Score]:
+def evaluate(
+    config: RunConfig, corpora: Corpora, model: Model, groups: Groups, samples: int | None
+) -> list[Score]:
     """Evaluate on every corpus.
 
     Args:
         config: the configuration of the run, for a single rank.
         corpora: the corpora of the run.
         model: the complete model.
+        groups: process groups of one rank.
         samples: number of samples per corpus; None means all.
 
     Raises:
@@ -80,6 +84,7 @@ def evaluate(config: RunConfig, corpora: Corpora, model: Model, samples: int | N
     """
     for chunk in model.chunks:
         chunk.eval()
+    pipeline, device = Pipeline(model, groups), next(model.chunks[0].parameters()).device
     make_batch = make_batch_maker(config, corpora)
     scores = []
     for name, corpus in zip(corpora.names, corpora.corpora, strict=True):
@@ -87,8 +92,10 @@ def evaluate(config: RunConfig, corpora: Corpora, model: Model, samples: int | N
         indices = spread(len(windows), samples or len(windows))
         size = config.data.micro_batch
         by_batch = [indices[first : first + size] for first in range(0, len(indices), size)]
-        batches = (make_batch([windows[index] for index in batch], batch) for batch in by_batch)
-        loss = mean_loss(model, batches, len(by_batch), name)
+        batches = (
+            make_batch([windows[index] for index in batch], batch).to(device) for batch in by_batch
+        )
+        loss = mean_loss(pipeline, track(batches, name, total=len(by_batch), transient=True))
         split = corpus.manifest.validation
         bits = loss * split.tokens / split.text_bytes / math.log(2)
         predicts_all = config.data.objective == "causal"
@@ -103,21 +110,17 @@ def spread(count: int, wanted: int) -> list[int]:
     return [number * count // wanted for number in range(wanted)]
 
 
-def mean_loss(model: Model, batches: Iterator[AnyBatch], count: int, name: str) -> float:
+def mean_loss(pipeline: Pipeline, batches: Iterable[AnyBatch]) -> float:
     """Return the mean loss over all samples, in nats per token.
 
     Args:
-        model: the complete model.
-        batches: the samples.
-        count: number of batches, for the progress bar.
-        name: name of the corpus, for the progress bar.
+        pipeline: runs the complete model.
+        batches: the samples, on the device of the model.
     """
-    device = next(model.chunks[0].parameters()).device
-    pipeline = Pipeline(model)
     total, samples = 0.0, 0
     with torch.no_grad():
-        for batch in track(batches, name, total=count, transient=True):
-            (loss,) = pipeline.losses([batch.to(device)], train=False)
+        for batch in batches:
+            (loss,) = pipeline.losses([batch])
             total += loss.double().item() * batch.samples
             samples += batch.samples
     return total / samples

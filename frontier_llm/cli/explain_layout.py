@@ -97,6 +97,18 @@ def _summary(layout: StateLayout) -> Text:
         ", ",
         (f"optimizer states {factors.optimizer}", STATES[2][1]),
         f" of {factors.data} data ranks.",
+        _schedule(layout),
+    )
+
+
+def _schedule(layout: StateLayout) -> str:
+    """Return the line of the pipeline schedule; empty without a pipeline."""
+    parallel = layout.config.parallel
+    if parallel.pipeline == 1:
+        return ""
+    return (
+        f"\nPipeline schedule: {parallel.schedule}, {parallel.chunks} model chunks per stage; "
+        f"parallel.waiting_weights={parallel.waiting_weights}."
     )
 
 

@@ -20,7 +20,13 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.delayed_progress import DelayedProgress
 from frontier_llm.cli.options import new_file, tool_parser
-from frontier_llm.cli.plan_tables import details, layouts_table, refusals_table, scaling_table
+from frontier_llm.cli.plan_tables import (
+    details,
+    layouts_table,
+    overrides,
+    refusals_table,
+    scaling_table,
+)
 from frontier_llm.cli.planned_experiment import experiment_file, experiment_text
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
@@ -28,6 +34,7 @@ from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.estimate import Estimate, estimate
 from frontier_llm.planner.plan_page import make_page
 from frontier_llm.planner.scaling import Point, fewest_nodes, scaling_curves
+from frontier_llm.planner.schedule_choice import choose_schedule
 from frontier_llm.planner.search import Found, Goal, search_all
 
 
@@ -102,6 +109,7 @@ def _check_can_run(name: str, best: Estimate) -> None:
 def _estimate_this(config: RunConfig) -> Found:
     """Estimate the configured layout, as if a search had found only this one."""
     ranks, ranks_per_node = ranks_to_plan(config)
+    config = choose_schedule(config, ranks, ranks_per_node)
     estimated = estimate(Candidate.of(config, ranks, ranks_per_node))
     found = Found(best=[estimated], examined=1, timed=1)
     if estimated.refused:
@@ -138,6 +146,7 @@ def _scaling(configs: Sequence[RunConfig], console: Console) -> list[Point]:
 def _print(found: Found, console: Console) -> None:
     if found.best:
         console.print(layouts_table(found))
+        console.print(f"Layout 1: {overrides(found.best[0])}", soft_wrap=True)
         for part in details(found.best[0]):
             console.print(part)
     if found.refused:

@@ -19,7 +19,7 @@ def layouts_table(found: Found) -> Table:
     """Return the table of the best layouts, one row per layout."""
     exposed = (link for layout in found.best for link in layout.time.exposed)
     links = list(dict.fromkeys(link for link in exposed if link))
-    columns = ["", "TP", "PPxC", "DP", "micro", "P/G/OS", "recompute", "wire", "step s"]
+    columns = ["", "TP", "PPxC", "schedule", "DP", "micro", "P/G/OS", "recompute", "wire", "step s"]
     columns += ["tokens/s", "MFU", "HFU", "peak GiB", "bubble"]
     columns += [f"{link} s" for link in links] + ["ckpt s"]
     best = found.best[0]
@@ -32,11 +32,23 @@ def layouts_table(found: Found) -> Table:
     for number, layout in enumerate(found.best, start=1):
         table.add_row(str(number), *_row(layout, links))
     table.caption = (
-        "PPxC: stages x chunks per stage; P/G/OS: data ranks over which parameters, gradients and "
+        "PPxC: stages x chunks per stage; schedule: parallel.schedule+"
+        "parallel.waiting_weights; P/G/OS: data ranks over which parameters, gradients and "
         "optimizer states are sharded; columns of links: seconds of communication that does not "
         "overlap with computation"
     )
     return table
+
+
+def overrides(layout: Estimate) -> str:
+    """Return the overrides that give a layout, apart from its sharding factors."""
+    config = layout.candidate.config
+    names = ("tensor", "pipeline", "chunks", "schedule", "waiting_weights", "sequence")
+    chosen = config.parallel.model_dump(mode="json", include=set(names))
+    words = [f"parallel.{name}={str(chosen[name]).lower()}" for name in names]
+    return " ".join(
+        [*words, f"data.micro_batch={config.data.micro_batch}", f"recompute={config.recompute}"]
+    )
 
 
 def details(layout: Estimate) -> Iterator[Table]:
@@ -107,6 +119,7 @@ def _row(layout: Estimate, links: Sequence[str]) -> list[str]:
     return [
         str(candidate.grid.tensor),
         f"{candidate.grid.pipeline}x{config.parallel.chunks}",
+        candidate.schedule,
         str(candidate.grid.data),
         str(config.data.micro_batch),
         f"{factors.params}/{factors.grads}/{factors.optimizer}",

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from frontier_llm.cli.compose import compose, fitted
 from frontier_llm.cli.help import help_text
@@ -29,6 +30,7 @@ from frontier_llm.launch.stop import StopFlag, wait_for_slurm
 from frontier_llm.launch.world import World
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.fit_check import check_fits
+from frontier_llm.planner.schedule_choice import choose_schedule
 from frontier_llm.trainer import changes, checkpoint_places, run_directory
 
 PRINT_CONFIG = {"--cfg", "--cfg=job"}
@@ -160,17 +162,25 @@ def configure(
     values = compose(overrides)
     config = decode(values)
     if config.plan == "dry_run":
+        config = choose_schedule(config, *ranks_to_plan(config))
         Candidate.of(config, *ranks_to_plan(config))
-        return run_directory.to_yaml(values)
+        return run_directory.to_yaml(with_schedule(values, config))
     size = world_size or config.launch.ranks
     values = fitted(values, size)
-    config = decode(values)
-    ranks_per_node = config.launch.ranks_per_node or ranks_per_node or size
+    ranks_per_node = decode(values).launch.ranks_per_node or ranks_per_node or size
+    config = choose_schedule(decode(values), size, ranks_per_node)
     candidate = Candidate.of(config, size, ranks_per_node)
     if config.plan == "check":
         check_fits(candidate)
     lock_run_dir(config)
-    return run_directory.to_yaml(values)
+    return run_directory.to_yaml(with_schedule(values, config))
+
+
+def with_schedule(values: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Return composed values with the pipeline schedule that was chosen for `auto`."""
+    parallel = config.parallel
+    chosen = {"schedule": parallel.schedule, "waiting_weights": parallel.waiting_weights}
+    return {**values, "parallel": {**values["parallel"], **chosen}}
 
 
 def lock_run_dir(config: RunConfig) -> None:

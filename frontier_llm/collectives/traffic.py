@@ -57,7 +57,7 @@ class Traffic:
         self._count(pairs_sent, collective, group, sent_bytes, unquantised_bytes)
 
     def add(self, collective: str, sent: Sent) -> None:
-        """Count bytes that megatron's layers and schedules sent."""
+        """Count bytes that the model's layers and the pipeline sent."""
         self._sent[collective] += sent
         self._unquantised[collective] += sent
 

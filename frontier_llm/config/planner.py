@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from frontier_llm.config.parallel import ScheduleName
 from frontier_llm.config.section import Section
 
 Recompute = Literal["none", "selective", "full"]
@@ -23,6 +24,9 @@ class PlannerConfig(Section):
     """Values of parallel.pipeline to try."""
     chunks: Sizes | None = Field(strict=False)
     """Values of parallel.chunks to try; null = 1, 2, 4 and 8."""
+    schedule: tuple[ScheduleName, ...] | None = Field(strict=False, default=None)
+    """Values of parallel.schedule to try, each with several values of parallel.waiting_weights;
+    null = those that `auto` stands for. The configurations of older runs do not have this key."""
     micro_batch: Sizes | None = Field(strict=False)
     """Values of data.micro_batch to try; null = powers of two."""
     recompute: tuple[Recompute, ...] | None = Field(strict=False)

@@ -27,6 +27,7 @@ def check(config: RunConfig, world_size: int) -> None:
     _check_precision(config)
     _check_deterministic(config)
     _check_tensor(config)
+    _check_pipeline_schedule(config)
     _check_pipeline(config)
     _check_sequence(config)
     check_decoder_length(config)
@@ -141,6 +142,59 @@ def _check_tensor(config: RunConfig) -> None:
         )
 
 
+def _check_pipeline_schedule(config: RunConfig) -> None:
+    parallel = config.parallel
+    name, chunks = parallel.schedule, parallel.chunks
+    if parallel.pipeline == 1 and name not in ("auto", "1f1b"):
+        raise ConfigError(
+            "parallel.schedule",
+            f"{name}, with parallel.pipeline=1",
+            "auto or 1f1b if parallel.pipeline is 1, because schedules differ only in when stages "
+            "wait for each other",
+            "set parallel.schedule=auto, or parallel.pipeline to 2 or more",
+        )
+    fitting = {"1f1b": (1,), "zb_h1": (1,), "zb_v": (2,), "v_half": (2,)}
+    is_fitting = chunks > 1 if name == "interleaved" else chunks in fitting.get(name, (chunks,))
+    if not is_fitting:
+        (wanted,) = fitting.get(name, (2,))
+        raise ConfigError(
+            "parallel.chunks",
+            f"{chunks}, with parallel.schedule={name}",
+            f"{wanted}{' or more' if name == 'interleaved' else ''} model chunks per stage",
+            f"set parallel.chunks={wanted}, or parallel.schedule=auto",
+        )
+    _check_split(config)
+
+
+def _check_split(config: RunConfig) -> None:
+    """Check that linear layers can compute the gradients of weights later, if they have to."""
+    parallel = config.parallel
+    if parallel.pipeline == 1:  # one stage never waits, and does not split
+        return
+    if parallel.schedule in ("zb_h1", "zb_v", "v_half"):
+        key = f"parallel.schedule={parallel.schedule}"
+    elif parallel.waiting_weights not in ("auto", 0):
+        key = f"parallel.waiting_weights={parallel.waiting_weights}"
+    else:
+        return
+    wants = "if the gradients of weights are computed apart from those of inputs"
+    if not config.sharding.fused_gradients:
+        raise ConfigError(
+            "sharding.fused_gradients",
+            f"false, with {key}",
+            f"true {wants}, because autograd alone computes both at once",
+            "set sharding.fused_gradients=true, or parallel.schedule=auto and "
+            "parallel.waiting_weights=0",
+        )
+    if config.kernels == "compiled":
+        raise ConfigError(
+            "kernels",
+            f"compiled, with {key}",
+            f"layers that are not compiled {wants}",
+            "set kernels=auto, or parallel.schedule=auto and parallel.waiting_weights=0",
+        )
+
+
 def _check_pipeline(config: RunConfig) -> None:
     parallel, layers = config.parallel, config.model.layers
     chunks = parallel.pipeline * parallel.chunks
@@ -198,14 +252,13 @@ def _check_batch(config: RunConfig, world_size: int) -> None:
             "data.micro_batch",
         )
     micro_batches = data.global_batch // multiple
-    if parallel.chunks > 1 and micro_batches % parallel.pipeline:
-        multiple *= parallel.pipeline
+    if parallel.chunks > 1 and micro_batches < parallel.pipeline:
         raise ConfigError(
             "data.global_batch",
             f"{data.global_batch}, which is {micro_batches} micro-batches per replica",
-            f"with parallel.chunks > 1, a multiple of parallel.pipeline ({parallel.pipeline}) "
+            f"with parallel.chunks > 1, at least parallel.pipeline ({parallel.pipeline}) "
             "micro-batches per replica",
-            f"set data.global_batch={-(-data.global_batch // multiple) * multiple}",
+            f"set data.global_batch={multiple * parallel.pipeline}",
         )
 
 

@@ -3,8 +3,8 @@
 torch creates the communicator of a process group at the first collective of the group. A group that
 is never used, or that has one rank, therefore takes no memory (trainer/connect.py). A communicator
 has buffers per channel and per connection to another rank. Collectives connect a rank with its two
-neighbours in rings and trees; an all-to-all and the sends of a pipeline connect it with every rank
-that it sends to.
+neighbours in rings and trees; an all-to-all connects it with every other rank. Each direction
+between two stages of a pipeline has a communicator of two ranks (parallel/stage_exchange.py).
 
 Sizes per channel and connection: NCCL's default buffers for its three protocols have 4 MiB
 (NCCL_BUFFSIZE), 4.7 MiB and 0.5 MiB, in one allocation of 10 MiB; each end of the connection has
@@ -16,6 +16,7 @@ Buffers for NVLink SHARP are not counted.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from frontier_llm.geometry.grid import Coordinates
 from frontier_llm.geometry.inventory import shared_parameters
@@ -67,7 +68,7 @@ def tied_stages(layout: ResolvedLayout) -> TiedStages:
 
 
 def communicators(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple[Communicator, ...]:
-    """Return the communicators that the first rank of a stage creates in a run.
+    """Return the communicators that the first rank of a stage creates in a run; gloo has none.
 
     Args:
         layout: layout of the run.
@@ -75,6 +76,8 @@ def communicators(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple
         tied: the result of `tied_stages`.
     """
     grid = layout.grid
+    if layout.collectives.backend == "gloo":
+        return ()
     groups = [
         Communicator("all ranks", grid.size),
         Communicator("tensor", grid.tensor),
@@ -88,18 +91,13 @@ def communicators(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple
 def _pipeline(layout: ResolvedLayout, stage: int) -> Iterator[Communicator]:
     """Yield the communicators of a rank's pipeline.
 
-    Without virtual stages, sends are batched and use the communicator of the group. With virtual
-    stages they are not, and torch creates a communicator for each pair of ranks. Two stages have
-    two pairs, because megatron-core sends one way over the group of all ranks.
+    Two stages that exchange messages have one communicator for each direction.
     """
-    stages = layout.grid.pipeline
-    if layout.virtual_stages == 1:
-        neighbours = [other for other in (stage - 1, stage + 1) if 0 <= other < stages]
-        yield Communicator("pipeline", stages, *_places(layout, stage, neighbours))
-        return
-    yield Communicator("pipeline", stages)
-    for other in ((stage - 1) % stages, (stage + 1) % stages):
-        yield Communicator("pair of stages", 1, *_places(layout, stage, [other]))
+    yield Communicator("pipeline", layout.grid.pipeline)
+    stages = [chunk.stage for chunk in layout.model_chunks]
+    neighbours = {other for pair in pairwise(stages) if stage in pair for other in pair} - {stage}
+    for other in sorted(neighbours):
+        yield from [Communicator("pair of stages", 1, *_places(layout, stage, [other]))] * 2
 
 
 def _places(layout: ResolvedLayout, stage: int, others: Iterable[int]) -> tuple[int, int]:

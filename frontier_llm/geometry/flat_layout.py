@@ -59,6 +59,8 @@ def unit_layouts(
 ) -> dict[str, FlatLayout]:
     """Return the layout of the flat buffer of each unit of a stage on one tensor rank.
 
+    A parameter that two chunks of the stage read, as embedding and as head, is in its unit once.
+
     Args:
         model: dimensions of the model.
         chunks: model chunks of the stage.
@@ -69,7 +71,9 @@ def unit_layouts(
     shapes: dict[str, list[ParameterShape]] = {}
     for chunk in chunks:
         for shape in chunk_parameters(model, chunk, sequence_length):
-            shapes.setdefault(shape.unit, []).append(shape)
+            unit_shapes = shapes.setdefault(shape.unit, [])
+            if shape not in unit_shapes:
+                unit_shapes.append(shape)
     return {
         unit: flat_layout(
             [_local_elements(shape, model, tensor) for shape in unit_shapes],

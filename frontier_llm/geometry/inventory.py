@@ -73,9 +73,8 @@ def chunk_parameters(
 ) -> Iterator[ParameterShape]:
     """Yield the parameters of one model chunk.
 
-    If several chunks need a parameter, each of them has a copy with the same name. This happens to
-    a table that is both embedding and head, and to the relative positions of a stack (see
-    `shared_parameters`).
+    If several chunks need a parameter, it is yielded for each of them. This happens to a table that
+    is both embedding and head, and to the relative positions of a stack (see `shared_parameters`).
 
     Args:
         model: dimensions of the model.
@@ -106,8 +105,9 @@ def shared_parameters(
 ) -> dict[str, tuple[ModelChunk, ...]]:
     """Return the parameters that several chunks have: for each name, these chunks.
 
-    The gradients of the copies must be added up. Only the first chunk counts the parameter and
-    saves it to checkpoints.
+    Chunks on one stage share a table that is both embedding and head. Otherwise each chunk has a
+    copy, and the gradients of the copies must be added up. Only the first chunk counts the
+    parameter and saves it to checkpoints.
     """
     chunks_by_name: defaultdict[str, list[ModelChunk]] = defaultdict(list)
     for chunk in chunks:

@@ -1,8 +1,7 @@
 """Divide the layers of a model over the stages and virtual stages of a pipeline.
 
-With S stages and C virtual stages per stage, the model is divided into S x C model chunks. Chunk i
-belongs to stage i mod S, on which it is virtual stage i div S (interleaved 1F1B, Narayanan et al.,
-SC'21, section 2.2).
+With S stages and C virtual stages per stage, the model is divided into S x C model chunks. The
+stage of a chunk follows from the placement (pipeline_actions.py).
 
 A stack is a sequence of layers of one kind. A GPT has one stack, the decoder. The layers of an
 encoder-decoder form one list, in which the encoder comes first. The list may be divided anywhere,
@@ -15,6 +14,7 @@ from functools import lru_cache
 from typing import Literal
 
 from frontier_llm.config.model import ModelConfig
+from frontier_llm.geometry.pipeline_actions import Placement
 
 
 @dataclass(frozen=True)
@@ -76,31 +76,26 @@ def split_layers(layers: int, chunks: int) -> tuple[int, ...]:
 
 @lru_cache
 def make_model_chunks(
-    layers: int,
-    stages: int,
-    virtual_stages: int = 1,
-    layers_per_chunk: tuple[int, ...] | None = None,
+    layers: int, placement: Placement, layers_per_chunk: tuple[int, ...] | None = None
 ) -> tuple[ModelChunk, ...]:
     """Divide the layers of a model over a pipeline.
 
     Args:
         layers: number of transformer layers of the model.
-        stages: number of pipeline stages.
-        virtual_stages: model chunks per stage.
-        layers_per_chunk: number of layers of each of the `stages * virtual_stages` chunks, in the
-            order of the forward pass; None = as even as possible.
+        placement: placement of the model chunks on the stages.
+        layers_per_chunk: number of layers of each chunk, in the order of the forward pass;
+            None = as even as possible.
 
     Returns:
         The chunks in the order of the forward pass.
     """
-    sizes = layers_per_chunk or split_layers(layers, stages * virtual_stages)
+    sizes = layers_per_chunk or split_layers(layers, placement.chunks)
     chunks, first = [], 0
     for index, size in enumerate(sizes):
-        virtual_stage, stage = divmod(index, stages)
         chunks.append(
             ModelChunk(
-                stage,
-                virtual_stage,
+                placement.stage(index),
+                placement.virtual_stage(index),
                 range(first, first + size),
                 has_embedding=index == 0,
                 has_head=index == len(sizes) - 1,
@@ -128,9 +123,9 @@ def chunk_stacks(model: ModelConfig, chunk: ModelChunk) -> tuple[Stack, ...]:
 
 
 def has_shared_table(model: ModelConfig, chunks: Sequence[ModelChunk]) -> bool:
-    """Whether one table is both embedding and head on a stage with these chunks.
+    """Whether one table is both embedding and head of one of these chunks.
 
     The gradient of this table is complete only after the backward pass of the embedding, which is
-    the last of the stage.
+    the last of the chunk.
     """
     return model.tied and any(chunk.has_embedding and chunk.has_head for chunk in chunks)

@@ -27,7 +27,13 @@ from frontier_llm.geometry.model_chunks import (
     make_model_chunks,
 )
 from frontier_llm.geometry.partition import Factors, data_ranks_per_node
-from frontier_llm.geometry.pipeline_schedule import stage_passes
+from frontier_llm.geometry.pipeline_actions import Placement
+from frontier_llm.geometry.pipeline_schedule import (
+    FOLDED,
+    Schedule,
+    ScheduleName,
+    make_schedule,
+)
 from frontier_llm.geometry.state_memory import gathered_elements, needs_master, state_bytes
 from frontier_llm.geometry.state_traffic import Gathers
 from frontier_llm.geometry.unit_gathers import count_gathers
@@ -55,6 +61,10 @@ class ResolvedLayout:
     """Model chunks of the whole pipeline, in the order of the forward pass."""
     virtual_stages: int
     """Model chunks per stage."""
+    schedule_name: ScheduleName
+    """Name of the pipeline schedule."""
+    waiting_weights: int
+    """How many weight gradients of a stage may wait (`parallel.waiting_weights`)."""
     sequence_parallel: bool
     """Whether norms and dropout are divided over the tensor ranks, along the sequence."""
     recompute: str
@@ -107,20 +117,20 @@ class ResolvedLayout:
         parallel, data, sharding = config.parallel, config.data, config.sharding
         grid = _grid(parallel, ranks, ranks_per_node)
         is_auto = {sharding.params, sharding.grads, sharding.optimizer} == {"auto"}
-        if is_auto or ignore_sharding:
-            factors = Factors(1, 1, 1, grid.data)
-        else:
+        factors = Factors(1, 1, 1, grid.data)
+        if not (is_auto or ignore_sharding):
             factors = Factors.resolve(sharding, grid.data, data_ranks_per_node(grid))
         compute_format = precision or config.precision.name
+        schedule_name, waiting_weights = _schedule(parallel)
         layout = cls(
             grid=grid,
             model=config.model,
             sequence_length=data.sequence_length,
             lengths=sample_lengths(config.model, data.sequence_length),
-            model_chunks=make_model_chunks(
-                config.model.layers, parallel.pipeline, parallel.chunks, parallel.layers_per_stage
-            ),
+            model_chunks=_model_chunks(config.model.layers, parallel),
             virtual_stages=parallel.chunks,
+            schedule_name=schedule_name,
+            waiting_weights=waiting_weights,
             sequence_parallel=parallel.sequence,
             recompute=config.recompute,
             attention=config.attention,
@@ -153,6 +163,34 @@ class ResolvedLayout:
         ranks = self.grid.tensor * self.grid.pipeline * data_ranks
         return max(1, ranks // self.grid.ranks_per_node)
 
+    @property
+    def placement(self) -> Placement:
+        """Placement of the model chunks on the stages."""
+        is_folded = self.schedule_name in FOLDED
+        return Placement(self.grid.pipeline, self.virtual_stages, is_folded)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are computed apart from the rest of the backward pass."""
+        return self.waiting_weights > 0 or self.schedule_name not in ("1f1b", "interleaved")
+
+    @property
+    def schedule(self) -> Schedule:
+        """The actions of all stages in one step."""
+        return make_schedule(
+            self.schedule_name,
+            self.grid.pipeline,
+            self.virtual_stages,
+            self.micro_batches,
+            self.waiting_weights,
+            self.recompute == "full",
+        )
+
+    @property
+    def head_stage(self) -> int:
+        """The stage with the last model chunk, which computes the loss."""
+        return self.model_chunks[-1].stage
+
     def chunks_of_stage(self, stage: int) -> tuple[ModelChunk, ...]:
         """Return the model chunks of a stage, ordered by virtual stage."""
         return chunks_of_stage(self.model_chunks, stage)
@@ -171,10 +209,9 @@ class ResolvedLayout:
 
     def gathers(self, stage: int) -> dict[str, Gathers]:
         """Count how often a stage gathers each unit in a step if parameters are sharded."""
-        stages = self.grid.pipeline
-        passes = stage_passes(stage, stages, self.virtual_stages, self.micro_batches)
+        actions = self.schedule.actions[stage]
         sizes, chunks = self.unit_sizes(stage), self.chunks_of_stage(stage)
-        return count_gathers(self.model, chunks, passes, sizes, self.units_in_flight)
+        return count_gathers(self.model, chunks, actions, sizes, self.units_in_flight)
 
     @property
     def activation_traffic(self) -> ActivationTraffic:
@@ -261,6 +298,23 @@ def _grid(parallel: ParallelConfig, ranks: int, ranks_per_node: int) -> Grid:
     """Arrange the ranks in a grid. The size of the data axis follows from the other two axes."""
     data = ranks // (parallel.tensor * parallel.pipeline)
     return Grid(parallel.tensor, data, parallel.pipeline, ranks_per_node)
+
+
+def _schedule(parallel: ParallelConfig) -> tuple[ScheduleName, int]:
+    """Return the name of the schedule, and how many weight gradients may wait.
+
+    Until the planner has chosen, `auto` stands for schedules whose backward passes are not split.
+    """
+    waiting_weights = 0 if parallel.waiting_weights == "auto" else parallel.waiting_weights
+    if parallel.schedule != "auto":
+        return parallel.schedule, waiting_weights
+    return "interleaved" if parallel.chunks > 1 else "1f1b", waiting_weights
+
+
+def _model_chunks(layers: int, parallel: ParallelConfig) -> tuple[ModelChunk, ...]:
+    """Divide the layers of a model over the pipeline."""
+    placement = Placement(parallel.pipeline, parallel.chunks, parallel.schedule in FOLDED)
+    return make_model_chunks(layers, placement, parallel.layers_per_stage)
 
 
 def _all_factors(data: int) -> Iterator[Factors]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks, has_shared_table
-from frontier_llm.geometry.pipeline_schedule import Pass
+from frontier_llm.geometry.pipeline_actions import Action
 from frontier_llm.geometry.state_memory import prefetch_window, small_elements
 from frontier_llm.geometry.state_traffic import Gathers
 
@@ -29,7 +29,7 @@ class _Event(NamedTuple):
 def count_gathers(
     model: ModelConfig,
     chunks: Sequence[ModelChunk],
-    passes: Sequence[Pass],
+    actions: Sequence[Action],
     sizes: Mapping[str, int],
     units_in_flight: int,
 ) -> dict[str, Gathers]:
@@ -42,14 +42,15 @@ def count_gathers(
     Args:
         model: dimensions of the model.
         chunks: model chunks of the stage.
-        passes: passes of the stage in one step (`pipeline_schedule.stage_passes`).
+        actions: actions of the stage in one step. Weight gradients read no parameters.
         sizes: elements of the buffer of each unit, padding included.
         units_in_flight: `sharding.units_in_flight`.
     """
     events = [
         event
-        for forward, virtual_stage in passes
-        for event in _events(model, chunks[virtual_stage], forward=forward)
+        for kind, virtual_stage, _ in actions
+        if kind != "weight_gradients"
+        for event in _events(model, chunks[virtual_stage], forward=kind == "forward")
     ]
     limit = small_elements(Counter(sizes.values()))
     small = {unit for unit, size in sizes.items() if size <= limit}

@@ -139,10 +139,10 @@ class ActivationTraffic:
         for index, chunk in enumerate(chunks):
             if chunk.stage != stage:
                 continue
-            if not chunk.has_head:  # the activation, to the next chunk
-                sent += to_peer(grid, rank, group[chunks[index + 1].stage], boundary_bytes)
-            if not chunk.has_embedding:  # the gradient, to the previous chunk
-                sent += to_peer(grid, rank, group[chunks[index - 1].stage], boundary_bytes)
+            # the gradient goes to the previous chunk, the activation to the next one
+            for neighbour in (*chunks[max(0, index - 1) : index], *chunks[index + 1 : index + 2]):
+                if neighbour.stage != stage:
+                    sent += to_peer(grid, rank, group[neighbour.stage], boundary_bytes)
         return sent
 
     def _layer_bytes(self, layer: int, encoder: float, decoder: float) -> float:

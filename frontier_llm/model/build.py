@@ -1,5 +1,6 @@
 """Build the modules and parameter records of one rank. trainer/assemble.py calls `build_model`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,8 +27,7 @@ class Model:
     layout: ResolvedLayout
     """How the whole model is divided over ranks."""
     transformer: TransformerConfig
-    """megatron's configuration, which all chunks share. It also holds the functions that megatron's
-    pipeline schedule calls during a step."""
+    """megatron's configuration, which all chunks share."""
     is_compiled: bool = False
     """Whether torch.compile compiles the layers, or functions of them."""
 
@@ -56,6 +56,7 @@ def build_model(
             make_chunk(layout, model_chunk, transformer, groups, kernels)
             for model_chunk in layout.chunks_of_stage(groups.coordinates.pipeline)
         ]
+    _share_table(chunks, layout)
     for chunk in chunks:
         chunk.to(device=device, dtype=transformer.params_dtype)
         chunk.train()
@@ -63,3 +64,14 @@ def build_model(
     initialise(records, layout.model, seed)
     is_compiled = kernels.compiles_layers or kernels.compiles_functions
     return Model(chunks, records, layout, transformer, is_compiled)
+
+
+def _share_table(chunks: Sequence[Chunk], layout: ResolvedLayout) -> None:
+    """Let the last model chunk read the table of the first one, if both are on this stage.
+
+    A tied table is embedding and head. One chunk with both shares it by itself.
+    """
+    first, last = chunks[0], chunks[-1]
+    has_both = first.model_chunk.has_embedding and last.model_chunk.has_head
+    if layout.model.tied and has_both and first is not last:
+        last.output_layer.weight = first.embedding.word_embeddings.weight

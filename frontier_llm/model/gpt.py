@@ -41,7 +41,6 @@ class Gpt(GPTModel):
         """
         self.vocabulary = model.vocabulary
         self.model_chunk, self.stacks = model_chunk, chunk_stacks(model, model_chunk)
-        interleaved = config.virtual_pipeline_model_parallel_size is not None
         super().__init__(
             config=config,
             transformer_layer_spec=decoder_block(len(model_chunk.layers), model, kernels),
@@ -54,7 +53,6 @@ class Gpt(GPTModel):
             rotary_percent=model.rotary_fraction,
             rotary_base=model.rotary_base,
             pg_collection=groups,
-            vp_stage=model_chunk.virtual_stage if interleaved else None,
         )
         if self.post_process:
             # GPTModel builds megatron's layer and has no argument for its class

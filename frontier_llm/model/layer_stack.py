@@ -39,7 +39,6 @@ class LayerStack(nn.Module):
         config: TransformerConfig,
         groups: ProcessGroupCollection,
         kernels: Kernels,
-        vp_stage: int | None,
     ) -> None:
         """Build the layers.
 
@@ -51,8 +50,6 @@ class LayerStack(nn.Module):
             config: megatron's configuration.
             groups: process groups of this rank, as megatron's modules expect them.
             kernels: implementation of the norms.
-            vp_stage: index of the model chunk on this rank ("virtual pipeline stage"); None if
-                pipeline stages are not interleaved.
         """
         super().__init__()
         model = layout.model
@@ -73,9 +70,7 @@ class LayerStack(nn.Module):
             recompute=layout.recompute == "selective",
         )
         self.layers = nn.ModuleList(
-            build_module(
-                spec, config=config, layer_number=number, pg_collection=groups, vp_stage=vp_stage
-            )
+            build_module(spec, config=config, layer_number=number, pg_collection=groups)
             for number in range(1, len(stack.layers) + 1)
         )
         self.final_layernorm = (

@@ -10,6 +10,7 @@ megatron's own backward pass remains if a weight has no sink, if another module 
 sink.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -192,21 +193,24 @@ class _Linear(torch.autograd.Function):
         """Return the gradients of inputs and bias; pass the factors of the weight's to the sink.
 
         The gradient of the inputs does not depend on the call of the sink, so a sink may also keep
-        the factors and compute the product later.
+        the factors and compute the product later. It then gathers the tokens later, too.
         """
         inputs, weight = ctx.saved_tensors
         (grad,) = grads
         gather = reduction = None
-        if ctx.gathers_tokens:
+        gathers_later = ctx.gathers_tokens and ctx.sink.is_deferring
+        if ctx.gathers_tokens and not gathers_later:
             inputs, gather = _gather(inputs, ctx.group)
         grad_inputs = grad.matmul(weight)
         if gather is not None:
             gather.wait()
+        if ctx.gathers_tokens:
             grad_inputs, reduction = _reduce_scatter(grad_inputs, ctx.group)
         elif ctx.sums_inputs:
             reduction = dist.all_reduce(grad_inputs, group=ctx.group, async_op=True)
-        grad_rows = grad.flatten(0, -2)
-        ctx.sink(grad_rows, inputs.flatten(0, -2))
+        grad_rows, input_rows = grad.flatten(0, -2), inputs.flatten(0, -2)
+        gather_later = partial(_gather, group=ctx.group) if gathers_later else None
+        ctx.sink(grad_rows, input_rows, gather_later)
         grad_bias = grad_rows.sum(0) if ctx.has_bias else None
         if reduction is not None:
             reduction.wait()
@@ -214,7 +218,12 @@ class _Linear(torch.autograd.Function):
 
 
 def _gather(part: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Any]:
-    """Start to gather the tokens of all ranks; return [s, ...] and the handle to wait for."""
+    """Start to gather the tokens of all ranks; return [s, ...] and the handle to wait for.
+
+    Args:
+        part: [s / ranks, ...].
+        group: the ranks, in the order of their tokens.
+    """
     whole = part.new_empty(part.shape[0] * group.size(), *part.shape[1:])
     return whole, dist.all_gather_into_tensor(whole, part.contiguous(), group=group, async_op=True)
 

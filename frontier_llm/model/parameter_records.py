@@ -7,7 +7,7 @@ All other facts about a parameter come from geometry/inventory.py.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -67,15 +67,19 @@ def parameter_records(
     Raises:
         KeyError: a parameter of megatron is not in the tables.
     """
-    records, model = [], layout.model
+    records: dict[nn.Parameter, ParameterRecord] = {}
+    model = layout.model
     shared = shared_parameters(model, layout.model_chunks)
     for chunk in chunks:
         shapes = chunk_parameters(model, chunk.model_chunk, layout.sequence_length)
         context = _ChunkContext(model, groups, {shape.name: shape for shape in shapes}, shared)
         for local_name, parameter in chunk.named_parameters():
+            if parameter in records:  # two chunks of this stage read it
+                records[parameter] = replace(records[parameter], passes=2)
+                continue
             name = _global_name(local_name, chunk.stacks, model.tied)
-            records.append(_record(context, name, parameter, chunk.model_chunk))
-    return records
+            records[parameter] = _record(context, name, parameter, chunk.model_chunk)
+    return list(records.values())
 
 
 def _global_name(local_name: str, stacks: Sequence[Stack], tied: bool) -> str:

@@ -13,7 +13,6 @@ the number of samples.
 import torch
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer.enums import ModelType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -49,13 +48,10 @@ class EncoderDecoder(MegatronModule):
         """
         super().__init__(config=config)
         model = layout.model
-        self.model_type = ModelType.encoder_or_decoder
         self.pg_collection = groups
         self.vocabulary = model.vocabulary
         self.model_chunk, self.stacks = model_chunk, chunk_stacks(model, model_chunk)
         self.pre_process, self.post_process = model_chunk.has_embedding, model_chunk.has_head
-        interleaved = config.virtual_pipeline_model_parallel_size is not None
-        self.vp_stage = model_chunk.virtual_stage if interleaved else None
         self._received: Tensor | None = None
         vocabulary_rows = padded_vocabulary(model, groups.tp.size())
         if model_chunk.has_embedding:
@@ -63,8 +59,7 @@ class EncoderDecoder(MegatronModule):
                 config, vocabulary_rows, 0, position_embedding_type="none", tp_group=groups.tp
             )
         stacks = {
-            stack.name: LayerStack(stack, layout, config, groups, kernels, self.vp_stage)
-            for stack in self.stacks
+            stack.name: LayerStack(stack, layout, config, groups, kernels) for stack in self.stacks
         }
         self.encoder, self.decoder = stacks.get("encoder"), stacks.get("decoder")
         if model_chunk.has_head:
@@ -78,13 +73,13 @@ class EncoderDecoder(MegatronModule):
                 tp_group=groups.tp,
             )
 
-    def set_input_tensor(self, input_tensor: list[Tensor | None]) -> None:
-        """Receive the activations of the previous chunk; megatron's schedules call this method.
+    def set_input_tensor(self, input_tensor: Tensor | None) -> None:
+        """Receive the activations of the previous chunk; trainer/pipeline.py calls this method.
 
         Args:
-            input_tensor: one tensor, [s + t, b, hidden]; None on the first chunk.
+            input_tensor: [s + t, b, hidden]; None on the first chunk.
         """
-        (self._received,) = input_tensor
+        self._received = input_tensor
 
     def forward(
         self,

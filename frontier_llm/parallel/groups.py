@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -20,12 +21,8 @@ from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.partition import DIGITS, Digit, Factors
 from frontier_llm.parallel.megatron_cpu import shared_groups
 
-SEED_STRIDE = 10_007
-"""Distance between the dropout seeds of two ranks: larger than what megatron adds to a seed."""
 TIMEOUT = timedelta(minutes=30)
 """Default time after which a collective fails; it is torch's default for gloo."""
-STEP_STRIDE = 1_000_000_007
-"""Distance between the dropout seeds of two steps: larger than the seeds of all ranks span."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,13 @@ class Groups:
     """The ranks that differ only in their data coordinate."""
     pipeline: dist.ProcessGroup
     """The ranks that differ only in their pipeline stage."""
+    ascending: dist.ProcessGroup
+    """The same ranks. Stages send to later stages in this group: with NCCL, every pair of stages
+    then has a communicator for each direction."""
+    descending: dist.ProcessGroup
+    """The same ranks. Stages send to earlier stages in this group."""
+    head_stage: int
+    """Stage with the head, which computes the loss."""
     embedding: dist.ProcessGroup | None
     """The ranks of the first and last stage, which hold tied embeddings; None on other stages."""
     megatron: ProcessGroupCollection
@@ -49,41 +53,37 @@ class Groups:
     timeout: timedelta
     """Time after which a collective fails."""
 
-    def seed_dropout(self, seed: int, step: int) -> None:
-        """Seed the random numbers of a step.
+    def seed_dropout(self, seed: int, *, own_masks: bool) -> None:
+        """Seed the random numbers from which dropout masks are drawn.
 
-        They depend on the seed, the step and this rank's coordinates alone, so that a resumed run
-        draws the same numbers. Ranks of different stages or replicas draw different dropout masks.
-        The tensor ranks of one stage and replica draw the same masks for activations that they all
-        hold, and different masks for activations that are divided between them.
+        megatron draws the masks of activations that all tensor ranks hold from one stream, and
+        those of activations that are divided between them from another stream.
+
+        Args:
+            seed: up to 2**62; must be equal on the tensor ranks of a stage and replica.
+            own_masks: whether the activations outside the divided matrices are divided too, as with
+                sequence parallelism, so that the first stream must differ between tensor ranks.
         """
-        index = self.coordinates.pipeline * self.grid.data + self.coordinates.data
+        tensor = self.coordinates.tensor
         model_parallel_cuda_manual_seed(
-            (seed + STEP_STRIDE * step + SEED_STRIDE * index) % 2**63,
-            tp_rank=self.coordinates.tensor,
-            ep_rank=0,
-            etp_rank=self.coordinates.tensor,
-            force_reset_rng=True,
+            seed, tp_rank=tensor, ep_rank=0, etp_rank=tensor, force_reset_rng=True
         )
-
-    @property
-    def is_between(self) -> bool:
-        """Whether this rank's stage is neither the first nor the last one."""
-        return 0 < self.coordinates.pipeline < self.grid.pipeline - 1
+        if own_masks:
+            torch.cuda.manual_seed(seed + 1 + tensor)
 
     @property
     def counts_samples(self) -> bool:
         """Whether this rank reports its replica's samples and loss."""
-        return self.is_last_stage and self.coordinates.tensor == 0
+        return self.has_head and self.coordinates.tensor == 0
 
     @property
-    def is_last_stage(self) -> bool:
+    def has_head(self) -> bool:
         """Whether this rank's stage holds the head."""
-        return self.coordinates.pipeline == self.grid.pipeline - 1
+        return self.coordinates.pipeline == self.head_stage
 
 
 def make_groups(
-    parallel: ParallelConfig, ranks_per_node: int, seed: int, timeout: timedelta = TIMEOUT
+    parallel: ParallelConfig, ranks_per_node: int, head_stage: int, timeout: timedelta = TIMEOUT
 ) -> Groups:
     """Create the process groups of the grid.
 
@@ -92,14 +92,13 @@ def make_groups(
     Args:
         parallel: sizes of the tensor and pipeline axes.
         ranks_per_node: number of consecutive ranks on a node.
-        seed: seed of dropout.
+        head_stage: stage that holds the head (`ResolvedLayout.head_stage`).
         timeout: time after which a collective fails; megatron rounds it up to minutes.
     """
     with shared_groups() if dist.get_backend() == "gloo" else nullcontext():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=parallel.tensor,
             pipeline_model_parallel_size=parallel.pipeline,
-            virtual_pipeline_model_parallel_size=parallel.chunks if parallel.chunks > 1 else None,
             distributed_timeout_minutes=math.ceil(timeout / timedelta(minutes=1)),
             create_gloo_process_groups=False,  # only megatron's optimizer needs them; it is unused
         )
@@ -116,6 +115,7 @@ def make_groups(
     _check("data", collection.dp, grid.data_group(rank))
     _check("pipeline", collection.pp, grid.pipeline_group(rank))
     ends = position.pipeline in (0, grid.pipeline - 1)
+    ascending, descending = _directions(grid, collection.pp, timeout)
     groups = Groups(
         grid=grid,
         rank=rank,
@@ -123,12 +123,33 @@ def make_groups(
         tensor=collection.tp,
         data=collection.dp,
         pipeline=collection.pp,
+        ascending=ascending,
+        descending=descending,
+        head_stage=head_stage,
         embedding=collection.embd if ends else None,
         megatron=collection,
         timeout=timeout,
     )
-    groups.seed_dropout(seed, step=0)
+    # megatron's layers expect that the random numbers have been seeded once
+    groups.seed_dropout(0, own_masks=False)
     return groups
+
+
+def _directions(
+    grid: Grid, pipeline: dist.ProcessGroup, timeout: timedelta
+) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Create the groups in which stages send to later and to earlier stages.
+
+    gloo matches messages by tags and can send in both directions in one group.
+    """
+    if grid.pipeline == 1 or dist.get_backend() == "gloo":
+        return pipeline, pipeline
+    created = {}
+    for first in range(grid.size // grid.pipeline):
+        ranks = grid.pipeline_group(first)
+        created[ranks] = [dist.new_group(list(ranks), timeout=timeout) for _ in range(2)]
+    ascending, descending = created[grid.pipeline_group(dist.get_rank())]
+    return ascending, descending
 
 
 def make_digit_groups(groups: Groups, factors: Factors) -> dict[Digit, dist.ProcessGroup | None]:

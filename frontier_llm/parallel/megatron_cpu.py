@@ -27,19 +27,6 @@ class _CpuStream:
         """Do nothing."""
 
 
-class _TorchOnCpu:
-    """The torch module for schedules.py, in which `device="cuda"` means the CPU."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-    def zeros(self, *size: Any, **options: Any) -> torch.Tensor:
-        """Call `torch.zeros`, on the CPU if `device` is cuda."""
-        if options.get("device") == "cuda":
-            options["device"] = "cpu"
-        return torch.zeros(*size, **options)
-
-
 def _cpu_device() -> torch.device:
     return torch.device("cpu")
 
@@ -74,7 +61,6 @@ _RANDOM = "megatron.core.tensor_parallel.random"
 
 REPLACEMENTS = (
     Replacement("torch.cuda", "current_device", _cpu_device, "buffers are allocated on it"),
-    Replacement("torch.cuda", "synchronize", _nothing, "point-to-point sends wait on it"),
     Replacement("torch.cuda", "empty_cache", _nothing, "called between phases"),
     Replacement("torch.cuda", "current_stream", _CpuStream, "side streams join it"),
     Replacement(
@@ -84,12 +70,6 @@ REPLACEMENTS = (
     Replacement("torch.cuda", "set_rng_state", _set_state, "the dropout tracker sets states"),
     Replacement(_RANDOM, "_get_cuda_rng_state", _get_state, "recomputation replays dropout"),
     Replacement(_RANDOM, "_set_cuda_rng_state", _set_state, "recomputation replays dropout"),
-    Replacement(
-        "megatron.core.pipeline_parallel.schedules",
-        "torch",
-        _TorchOnCpu(),
-        'the token counter is created by torch.zeros(..., device="cuda")',
-    ),
 )
 
 
@@ -126,7 +106,6 @@ def install() -> None:
     Raises:
         RuntimeError: this release of megatron-core does not have one of the names.
     """
-    import megatron.core.pipeline_parallel.schedules
     import megatron.core.tensor_parallel.random  # noqa: F401
 
     for replacement in REPLACEMENTS:

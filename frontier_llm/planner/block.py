@@ -69,6 +69,9 @@ class Block:
     """Elements that the layer keeps for its backward pass if nothing is recomputed."""
     input_elements: float
     """Elements of the layer's input, which alone is kept if the whole layer is recomputed."""
+    factor_elements: float
+    """Elements of the factors of weight gradients that are computed later: the inputs of all linear
+    layers and the gradients of their outputs."""
 
 
 def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Block:
@@ -87,8 +90,8 @@ def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Bloc
     inner = samples * tokens * model.ffn / tensor
     masks = 0.5 if model.dropout else 0.0  # a dropout mask has one byte per two-byte element
     branches = len(attentions) + 1  # each with a norm before and a residual addition after it
-    products = [product for part in parts for product in part.products]
-    products += _feed_forward(model, samples * tokens, tensor)
+    up, down = _feed_forward(model, samples * tokens, tensor)
+    products = [product for part in parts for product in part.products] + [up, down]
     return Block(
         products=tuple(products),
         attention_flops=sum(part.flops for part in parts),
@@ -104,6 +107,9 @@ def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Bloc
         + sum(part.kept for part in parts)
         + (5 if model.gated else 2) * inner,
         input_elements=hidden,
+        factor_elements=sum(part.factors for part in parts)
+        + column_factors(layout, up)
+        + row_factors(down),
     )
 
 
@@ -130,6 +136,21 @@ def head_product(layout: ResolvedLayout) -> Product:
     return Product(layout.micro_batch * layout.lengths.decoder, layout.model.hidden, columns)
 
 
+def column_factors(layout: ResolvedLayout, product: Product) -> float:
+    """Count the factors of a weight gradient whose layer splits its output features.
+
+    With sequence parallelism, a rank keeps its part of the input tokens, and gathers the others
+    when it computes the gradient (model/linear.py).
+    """
+    parts = layout.grid.tensor if layout.sequence_parallel else 1
+    return product.rows * product.inner / parts + product.rows * product.columns
+
+
+def row_factors(product: Product) -> float:
+    """Count the factors of a weight gradient whose layer splits its input features."""
+    return float(product.rows * product.inner + product.rows * product.columns)
+
+
 class _AttentionPart(NamedTuple):
     """The share of one attention in the fields of `Block`."""
 
@@ -138,6 +159,7 @@ class _AttentionPart(NamedTuple):
     scores: float
     moved: float
     kept: float
+    factors: float
 
 
 def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionPart:
@@ -163,17 +185,19 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
     angles = 4 * attention.queries * model.head_dim if rotated else 0
     # queries and keys before and after rotation, values, the output, and the rotation angles
     kept = queries * 2 * query_width + keys * 2 * key_width + rotated + angles
+    output = Product(queries, query_width, model.hidden)
     return _AttentionPart(
-        products=(*inputs, Product(queries, query_width, model.hidden)),
+        products=(*inputs, output),
         flops=4.0 * score_pairs * query_width * (0.5 if attention.causal else 1.0),
         scores=score_pairs * model.heads / tensor,
         moved=2.0 * rotated + 2 * queries * query_width + 2 * bias,
         kept=kept,
+        factors=sum(column_factors(layout, product) for product in inputs) + row_factors(output),
     )
 
 
-def _feed_forward(model: ModelConfig, rows: int, tensor: int) -> list[Product]:
+def _feed_forward(model: ModelConfig, rows: int, tensor: int) -> tuple[Product, Product]:
     """Return the products of a feed-forward block over `rows` tokens."""
     width = model.ffn // tensor
     first_width = 2 * width if model.gated else width
-    return [Product(rows, model.hidden, first_width), Product(rows, width, model.hidden)]
+    return Product(rows, model.hidden, first_width), Product(rows, width, model.hidden)

@@ -4,19 +4,22 @@ Most stages of a large pipeline have equal layers, so the planner evaluates each
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.geometry.communicators import TiedStages, tied_stages
+from frontier_llm.geometry.communicators import Communicator, TiedStages, communicators, tied_stages
 from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 
+T = TypeVar("T")
 TABLES = ("embedding", "positions")
 """Units that are tables with a row per token or position."""
 Shape = tuple[object, ...]
@@ -53,6 +56,7 @@ class StageKinds:
 
     def __init__(self, layout: ResolvedLayout) -> None:
         self._layout = layout
+        self._communicators: dict[tuple[Factors, int], tuple[Communicator, ...]] = {}
         stages = range(layout.grid.pipeline)
         self._shapes = [_shape(layout.model, layout.chunks_of_stage(stage)) for stage in stages]
 
@@ -75,10 +79,23 @@ class StageKinds:
         """Sets of stages that hold copies of a parameter."""
         return tied_stages(self._layout)
 
+    def communicators(self, factors: Factors, stage: int) -> tuple[Communicator, ...]:
+        """Return the communicators of a stage's first rank. Results are cached for a search."""
+        key = (factors, stage)
+        if key not in self._communicators:
+            layout = self._layout.with_factors(factors)
+            self._communicators[key] = communicators(layout, stage, self.tied)
+        return self._communicators[key]
+
     def kind_of(self, stage: int) -> StageKind:
         """Return the kind of a stage."""
         first = self._shapes.index(self._shapes[stage])
         return next(kind for kind in self.kinds if kind.first == first)
+
+    def of_stages(self, values: Sequence[T]) -> list[T]:
+        """Return a value for each stage from the values for each kind of stage."""
+        by_first = {kind.first: value for kind, value in zip(self.kinds, values, strict=True)}
+        return [by_first[self._shapes.index(shape)] for shape in self._shapes]
 
     def _units(self, stage: int) -> tuple[tuple[int, int], ...]:
         units = self._unit_layouts(stage).values()
@@ -133,13 +150,20 @@ class Candidate:
 
     @property
     def description(self) -> str:
-        """The layout in one line: sizes of the axes, micro-batch, factors, recomputation."""
+        """The layout in one line: axes, schedule, micro-batch, factors, recomputation."""
         layout, factors = self.layout, self.factors
+        schedule = f"{self.schedule} " if layout.grid.pipeline > 1 else ""
         return (
-            f"TP {layout.grid.tensor} PP {layout.grid.pipeline}x{layout.virtual_stages} "
+            f"TP {layout.grid.tensor} PP {layout.grid.pipeline}x{layout.virtual_stages} {schedule}"
             f"DP {layout.grid.data} micro {layout.micro_batch} "
             f"factors {factors.params}/{factors.grads}/{factors.optimizer} {layout.recompute}"
         )
+
+    @property
+    def schedule(self) -> str:
+        """Name of the schedule; if weight gradients wait, with their largest number."""
+        waiting = self.layout.waiting_weights
+        return self.layout.schedule_name + (f"+{waiting}" if waiting else "")
 
 
 def _shape(model: ModelConfig, chunks: tuple[ModelChunk, ...]) -> Shape:

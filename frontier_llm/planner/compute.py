@@ -62,10 +62,13 @@ class Seconds:
     """Seconds of computation for one micro-batch in one model chunk."""
 
     forward: float
-    backward: float
-    """Seconds of the backward pass without recomputation."""
+    input_gradients: float
+    """Seconds of all gradients that a backward pass with split weight gradients computes at once:
+    those of inputs, norms and attention. Recomputation is not included."""
+    weight_gradients: float
+    """Seconds of the weight gradients of linear layers, which can be computed later."""
     recomputed: float
-    """Seconds of recomputation during the backward pass."""
+    """Seconds of recomputation before the backward pass."""
 
 
 class Speed:
@@ -115,33 +118,52 @@ class Speed:
 
 
 def chunk_seconds(
-    layout: ResolvedLayout, chunk: ModelChunk, speed: Speed, engine: Engine
+    layout: ResolvedLayout,
+    chunk: ModelChunk,
+    speed: Speed,
+    engine: Engine,
+    *,
+    head_waits: bool = True,
 ) -> Seconds:
-    """Return the seconds of one micro-batch in one model chunk, without communication."""
-    forward = backward = recomputed = 0.0
+    """Return the seconds of one micro-batch in one model chunk, without communication.
+
+    Args:
+        layout: layout of the run.
+        chunk: the model chunk.
+        speed: speed of the device.
+        engine: the training program.
+        head_waits: whether the weight gradient of the head can be computed later. It cannot if the
+            embedding of the same stage is also the head (model/linear.py).
+    """
+    forward = inputs = weights = recomputed = 0.0
     compute_bytes = layout.compute_bytes
     for block, count in chunk_blocks(layout, chunk):
         products = sum(speed.product(product) for product in block.products)
-        products_backward = sum(_backward(product, speed) for product in block.products)
         attention, attention_backward = _attention(layout, block, speed, engine)
         elementwise = speed.moved(block.moved_elements * compute_bytes, block.kernels)
         block_forward = products + attention + elementwise
         forward += count * block_forward
-        backward += count * (products_backward + attention_backward + 2 * elementwise)
+        products_inputs = sum(_input_gradient(product, speed) for product in block.products)
+        inputs += count * (products_inputs + attention_backward + 2 * elementwise)
+        weights += count * sum(_weight_gradient(product, speed) for product in block.products)
         repeated = {"none": 0.0, "selective": attention, "full": block_forward}
         recomputed += count * repeated[layout.recompute]
     if chunk.has_embedding:
         embedded_elements = layout.micro_batch * layout.lengths.total * layout.model.hidden
         look_up = speed.moved(2.0 * embedded_elements * compute_bytes)
         forward += look_up
-        backward += look_up
+        inputs += look_up
     if chunk.has_head:
         head = head_product(layout)
         # two thirds of the memory traffic of the loss belong to the forward pass
         loss_third = speed.moved(float(head.rows) * head.columns * LOSS_BYTES, kernels=10) / 3
         forward += speed.product(head) + 2 * loss_third
-        backward += _backward(head, speed) + loss_third
-    return Seconds(forward, backward, recomputed)
+        inputs += _input_gradient(head, speed) + loss_third
+        if head_waits:
+            weights += _weight_gradient(head, speed)
+        else:
+            inputs += _weight_gradient(head, speed)
+    return Seconds(forward, inputs, weights, recomputed)
 
 
 def update_seconds(elements: int, speed: Speed, compute_bytes: int) -> float:
@@ -167,10 +189,16 @@ def accumulate_seconds(elements: int, kept: int, speed: Speed, compute_bytes: in
     return speed.moved(copied_bytes + kept * (8.0 + added_bytes))
 
 
-def _backward(product: Product, speed: Speed) -> float:
-    """Return the seconds of the two products in the backward pass of a product."""
+def _input_gradient(product: Product, speed: Speed) -> float:
+    """Return the seconds of the product that computes the gradient of a product's input."""
     m, k, n = product
-    return speed.product(Product(m, n, k)) + speed.product(Product(k, m, n))
+    return speed.product(Product(m, n, k))
+
+
+def _weight_gradient(product: Product, speed: Speed) -> float:
+    """Return the seconds of the product that computes the gradient of a product's weight."""
+    m, k, n = product
+    return speed.product(Product(k, m, n))
 
 
 def _attention(

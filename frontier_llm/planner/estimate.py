@@ -80,6 +80,8 @@ class Estimate:
                 "tensor": parallel.tensor,
                 "pipeline": parallel.pipeline,
                 "chunks": parallel.chunks,
+                "schedule": self.candidate.layout.schedule_name,
+                "waiting_weights": self.candidate.layout.waiting_weights,
                 "data": self.candidate.grid.data,
                 "sequence": parallel.sequence,
                 "micro_batch": config.data.micro_batch,

@@ -4,12 +4,58 @@ It consists of computation, tensor parallel communication and sends between stag
 bound on the step with any sharding factors, and a search computes it once for all of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.geometry.model_chunks import ModelChunk, has_shared_table
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
 from frontier_llm.planner.compute import OURS, Engine, Seconds, Speed, chunk_seconds
+from frontier_llm.planner.timeline import ActionSeconds, Send, pass_seconds
+
+SPLIT_SHARE = 0.04
+"""Seconds that input gradients and weight gradients take in addition if they are two actions, as a
+share of the seconds of one backward pass: 3% to 5% on two CPU ranks with a GPT of 8 layers."""
+
+
+@dataclass(frozen=True)
+class ChunkPasses:
+    """Seconds of a micro-batch in one model chunk, without communication of model states."""
+
+    compute: Seconds
+    """Seconds of computation."""
+    tensor: ActionSeconds
+    """Seconds of communication between tensor ranks."""
+    splits: bool
+    """Whether the schedule splits backward passes."""
+
+    @property
+    def actions(self) -> ActionSeconds:
+        """Seconds of each kind of action."""
+        compute, tensor = self.compute, self.tensor
+        gradients = compute.input_gradients + compute.weight_gradients
+        split = 1 + SPLIT_SHARE
+        return ActionSeconds(
+            forward=compute.forward + tensor.forward,
+            backward=gradients + compute.recomputed + tensor.backward,
+            input_gradients=compute.input_gradients * split
+            + compute.recomputed
+            + tensor.input_gradients,
+            weight_gradients=compute.weight_gradients * split + tensor.weight_gradients,
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the forward pass and of all gradients."""
+        return self.actions.total(splits=self.splits)
+
+    @property
+    def backward_compute(self) -> float:
+        """Seconds of computation of all gradients, including recomputation."""
+        gradients = self.compute.input_gradients + self.compute.weight_gradients
+        split = 1 + SPLIT_SHARE if self.splits else 1.0
+        return gradients * split + self.compute.recomputed
 
 
 @dataclass(frozen=True)
@@ -17,27 +63,34 @@ class Passes:
     """Seconds of a micro-batch on one kind of stage, without communication of model states."""
 
     kind: StageKind
-    compute_forward: float
-    """Seconds of computation in the forward pass."""
-    compute_backward: float
-    """Seconds of computation in the backward pass, including recomputation."""
+    chunks: tuple[ChunkPasses, ...]
+    """The model chunks, ordered by virtual stage."""
     tensor: Cost
-    """Cost of communication between tensor ranks, forward and backward together."""
+    """Cost of communication between tensor ranks."""
     exchange: Cost
-    """Cost of sends between neighbouring stages, forward and backward together."""
+    """Cost of sends between stages."""
+
+    @property
+    def compute_forward(self) -> float:
+        """Seconds of computation in the forward pass."""
+        return sum(chunk.compute.forward for chunk in self.chunks)
+
+    @property
+    def compute_backward(self) -> float:
+        """Seconds of computation of all gradients, including recomputation."""
+        return sum(chunk.backward_compute for chunk in self.chunks)
 
     @property
     def seconds(self) -> float:
-        """Seconds of the forward and the backward pass together."""
-        compute = self.compute_forward + self.compute_backward
-        return compute + self.tensor.seconds + self.exchange.seconds
+        """Seconds of the forward pass and of all gradients."""
+        return sum(chunk.seconds for chunk in self.chunks) + self.exchange.seconds
 
 
 class LayoutTime:
     """The seconds of a layout that do not depend on its sharding factors."""
 
     def __init__(self, candidate: Candidate, engine: Engine = OURS) -> None:
-        """Predict the passes of every kind of stage.
+        """Predict the actions of every kind of stage.
 
         Raises:
             ConfigError: the cluster's speed in this precision is not known.
@@ -46,12 +99,64 @@ class LayoutTime:
         self.engine = engine
         self.speed = Speed(cluster.device, layout.precision)
         self.groups = GridGroups(Network(cluster, layout.grid.ranks_per_node), layout.grid)
-        self.passes = [self._passes(layout, kind) for kind in candidate.stages.kinds]
+        self._stages = candidate.stages
+        self._layout = layout
+        chunks = [self._chunks(kind) for kind in candidate.stages.kinds]
+        self.send = self._send_seconds(chunks)
+        self.passes = [
+            self._passes(kind, of_kind)
+            for kind, of_kind in zip(candidate.stages.kinds, chunks, strict=True)
+        ]
 
-    def floor_seconds(self, candidate: Candidate) -> float:
-        """Return a lower bound on the seconds of a step with any sharding factors."""
+    @property
+    def floor_seconds(self) -> float:
+        """Lower bound on the seconds of a step with any sharding factors."""
         seconds = [passes.seconds for passes in self.passes]
-        return pipeline_seconds(candidate, seconds)
+        return self.pipeline_seconds(seconds, [self._waited_for(passes) for passes in self.passes])
+
+    @property
+    def bound_seconds(self) -> float:
+        """Lower bound on `floor_seconds` that needs no simulation."""
+        layout = self._layout
+        if not layout.splits_backward:
+            return self.floor_seconds
+        # On the last stage, the first action follows a forward pass of every other stage. The last
+        # input gradients are followed by those of every other stage, during which only the weight
+        # gradients that wait can be computed.
+        *others, last = self._stages.of_stages(self.passes)
+        around = sum(
+            passes.chunks[0].actions.forward + passes.chunks[0].actions.input_gradients
+            for passes in others
+        )
+        waiting = layout.waiting_weights or layout.micro_batches * layout.virtual_stages
+        late = waiting * max(chunk.actions.weight_gradients for chunk in last.chunks)
+        one = sum(
+            chunk.actions.forward
+            + min(chunk.actions.backward, chunk.actions.total(splits=True) - chunk.actions.forward)
+            for chunk in last.chunks
+        )
+        busy = layout.micro_batches * one + around - late
+        return max(busy, layout.micro_batches * max(passes.seconds for passes in self.passes))
+
+    def pipeline_seconds(self, seconds: Sequence[float], waited_for: Sequence[float]) -> float:
+        """Return the seconds of all actions of a step, including the pipeline's bubble.
+
+        If the schedule splits backward passes, its bubble is simulated without communication of
+        model states. With it, the bubble grows like the actions for which other stages wait.
+
+        Args:
+            seconds: for each kind of stage, the seconds of all actions of one micro-batch.
+            waited_for: those of forward passes and input gradients.
+        """
+        if not self._layout.splits_backward:
+            return self._closed_form(seconds)
+        growth = max(waited_for) / max(self._waited_for(passes) for passes in self.passes)
+        return self._layout.micro_batches * max(seconds) + self._bubble_seconds * growth
+
+    @staticmethod
+    def _waited_for(passes: Passes) -> float:
+        actions = [chunk.actions for chunk in passes.chunks]
+        return sum(action.forward + action.input_gradients for action in actions)
 
     def hidden(self, traffic: float, computation: float, units: int) -> float:
         """Return the seconds of communication that are hidden behind computation.
@@ -67,54 +172,112 @@ class LayoutTime:
         share = self.speed.hidden_share
         return share * min(traffic * (1 - 1 / max(units, 1)), computation)
 
-    def _passes(self, layout: ResolvedLayout, kind: StageKind) -> Passes:
-        compute = [chunk_seconds(layout, chunk, self.speed, self.engine) for chunk in kind.chunks]
+    @cached_property
+    def _bubble_seconds(self) -> float:
+        """Seconds that the slowest stage waits in a step, without traffic of model states."""
+        seconds = [[chunk.actions for chunk in passes.chunks] for passes in self.passes]
+        slowest = max(passes.seconds for passes in self.passes)
+        total = pass_seconds(self._layout, self._stages.of_stages(seconds), self.send)
+        return max(0.0, total - self._layout.micro_batches * slowest)
+
+    def _closed_form(self, seconds: Sequence[float]) -> float:
+        """Return the seconds of 1F1B and of the interleaved schedule with whole backward passes."""
+        counts = [kind.count for kind in self._stages.kinds]
+        slowest, layout = max(seconds), self._layout
+        others = sum(s * count for s, count in zip(seconds, counts, strict=True)) - slowest
+        return layout.micro_batches * slowest + others / layout.virtual_stages
+
+    def _chunks(self, kind: StageKind) -> tuple[ChunkPasses, ...]:
+        layout, splits = self._layout, self._layout.splits_backward
+        head_waits = not has_shared_table(layout.model, kind.chunks)
+        chunks = []
+        for chunk in kind.chunks:
+            compute = chunk_seconds(layout, chunk, self.speed, self.engine, head_waits=head_waits)
+            chunks.append(ChunkPasses(compute, self._tensor_seconds(chunk, compute), splits))
+        return tuple(chunks)
+
+    def _passes(self, kind: StageKind, chunks: tuple[ChunkPasses, ...]) -> Passes:
+        tensor = sum(chunk.tensor.total(splits=chunk.splits) for chunk in chunks)
         return Passes(
             kind,
-            compute_forward=sum(seconds.forward for seconds in compute),
-            compute_backward=sum(seconds.backward + seconds.recomputed for seconds in compute),
-            tensor=self._tensor_cost(layout, kind),
-            exchange=self._exchange_cost(layout, compute),
+            chunks,
+            tensor=Cost(tensor, self.groups.tensor.link),
+            exchange=Cost(
+                self._sends(kind) * self.send.occupied, self.groups.to_next_stage(0).link
+            ),
         )
 
-    def _tensor_cost(self, layout: ResolvedLayout, kind: StageKind) -> Cost:
-        group = self.groups.tensor
+    def _tensor_seconds(self, chunk: ModelChunk, compute: Seconds) -> ActionSeconds:
+        """Divide the traffic of a chunk over its actions, as that of its layers is divided.
+
+        Each attention or feed-forward block has an all-reduce in each forward pass and one in the
+        backward pass. With sequence parallelism, an all-gather and a reduce-scatter replace an
+        all-reduce, and the input is gathered again for the weight gradients (half an all-reduce).
+
+        A whole backward pass hides the reduction of input gradients behind the products of weight
+        gradients, and the second gather behind those of input gradients. The constants of the
+        clusters were fitted to such systems, so they give the seconds that are not hidden. If the
+        backward pass is split, nothing is hidden.
+        """
+        layout = self._layout
+        forwards = 2 if layout.recompute == "full" else 1
+        regathered = 0.5 if layout.sequence_parallel else 0.0
+        one_pass = self._exposed_tensor_seconds(chunk) / (forwards + 1 + regathered)
+        hidden = self.hidden(one_pass, compute.weight_gradients, 2 * len(chunk.layers))
+        return ActionSeconds(
+            forward=one_pass,
+            backward=one_pass * (forwards + regathered),
+            input_gradients=one_pass * forwards + hidden * (1 - regathered),
+            weight_gradients=one_pass * regathered + hidden * regathered,
+        )
+
+    def _exposed_tensor_seconds(self, chunk: ModelChunk) -> float:
+        layout, group = self._layout, self.groups.tensor
         if layout.grid.tensor == 1:
-            return Cost(0.0, group.link)
-        sent = sum(map(layout.activation_traffic.tensor_bytes, kind.chunks))
-        layers = sum(len(chunk.layers) for chunk in kind.chunks)
+            return 0.0
+        sent = layout.activation_traffic.tensor_bytes(chunk)
+        layers = len(chunk.layers)
         # per layer, two all-reduces in each forward and in each backward pass
         all_reduces = layers * (6 if layout.recompute == "full" else 4)
         if layout.sequence_parallel:  # an all-gather and a reduce-scatter replace each all-reduce
-            return group.gather(sent, 2 * all_reduces + layers)
-        return group.all_reduce(sent, all_reduces)
+            return group.gather(sent, 2 * all_reduces + layers).seconds
+        return group.all_reduce(sent, all_reduces).seconds
 
-    def _exchange_cost(self, layout: ResolvedLayout, compute: list[Seconds]) -> Cost:
-        tensor, split = layout.grid.tensor, self.engine.split_exchange
+    def _sends(self, kind: StageKind) -> int:
+        """Return how many tensors a stage sends for one micro-batch."""
+        placement = self._layout.placement
+        if placement.stages == 1:
+            return 0
+        if not placement.folded:  # an activation and a gradient per model chunk
+            return 2 * placement.virtual_stages
+        chunks = [placement.chunk(kind.first, index) for index in range(placement.virtual_stages)]
+        neighbours = [chunk + step for chunk in chunks for step in (-1, 1)]
+        return sum(
+            0 <= chunk < placement.chunks and placement.stage(chunk) != kind.first
+            for chunk in neighbours
+        )
+
+    def _send_seconds(self, chunks: Sequence[tuple[ChunkPasses, ...]]) -> Send:
+        """Return the seconds of sending an activation or its gradient to the next stage.
+
+        Args:
+            chunks: the model chunks of each kind of stage.
+        """
+        layout, engine = self._layout, self.engine
+        tensor, split = layout.grid.tensor, engine.split_exchange
         if layout.grid.pipeline == 1:
-            return Cost(0.0, self.groups.to_next_stage(0).link)
+            return Send()
         sent = layout.activation_traffic.boundary_bytes()
-        send = self.groups.to_next_stage(sent / tensor if split else sent)
-        seconds = send.seconds
+        seconds = self.groups.to_next_stage(sent / tensor if split else sent).seconds
         if split and tensor > 1:
             seconds += self.groups.tensor.gather(sent * (tensor - 1) / tensor).seconds
-        sends = 2 * len(compute)  # an activation and a gradient per model chunk
-        total = sends * seconds
-        if len(compute) > 1:  # with virtual stages, sends overlap with computation
-            computation = sum(s.forward + s.backward + s.recomputed for s in compute)
-            total -= self.hidden(total, computation, units=sends)
-        return Cost(total, send.link)
-
-
-def pipeline_seconds(candidate: Candidate, seconds: list[float]) -> float:
-    """Return the seconds of all passes of a step, including the pipeline's bubble.
-
-    Args:
-        candidate: the layout.
-        seconds: for each kind of stage, the seconds of a forward and a backward pass of one
-            micro-batch.
-    """
-    counts = [kind.count for kind in candidate.stages.kinds]
-    slowest, layout = max(seconds), candidate.layout
-    others = sum(s * count for s, count in zip(seconds, counts, strict=True)) - slowest
-    return layout.micro_batches * slowest + others / layout.virtual_stages
+        if layout.virtual_stages == 1:
+            return Send(seconds)
+        # with virtual stages, sends overlap with computation
+        sends = 2 * layout.virtual_stages
+        computation = min(
+            sum(chunk.compute.forward + chunk.backward_compute for chunk in of_kind)
+            for of_kind in chunks
+        )
+        hidden = self.hidden(seconds, computation / sends, units=sends)
+        return Send(seconds - hidden, hidden)

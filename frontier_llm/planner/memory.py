@@ -1,23 +1,24 @@
 """Predict the peak memory of a rank of each pipeline stage in bytes, by category.
 
 Model states are exact, because geometry/ counts the buffers that sharding/ allocates. Activations
-are counted tensor by tensor (planner/block.py) for all micro-batches in flight. In the 1F1B
-schedule, stage i of S stages (counted from 0) keeps the activations of S - i micro-batches, in the
-interleaved schedule of more (Narayanan et al., SC'21, section 2.2.1). Temporary buffers are upper
-bounds. Slack, the memory that the allocator holds unused, is a share of all temporary memory. The
-communicators are those that the groups of the layout create (geometry/communicators.py).
+are counted tensor by tensor (planner/block.py) for all micro-batches in flight, which follow from
+the schedule's lists of actions. If a schedule splits backward passes, the factors of the weight
+gradients, which are inputs and gradients of linear layers, are kept until they are multiplied.
+Temporary buffers are upper bounds. Slack, the memory that the allocator holds unused, is a share of
+all temporary memory. The communicators are those that the groups of the layout create
+(geometry/communicators.py).
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from frontier_llm.config.calibration import CalibrationConfig
-from frontier_llm.geometry.communicators import Communicator, communicators
+from frontier_llm.config.parallel import ScheduleName
+from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.message_memory import LOSS_CHUNK_BYTES
 from frontier_llm.geometry.model_chunks import ModelChunk, has_shared_table
-from frontier_llm.geometry.pipeline_schedule import stage_passes
+from frontier_llm.geometry.pipeline_schedule import held
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import (
     FP32_BYTES,
@@ -25,8 +26,9 @@ from frontier_llm.geometry.state_memory import (
     needs_master,
     state_bytes,
 )
-from frontier_llm.planner.block import chunk_blocks, head_product
+from frontier_llm.planner.block import chunk_blocks, column_factors, head_product
 from frontier_llm.planner.candidate import Candidate, StageKind
+from frontier_llm.planner.timeline import shortened
 from frontier_llm.units import GIB, MIB
 
 STATES = ("parameters", "gradients", "master", "moments")
@@ -59,10 +61,12 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of a stage's activations, which do not depend on the factors."""
+    """Bytes of a stage's activations, which do not depend on the sharding factors."""
 
+    stage: int
+    """Index of the stage."""
     kept: int
-    """Bytes kept for the backward passes of all micro-batches in flight."""
+    """Bytes kept for backward passes and weight gradients of all micro-batches in flight."""
     logits: int
     """Bytes of the logits, and of the part of them that the loss holds in fp32."""
     working: int
@@ -95,7 +99,7 @@ def stage_memory(
     calibration = candidate.config.cluster.device.calibration
     slack = calibration.slack_share * (by_category["gathered"] + sum(temporary.values()))
     by_category |= temporary
-    by_category |= runtime_bytes(calibration, communicators(layout, stage, candidate.stages.tied))
+    by_category |= runtime_bytes(calibration, candidate.stages.communicators(layout.factors, stage))
     by_category["slack"] = int(slack)
     return StageMemory(stage, by_category, _host_bytes(candidate, kind))
 
@@ -123,14 +127,52 @@ def stages_memory(candidate: Candidate) -> list[StageMemory]:
 
 
 def fullest(candidate: Candidate) -> StageMemory:
+    """Predict the peak memory of the fullest stage."""
+    return fullest_of(candidate, kinds_activations(candidate))
+
+
+def fullest_of(candidate: Candidate, activations: Sequence[Activations]) -> StageMemory:
     """Predict the peak memory of the fullest stage.
 
-    Only the first stage of each kind is examined, because it has the most activations.
+    Args:
+        candidate: the layout.
+        activations: those of each kind of stage (`kinds_activations`).
     """
     return max(
-        (stage_memory(candidate, kind.first) for kind in candidate.stages.kinds),
+        (stage_memory(candidate, kept.stage, kept) for kept in activations),
         key=lambda memory: memory.total,
     )
+
+
+def kinds_activations(candidate: Candidate) -> tuple[Activations, ...]:
+    """Return the activations of the fullest stage of each kind.
+
+    If backward passes are whole, this is the first stage of the kind.
+    """
+    layout, kinds = candidate.layout, candidate.stages
+    stages = [kind.first for kind in kinds.kinds]
+    if layout.splits_backward:
+        stages = list(range(layout.grid.pipeline))
+    fullest: dict[int, tuple[int, Activations]] = {}
+    for stage in stages:
+        kind = kinds.kind_of(stage)
+        activations = stage_activations(layout, stage, kind)
+        total = stage_memory(candidate, stage, activations).total
+        if kind.first not in fullest or total > fullest[kind.first][0]:
+            fullest[kind.first] = total, activations
+    return tuple(fullest[kind.first][1] for kind in kinds.kinds)
+
+
+def least_activations(candidate: Candidate) -> tuple[Activations, ...]:
+    """Return lower bounds on `kinds_activations`, without the lists of split backward passes."""
+    layout = candidate.layout
+    if layout.schedule_name in ("1f1b", "interleaved", "zb_h1"):
+        # the order of forward passes and input gradients is that of whole backward passes
+        name: ScheduleName = "1f1b" if layout.virtual_stages == 1 else "interleaved"
+        whole = replace(layout, schedule_name=name, waiting_weights=0)
+        return tuple(stage_activations(whole, kind.first, kind) for kind in candidate.stages.kinds)
+    one = replace(layout, micro_batches=1)
+    return tuple(stage_activations(one, kind.first, kind) for kind in candidate.stages.kinds)
 
 
 def stage_activations(layout: ResolvedLayout, stage: int, kind: StageKind) -> Activations:
@@ -143,14 +185,16 @@ def stage_activations(layout: ResolvedLayout, stage: int, kind: StageKind) -> Ac
     """
     compute_bytes, stages = layout.compute_bytes, layout.grid.pipeline
     kept = [int(_kept_elements(layout, chunk) * compute_bytes) for chunk in kind.chunks]
-    # every schedule reaches its steady state, and so its peak, within this many micro-batches
-    micro_batches = min(layout.micro_batches, 2 * stages)
+    factors = [0] * len(kept)
+    if layout.splits_backward:
+        factors = [int(size * compute_bytes) for size in _factor_elements(layout, kind)]
     head = head_product(layout)
     has_head = any(chunk.has_head for chunk in kind.chunks)
     logits = head.rows * head.columns if has_head else 0
     boundary = layout.activation_traffic.boundary_bytes() if stages > 1 else 0.0
     return Activations(
-        kept=_peak(stage, stages, layout.virtual_stages, micro_batches, tuple(kept)),
+        stage=stage,
+        kept=_peak(layout, stage, tuple(kept), tuple(factors)),
         logits=logits * compute_bytes + min(4 * logits, LOSS_CHUNK_BYTES),
         working=int(_working_elements(layout, kind) * compute_bytes),
         exchange=int(2 * boundary),
@@ -168,28 +212,32 @@ def _kept_elements(layout: ResolvedLayout, chunk: ModelChunk) -> float:
     return total
 
 
-@lru_cache(maxsize=4096)
-def _peak(
-    stage: int, stages: int, virtual_stages: int, micro_batches: int, kept: tuple[int, ...]
-) -> int:
-    """Return the peak bytes of the activations that a stage keeps during a step.
+def _factor_elements(layout: ResolvedLayout, kind: StageKind) -> Iterator[float]:
+    """Yield the elements that each model chunk keeps for the weight gradients of a micro-batch."""
+    shared = has_shared_table(layout.model, kind.chunks)
+    for chunk in kind.chunks:
+        total = sum(count * block.factor_elements for block, count in chunk_blocks(layout, chunk))
+        if chunk.has_head and not shared:
+            total += column_factors(layout, head_product(layout))
+        yield total
 
-    A forward pass adds the bytes of its model chunk, and the matching backward pass frees them.
+
+def _peak(
+    layout: ResolvedLayout, stage: int, kept: tuple[int, ...], factors: tuple[int, ...]
+) -> int:
+    """Return the peak bytes that a stage keeps for later actions of a step.
 
     Args:
+        layout: layout of the run.
         stage: position on the pipeline axis.
-        stages: pipeline ranks.
-        virtual_stages: model chunks per stage.
-        micro_batches: number of micro-batches, enough to reach the steady state of the schedule.
-        kept: for each virtual stage, the bytes that one micro-batch keeps.
+        kept: for each virtual stage, the bytes kept from the forward pass of a micro-batch until
+            its backward pass or its input gradients.
+        factors: for each virtual stage, the bytes kept from input gradients to weight gradients.
     """
-    if virtual_stages == 1:
-        return kept[0] * min(stages - stage, micro_batches)
-    current = peak = 0
-    for forward, chunk in stage_passes(stage, stages, virtual_stages, micro_batches):
-        current += kept[chunk] if forward else -kept[chunk]
-        peak = max(peak, current)
-    return peak
+    if layout.schedule_name == "1f1b" and not layout.splits_backward:
+        return kept[0] * min(layout.grid.pipeline - stage, layout.micro_batches)
+    # every schedule reaches its peak within the micro-batches of its steady state
+    return held(shortened(layout).schedule, stage, kept, factors)
 
 
 def _working_elements(layout: ResolvedLayout, kind: StageKind) -> float:
@@ -235,7 +283,9 @@ def _reductions(candidate: Candidate, kind: StageKind) -> int:
     """Return an upper bound on the bytes of new gradients and of the buffers that send them.
 
     On an NVIDIA GPU the gradients of matrices are computed in the buffers. Other devices may need a
-    tensor for a gradient before it is added (device/accumulate.py).
+    tensor for a gradient before it is added (device/accumulate.py). If gradients are sharded and
+    backward passes are split, the buffer of a unit may have gradients of norms and biases while the
+    weight gradients of the unit wait.
     """
     config, layout = candidate.config, candidate.layout
     factors, largest_unit = layout.factors, kind.units[-1][0]
@@ -243,12 +293,13 @@ def _reductions(candidate: Candidate, kind: StageKind) -> int:
     in_buffer = fuses and config.cluster.device.kind == "cuda"
     gradients = (kind.largest_table if in_buffer else largest_unit) * layout.compute_bytes
     element_bytes = layout.formats.grads.element_bytes
-    buffers = 0
-    if factors.grads > 1:  # one is written to while the others are sent
-        buffers = layout.units_in_flight + 1
+    buffered = 0
+    if factors.grads > 1:  # some are written to while the others are sent
+        written = kind.elements if layout.splits_backward else largest_unit
+        buffered = layout.units_in_flight * largest_unit + written
     elif factors.optimizer > 1 and element_bytes < FP32_BYTES:
-        buffers = layout.units_in_flight
-    return gradients + int(buffers * largest_unit * element_bytes)
+        buffered = layout.units_in_flight * largest_unit
+    return gradients + int(buffered * element_bytes)
 
 
 def _host_bytes(candidate: Candidate, kind: StageKind) -> int:

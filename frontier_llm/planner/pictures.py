@@ -4,13 +4,14 @@
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
 
 from frontier_llm.planner.estimate import Estimate
-from frontier_llm.planner.timeline import Event, simulate
+from frontier_llm.planner.timeline import simulate
+from frontier_llm.telemetry.pipeline_picture import WIDTH, Event, draw
 from frontier_llm.units import GIB, format_count, format_seconds
 
-WIDTH = 1080
 COLOURS = {
     "compute": "#2563eb",
     "tensor": "#0891b2",
@@ -25,8 +26,6 @@ COLOURS = {
 }
 """Colours of the parts of a step. `exchange` is sending between stages, `reduce_states` the sum of
 gradients over replicas, and `refresh_params` the gathering of updated parameters."""
-DRAWN_STAGES = 16
-"""Number of stages in the drawing of a pipeline, at most."""
 DRAWN_MICRO_BATCHES = 24
 """Number of micro-batches in the drawing of a pipeline, or that of the stages if it is larger."""
 _LEFT, _TOP, _ROW = 400, 34, 26
@@ -105,55 +104,17 @@ def breakdown(estimates: Sequence[Estimate]) -> str:
 
 
 def pipeline(estimate: Estimate) -> str:
-    """Draw the first passes of a step, one row per stage. Forward passes are dark."""
-    events = _events(estimate)
-    stages = sorted({event.stage for event in events})
-    shown = stages[:: max(1, -(-len(stages) // DRAWN_STAGES))]
-    end = max(event.end for event in events)
-    axis_width = WIDTH - 90
-    body = [
-        _text(0, 14, f"seconds 0 to {end:.3g}; numbers are micro-batches"),
-        *(_text(0, _TOP + row * _ROW + 14, f"stage {stage}") for row, stage in enumerate(shown)),
-    ]
-    for event in events:
-        if event.stage in shown:
-            y = _TOP + shown.index(event.stage) * _ROW
-            x = 80 + event.start / end * axis_width
-            width = (event.end - event.start) / end * axis_width
-            body.append(_pass(event, x, y, width))
-    return _svg(_TOP + len(shown) * _ROW + 6, body)
+    """Draw the first actions of a step, one row per stage."""
+    return draw(_events(estimate))
 
 
 def _events(estimate: Estimate) -> list[Event]:
-    """Simulate the first passes of a step. Stages of the same kind take equal times."""
-    candidate = estimate.candidate
-    first_stages = [kind.first for kind in candidate.stages.kinds]
-    # the key is the first stage of a kind
-    seconds_by_kind = dict(zip(first_stages, estimate.time.passes, strict=True))
-    stage_seconds = [
-        seconds_by_kind[candidate.stages.kind_of(stage).first]
-        for stage in range(candidate.grid.pipeline)
-    ]
+    """Simulate a step with few micro-batches."""
+    candidate, time = estimate.candidate, estimate.time
     drawn = max(DRAWN_MICRO_BATCHES, candidate.grid.pipeline)
     layout = candidate.layout
-    return simulate(stage_seconds, layout.virtual_stages, min(layout.micro_batches, drawn))
-
-
-def _pass(event: Event, x: float, y: float, width: float) -> str:
-    colour = "#2563eb" if event.forward else "#93c5fd"
-    title = f"micro-batch {event.micro_batch}, virtual stage {event.virtual_stage}"
-    box = (
-        f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="20" fill="{colour}" '
-        f'stroke="white" stroke-width="0.5"><title>{title}</title></rect>'
-    )
-    if width < 12:  # too narrow for the number of the micro-batch
-        return box
-    ink = "white" if event.forward else "#0f172a"
-    middle = x + width / 2
-    return box + (
-        f'<text x="{middle:.1f}" y="{y + 14}" font-size="11" fill="{ink}" '
-        f'text-anchor="middle">{event.micro_batch}</text>'
-    )
+    short = replace(layout, micro_batches=min(layout.micro_batches, drawn))
+    return simulate(short.schedule, candidate.stages.of_stages(time.actions), time.send)
 
 
 def _legend() -> Iterator[str]:

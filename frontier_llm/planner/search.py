@@ -1,27 +1,35 @@
 """Search the best layouts of a configuration among all legal ones.
 
-A layout is a cut of the model (`space.Cut`: tensor and pipeline sizes, chunks, micro-batch and
-recomputation) together with sharding factors. The search is branch and bound. Each cut has a lower
-bound on its step time, without communication of model states, and a lower bound on its memory, with
-the finest sharding factors. Cuts are examined in the order of the first bound. A cut is skipped if
-by both bounds it is worse than the layouts found so far. The search is deterministic.
+A layout is a cut of the model (`space.Cut`: tensor and pipeline sizes, chunks, schedule,
+micro-batch and recomputation) together with sharding factors. The search is branch and bound. Each
+cut has a lower bound on its step time, without communication of model states, and a lower bound on
+its memory, with the finest sharding factors. Cuts are examined in the order of the first bound. A
+cut is skipped if by both bounds it is worse than the layouts found so far. Schedules that split
+backward passes are simulated only if these bounds do not exclude them. The search is deterministic.
 """
 
 import heapq
+import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.pipeline_actions import Placement
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.planner.candidate import Candidate, StageKinds
 from frontier_llm.planner.compute import OURS, Engine
 from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate
 from frontier_llm.planner.layout_time import LayoutTime
-from frontier_llm.planner.memory import Activations, StageMemory, stage_activations, stage_memory
+from frontier_llm.planner.memory import (
+    Activations,
+    fullest_of,
+    kinds_activations,
+    least_activations,
+)
 from frontier_llm.planner.space import Cut, cuts, legal_factors
 from frontier_llm.planner.step_time import step_time
 
@@ -83,12 +91,13 @@ class ParetoFront(Generic[Item]):
 
 @dataclass(frozen=True)
 class _BoundedCut:
-    """A legal cut that fits in memory with at least one set of factors, and its lower bounds."""
+    """A legal cut that may fit in memory, and its lower bounds for any sharding factors."""
 
+    cut: Cut
     min_seconds: float
-    """Lower bound on the seconds of a step with any sharding factors."""
+    """Lower bound on the seconds of a step."""
     min_peak: int
-    """Lower bound on the bytes of the fullest stage with any sharding factors."""
+    """Lower bound on the bytes of the fullest stage."""
     order: int
     """Position of the cut in the search space, which decides between cuts with equal bounds."""
     candidate: Candidate
@@ -96,7 +105,12 @@ class _BoundedCut:
     time: LayoutTime
     """Times of the cut that do not depend on the sharding factors."""
     activations: tuple[Activations, ...]
-    """Activations of the first stage of each kind."""
+    """Activations of each kind of stage, or lower bounds on them."""
+
+    @property
+    def bounds(self) -> tuple[int, float]:
+        """Lower bounds on the memory and on the seconds."""
+        return self.min_peak, self.min_seconds
 
 
 @dataclass(frozen=True)
@@ -131,11 +145,13 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
     front: ParetoFront[tuple[Candidate, LayoutTime]] = ParetoFront()
     for index, cut in enumerate(bounded_cuts):
         progress("factors", index / len(bounded_cuts))
-        is_full = len(best) == config.planner.rows
-        is_slow = is_full and not by_memory and cut.min_seconds >= -best[0][0]
-        if is_slow and front.beats(cut.min_peak, cut.min_seconds):
+        slowest = -best[0][0] if len(best) == config.planner.rows and not by_memory else math.inf
+        if cut.min_seconds >= slowest and front.beats(*cut.bounds):
             continue
-        for candidate, peak in _fitting(cut):
+        exact = _exact(cut, found)
+        if exact is None or (exact.min_seconds >= slowest and front.beats(*exact.bounds)):
+            continue
+        for candidate, peak in _fitting(exact):
             seconds = step_time(candidate, cut.time).seconds
             found.timed += 1
             front.add(peak, seconds, (candidate, cut.time))
@@ -183,8 +199,8 @@ def _bounded_cuts(
     config: RunConfig, goal: Goal, found: Found, progress: Progress
 ) -> Iterator[_BoundedCut]:
     """Yield the cuts that are legal and fit in memory. Count the others in `found.refused`."""
-    # the kinds of stages by tensor size, pipeline size and chunks, computed once
-    stage_kinds: dict[tuple[int, int, int], StageKinds] = {}
+    # the kinds of stages by tensor size and placement of the model chunks, computed once
+    stage_kinds: dict[tuple[int, Placement], StageKinds] = {}
     all_cuts = list(cuts(config, goal.ranks, goal.ranks_per_node))
     for order, cut in enumerate(all_cuts):
         progress("layouts", order / len(all_cuts))
@@ -197,7 +213,7 @@ def _bounded_cuts(
             _refuse(found, error.key, f"{cut}: {error.got}; wants {error.wants}")
             continue
         found.examined += 1
-        key = (cut.tensor, cut.pipeline, cut.chunks)
+        key = (cut.tensor, layout.placement)
         if key not in stage_kinds:
             stage_kinds[key] = StageKinds(layout)
         candidate = Candidate(cut_config, layout, stage_kinds[key])
@@ -210,23 +226,44 @@ def _bounded_cut(
     candidate: Candidate, engine: Engine, order: int, found: Found, cut: Cut
 ) -> _BoundedCut | None:
     """Compute the bounds of a cut; None if it fits with no factors, which `found` then counts."""
-    data, kinds = candidate.grid.data, candidate.stages.kinds
-    legal = legal_factors(candidate.config, data)
-    if not legal:
+    data = candidate.grid.data
+    if not legal_factors(candidate.config, data):
         _refuse(found, "sharding", f"{cut}: no factors that divide {data} data ranks")
         return None
-    activations = tuple(stage_activations(candidate.layout, kind.first, kind) for kind in kinds)
+    activations = least_activations(candidate)
+    peak = _least_peak(candidate, activations, found, cut)
+    if peak is None:
+        return None
+    time = LayoutTime(candidate, engine)
+    return _BoundedCut(cut, time.bound_seconds, peak, order, candidate, time, activations)
+
+
+def _exact(cut: _BoundedCut, found: Found) -> _BoundedCut | None:
+    """Compute the bounds of a cut from its schedule; None if it fits with no factors."""
+    if not cut.candidate.layout.splits_backward:
+        return cut
+    activations = kinds_activations(cut.candidate)
+    peak = _least_peak(cut.candidate, activations, found, cut.cut)
+    if peak is None:
+        return None
+    seconds = cut.time.floor_seconds
+    return replace(cut, min_seconds=seconds, min_peak=peak, activations=activations)
+
+
+def _least_peak(
+    candidate: Candidate, activations: tuple[Activations, ...], found: Found, cut: Cut
+) -> int | None:
+    """Return the least peak memory with any sharding factors; None if it is too much."""
+    legal = legal_factors(candidate.config, candidate.grid.data)
     # Larger factors need less memory, except that sharded parameters and sharded gradients each
     # need buffers. So the minimum is among the largest factors with and without such sharding.
     finest = {(factors.params > 1, factors.grads > 1): factors for factors in legal}.values()
-    peaks = [_peak(candidate.with_factors(factors), activations) for factors in finest]
+    peaks = [fullest_of(candidate.with_factors(factors), activations) for factors in finest]
     peak = min(peaks, key=lambda memory: memory.total)
     if peak.total > budget_bytes(candidate):
         _refuse(found, f"memory, most for {peak.largest}", f"{cut}: stage {peak.stage}")
         return None
-    time = LayoutTime(candidate, engine)
-    seconds = time.floor_seconds(candidate)
-    return _BoundedCut(seconds, peak.total, order, candidate, time, activations)
+    return peak.total
 
 
 def _fitting(cut: _BoundedCut) -> Iterator[tuple[Candidate, int]]:
@@ -235,18 +272,9 @@ def _fitting(cut: _BoundedCut) -> Iterator[tuple[Candidate, int]]:
     budget = budget_bytes(base)
     for factors in legal_factors(base.config, base.grid.data):
         candidate = base.with_factors(factors)
-        peak = _peak(candidate, cut.activations).total
+        peak = fullest_of(candidate, cut.activations).total
         if peak <= budget:
             yield candidate, peak
-
-
-def _peak(candidate: Candidate, activations: tuple[Activations, ...]) -> StageMemory:
-    """Predict the memory of the fullest stage; `activations` has one entry per kind of stage."""
-    memories = [
-        stage_memory(candidate, kind.first, kept)
-        for kind, kept in zip(candidate.stages.kinds, activations, strict=True)
-    ]
-    return max(memories, key=lambda memory: memory.total)
 
 
 def _refuse(found: Found, reason: str, example: str) -> None:

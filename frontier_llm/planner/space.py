@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from typing import NamedTuple
 
+from frontier_llm.config.parallel import ScheduleName
 from frontier_llm.config.planner import Sizes
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.elastic import divisors
@@ -14,6 +16,50 @@ DEFAULT_CHUNKS = (1, 2, 4, 8)
 """Model chunks per stage that are tried if `planner.chunks` is not set."""
 LARGEST_MICRO_BATCH = 64
 """Largest micro-batch in samples that is tried if `planner.micro_batch` is not set."""
+
+
+WAITING: dict[ScheduleName, tuple[int, ...]] = {
+    "1f1b": (0, 1, 4),
+    "interleaved": (0, 1, 4),
+    "zb_v": (2, 16, 0),
+}
+"""Values of parallel.waiting_weights that are tried for a schedule; for other schedules 0, their
+own rule. With larger values, more memory is needed and the bubble is smaller."""
+SCHEDULES: dict[int, tuple[ScheduleName, ...]] = {
+    1: ("1f1b", "zb_h1"),
+    2: ("interleaved", "zb_v", "v_half"),
+}
+"""Schedules that are tried for a number of model chunks; for larger numbers `interleaved`."""
+
+
+class Order(NamedTuple):
+    """The order of the actions of a pipeline."""
+
+    schedule: ScheduleName
+    waiting_weights: int
+
+    def __str__(self) -> str:
+        return self.schedule + (f"+{self.waiting_weights}" if self.waiting_weights else "")
+
+
+def orders(config: RunConfig, stages: int, chunks: int) -> Iterator[Order]:
+    """Yield the pipeline schedules to try, those with whole backward passes first.
+
+    `parallel.schedule` and `parallel.waiting_weights` are not read. A schedule that splits backward
+    passes needs fused gradients and layers that are not compiled (config/rules.py).
+
+    Args:
+        config: its `planner.schedule` restricts the schedules.
+        stages: pipeline stages.
+        chunks: model chunks per stage.
+    """
+    can_split = stages > 1 and config.sharding.fused_gradients and config.kernels != "compiled"
+    names = SCHEDULES.get(chunks, ("interleaved",))
+    for name in names:
+        if config.planner.schedule is None or name in config.planner.schedule:
+            for waiting in WAITING.get(name, (0,)):
+                if can_split or (waiting == 0 and name in ("1f1b", "interleaved")):
+                    yield Order(name, waiting)
 
 
 @dataclass(frozen=True)
@@ -26,6 +72,8 @@ class Cut:
     """Pipeline stages."""
     chunks: int
     """Model chunks (virtual stages) per stage."""
+    order: Order
+    """Pipeline schedule."""
     micro_batch: int
     """Samples per micro-batch."""
     recompute: str
@@ -33,8 +81,8 @@ class Cut:
 
     def __str__(self) -> str:
         return (
-            f"TP {self.tensor} PP {self.pipeline}x{self.chunks} micro {self.micro_batch} "
-            f"{self.recompute}"
+            f"TP {self.tensor} PP {self.pipeline}x{self.chunks} {self.order} "
+            f"micro {self.micro_batch} {self.recompute}"
         )
 
     def apply(self, config: RunConfig) -> RunConfig:
@@ -49,6 +97,8 @@ class Cut:
                 "tensor": self.tensor,
                 "pipeline": self.pipeline,
                 "chunks": self.chunks,
+                "schedule": self.order.schedule,
+                "waiting_weights": self.order.waiting_weights,
                 "sequence": sequence_parallel,
                 "layers_per_stage": None,
             }
@@ -73,8 +123,10 @@ def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
             chunks = _allowed(planner.chunks, DEFAULT_CHUNKS if pipeline > 1 else (1,))
             micro_batches = _allowed(planner.micro_batch, _micro_batches(config))
             recomputes = planner.recompute or ("none", "selective", "full")
-            for values in product(chunks, micro_batches, recomputes):
-                yield Cut(tensor, pipeline, *values)
+            for count in chunks:
+                found = orders(config, pipeline, count)
+                for values in product(found, micro_batches, recomputes):
+                    yield Cut(tensor, pipeline, count, *values)
 
 
 def legal_factors(config: RunConfig, data: int) -> tuple[Factors, ...]:

@@ -18,6 +18,7 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import needs_master, state_bytes
 from frontier_llm.geometry.state_traffic import StateTraffic
 from frontier_llm.geometry.wire import Sent
+from frontier_llm.planner.schedule_choice import choose_schedule
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ class StateLayout:
         """
         config = _with_whole_micro_batches(decode(values))
         ranks = config.launch.ranks
-        layout = ResolvedLayout.resolve(config, ranks, config.launch.ranks_per_node or ranks)
+        ranks_per_node = config.launch.ranks_per_node or ranks
+        config = choose_schedule(config, ranks, ranks_per_node)
+        layout = ResolvedLayout.resolve(config, ranks, ranks_per_node)
         unit_sizes = [layout.unit_sizes(stage) for stage in range(layout.grid.pipeline)]
         fullest = max(
             range(layout.grid.pipeline), key=lambda stage: sum(unit_sizes[stage].values())
@@ -122,8 +125,8 @@ def _with_whole_micro_batches(config: RunConfig) -> RunConfig:
     """Round the global batch up to a number of samples that the layout can run."""
     replicas = max(1, data_size(config, config.launch.ranks))
     multiple = replicas * config.data.micro_batch
-    if config.parallel.chunks > 1:
-        multiple *= config.parallel.pipeline
     batch = -(-config.data.global_batch // multiple) * multiple
+    if config.parallel.chunks > 1:  # at least one micro-batch per stage
+        batch = max(batch, multiple * config.parallel.pipeline)
     data = config.data.model_copy(update={"global_batch": batch})
     return config.model_copy(update={"data": data})

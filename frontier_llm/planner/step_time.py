@@ -8,6 +8,8 @@ section 2.2):
 
     seconds of all passes = M max(f + b) + (sum of f + b over the other stages) / C
 
+Schedules that split backward passes have no such formula. Their bubble is simulated (timeline.py).
+
 f and b include the communication of model states that is not hidden behind computation. Work that
 happens once per step follows the passes: the sum of gradients over replicas, the refresh (the
 gather of updated parameters), the gradient norm, the update, and waiting for checkpoints.
@@ -25,9 +27,10 @@ from frontier_llm.geometry.wire import all_reduce_bytes
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups
 from frontier_llm.planner.compute import accumulate_seconds, update_seconds
-from frontier_llm.planner.layout_time import LayoutTime, Passes, pipeline_seconds
+from frontier_llm.planner.layout_time import ChunkPasses, LayoutTime, Passes
 from frontier_llm.planner.memory import MASTER_AND_MOMENTS_BYTES
 from frontier_llm.planner.state_costs import StateCosts
+from frontier_llm.planner.timeline import ActionSeconds, Send
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,10 @@ class StepTime:
     `seconds`."""
     exposed: dict[str, float]
     """Seconds of communication that is not hidden behind computation, by name of the link."""
-    passes: tuple[tuple[float, float], ...]
-    """For each kind of stage, the forward and the backward seconds of one micro-batch."""
+    actions: tuple[tuple[ActionSeconds, ...], ...]
+    """For each kind of stage and each of its virtual stages, the seconds of one micro-batch."""
+    send: Send
+    """Seconds of each send between stages."""
 
     @property
     def bubble_fraction(self) -> float:
@@ -63,7 +68,9 @@ def step_time(candidate: Candidate, layout: LayoutTime | None = None) -> StepTim
     layout = layout or LayoutTime(candidate)
     stages = [_Stage(candidate, layout, passes) for passes in layout.passes]
     micro_batches = candidate.layout.micro_batches
-    all_passes = pipeline_seconds(candidate, [stage.seconds for stage in stages])
+    all_passes = layout.pipeline_seconds(
+        [stage.seconds for stage in stages], [stage.waited_for for stage in stages]
+    )
     slowest = max(stages, key=lambda stage: stage.seconds)
     # the stage with the longest work after the passes
     last = max(stages, key=lambda stage: sum(stage.per_step.values()))
@@ -77,7 +84,8 @@ def step_time(candidate: Candidate, layout: LayoutTime | None = None) -> StepTim
         seconds=step + parts["checkpoint"],
         parts=parts,
         exposed=_by_link([*exposed, *last.costs_per_step]),
-        passes=tuple((stage.forward, stage.seconds - stage.forward) for stage in stages),
+        actions=tuple(stage.actions for stage in stages),
+        send=layout.send,
     )
 
 
@@ -116,7 +124,7 @@ class _Stage:
         costs_per_micro_batch: the communication in `per_micro_batch`, with the link that limits it.
         per_step: seconds per step of the work after the passes, by kind of work.
         costs_per_step: the communication in `per_step`, with the link that limits it.
-        forward: seconds of the forward pass of one micro-batch.
+        actions: seconds of the actions of one micro-batch, by virtual stage, without sends.
     """
 
     def __init__(self, candidate: Candidate, layout: LayoutTime, passes: Passes) -> None:
@@ -127,9 +135,9 @@ class _Stage:
         accumulation = accumulate_seconds(
             elements, elements // factors.grads, layout.speed, compute_bytes
         )
+        all_chunks = sum(chunk.seconds for chunk in passes.chunks)
         forward, backward = passes.compute_forward, passes.compute_backward + accumulation
         gather = self._exposed(self._costs.gather.seconds, forward)
-        self.forward = forward + gather + (passes.tensor.seconds + passes.exchange.seconds) / 2
         gather_again, reduce = self._backward_costs(backward)
         self.per_micro_batch = {
             "compute": forward + backward,
@@ -138,6 +146,12 @@ class _Stage:
             "gather_params": gather + gather_again,
             "reduce_grads": reduce,
         }
+        self.actions = tuple(
+            _with_states(
+                chunk, chunk.seconds / all_chunks, gather, gather_again, reduce + accumulation
+            )
+            for chunk in passes.chunks
+        )
         sums = Cost(self._replica_sums(backward), self._costs.sums.link)
         tied = _tied_cost(candidate, passes.kind, layout.groups)
         self.per_step = {
@@ -163,6 +177,11 @@ class _Stage:
         """Seconds of the forward and the backward pass of one micro-batch."""
         return sum(self.per_micro_batch.values())
 
+    @property
+    def waited_for(self) -> float:
+        """Seconds of the forward passes and input gradients of one micro-batch."""
+        return sum(actions.forward + actions.input_gradients for actions in self.actions)
+
     def _backward_costs(self, computation: float) -> tuple[float, float]:
         """Return the seconds of gathers and of scatters that a backward pass does not hide."""
         gather, scatter = self._costs.gather_again.seconds, self._costs.scatter.seconds
@@ -187,6 +206,27 @@ class _Stage:
         return traffic - self._layout.hidden(traffic, computation, self._units)
 
 
+def _with_states(
+    chunk: ChunkPasses, share: float, gather: float, gather_again: float, reduce: float
+) -> ActionSeconds:
+    """Return the seconds of a chunk's actions with its share of the stage's model states.
+
+    Args:
+        chunk: the model chunk.
+        share: its share of the seconds of its stage.
+        gather: seconds of gathers in the forward pass of the stage.
+        gather_again: seconds of gathers for input gradients.
+        reduce: seconds of adding up and reducing gradients.
+    """
+    actions = chunk.actions
+    return ActionSeconds(
+        forward=actions.forward + share * gather,
+        backward=actions.backward + share * (gather_again + reduce),
+        input_gradients=actions.input_gradients + share * gather_again,
+        weight_gradients=actions.weight_gradients + share * reduce,
+    )
+
+
 def _by_link(costs: Iterable[Cost]) -> dict[str, float]:
     """Return the total seconds by link. Links with zero seconds are included."""
     total: defaultdict[str, float] = defaultdict(float)
@@ -199,11 +239,12 @@ def _by_link(costs: Iterable[Cost]) -> dict[str, float]:
 def _tied_cost(candidate: Candidate, kind: StageKind, groups: GridGroups) -> Cost:
     """Return the cost of summing the gradients of a tied table, once per step.
 
-    A tied table is both embedding and head. With a pipeline, the first and the last stage each have
-    a copy of it and add up their gradients.
+    A tied table is both embedding and head. If these are on different stages, each of the stages
+    has a copy of it, and they add up their gradients.
     """
+    layout = candidate.layout
     has_table = any(chunk.has_embedding or chunk.has_head for chunk in kind.chunks)
-    if not (has_table and candidate.layout.model.tied and candidate.grid.pipeline > 1):
+    if not (has_table and layout.model.tied and layout.head_stage > 0):
         return Cost(0.0, "")
     table_elements = kind.units[-1][0]  # the table is the largest unit
     shard_bytes = FP32_BYTES * (table_elements / candidate.factors.optimizer)

@@ -1,98 +1,180 @@
-"""Simulate the start and the end of every pass of a step on every stage.
+"""Simulate the start and the end of every action of a step on every stage.
 
-A pass is the forward or backward computation of one micro-batch in one model chunk. Each stage
-computes its passes in the order of `geometry/pipeline_schedule.py`. A pass starts when its stage is
-free and when the pass that computes its input, usually on a neighbouring stage, has ended. The
-seconds of a pass include sending its result.
+Each stage runs its list of actions (geometry/pipeline_schedule.py) in order. An action starts when
+its stage is free and when the action that computes its input has ended. If the input comes from
+another stage, the sender is occupied for a part of the sending time, and the input arrives later.
+
+In a long step, most time is spent in a steady state, in which the slowest stage never waits. So a
+step is simulated with fewer micro-batches, and each of the others is counted as the seconds of the
+slowest stage.
 """
 
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from frontier_llm.geometry.pipeline_schedule import stage_passes
+from frontier_llm.geometry.pipeline_schedule import Schedule
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.telemetry.pipeline_picture import Event
 
-Seconds = Sequence[tuple[float, float]]
-"""For each stage, the forward and backward seconds of one micro-batch in all its model chunks."""
-
-
-class Event(NamedTuple):
-    """One pass of one stage."""
-
-    stage: int
-    virtual_stage: int
-    micro_batch: int
-    forward: bool
-    start: float
-    """Seconds since the start of the step."""
-    end: float
-    """Seconds since the start of the step."""
+SIMULATED = 3
+"""Micro-batches that are simulated in a long step, as a multiple of the stages. A multiple of the
+stages is left out, so that the groups of micro-batches of interleaved schedules stay similar."""
 
 
-_PassKey = tuple[int, int, bool]
-"""A pass: index of its model chunk in the model, its micro-batch, and whether it is forward."""
+class ActionSeconds(NamedTuple):
+    """Seconds of each kind of action for one micro-batch in one model chunk, without sends.
+
+    The names are those of `geometry.pipeline_actions.Kind`.
+    """
+
+    forward: float
+    backward: float
+    input_gradients: float
+    weight_gradients: float
+
+    def total(self, *, splits: bool) -> float:
+        """Return the seconds of all actions of a micro-batch.
+
+        Args:
+            splits: whether the gradients are computed by two actions instead of one.
+        """
+        split = self.input_gradients + self.weight_gradients
+        return self.forward + (split if splits else self.backward)
 
 
-def simulate(seconds: Seconds, virtual_stages: int, micro_batches: int) -> list[Event]:
+class Send(NamedTuple):
+    """Seconds of sending an activation or its gradient to another stage."""
+
+    occupied: float = 0.0
+    """Seconds for which the stage that sends cannot compute."""
+    hidden: float = 0.0
+    """Further seconds until the tensor arrives, during which the stage computes."""
+
+
+NO_SEND = Send()
+Times = list[list[tuple[float, float]]]
+"""For each stage, the start and the end of its actions, in their order."""
+
+
+def simulate(
+    schedule: Schedule, seconds: Sequence[Sequence[ActionSeconds]], send: Send = NO_SEND
+) -> list[Event]:
     """Simulate one step on all stages.
 
     Args:
-        seconds: forward and backward seconds of one micro-batch on each stage.
-        virtual_stages: model chunks per stage, each of which takes an equal share of the seconds.
-        micro_batches: micro-batches per replica.
+        schedule: actions of all stages.
+        seconds: for each stage and each of its virtual stages, the seconds of an action.
+        send: seconds of each send between stages.
 
     Returns:
-        Every pass, by stage, in the order in which the stage computes them.
+        Every action, by stage, in the order in which the stage runs them.
     """
-    stages = len(seconds)
-    passes = [_passes(stage, stages, virtual_stages, micro_batches) for stage in range(stages)]
-    last = stages * virtual_stages - 1
-    next_pass, free_at = [0] * stages, [0.0] * stages
-    ends: dict[_PassKey, float] = {}
-    events: list[list[Event]] = [[] for _ in range(stages)]
-    has_progressed = True
-    while has_progressed:
-        has_progressed = False
-        for stage in range(stages):
-            while next_pass[stage] < len(passes[stage]):
-                virtual_stage, micro_batch, forward = passes[stage][next_pass[stage]]
-                key = (virtual_stage * stages + stage, micro_batch, forward)
-                ready = _ready(ends, last, key)
-                if ready is None:
-                    break
-                start = max(free_at[stage], ready)
-                end = start + seconds[stage][0 if forward else 1] / virtual_stages
-                ends[key] = free_at[stage] = end
-                events[stage].append(Event(stage, virtual_stage, micro_batch, forward, start, end))
-                next_pass[stage] += 1
-                has_progressed = True
-    return [event for stage_events in events for event in stage_events]
+    times = action_times(schedule, seconds, send)
+    return [
+        Event(stage, action, start, end)
+        for stage, actions in enumerate(schedule.actions)
+        for action, (start, end) in zip(actions, times[stage], strict=True)
+    ]
 
 
-def _passes(
-    stage: int, stages: int, virtual_stages: int, micro_batches: int
-) -> list[tuple[int, int, bool]]:
-    """Return the passes of a stage in order: virtual stage, micro-batch, whether it is forward."""
-    # the n-th forward pass of a virtual stage computes micro-batch n, and so does the n-th backward
-    next_micro_batch: Counter[tuple[int, bool]] = Counter()
-    passes = []
-    for forward, virtual_stage in stage_passes(stage, stages, virtual_stages, micro_batches):
-        passes.append((virtual_stage, next_micro_batch[virtual_stage, forward], forward))
-        next_micro_batch[virtual_stage, forward] += 1
-    return passes
-
-
-def _ready(ends: dict[_PassKey, float], last: int, key: _PassKey) -> float | None:
-    """Return when the input of a pass is ready; None = the pass that computes it has not ended.
+def pass_seconds(
+    layout: ResolvedLayout, seconds: Sequence[Sequence[ActionSeconds]], send: Send
+) -> float:
+    """Return the seconds from the first to the last action of a step.
 
     Args:
-        ends: end of each pass that was simulated so far.
-        last: index of the last model chunk of the model.
-        key: the pass whose input is needed.
+        layout: its schedule is simulated, with at most a few micro-batches per stage.
+        seconds: for each stage and each of its virtual stages, the seconds of an action.
+        send: seconds of each send between stages.
     """
-    chunk, micro_batch, forward = key
-    if forward:
-        return 0.0 if chunk == 0 else ends.get((chunk - 1, micro_batch, True))
-    # the backward pass of the last chunk follows its own forward pass
-    source = (chunk, micro_batch, True) if chunk == last else (chunk + 1, micro_batch, False)
-    return ends.get(source)
+    short = shortened(layout)
+    times = action_times(short.schedule, seconds, send)
+    busy = max(sum(end - start for start, end in stage_times) for stage_times in times)
+    left_out = layout.micro_batches - short.micro_batches
+    last = max(stage_times[-1][1] for stage_times in times)
+    return last + left_out * busy / short.micro_batches
+
+
+def shortened(layout: ResolvedLayout) -> ResolvedLayout:
+    """Return a layout with fewer micro-batches, but with the same steady state and peak memory."""
+    stages = layout.grid.pipeline
+    whole, rest = divmod(layout.micro_batches, stages)
+    kept = SIMULATED
+    if layout.schedule_name == "interleaved" and whole >= rest:
+        # `rest` groups have one micro-batch more than the others, and both sizes are simulated
+        kept = max(kept, rest + 2)
+    return replace(layout, micro_batches=min(whole, kept) * stages + rest)
+
+
+def action_times(
+    schedule: Schedule, seconds: Sequence[Sequence[ActionSeconds]], send: Send
+) -> Times:
+    """Return the start and the end of every action. The arguments are those of `simulate`."""
+    placement = schedule.placement
+    stages = range(placement.stages)
+    costs = [_costs(schedule, stage, seconds[stage], send) for stage in stages]
+    times: Times = [[] for _ in stages]
+    free_at = [0.0] * len(stages)
+    # when a result has arrived where it is read, by whether it is forward, chunk, micro-batch
+    arrivals: dict[tuple[bool, int, int], float] = {}
+    blocked: dict[tuple[bool, int, int], int] = {}  # the stage that waits for a result
+    runnable = list(stages)
+    while runnable:
+        stage = runnable.pop()
+        actions, stage_times, free = schedule.actions[stage], times[stage], free_at[stage]
+        for kind, virtual_stage, micro_batch in actions[len(stage_times) :]:
+            duration, delay, source, is_forward, chunk = costs[stage][kind, virtual_stage]
+            start = free
+            if source is not None:
+                needed = (*source, micro_batch)
+                arrival = arrivals.get(needed)
+                if arrival is None:
+                    blocked[needed] = stage
+                    break
+                start = max(free, arrival)
+            free = start + duration
+            stage_times.append((start, free))
+            if delay is not None:
+                result = (is_forward, chunk, micro_batch)
+                arrivals[result] = free + delay
+                if result in blocked:
+                    runnable.append(blocked.pop(result))
+        free_at[stage] = free
+    return times
+
+
+class _Cost(NamedTuple):
+    """How long an action takes, which result it needs, and which result it computes."""
+
+    duration: float
+    delay: float | None
+    """Seconds from the end of the action to the arrival of its result; None = it has no result."""
+    source: tuple[bool, int] | None
+    """Whether the needed result is that of a forward pass, and its chunk."""
+    is_forward: bool
+    chunk: int
+
+
+def _costs(
+    schedule: Schedule, stage: int, seconds: Sequence[ActionSeconds], send: Send
+) -> dict[tuple[str, int], _Cost]:
+    """Return the costs of the actions of a stage, by kind and virtual stage."""
+    placement, costs = schedule.placement, {}
+    for virtual_stage, chunk_seconds in enumerate(seconds):
+        chunk = placement.chunk(stage, virtual_stage)
+        for kind, duration in chunk_seconds._asdict().items():
+            is_forward = kind == "forward"
+            if kind == "weight_gradients":  # it follows the input gradients of its own stage
+                costs[kind, virtual_stage] = _Cost(duration, None, None, is_forward, chunk)
+                continue
+            reader = chunk + 1 if is_forward else chunk - 1
+            is_sent = 0 <= reader < placement.chunks and placement.stage(reader) != stage
+            costs[kind, virtual_stage] = _Cost(
+                duration + (send.occupied if is_sent else 0.0),
+                send.hidden if is_sent else 0.0,
+                placement.source(chunk, is_forward=is_forward),
+                is_forward,
+                chunk,
+            )
+    return costs

@@ -1,12 +1,12 @@
 """Gradients: accumulated in fp32 during the backward pass, and reduced as units complete.
 
-A unit's backward pass is complete when each of its parameters has its gradient. Then the reduction
-of its gradients over ranks starts (sharding/unit_gradients.py), if there is one in this
-micro-batch.
+When each parameter of a unit has its gradient of a micro-batch, the reduction of these gradients
+over ranks starts (sharding/unit_gradients.py), if there is one in this micro-batch.
 
 A gradient comes from autograd as a tensor, which is moved into a buffer and freed, or from the
 layer that reads the weight as two factors, whose product is computed in the buffer (`ProductSink`
-in protocols.py). Most gradients are such products.
+in protocols.py). Most gradients are such products. Such a product may be deferred until after the
+backward pass (sharding/deferred_gradients.py).
 
 Reductions run while the next unit computes. A reduction is a sequence of collectives. When a unit
 completes, every reduction under way starts its next collective, so that the second collective of
@@ -14,8 +14,7 @@ one unit overlaps with the first collective of the next unit.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -23,6 +22,7 @@ import torch
 from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.protocols import set_product_sink
+from frontier_llm.sharding.deferred_gradients import DeferredGradients, Gather
 from frontier_llm.sharding.unit import StateGroups, Unit
 from frontier_llm.sharding.unit_gradients import UnitGradients
 
@@ -30,8 +30,11 @@ from frontier_llm.sharding.unit_gradients import UnitGradients
 class Gradients:
     """The gradients of a rank's trainable units.
 
-    Order of calls in a step: `begin_step`; backward passes, each preceded by `begin_backward`, all
-    but the last inside `accumulating`; `finish`.
+    Order of calls in a step: `begin_step`; backward passes; `finish`. Ranks that reduce gradients
+    together must add gradients of the same parameters, in the same order.
+
+    Attributes:
+        deferred: the gradients that are left out of the backward passes and computed later.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class Gradients:
         groups: StateGroups,
         transport: Transport,
         units_in_flight: int,
-        on_complete: Callable[[Unit], None],
+        on_read: Callable[[Unit], None],
         *,
         feedback: bool = False,
         fuse: bool = True,
@@ -52,51 +55,43 @@ class Gradients:
             groups: process groups to reduce over.
             transport: sends the gradients in its formats; sums are fp32.
             units_in_flight: maximum number of reductions under way.
-            on_complete: called when a unit's backward pass is complete and its parameters are not
-                needed any more.
+            on_read: called when a backward pass does not need the parameters of a unit any more.
             feedback: whether to use error feedback (sharding/unit_gradients.py).
             fuse: whether parameters get a sink, so that layers give gradients as two factors.
         """
-        self._on_complete = on_complete
+        self.deferred = DeferredGradients()
+        self._on_read, self._fuse = on_read, fuse
+        # by unit: indices of parameters that the current backward pass does not read any more
+        self._read: dict[Unit, set[int]] = {unit: set() for unit in units}
         self._units = [UnitGradients(unit, groups, transport, feedback) for unit in units]
         self._units_in_flight = units_in_flight
         self._under_way: deque[Chain] = deque()
-        self._last_micro_batch = True
         for gradients in self._units:
             for index, record in enumerate(gradients.unit.records):
                 record.parameter.register_post_accumulate_grad_hook(
                     partial(self._on_gradient, gradients, index)
                 )
                 if fuse:
-                    set_product_sink(record.parameter, partial(self._on_product, gradients, index))
+                    set_product_sink(record.parameter, _Sink(self, gradients, index))
 
-    def begin_step(self) -> None:
-        """Discard the gradients of the previous step."""
+    def begin_step(self, micro_batches: int) -> None:
+        """Discard the gradients of the previous step, and expect those of some micro-batches."""
         for gradients in self._units:
-            gradients.begin_step()
+            gradients.begin_step(micro_batches)
 
-    def begin_backward(self) -> None:
-        """Close the previous backward pass, which may not have reached every parameter."""
-        for gradients in self._units:
-            if gradients.is_partial:
-                gradients.expect_all()
-                if gradients.is_sharded:
-                    self._start_reduction(gradients, last_micro_batch=False)
-
-    @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        """Return a context for the backward passes that are not the last one of the step."""
-        self._last_micro_batch = False
-        try:
-            yield
-        finally:
-            self._last_micro_batch = True
+    def begin_reading(self, unit: Unit) -> None:
+        """Announce that a backward pass begins to read the parameters of a unit."""
+        self._read[unit] = set()
 
     def finish(self) -> None:
-        """Start the remaining reductions and wait for all; then `shards` holds the final sums."""
+        """Start the remaining reductions and wait for all; then `shards` holds the final sums.
+
+        Reductions remain if a parameter got no gradient in some micro-batches.
+        """
+        assert self.deferred.is_empty, "deferred weight gradients were not computed"
         for gradients in self._units:
-            if not gradients.is_final:
-                self._start_reduction(gradients, last_micro_batch=True)
+            while gradients.reductions_left:
+                self._start_reduction(gradients)
         while self._under_way:
             self._under_way.popleft().wait()
 
@@ -123,31 +118,81 @@ class Gradients:
                 residual.zero_()
 
     def _on_gradient(self, gradients: UnitGradients, index: int, parameter: torch.Tensor) -> None:
-        if parameter.grad is None:
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None:
             return  # the sink has received the gradient
-        gradients.add(index, parameter.grad)
-        parameter.grad = None
-        self._on_arrival(gradients, index)
+        defer = self._fuse and self.deferred.is_collecting and gradients.is_small_part(index)
+        self.take(gradients, index, partial(gradients.add, index), (gradient,), defer=defer)
 
-    def _on_product(
+    def take(
         self,
         gradients: UnitGradients,
         index: int,
-        grad_outputs: torch.Tensor,
-        inputs: torch.Tensor,
+        add: Callable[..., None],
+        tensors: tuple[torch.Tensor, ...],
+        gather: Gather | None = None,
+        *,
+        defer: bool,
     ) -> None:
-        gradients.add_product(index, grad_outputs, inputs)
-        self._on_arrival(gradients, index)
+        """Add a gradient that a backward pass has computed, or its factors, now or later.
 
-    def _on_arrival(self, gradients: UnitGradients, index: int) -> None:
-        if gradients.is_complete_with(index):
-            self._on_complete(gradients.unit)
-            if self._last_micro_batch or gradients.is_sharded:
-                self._start_reduction(gradients, self._last_micro_batch)
+        Args:
+            gradients: the gradients of the unit.
+            index: index of the parameter in the unit.
+            add: called with `tensors`; adds the gradient to the buffer.
+            tensors: the gradient or its factors.
+            gather: gathers the last one of `tensors`, if deferred, from several ranks before.
+            defer: whether to add the gradient later.
+        """
+        if defer:
+            add_later = partial(self._add_deferred, gradients, index, add)
+            self.deferred.put(tensors, add_later, gather)
+        else:
+            add(*tensors)
+        self._note_read(gradients.unit, index)
+        if not defer:
+            self._note_added(gradients, index)
 
-    def _start_reduction(self, gradients: UnitGradients, last_micro_batch: bool) -> None:
+    def _add_deferred(
+        self,
+        gradients: UnitGradients,
+        index: int,
+        add: Callable[..., None],
+        *tensors: torch.Tensor,
+    ) -> None:
+        add(*tensors)
+        self._note_added(gradients, index)
+
+    def _note_read(self, unit: Unit, index: int) -> None:
+        self._read[unit].add(index)
+        if len(self._read[unit]) == len(unit.records):
+            self._on_read(unit)
+
+    def _note_added(self, gradients: UnitGradients, index: int) -> None:
+        if gradients.note_added(index):
+            self._start_reduction(gradients)
+
+    def _start_reduction(self, gradients: UnitGradients) -> None:
         for chain in self._under_way:
             chain.advance()
-        self._under_way.append(Chain(gradients.reduction(last_micro_batch)))
+        self._under_way.append(Chain(gradients.reduction()))
         while len(self._under_way) > self._units_in_flight:
             self._under_way.popleft().wait()
+
+
+class _Sink:
+    """The `ProductSink` of a parameter."""
+
+    def __init__(self, owner: Gradients, gradients: UnitGradients, index: int) -> None:
+        self._owner, self._gradients, self._index = owner, gradients, index
+
+    @property
+    def is_deferring(self) -> bool:
+        return self._owner.deferred.is_collecting
+
+    def __call__(
+        self, grad_outputs: torch.Tensor, inputs: torch.Tensor, gather: Gather | None = None
+    ) -> None:
+        add = partial(self._gradients.add_product, self._index)
+        factors, defer = (grad_outputs, inputs), self.is_deferring
+        self._owner.take(self._gradients, self._index, add, factors, gather, defer=defer)

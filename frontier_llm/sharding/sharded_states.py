@@ -24,9 +24,12 @@ from frontier_llm.sharding.unit import StateGroups, Unit, make_units
 class ShardedStates:
     """Parameters, gradients, master weights and moments of one rank.
 
-    A step is: `begin_step`; the forward and backward passes, all but the last backward inside
-    `accumulating()`; `finish_backward`; `squared_norm`; `update`; `refresh`, or `skip`. Code that
-    reads parameters must call `acquire` before and `release` after, with the units that hold them.
+    A step is: `begin_step`; the forward and backward passes; `finish_backward`; `squared_norm`;
+    `update`; `refresh`, or `skip`. Code that reads parameters must call `acquire` before and
+    `release` after, with the units that hold them.
+
+    A backward pass may compute only the gradients of inputs, in the context `defer_weights`. The
+    gradients of weights are then computed by `weight_gradients`.
 
     The loss must be divided by the number of replicas before the backward pass: gradients are
     summed over replicas, not averaged.
@@ -66,7 +69,7 @@ class ShardedStates:
             groups,
             transport,
             units_in_flight,
-            on_complete=self._parameters.release,
+            on_read=self._parameters.release,
             feedback=feedback,
             fuse=fuse_gradients,
         )
@@ -107,11 +110,17 @@ class ShardedStates:
         """Return the trainable and frozen units with one of these names."""
         return tuple(unit for unit in self._units if unit.name in names)
 
-    def begin_step(self, step: int) -> None:
-        """Start a step with empty gradients, in the formats of this step (counted from 1)."""
+    def begin_step(self, step: int, micro_batches: int) -> None:
+        """Start a step with empty gradients, in the formats of this step.
+
+        Args:
+            step: number of the step, counted from 1.
+            micro_batches: number of micro-batches in the step. Every parameter is expected to get
+                `ParameterRecord.passes` gradients from each.
+        """
         self._transport.begin_step(step)
         self._parameters.begin_step()
-        self._gradients.begin_step()
+        self._gradients.begin_step(micro_batches)
 
     def acquire(self, units: Iterable[Unit], *, backward: bool = False) -> None:
         """Gather units' up-to-date parameters, and prefetch those expected next in this step.
@@ -128,19 +137,37 @@ class ShardedStates:
         """
         for unit in units:
             self._parameters.acquire(unit, backward=backward)
+            if backward:
+                self._gradients.begin_reading(unit)
 
     def release(self, units: Iterable[Unit]) -> None:
         """Free units' gathered parameters, unless they are expected again soon."""
         for unit in units:
             self._parameters.release(unit)
 
-    def begin_backward(self) -> None:
-        """Announce that a backward pass begins, and that the previous one is over."""
-        self._gradients.begin_backward()
+    def defer_weights(self, virtual_stage: int, micro_batch: int) -> AbstractContextManager[None]:
+        """Return a context for a backward pass that computes only the gradients of inputs.
 
-    def accumulating(self) -> AbstractContextManager[None]:
-        """Return a context for the backward passes that are not the last one of the step."""
-        return self._gradients.accumulating()
+        `weight_gradients` must follow, before `finish_backward`. Until then the factors of the
+        weights' gradients stay allocated. No parameter is read after the context.
+
+        Args:
+            virtual_stage: index of the model chunk on this rank.
+            micro_batch: number of the micro-batch in the step.
+        """
+        return self._gradients.deferred.collecting((virtual_stage, micro_batch))
+
+    def weight_gradients(self, virtual_stage: int, micro_batch: int) -> None:
+        """Compute what a backward pass in `defer_weights` has left out, in the order of that pass.
+
+        Collective over the tensor group and the reduction groups.
+        """
+        self._gradients.deferred.run((virtual_stage, micro_batch))
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Memory that is allocated now for deferred weight gradients."""
+        return self._gradients.deferred.waiting_bytes
 
     def finish_backward(self) -> None:
         """Complete all gradients: sum them over replicas, tensor ranks and tied copies.

@@ -27,6 +27,8 @@ from frontier_llm.device.accumulate import accumulate_product
 from frontier_llm.geometry.partition import Digit
 from frontier_llm.sharding.unit import StateGroups, Unit
 
+_SMALL_PART = 1 / 16
+
 
 class UnitGradients:
     """The gradients of one unit.
@@ -38,7 +40,8 @@ class UnitGradients:
         residuals: by digit of the data rank (geometry/partition.py): bf16, the rounding errors of
             the gradients that are reduced over that digit's group; empty without error feedback.
         is_sharded: whether gradients are sharded (g > 1).
-        is_final: whether the reduction of this step's last micro-batch has started.
+        reductions_left: number of reductions of this step that have not started. A step has one
+            for each micro-batch if gradients are sharded, else a single one.
     """
 
     def __init__(
@@ -46,14 +49,14 @@ class UnitGradients:
     ) -> None:
         self.unit, self._groups, self._transport = unit, groups, transport
         self.is_sharded = groups.factors.grads > 1
-        self.is_final = False
+        self._micro_batches = self.reductions_left = 0
         self.residuals = _make_residuals(unit, groups, transport) if feedback else {}
         self.accumulated = torch.zeros(
             unit.grads_interval.length, dtype=torch.float32, device=unit.buffer.device
         )
         self.shard = unit.part(self.accumulated, unit.optimizer_interval, unit.grads_interval)
-        # indices of parameters without a gradient in this backward pass
-        self._missing = set(range(len(unit.records)))
+        # number of gradients that were added in this step, per parameter
+        self._added = [0] * len(unit.records)
         # indices of parameters with a gradient in the buffer that is written to (`_buffer`)
         self._touched: set[int] = set()
         # if sharded: the gradients of this micro-batch, from the first one to the reduction
@@ -61,20 +64,34 @@ class UnitGradients:
         # if sharded: whether `accumulated` has gradients of this step
         self._has_sum = False
 
-    @property
-    def is_partial(self) -> bool:
-        """Whether the backward pass has reached some parameters, but not all."""
-        return 0 < len(self._missing) < len(self.unit.records)
-
-    def expect_all(self) -> None:
-        """Expect a gradient for every parameter."""
-        self._missing = set(range(len(self.unit.records)))
-
-    def begin_step(self) -> None:
-        """Discard the gradients of the previous step."""
-        self.expect_all()
+    def begin_step(self, micro_batches: int) -> None:
+        """Discard the gradients of the previous step, and expect those of some micro-batches."""
+        self._micro_batches = micro_batches
+        self.reductions_left = micro_batches if self.is_sharded else 1
         self._touched = set()
-        self.is_final = self._has_sum = False
+        self._added = [0] * len(self.unit.records)
+        self._has_sum = False
+
+    def is_small_part(self, index: int) -> bool:
+        """Return whether a parameter is a small part of its unit, like the norms of a layer.
+
+        Large parameters are weights and tables.
+        """
+        return self.unit.records[index].parameter.numel() <= _SMALL_PART * self.unit.layout.size
+
+    def note_added(self, index: int) -> bool:
+        """Count a gradient that was added; return whether the next reduction can start.
+
+        It can if every parameter has the gradients of one more micro-batch than were reduced, or of
+        all micro-batches if gradients are not sharded. Some parameters may have further gradients.
+        """
+        self._added[index] += 1
+        counts = [
+            added // record.passes
+            for added, record in zip(self._added, self.unit.records, strict=True)
+        ]
+        assert counts[index] <= self._micro_batches, f"{self.unit.name}: too many gradients"
+        return min(counts) > self._micro_batches - self.reductions_left
 
     def add(self, index: int, gradient: torch.Tensor) -> None:
         """Add a parameter's gradient, in the shape of the parameter, to the buffer."""
@@ -89,21 +106,14 @@ class UnitGradients:
         target, is_first = self._target(index)
         accumulate_product(target, grad_outputs.t(), inputs, add=not is_first)
 
-    def is_complete_with(self, index: int) -> bool:
-        """Note that a parameter has its gradient; return whether the unit is now complete."""
-        self._missing.discard(index)
-        if self._missing:
-            return False
-        self.expect_all()
-        return True
-
-    def reduction(self, last_micro_batch: bool) -> Steps:
-        """Reduce the gradients over the params and grads groups; in the last micro-batch over all.
+    def reduction(self) -> Steps:
+        """Reduce the gradients over the params and grads groups; in the last reduction over all.
 
         Yields:
             The collectives, in order, for a Chain.
         """
-        self.is_final = last_micro_batch
+        self.reductions_left -= 1
+        is_last = self.reductions_left == 0
         groups, transport, unit = self._groups, self._transport, self.unit
         if self.is_sharded:
             adds_to_sum, self._has_sum = self._has_sum, True
@@ -118,7 +128,7 @@ class UnitGradients:
             )
         else:
             self._zero_untouched()
-        if not last_micro_batch:
+        if not is_last:
             return
         if groups.optimizer_group is not None:
             yield from transport.reduce(
@@ -134,7 +144,7 @@ class UnitGradients:
 
     def _target(self, index: int) -> tuple[torch.Tensor, bool]:
         """Return where a parameter's gradient is added up, and whether nothing is there yet."""
-        assert not self.is_final, f"gradient of {self.unit.name} arrived after its reduction"
+        assert self.reductions_left, f"gradient of {self.unit.name} arrived after its reduction"
         is_first = index not in self._touched
         self._touched.add(index)
         return self.unit.view(self._buffer(), index), is_first

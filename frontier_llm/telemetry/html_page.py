@@ -15,6 +15,7 @@ body { margin: 0; background: #f8fafc; color: var(--ink); line-height: 1.5; font
 main { max-width: 1160px; margin: 0 auto; padding: 40px 24px 64px; }
 h1 { font-size: 30px; line-height: 1.2; margin: 0; letter-spacing: -0.02em; }
 h2 { font-size: 19px; margin: 0 0 4px; letter-spacing: -0.01em; }
+h3 { font-size: 15px; margin: 14px 0 4px; }
 p { margin: 4px 0 14px; color: var(--soft); max-width: 78ch; }
 header { margin-bottom: 24px; }
 header p { margin: 8px 0 0; max-width: none; }

@@ -88,7 +88,10 @@ class _RankMap:
         y = 4 + stage * self._rows_per_stage * _CELL_HEIGHT + 28
         first_rank = self._summaries.get(self._grid.rank(Coordinates(0, 0, stage)))
         layers = layer_words(first_rank.layers) if first_rank else ""
-        ends = ["embedding"] * (stage == 0) + ["head"] * (stage == self._layout.pipeline - 1)
+        head_stage = self._layout.head_stage
+        if head_stage is None:
+            head_stage = self._layout.pipeline - 1
+        ends = ["embedding"] * (stage == 0) + ["head"] * (stage == head_stage)
         return (
             f'<text x="0" y="{y}" class="stage">stage {stage}</text>'
             f'<text x="0" y="{y + 17}" class="small">{_shortened(f"layers {layers}", 30)}</text>'

@@ -1,7 +1,8 @@
 """Make report.html, a self-contained page about a run.
 
-The page is made from config.yaml, metrics.jsonl and summary.json of the run directory, at the end
-of the run and by `frontier-llm report RUN_DIR`. It can also be made for a run that was killed.
+The page is made from config.yaml, metrics.jsonl, summary.json and timeline.json of the run
+directory, at the end of the run and by `frontier-llm report RUN_DIR`. It can also be made for a run
+that was killed.
 """
 
 import hashlib
@@ -13,7 +14,13 @@ from frontier_llm.geometry.wire import Sent
 from frontier_llm.telemetry import figures, html_page
 from frontier_llm.telemetry.history import History
 from frontier_llm.telemetry.html_page import UNKNOWN, Tile, counted
-from frontier_llm.telemetry.report_sections import layout_section, memory_section, plan_section
+from frontier_llm.telemetry.report_sections import (
+    layout_section,
+    memory_section,
+    pipeline_section,
+    plan_section,
+)
+from frontier_llm.telemetry.step_timeline import StepTimeline
 from frontier_llm.telemetry.summary import RunSummary
 from frontier_llm.units import format_bytes, format_count, format_seconds
 
@@ -52,6 +59,7 @@ def make_report(run_dir: Path) -> str:
             *layout_section(summary),
             *memory_section(summary),
             *plan_section(summary),
+            *pipeline_section(summary, StepTimeline.read(run_dir)),
             *_wire(history),
             *_samples(summary),
             *_config(run_dir),

@@ -1,7 +1,7 @@
-"""Make three sections of the report (report_page.py).
+"""Make four sections of the report (report_page.py).
 
-They show the layout of ranks, the memory of each rank, and the planner's predictions beside the
-run's measurements.
+They show the layout of ranks, the memory of each rank, the planner's predictions beside the run's
+measurements, and the passes of a pipeline.
 """
 
 import math
@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from frontier_llm.telemetry import figures, html_page
 from frontier_llm.telemetry.html_page import UNKNOWN, counted
+from frontier_llm.telemetry.pipeline_picture import draw
 from frontier_llm.telemetry.rank_map import COLOURS, MAX_RANKS, grid_of, layer_words, rank_map
+from frontier_llm.telemetry.step_timeline import RECORDED_ACTIONS, StepTimeline
 from frontier_llm.telemetry.summary import Layout, PlanRow, RankSummary, RunSummary
 from frontier_llm.units import format_bytes, format_seconds
 
@@ -137,3 +139,33 @@ def _plan_row(row: PlanRow) -> list[str]:
     else:
         difference = f"{row.measured / row.predicted - 1:+.0%}" if row.predicted else ""
     return [row.name, format_value(row.predicted), format_value(row.measured), difference]
+
+
+def pipeline_section(summary: RunSummary, timeline: StepTimeline | None) -> Iterator[str]:
+    """Yield the section on the pipeline's passes in one step, if they were measured.
+
+    A timeline of another number of stages is ignored: the run has since resumed in another layout.
+    """
+    if timeline is None or summary.layout is None or timeline.stages != summary.layout.pipeline:
+        return
+    both = {"planned": timeline.planned, "measured": timeline.measured}
+    events = {
+        name: [action.event for action in part.actions] for name, part in both.items() if part
+    }
+    last = max(event.end for part in events.values() for event in part)
+    pictures = [
+        f"<h3>{name.title()}</h3>{draw(part, f'{name} pipeline', last)}"
+        for name, part in events.items()
+    ]
+    waiting = " and ".join(
+        f"{part.waiting_share:.1%} ({name})" for name, part in both.items() if part
+    )
+    text = (
+        f"Each row is a stage, and each box is a pass of step {timeline.step}. Forward passes are "
+        "dark blue; backward passes are light blue, or, if they are split, light blue (gradients "
+        "of inputs) and green (gradients of weights). Between the boxes a stage waits for other "
+        f"stages: {waiting} of the time of all passes, as the mean over the stages."
+    )
+    if max(event.end for event in events["measured"]) < timeline.measured.seconds:
+        text += f" The step is longer: the first {RECORDED_ACTIONS} passes of each stage are drawn."
+    yield html_page.section("Pipeline", "".join(pictures), text)

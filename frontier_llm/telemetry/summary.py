@@ -31,6 +31,8 @@ class Layout(_Part):
     """Number of pipeline stages."""
     chunks: int = 1
     """Number of model chunks per stage; more than 1 if stages are interleaved."""
+    head_stage: int | None = None
+    """Stage with the output layer; None = the last one."""
     data: int = 1
     """Number of data-parallel replicas."""
     sequence: bool = False

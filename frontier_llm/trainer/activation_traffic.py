@@ -1,4 +1,4 @@
-"""Counts the bytes of activations that megatron's layers and schedule send in a step."""
+"""Counts the bytes of activations that the layers and the pipeline send in a step."""
 
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.resolved import ResolvedLayout

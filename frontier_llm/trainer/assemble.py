@@ -192,9 +192,9 @@ def build_data(
     """
     windows = make_windows(config, corpus, train=True)  # the samples by index
     # Every pipeline stage of an encoder-decoder needs the tokens, because it makes masks from them.
-    # In a GPT only the first and the last stage read tokens. The stages between them need only
-    # the shape of the batch, so their ranks do not read the corpus.
-    reads = config.model.kind == "t5" or not groups.is_between
+    # In a GPT only the stages with the embedding and the head read tokens. The other stages need
+    # only the shape of the batch, so their ranks do not read the corpus.
+    reads = config.model.kind == "t5" or groups.has_head or groups.coordinates.pipeline == 0
     place = groups.coordinates.data, groups.grid.data
     loader = partial(make_loader, config, corpus, *place, reads=reads, device=device)
     validation = loader(train=False)

@@ -54,7 +54,7 @@ def connect(
     groups = make_groups(
         config.parallel,
         world.ranks_per_node,
-        config.trainer.seed,
+        layout.head_stage,
         TIMEOUT if backend == "gloo" else timeout,
     )
     digits = make_digit_groups(groups, layout.factors)

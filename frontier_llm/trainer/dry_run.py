@@ -106,7 +106,9 @@ def check_parameter_count(candidate: Candidate, built: Sequence[BuiltStage]) -> 
 def _build(candidate: Candidate, stage: int) -> BuiltStage:
     """Build a stage and compare it with the plan."""
     config = candidate.config
-    groups = make_groups(config.parallel, candidate.grid.ranks_per_node, config.trainer.seed)
+    groups = make_groups(
+        config.parallel, candidate.grid.ranks_per_node, candidate.layout.head_stage
+    )
     model = build_model(candidate.layout, groups, META, TORCH, config.trainer.seed)
     _compare_names(candidate, stage, model.records)
     built_bytes = _state_bytes_of(candidate, stage, model.records)
@@ -129,18 +131,18 @@ def _build(candidate: Candidate, stage: int) -> BuiltStage:
 def _compare_names(candidate: Candidate, stage: int, records: Sequence[ParameterRecord]) -> None:
     """Compare the names and shapes of built parameters with those of geometry/inventory.py."""
     layout = candidate.layout
-    expected = Counter(
-        (shape.name, shape.shape)
+    expected = {  # a set, because a unit holds a table once that two chunks read
+        (shape.unit, shape.name, shape.shape)
         for chunk in layout.chunks_of_stage(stage)
         for shape in chunk_parameters(layout.model, chunk, layout.sequence_length)
-    )
+    }
     found = Counter(
-        (placement.name, tuple(placement.global_shape))
+        (record.unit, placement.name, tuple(placement.global_shape))
         for record in records
         for placement in record.placements
     )
-    if found != expected:
-        differing = sorted((found - expected) + (expected - found))[:4]
+    if found != Counter(expected):
+        differing = sorted((found - Counter(expected)) + (Counter(expected) - found))[:4]
         raise DryRunError(f"stage {stage}: parameters differ from the inventory: {differing}")
 
 

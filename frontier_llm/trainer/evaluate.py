@@ -17,7 +17,7 @@ class Evaluation:
         self, model: Model, groups: Groups, config: RunConfig, loader: BatchLoader
     ) -> None:
         self._model, self._groups, self._loader = model, groups, loader
-        self._pipeline = Pipeline(model)
+        self._pipeline = Pipeline(model, groups)
         self._batches = config.trainer.evaluate_batches
         self._global_batch = config.data.global_batch
         self._device = next(model.chunks[0].parameters()).device
@@ -36,7 +36,7 @@ class Evaluation:
             for index in range(self._batches):
                 first = index * self._global_batch
                 batches = self._loader.micro_batches(first)
-                losses = self._pipeline.losses(batches, train=False)
+                losses = self._pipeline.losses(batches)
                 if counts:
                     total += torch.stack([torch.stack(losses).double().mean(), total.new_ones(())])
         for chunk in self._model.chunks:

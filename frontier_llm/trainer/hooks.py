@@ -35,7 +35,6 @@ def attach(model: Model, states: ShardedStates, tied: bool) -> None:
     for chunk in model.chunks:
         for reader in unit_readers(chunk, tied):
             _attach_reader(reader, states)
-        _before_backward(chunk, states.begin_backward)
 
 
 def _attach_reader(reader: UnitReader, states: ShardedStates) -> None:

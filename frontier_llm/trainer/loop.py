@@ -10,7 +10,7 @@ from frontier_llm.trainer.callbacks.callback_list import CallbackList
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.resume import Resumed
-from frontier_llm.trainer.step import StepFlags, StepResult
+from frontier_llm.trainer.step_result import StepFlags, StepResult
 
 
 class Loop:

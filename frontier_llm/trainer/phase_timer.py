@@ -8,6 +8,8 @@ import time
 
 import torch
 
+from frontier_llm.trainer.pass_times import PassTimes
+
 MEASURED_STEPS = 3
 """Number of measured steps; the first one is warm-up."""
 
@@ -17,10 +19,11 @@ class PhaseTimer:
 
     Attributes:
         laps: for each measured step, the seconds of each phase.
+        passes: start and end of the actions of a pipeline in the last measured step.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, passes: PassTimes) -> None:
+        self._device, self.passes = device, passes
         self._last, self._ended = 0.0, 0
         self.laps: list[dict[str, float]] = []
 
@@ -30,7 +33,9 @@ class PhaseTimer:
         return self._ended == MEASURED_STEPS
 
     def begin(self) -> None:
-        """Start measuring a step."""
+        """Start measuring a step. Before the last one, all ranks wait for each other."""
+        if self._ended == MEASURED_STEPS - 1:
+            self.passes.measure(self._device)
         if not self.is_complete:
             self.laps.append({})
             self._last = time.perf_counter()
@@ -48,6 +53,7 @@ class PhaseTimer:
     def end(self) -> None:
         """Stop measuring a step."""
         self._ended = len(self.laps)
+        self.passes.finish()
 
     def typical(self) -> dict[str, float]:
         """Return the shortest duration of each phase in seconds, ignoring the warm-up step."""

@@ -1,55 +1,91 @@
-"""Runs micro-batches through this rank's model chunks with megatron's pipeline schedules."""
+"""Runs micro-batches through this rank's model chunks, in the order of a pipeline schedule.
+
+A schedule is a list of actions for each stage (geometry/pipeline_schedule.py): forward passes,
+backward passes, and backward passes in two parts. The first part computes the gradients of the
+inputs, which the previous stage waits for; the second computes the gradients of the weights later,
+where the stage would otherwise wait (Qi et al., Zero Bubble Pipeline Parallelism,
+arXiv:2401.10241).
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
-from typing import Any
+from functools import cached_property
 
 import torch
-from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from frontier_llm.data.batch import AnyBatch
+from frontier_llm.geometry.pipeline_schedule import Action, forward_actions
+from frontier_llm.geometry.stage_messages import Arrival, Message, incoming
 from frontier_llm.model.build import Model
-from frontier_llm.model.chunk import Chunk
+from frontier_llm.parallel.groups import Groups
+from frontier_llm.parallel.stage_exchange import StageExchange
+from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.trainer.dropout import DropoutSeeds
+from frontier_llm.trainer.pass_times import PassTimes
 
-Output = tuple[torch.Tensor, Callable[..., Any]]
-"""Result of one forward pass for megatron's schedules: the output of the chunk, and a function that
-the last stage calls with this output to get the loss or the logits."""
+Result = Callable[[AnyBatch, torch.Tensor], torch.Tensor]
+"""Computes a result from a micro-batch and the output of the last model chunk."""
 
 
 class Pipeline:
-    """Calls the schedule of megatron that fits the layout.
+    """Runs the passes of this rank's stage.
 
-    With one pipeline stage there is no pipeline schedule. With several stages the schedule is 1F1B
-    (one forward, one backward), and interleaved 1F1B if each stage has several model chunks.
+    The methods are collective over the tensor and pipeline groups. Micro-batches lie on the device
+    and have equal shapes. `times` measures the actions of a training step.
     """
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self._run = get_forward_backward_func()
+    def __init__(self, model: Model, groups: Groups) -> None:
+        self._model, self._groups = model, groups
+        self._stage, self.times = groups.coordinates.pipeline, PassTimes(groups.grid.pipeline)
 
-    def losses(self, batches: Sequence[AnyBatch], *, train: bool) -> list[torch.Tensor]:
-        """Run all micro-batches, with backward passes when training.
-
-        Collective over the tensor and pipeline groups.
+    def train(
+        self,
+        batches: Sequence[AnyBatch],
+        states: ShardedStates,
+        dropout: DropoutSeeds,
+        loss_scale: float,
+    ) -> list[torch.Tensor]:
+        """Run the forward and backward passes of a step.
 
         Args:
-            batches: the micro-batches, on the device.
-            train: whether to run backward passes.
+            batches: the micro-batches, as many as the schedule has.
+            states: receive the gradients.
+            dropout: seeds dropout.
+            loss_scale: factor of the gradients of the mean loss over all micro-batches.
 
         Returns:
-            The mean loss of each micro-batch, [] fp32, on the last stage; an empty list elsewhere.
+            The mean loss of each micro-batch, [] fp32, on the stage with the head; an empty list
+            elsewhere.
         """
-        return self._call(_loss_step, batches, forward_only=not train)
+        passes = _Passes(self._model, self._groups, batches, self._arrivals, self.times)
+        gradient = loss_scale / len(batches)
+        for action in self._model.layout.schedule.actions[self._stage]:
+            self.times.start()
+            kind, virtual_stage, micro_batch = action
+            dropout.micro_batch = micro_batch  # recomputed layers draw their masks again
+            if kind == "forward":
+                passes.forward(virtual_stage, micro_batch)
+            elif kind == "backward":
+                passes.backward(virtual_stage, micro_batch, gradient)
+            elif kind == "input_gradients":
+                with states.defer_weights(virtual_stage, micro_batch):
+                    passes.backward(virtual_stage, micro_batch, gradient)
+            else:
+                states.weight_gradients(virtual_stage, micro_batch)
+            self.times.end()
+        return passes.finish()
+
+    def losses(self, batches: Sequence[AnyBatch]) -> list[torch.Tensor]:
+        """Run the forward passes of any number of micro-batches; return their losses as `train`."""
+        return self._forward(batches)
 
     def logits(self, batch: AnyBatch, position: int) -> torch.Tensor | None:
-        """Return the logits at one position of the sequence on the last stage; None elsewhere.
-
-        Collective over the tensor and pipeline groups.
+        """Return the logits at one position of the sequence; None on stages without the head.
 
         Args:
-            batch: a batch of any size and length, on the device. With sequence parallelism, the
-                length is divisible by the number of tensor ranks.
+            batch: a batch of any size and length. With sequence parallelism, the length is
+                divisible by the number of tensor ranks.
             position: index of the token in the sequence.
 
         Returns:
@@ -57,62 +93,124 @@ class Pipeline:
             vocabulary.
         """
 
-        def step(batches: Any, chunk: Chunk) -> Output:
-            out = chunk(**next(batches).inputs())
-            return out, lambda logits, **_: logits[:, position].float().clone()
+        def at_position(_: AnyBatch, logits: torch.Tensor) -> torch.Tensor:
+            return logits[:, position].float().clone()
 
-        # the interleaved schedule needs as many micro-batches as there are pipeline stages
-        config = self._model.transformer
-        repeat = config.pipeline_model_parallel_size if len(self._model.chunks) > 1 else 1
         # compiled layers would be compiled again for every new length
         eager = (
             torch.compiler.set_stance("force_eager") if self._model.is_compiled else nullcontext()
         )
         with eager:
-            found = self._call(step, [batch] * repeat, forward_only=True, collect=True)
+            found = self._forward([batch], at_position)
         return found[0] if found else None
 
-    def _call(
-        self,
-        step: Callable[[Any, Chunk], Output],
-        batches: Sequence[AnyBatch],
-        *,
-        forward_only: bool,
-        collect: bool = False,
+    def _forward(
+        self, batches: Sequence[AnyBatch], result: Result | None = None
     ) -> list[torch.Tensor]:
-        """Run the schedule and return the results of the last stage; an empty list elsewhere.
+        """Run forward passes alone; `result` replaces the loss and reads logits."""
+        placement = self._model.layout.placement
+
+        def actions(stage: int) -> Sequence[Action]:
+            return forward_actions(placement, stage, len(batches))
+
+        arrivals = incoming(placement, self._stage, actions)
+        passes = _Passes(self._model, self._groups, batches, arrivals, self.times, result)
+        for _, virtual_stage, micro_batch in actions(self._stage):
+            passes.forward(virtual_stage, micro_batch)
+        return passes.finish()
+
+    @cached_property
+    def _arrivals(self) -> list[Arrival]:
+        layout = self._model.layout
+        return incoming(layout.placement, self._stage, layout.schedule.actions.__getitem__)
+
+
+class _Passes:
+    """The passes of this rank's stage in one run of a schedule."""
+
+    def __init__(
+        self,
+        model: Model,
+        groups: Groups,
+        batches: Sequence[AnyBatch],
+        arrivals: Sequence[Arrival],
+        times: PassTimes,
+        result: Result | None = None,
+    ) -> None:
+        """Post the first receives.
 
         Args:
-            step: runs the forward pass of one model chunk; gets an iterator over the micro-batches.
+            model: model chunks of this rank.
+            groups: process groups of this rank.
             batches: the micro-batches.
-            forward_only: whether to skip the backward passes.
-            collect: whether the results are other values than losses.
+            arrivals: what this stage receives.
+            times: is told when the input of a pass has arrived.
+            result: computes a result from logits; None = the results are mean losses.
         """
-        chunks = self._model.chunks
-        iterators = [iter(batches) for _ in chunks]
-        found: list[torch.Tensor] = self._run(
-            forward_step_func=step,
-            data_iterator=iterators if len(chunks) > 1 else iterators[0],
-            model=chunks if len(chunks) > 1 else chunks[0],
-            num_microbatches=len(batches),
-            seq_length=batches[0].length,
-            micro_batch_size=batches[0].samples,
-            forward_only=forward_only,
-            collect_non_loss_data=collect,
-        )
-        return found
+        layout = model.layout
+        self._chunks, self._batches, self._result = model.chunks, batches, result
+        self._times = times
+        self._placement, self._stage = layout.placement, groups.coordinates.pipeline
+        self._inputs: dict[tuple[int, int], torch.Tensor | None] = {}
+        self._outputs: dict[tuple[int, int], GradientEdge] = {}
+        self._to_itself: dict[Message, torch.Tensor] = {}  # messages between chunks of this stage
+        self._results: dict[int, torch.Tensor] = {}
+        parts = groups.grid.tensor if layout.sequence_parallel else 1
+        shape = batches[0].length // parts, batches[0].samples, layout.model.hidden
+        device = next(model.chunks[0].parameters()).device
+        dtype = model.transformer.params_dtype
+        self._exchange = StageExchange(groups, arrivals, shape, dtype, device)
 
+    def forward(self, virtual_stage: int, micro_batch: int) -> None:
+        """Run the forward pass of a model chunk, and send its output."""
+        module, batch = self._chunks[virtual_stage], self._batches[micro_batch]
+        chunk = self._placement.chunk(self._stage, virtual_stage)
+        received = None
+        if chunk > 0:
+            received = self._receive(Message(True, chunk, micro_batch))
+            received.requires_grad_(torch.is_grad_enabled())
+        module.set_input_tensor(received)
+        labels = {} if self._result else {"labels": batch.labels}
+        output = module(**batch.inputs(), **labels)
+        is_last = chunk == self._placement.chunks - 1
+        if is_last:
+            output = self._result(batch, output) if self._result else batch.mean_loss(output)
+            self._results[micro_batch] = output.detach()
+        if torch.is_grad_enabled():
+            self._inputs[virtual_stage, micro_batch] = received
+            # the backward pass needs only the edge, so the output is freed when it is sent
+            self._outputs[virtual_stage, micro_batch] = get_gradient_edge(output)
+        if not is_last:
+            self._send(Message(True, chunk + 1, micro_batch), output.detach())
 
-def _loss_step(batches: Any, chunk: Chunk) -> Output:
-    """Run the forward pass of the next micro-batch through a model chunk."""
-    batch = next(batches)
-    return chunk(**batch.inputs(), labels=batch.labels), partial(_mean_loss, batch)
+    def backward(self, virtual_stage: int, micro_batch: int, loss_gradient: float) -> None:
+        """Run the backward pass of a model chunk, and send the gradient of its input."""
+        chunk = self._placement.chunk(self._stage, virtual_stage)
+        if chunk == self._placement.chunks - 1:
+            gradient = torch.full_like(self._results[micro_batch], loss_gradient)
+        else:
+            gradient = self._receive(Message(False, chunk, micro_batch))
+        torch.autograd.backward(self._outputs.pop((virtual_stage, micro_batch)), gradient)
+        received = self._inputs.pop((virtual_stage, micro_batch))
+        if received is not None:
+            assert received.grad is not None
+            self._send(Message(False, chunk - 1, micro_batch), received.grad)
 
+    def finish(self) -> list[torch.Tensor]:
+        """Wait for all sends; return the results by micro-batch on the stage with the head."""
+        self._exchange.finish()
+        return [self._results[micro_batch] for micro_batch in sorted(self._results)]
 
-def _mean_loss(batch: AnyBatch, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean loss over tokens, and a copy of it to report.
+    def _receive(self, message: Message) -> torch.Tensor:
+        if message in self._to_itself:
+            return self._to_itself.pop(message)
+        received = self._exchange.receive(message)
+        self._times.start()
+        return received
 
-    The schedule divides the first tensor in place, by the number of micro-batches.
-    """
-    loss = batch.mean_loss(losses)
-    return loss, loss.detach().clone()
+    def _send(self, message: Message, tensor: torch.Tensor) -> None:
+        stage = self._placement.stage(message.chunk)
+        if stage == self._stage:
+            self._to_itself[message] = tensor
+        else:
+            self._exchange.send(message, tensor, stage)

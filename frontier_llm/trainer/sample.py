@@ -34,7 +34,7 @@ class Sampler:
         self._vocabulary = min(config.model.vocabulary, tokenizer.vocabulary)
         self._window = config.data.sequence_length
         self._fills_spans = config.model.kind == "t5"
-        self._pipeline = Pipeline(model)
+        self._pipeline = Pipeline(model, groups)
         self._device = next(model.chunks[0].parameters()).device
 
     def continue_texts(
@@ -68,7 +68,7 @@ class Sampler:
     def _next_token(
         self, batch: AnyBatch, position: int, temperature: float, generator: torch.Generator
     ) -> int:
-        """Choose the next token on the last pipeline stage, and return it on all ranks."""
+        """Choose the next token on the stage with the head, and return it on all ranks."""
         logits = self._pipeline.logits(batch.to(self._device), position)
         chosen = torch.zeros(1, dtype=torch.int64, device=self._device)
         if logits is not None:
@@ -80,7 +80,7 @@ class Sampler:
                 token = all_logits.argmax(keepdim=True)
             chosen.copy_(token)
         group = self._groups.pipeline
-        dist.broadcast(chosen, dist.get_process_group_ranks(group)[-1], group=group)
+        dist.broadcast(chosen, group=group, group_src=self._groups.head_stage)
         return int(chosen.item())
 
     def _batch(self, prompt: Sequence[int], written: Sequence[int]) -> tuple[AnyBatch, int]:

@@ -32,6 +32,7 @@ def single_process_config(run: Path) -> RunConfig:
     values = _read_values(run)
     values["parallel"] = {
         "tensor": 1, "pipeline": 1, "chunks": 1, "sequence": False, "layers_per_stage": None,
+        "schedule": "1f1b", "waiting_weights": 0,
     }  # fmt: skip
     values["run"] = values["run"] | {"dir": str(run)}
     return decode(values)
@@ -94,7 +95,7 @@ def single_process_model(
         backend = "gloo" if device.type == "cpu" else "nccl"
         dist.init_process_group(backend, f"file://{folder}/store", rank=0, world_size=1)
         try:
-            groups = make_groups(config.parallel, 1, config.trainer.seed)
+            groups = make_groups(config.parallel, 1, head_stage=0)
             kernels = resolve(config.kernels, device)
             layout = ResolvedLayout.resolve(
                 config, 1, 1, precision="fp32", ignore_sharding=True, check_rules=False

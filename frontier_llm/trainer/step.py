@@ -7,7 +7,6 @@ the sums of the all-reduce, and the update has been submitted before.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -16,63 +15,21 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch
 from frontier_llm.device.transfer import HostCopy
 from frontier_llm.errors import TrainingError
-from frontier_llm.geometry.wire import Sent
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.activation_traffic import count_activations
+from frontier_llm.trainer.dropout import DropoutSeeds
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.phase_timer import PhaseTimer
 from frontier_llm.trainer.pipeline import Pipeline
+from frontier_llm.trainer.step_result import StepFlags, StepResult
 from frontier_llm.trainer.totals import Totals, read_totals
 from frontier_llm.trainer.update_choice import choose_update
 
 _CHECKPOINT_FAILED = 2.0**32
 """Each rank adds this number to a sum if its checkpoint has failed, and 1 if the checkpoint is
 committed. One sum thus tells whether any rank has failed, and how many ranks know of the commit."""
-
-
-@dataclass(frozen=True)
-class StepFlags:
-    """What one rank tells all other ranks in the all-reduce of a step."""
-
-    stop: bool = False
-    """Whether this rank was asked to stop."""
-    checkpoint_failed: bool = False
-    """Whether this rank's last checkpoint failed."""
-    checkpoint_committed: bool = False
-    """Whether this rank knows of a committed checkpoint about which callbacks were not told yet."""
-    digest: int = 0
-    """Digest of this replica's samples (data/batch.py). Only the digest of one rank of each replica
-    is used."""
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """Numbers of a step that are the same on all ranks."""
-
-    loss: float
-    """Mean loss over the samples of the step, in nats per token."""
-    grad_norm: float
-    """L2 norm of the gradient of the whole model, before clipping."""
-    samples: int
-    """Number of samples processed by all replicas."""
-    skipped: bool
-    """Whether the update was skipped because a gradient was not finite."""
-    loss_scale: float
-    """Factor by which the loss of this step was multiplied (fp16); 1 in other precisions."""
-    digest: int
-    """Digest of all samples of the step (data/batch.py)."""
-    stop: bool
-    """Whether any rank was asked to stop."""
-    checkpoint_failed: bool
-    """Whether the last checkpoint failed on any rank."""
-    checkpoint_committed: bool
-    """Whether all ranks know of a committed checkpoint about which callbacks were not told yet."""
-    sent: dict[str, Sent]
-    """Bytes that all ranks sent inside and between nodes, by the name of the collective."""
-    unquantised: dict[str, Sent]
-    """Bytes that the quantised collectives would have sent in the compute precision."""
 
 
 class TrainStep:
@@ -96,12 +53,11 @@ class TrainStep:
         self._states, self._groups, self._config = states, groups, config
         self._traffic, self._layout = traffic, model.layout
         self._device = next(model.chunks[0].parameters()).device
-        self._pipeline = Pipeline(model)
+        self._pipeline = Pipeline(model, groups)
+        self._dropout = DropoutSeeds(model, groups, config.trainer.seed)
         self._totals = Totals(self._device, traffic)
         self.loss_scale, self._before_update = loss_scale, before_update
-        self.timer = PhaseTimer(self._device)
-        model.transformer.no_sync_func = states.accumulating
-        model.transformer.grad_scale_func = self._scale_loss
+        self.timer = PhaseTimer(self._device, self._pipeline.times)
 
     def run(
         self,
@@ -123,10 +79,12 @@ class TrainStep:
         Raises:
             TrainingError: the number of samples processed differs from data.global_batch.
         """
-        self._groups.seed_dropout(self._config.trainer.seed, step)
+        self._dropout.step = step
         self.timer.begin()
-        self._states.begin_step(step)
-        losses = self._pipeline.losses(batches, train=True)
+        self._states.begin_step(step, len(batches))
+        # the gradients of all replicas are summed, and their sum must be that of the mean loss
+        loss_scale = self.loss_scale.value / self._groups.grid.data
+        losses = self._pipeline.train(batches, self._states, self._dropout, loss_scale)
         self.timer.mark("passes")
         self._states.finish_backward()
         count_activations(self._traffic, self._groups, self._layout, len(batches))
@@ -160,13 +118,6 @@ class TrainStep:
             sent=sent,
             unquantised=unquantised,
         )
-
-    def _scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """Multiply the loss by the loss scale, and divide it by the number of replicas.
-
-        The gradients of the replicas are summed, so the sum is then the gradient of the mean loss.
-        """
-        return loss * (self.loss_scale.value / self._groups.grid.data)
 
     def _share(
         self, batches: Sequence[AnyBatch], losses: Sequence[torch.Tensor], flags: StepFlags

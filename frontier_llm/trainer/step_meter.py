@@ -7,7 +7,7 @@ from frontier_llm.data.corpora import Corpora
 from frontier_llm.telemetry.metrics import StepMetrics, UtilizationCheck
 from frontier_llm.trainer.checkpoints import Checkpoints
 from frontier_llm.trainer.progress import Progress
-from frontier_llm.trainer.step import StepResult
+from frontier_llm.trainer.step_result import StepResult
 from frontier_llm.trainer.throughput import Throughput
 
 

@@ -1,14 +1,16 @@
 """The benchmark of savers: all restore what they saved, and one that does not is reported."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.bench_checkpoint import main, parse
+from benchmarks.checkpoint import checkpoint_turn
 from benchmarks.checkpoint.checkpoint_results import Outcome
-from benchmarks.checkpoint.checkpoint_savers import SAVERS, Saver
+from benchmarks.checkpoint.checkpoint_savers import SAVERS, Saver, TorchSave
 from benchmarks.checkpoint.checkpoint_states import KnownStates
 from benchmarks.checkpoint.checkpoint_turn import Save, SaverFigures
 
@@ -26,6 +28,11 @@ RANK = SaverFigures(
     saves=(SAVE,), short_seconds=3.0, plain_short_seconds=2.0, restore_seconds=(0.5, 0.25),
     states_bytes=100, disk_bytes=240,
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def briefly_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_turn, "CALIBRATION_SECONDS", 0.05)
 
 
 def test_every_saver_restores_what_it_saved(
@@ -63,6 +70,25 @@ def test_a_saver_that_loses_a_step_is_reported(
     arguments = [*TINY, "--folder", str(tmp_path), "--savers", "dcp", "--ranks", "1"]
     assert main(arguments) == 1
     assert "dcp did not restore what it saved" in capfd.readouterr().err
+
+
+def test_files_that_a_slow_rank_is_deleting_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class DeletesLate(TorchSave):
+        def save(self, step: int) -> None:
+            previous = self._place.folder / f"previous_{self._place.rank}"
+            previous.touch()
+            super().save(step)
+            time.sleep(0.3 * self._place.rank)
+            previous.unlink()
+
+    def drop(paths: list[Path]) -> None:
+        assert not [path for path in paths if path.name.startswith("previous")]
+
+    monkeypatch.setattr(checkpoint_turn, "drop_from_cache", drop)
+    monkeypatch.setitem(SAVERS, "dcp", ("", lambda s, p: DeletesLate(s, p, sync=False)))
+    assert main([*TINY, "--folder", str(tmp_path), "--savers", "dcp"]) == 0
 
 
 def test_quick_keeps_options_that_are_given() -> None:

@@ -28,7 +28,11 @@ UNTIED = ("model.tied=false", "model.norm=rmsnorm", "model.positions=rotary", "m
 LAYOUTS: dict[str, tuple[int, int | None, tuple[str, ...]]] = {
     "one": (1, None, ()),
     "tensor2_zero1": (4, None, ("parallel.tensor=2", "sharding=zero1")),
-    "pipeline2_zero3": (4, None, ("parallel.pipeline=2", "sharding=zero3")),
+    "pipeline2_folded_zero3": (
+        4,
+        None,
+        ("parallel.pipeline=2", "parallel.chunks=2", "parallel.schedule=zb_v", "sharding=zero3"),
+    ),
     "tensor2_pipeline2": (4, None, ("parallel.tensor=2", "parallel.pipeline=2")),
     "tensor2_pipeline2_chunks2_amsp": (
         8,
@@ -42,7 +46,7 @@ LAYOUTS: dict[str, tuple[int, int | None, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-EVERY, SOME = tuple(LAYOUTS), ("one", "pipeline2_zero3", "tensor2_pipeline2_chunks2_amsp")
+EVERY, SOME = tuple(LAYOUTS), ("one", "pipeline2_folded_zero3", "tensor2_pipeline2_chunks2_amsp")
 MODELS = {"tied": ((), SOME), "untied": (UNTIED, EVERY), "t5": (TINY_T5, SOME)}
 """Overrides and layouts by model; every pair of its layouts is tested."""
 SHARED_FILES = ("tensor2_pipeline2_chunks2_amsp", "mics")

@@ -138,11 +138,65 @@ REFUSED = {
         "data.global_batch",
         "set data.global_batch=16, or another data.micro_batch",
     ),
-    "micro-batches that do not go around the pipeline": (
+    "fewer micro-batches than stages": (
         4,
-        {"parallel.chunks": 2, "data.global_batch": 24},
+        {"parallel.chunks": 2, "data.global_batch": 8},
         "data.global_batch",
-        "set data.global_batch=32",
+        "set data.global_batch=16",
+    ),
+    "a schedule without a pipeline": (
+        4,
+        {"parallel.pipeline": 1, "parallel.schedule": "zb_h1"},
+        "parallel.schedule",
+        "set parallel.schedule=auto, or parallel.pipeline",
+    ),
+    "chunks in 1F1B": (
+        4,
+        {"parallel.chunks": 2, "parallel.schedule": "1f1b"},
+        "parallel.chunks",
+        "set parallel.chunks=1, or parallel.schedule=auto",
+    ),
+    "chunks in ZB-H1": (
+        4,
+        {"parallel.chunks": 2, "parallel.schedule": "zb_h1"},
+        "parallel.chunks",
+        "set parallel.chunks=1, or parallel.schedule=auto",
+    ),
+    "nothing to interleave": (
+        4,
+        {"parallel.schedule": "interleaved"},
+        "parallel.chunks",
+        "set parallel.chunks=2, or parallel.schedule=auto",
+    ),
+    "one chunk in a V": (
+        4,
+        {"parallel.schedule": "zb_v"},
+        "parallel.chunks",
+        "set parallel.chunks=2, or parallel.schedule=auto",
+    ),
+    "three chunks in a V": (
+        4,
+        {"parallel.schedule": "v_half", "parallel.chunks": 3, "model.layers": 6},
+        "parallel.chunks",
+        "set parallel.chunks=2, or parallel.schedule=auto",
+    ),
+    "a split backward pass with the gradients of autograd": (
+        4,
+        {"parallel.schedule": "zb_h1", "sharding.fused_gradients": False},
+        "sharding.fused_gradients",
+        "set sharding.fused_gradients=true",
+    ),
+    "gradients of autograd that shall wait": (
+        4,
+        {"parallel.waiting_weights": 1, "sharding.fused_gradients": False},
+        "sharding.fused_gradients",
+        "set sharding.fused_gradients=true",
+    ),
+    "a split backward pass in compiled layers": (
+        4,
+        {"parallel.waiting_weights": 2, "kernels": "compiled"},
+        "kernels",
+        "set kernels=auto",
     ),
     "a larger vocabulary than the embedding has rows": (
         4,
@@ -247,6 +301,20 @@ def test_an_uneven_cut_is_accepted_as_given(defaults):
     config = decode(_changed(defaults, {"parallel.layers_per_stage": [3, 1]}))
     chunks = ResolvedLayout.resolve(config, 4, 4).model_chunks
     assert [len(chunk.layers) for chunk in chunks] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parallel.chunks": 2, "data.global_batch": 24},  # 3 micro-batches on 2 stages
+        {"parallel.pipeline": 1, "parallel.schedule": "1f1b"},
+        {"parallel.schedule": "1f1b", "parallel.waiting_weights": 0, "kernels": "compiled"},
+        {"sharding.fused_gradients": False, "kernels": "compiled"},
+        *({"parallel.schedule": name, "parallel.chunks": 2} for name in ("zb_v", "v_half")),
+    ],
+)
+def test_schedules_that_fit_are_accepted(defaults, changes):
+    check(decode(_changed(defaults, changes)), 4)
 
 
 def test_what_remains_is_data_parallelism(defaults):

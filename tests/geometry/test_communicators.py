@@ -46,16 +46,39 @@ def test_groups_of_one_rank_have_no_communicator():
     assert _created(ranks=1) == ()
 
 
-@pytest.mark.parametrize(("stage", "places"), [(0, (1, 0)), (1, (1, 1)), (2, (1, 1)), (3, (1, 0))])
-def test_a_stage_sends_to_its_neighbours_inside_and_outside_its_node(stage, places):
-    created = _created("parallel.pipeline=4", "model.tied=false", stage=stage)
-    (pipeline,) = [c for c in created if c.name == "pipeline"]
-    assert (pipeline.near, pipeline.far) == places
+PLACES = {
+    "1f1b": [["near"], ["near", "far"], ["far", "near"], ["near"]],
+    "interleaved": [["near", "far"], ["near", "far"], ["far", "near"], ["far", "near"]],
+    "zb_v": [["near"], ["near", "far"], ["far", "near"], ["near"]],
+}
+"""For each schedule and stage, where the neighbours are. Two stages are on one node."""
 
 
-def test_virtual_stages_have_a_communicator_for_each_pair():
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("schedule", PLACES)
+def test_stages_that_exchange_messages_have_a_communicator_for_each_direction(schedule, stage):
+    created = _created(
+        "parallel.pipeline=4",
+        f"parallel.chunks={1 if schedule == '1f1b' else 2}",
+        f"parallel.schedule={schedule}",
+        "model.layers=8",
+        "model.tied=false",
+        stage=stage,
+    )
+    pairs = [c for c in created if c.near + c.far]
+    assert {(c.name, c.ring) for c in pairs} == {("pair of stages", 1)}
+    expected = [place for place in PLACES[schedule][stage] for _ in range(2)]
+    assert sorted("near" if c.near else "far" for c in pairs) == sorted(expected)
+
+
+def test_two_interleaved_stages_have_one_neighbour():
     created = _created("parallel.pipeline=2", "parallel.chunks=2", "model.tied=false")
     assert [c.name for c in created if c.near + c.far] == ["pair of stages"] * 2
+
+
+def test_gloo_has_no_communicators():
+    overrides = ("parallel.pipeline=4", "collectives.backend=gloo")
+    assert _created(*overrides) == () != _created(overrides[0])
 
 
 def test_the_plan_has_a_row_of_its_own():

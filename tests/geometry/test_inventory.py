@@ -11,6 +11,7 @@ from frontier_llm.geometry.inventory import (
     padded_vocabulary,
 )
 from frontier_llm.geometry.model_chunks import ModelChunk, make_model_chunks
+from frontier_llm.geometry.pipeline_actions import Placement
 from tests.geometry.models import any_models, make_model
 
 
@@ -32,7 +33,7 @@ def test_a_gpts_count_is_the_closed_formula(layers, width, vocabulary, positions
 def test_a_pipelines_chunks_hold_the_whole_model(model, stages, virtual_stages):
     if stages * virtual_stages > model.layers:
         stages, virtual_stages = 1, 1
-    chunks = make_model_chunks(model.layers, stages, virtual_stages)
+    chunks = make_model_chunks(model.layers, Placement(stages, virtual_stages))
     held = [p for chunk in chunks for p in chunk_parameters(model, chunk, 16)]
     assert set(held) == set(_whole(model, 16))
     copies = 1 if model.tied and len(chunks) > 1 else 0

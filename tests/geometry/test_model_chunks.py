@@ -1,16 +1,19 @@
 """Every layer lies in exactly one model chunk, and the chunks are as even as possible."""
 
+from itertools import chain
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.geometry.model_chunks import chunks_of_stage, make_model_chunks, split_layers
+from frontier_llm.geometry.pipeline_actions import Placement
 
 
 @st.composite
 def pipelines(draw):
-    """Draw (layers, stages, virtual stages) with at least one layer per chunk."""
-    stages, virtual_stages = draw(st.integers(1, 12)), draw(st.integers(1, 4))
-    return draw(st.integers(stages * virtual_stages, 200)), stages, virtual_stages
+    """Draw (layers, placement) with at least one layer per chunk."""
+    placement = Placement(draw(st.integers(1, 12)), draw(st.integers(1, 4)), draw(st.booleans()))
+    return draw(st.integers(placement.chunks, 200)), placement
 
 
 @given(pipelines())
@@ -40,13 +43,19 @@ def test_the_ends_have_a_layer_less_where_it_does_not_divide(case):
 
 
 @given(pipelines())
-def test_chunks_go_around_the_stages_one_virtual_stage_after_the_other(pipeline):
+def test_virtual_stages_go_around_the_stages_or_forth_and_back(pipeline):
     chunks = make_model_chunks(*pipeline)
-    _, stages, virtual_stages = pipeline
-    assert [chunk.stage for chunk in chunks] == list(range(stages)) * virtual_stages
-    for stage in range(stages):
+    _, placement = pipeline
+    stages = list(range(placement.stages))
+    rounds = [
+        stages[::-1] if placement.folded and virtual_stage % 2 else stages
+        for virtual_stage in range(placement.virtual_stages)
+    ]
+    assert [chunk.stage for chunk in chunks] == list(chain.from_iterable(rounds))
+    for stage in stages:
         own = chunks_of_stage(chunks, stage)
-        assert [chunk.virtual_stage for chunk in own] == list(range(virtual_stages))
+        assert [chunk.virtual_stage for chunk in own] == list(range(placement.virtual_stages))
+        assert own == tuple(chunks[placement.chunk(stage, c.virtual_stage)] for c in own)
         assert all(chunk.stage == stage for chunk in own)
 
 
@@ -56,7 +65,8 @@ def test_the_embedding_is_in_the_first_chunk_and_the_head_in_the_last(pipeline):
     assert [index for index, chunk in enumerate(chunks) if chunk.has_embedding] == [0]
     assert [index for index, chunk in enumerate(chunks) if chunk.has_head] == [len(chunks) - 1]
     assert chunks[0].stage == 0
-    assert chunks[-1].stage == max(chunk.stage for chunk in chunks)
+    is_back = pipeline[1].folded and pipeline[1].virtual_stages % 2 == 0
+    assert chunks[-1].stage == (0 if is_back else pipeline[1].stages - 1)
 
 
 @given(st.data())
@@ -65,7 +75,7 @@ def test_a_given_cut_is_kept(data):
     count = stages * virtual_stages
     size = st.integers(1, 9)
     cut = tuple(data.draw(st.lists(size, min_size=count, max_size=count)))
-    chunks = make_model_chunks(sum(cut), stages, virtual_stages, cut)
+    chunks = make_model_chunks(sum(cut), Placement(stages, virtual_stages), cut)
     assert tuple(len(chunk.layers) for chunk in chunks) == cut
     assert [layer for chunk in chunks for layer in chunk.layers] == list(range(sum(cut)))
 

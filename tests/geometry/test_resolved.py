@@ -1,10 +1,13 @@
 """A configuration resolved to integers; `auto` chooses the smallest factors that fit a device."""
 
+from dataclasses import replace
+
 import pytest
 
 from frontier_llm.cli.compose import compose
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.communicators import tied_stages
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
@@ -71,3 +74,56 @@ def test_a_layout_that_breaks_a_rule_is_refused_unless_rules_are_not_checked() -
     with pytest.raises(ConfigError, match="global_batch"):
         ResolvedLayout.resolve(config, 8, 8)
     assert ResolvedLayout.resolve(config, 8, 8, check_rules=False).grid.size == 8
+
+
+def _pipelined(schedule: str) -> ResolvedLayout:
+    values = compose(
+        [
+            "model=gpt_tiny",
+            "model.layers=8",
+            "parallel.pipeline=4",
+            "parallel.chunks=2",
+            f"parallel.schedule={schedule}",
+            *BATCH,
+        ]
+    )
+    return ResolvedLayout.resolve(RunConfig.model_validate(values), 8, 8)
+
+
+def test_in_v_placement_the_first_stage_has_the_tied_table_once() -> None:
+    loop, folded = _pipelined("interleaved"), _pipelined("zb_v")
+    assert (loop.head_stage, folded.head_stage) == (3, 0)
+    table = loop.unit_sizes(0)["embedding"]
+    assert table == loop.unit_sizes(3)["embedding"]
+    assert folded.unit_sizes(0)["embedding"] == table
+    assert [stage for stage in range(4) if "embedding" in folded.unit_sizes(stage)] == [0]
+    assert tied_stages(loop) == {(0, 3)}
+    assert not tied_stages(folded)
+
+
+def test_chunks_of_one_stage_send_each_other_nothing() -> None:
+    for schedule, borders in (("interleaved", 7), ("zb_v", 6)):
+        layout = _pipelined(schedule)
+        traffic, grid = layout.activation_traffic, layout.grid
+        sent = [
+            traffic.pipeline_sent(grid, rank, layout.model_chunks)
+            for rank in grid.pipeline_group(0)
+        ]
+        total = sum(each.intra + each.inter for each in sent)
+        assert total == 2 * borders * traffic.boundary_bytes()
+
+
+def test_auto_interleaves_chunks_and_lets_no_gradients_wait() -> None:
+    layout = _pipelined("auto")
+    assert (layout.schedule_name, layout.waiting_weights) == ("interleaved", 0)
+    assert layout.schedule == _pipelined("interleaved").schedule
+    kinds = {action.kind for actions in layout.schedule.actions for action in actions}
+    assert kinds == {"forward", "backward"}
+
+
+def test_weight_gradients_gather_nothing() -> None:
+    """Of the passes in the same order, split or not."""
+    whole = _pipelined("interleaved")
+    split = replace(whole, waiting_weights=1)
+    assert split.schedule != whole.schedule
+    assert all(split.gathers(stage) == whole.gathers(stage) for stage in range(4))

@@ -13,6 +13,7 @@ from frontier_llm.geometry.inventory import (
 )
 from frontier_llm.geometry.lengths import corrupted, sample_lengths, span_lengths
 from frontier_llm.geometry.model_chunks import chunk_stacks, make_model_chunks
+from frontier_llm.geometry.pipeline_actions import Placement
 from tests.geometry.models import any_t5_models, make_model, make_t5
 
 
@@ -24,7 +25,7 @@ def cut_models(draw):
     ends = [0, *sorted(borders), model.layers]
     sizes = tuple(b - a for a, b in itertools.pairwise(ends))
     virtual = draw(st.sampled_from([c for c in (1, 2, 3) if len(sizes) % c == 0]))
-    return model, make_model_chunks(model.layers, len(sizes) // virtual, virtual, sizes)
+    return model, make_model_chunks(model.layers, Placement(len(sizes) // virtual, virtual), sizes)
 
 
 @given(cut_models())
@@ -72,8 +73,8 @@ def test_copies_lie_in_units_of_one_layout(case):
 
 def test_a_tied_head_is_a_copy_in_the_last_chunk_of_a_gpt():
     model = make_model(tied=True)
-    assert shared_parameters(model, make_model_chunks(4, 1)) == {}
-    chunks = make_model_chunks(4, 2, 2)
+    assert shared_parameters(model, make_model_chunks(4, Placement(1))) == {}
+    chunks = make_model_chunks(4, Placement(2, 2))
     assert shared_parameters(model, chunks) == {"embedding.tokens.weight": (chunks[0], chunks[-1])}
     assert shared_parameters(make_model(tied=False), chunks) == {}
 

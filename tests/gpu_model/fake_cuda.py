@@ -198,10 +198,10 @@ def _make_step(
     config: RunConfig, world_size: int, rank: int, precision: str, kernels: str
 ) -> TrainStep:
     per_node = min(config.launch.ranks_per_node or 8, world_size)
-    groups = make_groups(config.parallel, per_node, 1)
     layout = ResolvedLayout.resolve(
         config, world_size, per_node, precision=precision, check_rules=False
     )
+    groups = make_groups(config.parallel, per_node, layout.head_stage)
     model = build.build_model(layout, groups, DEVICE, resolve(kernels, DEVICE), 1)
     for chunk in model.chunks:
         assert all(parameter.is_cuda for parameter in chunk.parameters())
@@ -252,15 +252,14 @@ def _simulated(config: RunConfig, recorded: Recorded) -> Iterator[None]:
     def synchronize(*_: Any) -> None:
         recorded.device_waits += 1
 
-    import megatron.core.pipeline_parallel.schedules  # noqa: F401
     import megatron.core.tensor_parallel.random as megatron_random
 
     substitutes = {
         "current_device": lambda: 0,
         "current_stream": torch.cuda.current_stream,
-        "synchronize": synchronize,
     }
     patches = [
+        mock.patch.object(torch.cuda, "synchronize", synchronize),
         mock.patch.object(fake_tensor, "init_gpu_context"),
         mock.patch.object(torch, "tensor", tensor),
         mock.patch.object(nn.Module, "to", lambda self, **_: self),  # built on the device already
@@ -278,7 +277,6 @@ def _simulated(config: RunConfig, recorded: Recorded) -> Iterator[None]:
             substitutes.get(replacement.name, replacement.substitute),
         )
         for replacement in megatron_cpu.REPLACEMENTS
-        if replacement.name != "torch"
     ]
     torch.cuda.init()
     torch._C._set_only_lift_cpu_tensors(True)

@@ -1,5 +1,7 @@
 """Linear layers against megatron's own: the bias in the product, the gradient given to a sink."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
@@ -15,6 +17,19 @@ from tests.values import tiny_values
 KINDS: dict[type, type] = {ColumnLinear: ColumnParallelLinear, RowLinear: RowParallelLinear}
 TENSOR = ["parallel.tensor=2"]
 SEQUENCE = [*TENSOR, "parallel.sequence=true"]
+
+
+class Sink:
+    """Calls a function with the two factors."""
+
+    is_deferring = False
+
+    def __init__(self, take: Callable[[Tensor, Tensor], None]) -> None:
+        self._take = take
+
+    def __call__(self, grad_outputs: Tensor, inputs: Tensor, gather: object = None) -> None:
+        assert gather is None
+        self._take(grad_outputs, inputs)
 
 
 def forward_and_gradients(
@@ -48,7 +63,8 @@ def both_ways(world: World, overrides: list[str]) -> list[tuple[str, bool, float
         x = torch.randn(8, 2, layer.weight.shape[1], requires_grad=True)
         _, *theirs = forward_and_gradients(layer, KINDS[type(layer)], x)
         given: list[Tensor] = []
-        set_product_sink(layer.weight, lambda left, right, to=given: to.append(left.t() @ right))
+        sink = Sink(lambda left, right, to=given: to.append(left.t() @ right))
+        set_product_sink(layer.weight, sink)
         added, *mine = forward_and_gradients(layer, type(layer), x)
         assert "weight" not in mine[1]
         (mine[1]["weight"],) = given
@@ -83,13 +99,14 @@ def test_a_layer_with_a_sink_equals_megatrons(ranks: int, overrides: list[str]) 
 def order_of_calls(world: World, overrides: list[str]) -> dict[str, list[str]]:
     """Return, per layer of the first block, the collectives, waits and products of its backward."""
     rig = make_rig(world, tiny_values(*overrides))
+    rig.states.begin_step(1, 1)
     found = {}
     for name, layer in rig.model.chunks[0].named_modules():
         if type(layer) is not ColumnLinear or ".layers.0." not in name:
             continue
         x = torch.randn(8, 2, layer.weight.shape[1], requires_grad=True)
         calls: list[str] = []
-        set_product_sink(layer.weight, lambda *_, to=calls: to.append("product"))
+        set_product_sink(layer.weight, Sink(lambda *_, to=calls: to.append("product")))
         out, _ = layer(x)
         with Recorded(calls):
             out.sum().backward()

@@ -3,8 +3,16 @@
 import pytest
 from torch.autograd.graph import saved_tensors_hooks
 
-from frontier_llm.planner.block import chunk_blocks
-from frontier_llm.planner.memory import STATES, fullest, stage_memory, stages_memory
+from frontier_llm.planner.block import chunk_blocks, head_product
+from frontier_llm.planner.memory import (
+    STATES,
+    fullest,
+    kinds_activations,
+    least_activations,
+    stage_memory,
+    stages_memory,
+)
+from frontier_llm.planner.timeline import shortened
 from tests.planner.layouts import make
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
@@ -91,7 +99,7 @@ def measure_kept(world, values, precision):
         return tensor
 
     batch = rig.batches(0)[0]
-    rig.states.begin_step(1)
+    rig.states.begin_step(1, 1)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         rig.model.chunks[0](batch.tokens, batch.positions, attention_mask=None)
     del batch
@@ -161,3 +169,82 @@ def test_flex_attention_reads_and_writes_no_bias():
     differences = [a - b for a, b in zip(moved["sdpa"], moved["flex"], strict=True)]
     assert differences == [2 * bias for bias in biases]
     assert kept["sdpa"] == kept["flex"]
+
+
+SPLIT = [
+    ("1f1b", 1, 2), ("zb_h1", 1, 0), ("interleaved", 2, 1), ("zb_v", 2, 0), ("zb_v", 2, 2),
+    ("v_half", 2, 0),
+]  # fmt: skip
+
+
+def _walk(candidate, stage):
+    """Return the most bytes that a stage holds, from a set of what waits after every action."""
+    layout = candidate.layout
+    kept, factors = [], []
+    for chunk in layout.chunks_of_stage(stage):
+        ((block, count),) = chunk_blocks(layout, chunk)
+        norm = 2 * layout.micro_batch * layout.sequence_length * layout.model.hidden
+        full = layout.recompute == "full"
+        elements = count * (block.input_elements if full else block.kept_elements)
+        kept.append(2 * (elements + norm * chunk.has_head))
+        products = count * block.factor_elements
+        if chunk.has_head and not layout.model.tied:
+            head = head_product(layout)
+            products += head.rows * (head.inner + head.columns)
+        factors.append(2 * products)
+    waiting, most = {}, 0
+    for kind, index, micro_batch in layout.schedule.actions[stage]:
+        waiting.pop((index, micro_batch), None)
+        if kind == "forward":
+            waiting[index, micro_batch] = kept[index]
+        if kind == "input_gradients":
+            waiting[index, micro_batch] = factors[index]
+        most = max(most, sum(waiting.values()))
+    assert waiting == {}
+    return most
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(("name", "chunks", "waiting"), SPLIT)
+def test_activations_are_those_of_a_walk_through_the_whole_list(name, chunks, waiting, recompute):
+    candidate = make(
+        "parallel.pipeline=4", f"parallel.chunks={chunks}", f"parallel.schedule={name}",
+        f"parallel.waiting_weights={waiting}", "data.global_batch=94", "data.micro_batch=1",
+        "model.layers=8", "model.tied=false", f"recompute={recompute}", ranks=8,
+    )  # fmt: skip
+    layout = candidate.layout
+    assert shortened(layout).micro_batches < layout.micro_batches
+    for memory in stages_memory(candidate):
+        walked = _walk(candidate, memory.stage)
+        assert memory.by_category["activations"] == pytest.approx(walked, rel=1e-6)
+    assert fullest(candidate).total == max(m.total for m in stages_memory(candidate))
+    least, exact = least_activations(candidate), kinds_activations(candidate)
+    assert all(a.kept <= b.kept for a, b in zip(least, exact, strict=True))
+
+
+def test_linear_layers_keep_sixteen_elements_for_weight_gradients():
+    """In units of tokens x hidden: 7 of inputs, and 9 of gradients of outputs."""
+    ratios = {}
+    for sequence in ("false", "true"):
+        candidate = make("parallel.tensor=2", f"parallel.sequence={sequence}", "model.ffn=128")
+        layout = candidate.layout
+        model = layout.model
+        assert (model.hidden, model.ffn, model.heads) == (32, 128, model.kv_heads)
+        ((block, _),) = chunk_blocks(layout, layout.model_chunks[0])
+        ratios[sequence] = block.factor_elements / (
+            layout.micro_batch * layout.sequence_length * model.hidden
+        )
+    # two inputs and the gradients of two outputs are whole on every tensor rank; with sequence
+    # parallelism the inputs are not
+    assert ratios == {"false": 4 + (16 - 4) / 2, "true": 2 + (16 - 2) / 2}
+
+
+def test_waiting_weight_gradients_keep_buffers_of_sharded_gradients():
+    base = ("parallel.pipeline=2", "model.layers=16", "sharding=zero2", "parallel.schedule=1f1b")
+    sizes = []
+    for waiting in (0, 1):
+        candidate = make(*base, "data.global_batch=16", f"parallel.waiting_weights={waiting}")
+        sizes.append(stage_memory(candidate, 0).by_category["reductions"])
+    units = candidate.stages.kinds[0]
+    one_more = units.elements - units.units[-1][0]  # all units, instead of the largest one
+    assert sizes[1] - sizes[0] == one_more * candidate.layout.formats.grads.element_bytes

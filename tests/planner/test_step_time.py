@@ -13,7 +13,6 @@ from frontier_llm.planner.compute import OURS, Engine, Speed
 from frontier_llm.planner.estimate import estimate
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.step_time import step_time
-from frontier_llm.planner.timeline import simulate
 from tests.planner.layouts import make
 
 
@@ -46,34 +45,6 @@ def test_parts_add_up_to_the_step(overrides):
     assert sum(time.parts.values()) == pytest.approx(time.seconds)
     assert all(seconds >= 0 for seconds in time.parts.values())
     assert all(seconds >= 0 for seconds in time.exposed.values())
-
-
-@pytest.mark.parametrize("stages", [2, 4, 8])
-@pytest.mark.parametrize(("chunks", "micro_batches"), [(1, 3), (1, 16), (2, 16), (4, 8)])
-def test_even_stages_take_what_the_schedule_takes(stages, chunks, micro_batches):
-    seconds = [(1.0, 2.0)] * stages
-    end = max(event.end for event in simulate(seconds, chunks, micro_batches))
-    assert end == pytest.approx(3.0 * (micro_batches + (stages - 1) / chunks))
-
-
-@pytest.mark.parametrize("slow", [0, 2, 3])
-def test_uneven_stages_take_hardly_less_than_what_is_composed(slow):
-    seconds = [(1.0, 2.0)] * 4
-    seconds[slow] = (1.5, 3.0)
-    end = max(event.end for event in simulate(seconds, 1, 24))
-    composed_seconds = 24 * 4.5 + 3 * 3.0
-    # a bound: a slow first stage fills its wait with forward passes of its own
-    assert 0.95 * composed_seconds < end <= composed_seconds + 1e-9
-
-
-def test_every_pass_is_made_once_and_none_before_what_it_waits_for():
-    events = simulate([(1.0, 2.0)] * 3, 2, 6)
-    assert len(events) == len({event[:4] for event in events}) == 3 * 2 * 6 * 2
-    ends = {(e.virtual_stage * 3 + e.stage, e.micro_batch, e.forward): e for e in events}
-    for (chunk, micro_batch, forward), event in ends.items():
-        before = (chunk - 1, micro_batch, True) if forward else (chunk + 1, micro_batch, False)
-        if before in ends:
-            assert event.start >= ends[before].end
 
 
 def test_more_micro_batches_shrink_the_bubble():

@@ -24,7 +24,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from frontier_llm.collectives import primitives
@@ -343,13 +342,14 @@ def _as_returned(func: Any, written: list[Any]) -> Any:
 
 
 def _allocate_result(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return tensors like the results of an operation, filled with ones."""
+    """Return tensors like the results of an operation, filled with ones.
+
+    Their layouts are found by running the operation once on zeros, which are valid as indices.
+    """
     layouts = _layouts(args)
     key = (func, layouts, tuple(kwargs.items()))
     if key not in _result_layouts:
-        with FakeTensorMode():
-            result = func(*_map(_Layout, _empty, layouts), **kwargs)
-        _result_layouts[key] = _layouts(result)
+        _result_layouts[key] = _layouts(func(*_map(_Layout, _zeros, layouts), **kwargs))
     return _map(_Layout, _empty, _result_layouts[key])
 
 
@@ -389,9 +389,12 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def _empty(layout: _Layout) -> torch.Tensor:
     tensor = torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype)
-    if not isinstance(tensor, FakeTensor):
-        _poison(tensor.untyped_storage())
+    _poison(tensor.untyped_storage())
     return tensor
+
+
+def _zeros(layout: _Layout) -> torch.Tensor:
+    return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype).zero_()
 
 
 def _compute_into(out: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> None:

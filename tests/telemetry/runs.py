@@ -5,6 +5,7 @@ from pathlib import Path
 
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.model_chunks import chunks_of_stage, make_model_chunks
+from frontier_llm.geometry.pipeline_actions import Placement
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.telemetry.jsonl import JsonlSink
 from frontier_llm.telemetry.metrics import StepMetrics
@@ -44,7 +45,7 @@ def step_metrics(step: int, **changes: object) -> StepMetrics:
 def ranks_of(layout: Layout, layers: int) -> list[RankSummary]:
     """Return what each rank of a layout would say of itself."""
     grid = Grid(layout.tensor, layout.data, layout.pipeline, layout.ranks_per_node)
-    chunks = make_model_chunks(layers, layout.pipeline, layout.chunks)
+    chunks = make_model_chunks(layers, Placement(layout.pipeline, layout.chunks))
     ranks = []
     for rank in range(grid.size):
         at = grid.coordinates(rank)

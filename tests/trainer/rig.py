@@ -1,6 +1,6 @@
 """A rank's training state without files: for tests that compare layouts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,13 +12,15 @@ from frontier_llm.device.kernels import resolve
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
 from frontier_llm.model.build import Model, build_model
-from frontier_llm.parallel.groups import Groups, make_groups
+from frontier_llm.parallel.groups import Groups, make_digit_groups, make_groups
 from frontier_llm.parallel.megatron_cpu import install
 from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.trainer.connect import DigitGroups
 from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.states import shard
-from frontier_llm.trainer.step import StepResult, TrainStep
+from frontier_llm.trainer.step import TrainStep
+from frontier_llm.trainer.step_result import StepResult
 from tests.batches import random_batch
 
 CPU = torch.device("cpu")
@@ -32,6 +34,7 @@ class Rig:
     states: ShardedStates
     step: TrainStep
     traffic: Traffic
+    digits: DigitGroups
 
     def train(self, steps: int, first: int = 0) -> list[StepResult]:
         rate = LearningRate.of(self.config)
@@ -52,21 +55,32 @@ class Rig:
 
 
 def make_rig(
-    world: World, values: dict[str, Any], precision: str = "fp32", frozen: tuple[str, ...] = ()
+    world: World,
+    values: dict[str, Any],
+    precision: str = "fp32",
+    frozen: tuple[str, ...] = (),
+    groups_of: Rig | None = None,
 ) -> Rig:
-    """Build a rank from composed values, as trainer/assemble.py does."""
+    """Build a rank from composed values, as trainer/assemble.py does.
+
+    `groups_of` is an earlier rank of the same grid and sharding, whose process groups are used.
+    """
     install()
     config = RunConfig.model_validate(values)
-    groups = make_groups(config.parallel, world.ranks_per_node, config.trainer.seed)
     layout = ResolvedLayout.resolve(
         config, world.size, world.ranks_per_node, precision=precision, check_rules=False
     )
+    if groups_of:
+        groups = replace(groups_of.groups, head_stage=layout.head_stage)
+    else:
+        groups = make_groups(config.parallel, world.ranks_per_node, layout.head_stage)
+    digits = groups_of.digits if groups_of else make_digit_groups(groups, layout.factors)
     kernels = resolve(config.kernels, CPU)
     model = build_model(layout, groups, CPU, kernels, config.trainer.seed)
     for record in model.records:
         record.parameter.requires_grad_(record.name not in frozen)
     traffic = Traffic(groups.grid, world.rank)
-    states = shard(config, model, groups, traffic)
+    states = shard(config, model, groups, traffic, digits)
     scale = LossScale(config.precision, precision)
     step = TrainStep(model, states, groups, config, scale, traffic)
-    return Rig(config, groups, model, states, step, traffic)
+    return Rig(config, groups, model, states, step, traffic, digits)

@@ -147,7 +147,7 @@ def overflow(world: World, values: dict[str, Any]) -> list[Any]:
     sink = product_sink(parameter)
     assert sink is not None
 
-    def spoil(grad_outputs: torch.Tensor, inputs: torch.Tensor) -> None:
+    def spoil(grad_outputs: torch.Tensor, inputs: torch.Tensor, gather: None) -> None:
         huge = grad_outputs * 1e15
         huge[0, 0] = float("inf")
         sink(huge if world.rank == 1 else grad_outputs, inputs)

@@ -105,6 +105,32 @@ def test_killed_and_resumed_is_never_stopped_to_the_bit(
     assert event["changes"] == {}
 
 
+def test_killed_under_one_schedule_goes_on_under_another(
+    tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The first stage of zb_v holds the first and the last layers; a table of it is read twice."""
+    keys = (*tiny, f"trainer.steps={STEPS}", "model.layers=4", "model.dropout=0.1")
+    alone = train(*keys, f"run.dir={tmp_path}/alone", "parallel.schedule=1f1b")
+    assert alone.code == 0, alone.text
+    run = tmp_path / "run"
+    folded = Training(
+        *keys, f"run.dir={run}", "parallel.chunks=2", "parallel.schedule=zb_v",
+        "checkpoint.every_steps=1",
+    )  # fmt: skip
+    wait_for(run / "checkpoints" / "step_00000003" / "manifest.json")
+    folded.kill()
+    folded.wait()
+    ended = train(
+        *keys, f"run.dir={run}", "parallel.chunks=2", "parallel.schedule=interleaved",
+        "parallel.waiting_weights=1",
+    )  # fmt: skip
+    assert ended.code == 0, ended.text
+    assert "changed    parallel.schedule: zb_v -> interleaved" in ended.text
+    for mine, wanted in zip(learned(run), learned(tmp_path / "alone"), strict=True):
+        assert mine == pytest.approx(wanted, rel=1e-5)
+    assert read(run) == read(tmp_path / "alone")
+
+
 def wait_for(path: Path) -> None:
     deadline = time.monotonic() + 60
     while not path.exists():

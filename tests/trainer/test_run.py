@@ -114,8 +114,17 @@ def test_directory_is_complete(run: Path) -> None:
     report = (run / "report.html").read_text()
     assert "<svg" in report
     assert "exactly the predicted number of bytes" in report
+    assert "measured pipeline" in report
     assert not (run / "failures").exists() or not list((run / "failures").iterdir())
     assert list((run / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_the_measured_passes_fit_into_their_step(run: Path) -> None:
+    timeline = json.loads((run / "timeline.json").read_text())
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (seconds,) = [row["step_seconds"] for row in metrics if row["step"] == timeline["step"]]
+    assert 0 < timeline["measured"]["seconds"] < seconds
+    assert 0 < timeline["measured"]["waiting_share"] < 1
 
 
 def test_one_rank_of_each_stage_writes_a_trace(run: Path) -> None:

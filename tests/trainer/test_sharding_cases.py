@@ -160,10 +160,10 @@ def broken(name: str) -> Callable[[World, dict[str, Any]], Any]:
     return run
 
 
-def keep_sums(gradients: Gradients) -> None:
+def keep_sums(gradients: Gradients, micro_batches: int) -> None:
     for unit in gradients._units:
         kept = unit._has_sum
-        unit.begin_step()
+        unit.begin_step(micro_batches)
         unit._has_sum = kept
 
 

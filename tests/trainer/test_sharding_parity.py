@@ -1,16 +1,24 @@
 """Every way to cut the model states is the same computation as one process."""
 
+import functools
+from typing import Any
+
 import pytest
 
-from tests.trainer.test_parity import MODELS, compare
+from tests.ranks import in_turn, run_ranks
+from tests.trainer.test_parity import MODELS, check, train_and_collect
+from tests.values import tiny_values
 
 pytestmark = pytest.mark.slow
 
 STEPS = 3
 """The first without an order to follow, the others with one; two updates to be wrong in."""
 
+Chain = tuple[int, int, int]
+"""Replicas over which parameters, gradients and optimizer states are cut."""
 
-def chains(data: int) -> list[tuple[int, int, int]]:
+
+def chains(data: int) -> list[Chain]:
     divisors = [d for d in range(1, data + 1) if data % d == 0]
     return [
         (p, g, o) for o in divisors for g in divisors for p in divisors
@@ -18,24 +26,33 @@ def chains(data: int) -> list[tuple[int, int, int]]:
     ]  # fmt: skip
 
 
-def factors(chain: tuple[int, int, int]) -> list[str]:
+def factors(chain: Chain) -> list[str]:
     names = ("params", "grads", "optimizer")
     return [f"sharding.{name}={value}" for name, value in zip(names, chain, strict=True)]
 
 
+@functools.cache
+def trained(size: int, data: int, overrides: tuple[str, ...]) -> dict[Chain, list[Any]]:
+    """Train with every chain of `data` replicas; return per chain what each rank found."""
+    cases = [(tiny_values(*overrides, *factors(chain)), "fp32", STEPS) for chain in chains(data)]
+    by_rank = run_ranks(in_turn, size, train_and_collect, cases, timeout=300)
+    return dict(zip(chains(data), map(list, zip(*by_rank, strict=True)), strict=True))
+
+
+def compare(size: int, data: int, chain: Chain, overrides: list[str], model: list[str]) -> None:
+    results = trained(size, data, (*model, *overrides))
+    check(results[chain], overrides, model, STEPS)
+
+
 @pytest.mark.parametrize("chain", chains(4), ids=str)
-def test_every_chain_of_four_replicas(chain: tuple[int, int, int]) -> None:
-    compare(4, ["model.layers=3", *factors(chain)], [], STEPS)
+def test_every_chain_of_four_replicas(chain: Chain) -> None:
+    compare(4, 4, chain, ["model.layers=3"], [])
 
 
 @pytest.mark.parametrize("chain", chains(6), ids=str)
-def test_every_chain_of_six_replicas(chain: tuple[int, int, int]) -> None:
-    compare(
-        6,
-        ["data.global_batch=12", "model.layers=3", *factors(chain)],
-        MODELS["untied_gqa_swiglu"],
-        STEPS,
-    )
+def test_every_chain_of_six_replicas(chain: Chain) -> None:
+    overrides = ["data.global_batch=12", "model.layers=3"]
+    compare(6, 6, chain, overrides, MODELS["untied_gqa_swiglu"])
 
 
 IN_3D = [
@@ -45,10 +62,8 @@ IN_3D = [
 
 @pytest.mark.parametrize("chain", chains(2), ids=str)
 @pytest.mark.parametrize(("chunks", "model"), [(1, "tied_gelu"), (2, "untied_gqa_swiglu")])
-def test_every_chain_in_three_dimensions(
-    chain: tuple[int, int, int], chunks: int, model: str
-) -> None:
-    compare(8, [*IN_3D, f"parallel.chunks={chunks}", *factors(chain)], MODELS[model], STEPS)
+def test_every_chain_in_three_dimensions(chain: Chain, chunks: int, model: str) -> None:
+    compare(8, 2, chain, [*IN_3D, f"parallel.chunks={chunks}"], MODELS[model])
 
 
 BACKEND = "collectives.pairwise=false"
@@ -56,11 +71,11 @@ BACKEND = "collectives.pairwise=false"
 
 
 @pytest.mark.parametrize("chain", chains(4), ids=str)
-def test_every_chain_with_the_collectives_of_a_gpu(chain: tuple[int, int, int]) -> None:
-    compare(4, ["model.layers=3", BACKEND, *factors(chain)], [], STEPS)
+def test_every_chain_with_the_collectives_of_a_gpu(chain: Chain) -> None:
+    compare(4, 4, chain, ["model.layers=3", BACKEND], [])
 
 
 @pytest.mark.parametrize("chain", chains(2), ids=str)
-def test_three_dimensions_with_the_collectives_of_a_gpu(chain: tuple[int, int, int]) -> None:
-    overrides = [*IN_3D, "parallel.chunks=2", BACKEND, *factors(chain)]
-    compare(8, overrides, MODELS["untied_gqa_swiglu"], STEPS)
+def test_three_dimensions_with_the_collectives_of_a_gpu(chain: Chain) -> None:
+    overrides = [*IN_3D, "parallel.chunks=2", BACKEND]
+    compare(8, 2, chain, overrides, MODELS["untied_gqa_swiglu"])

@@ -7,7 +7,7 @@ import pytest
 from frontier_llm.geometry.state_traffic import StateTraffic
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.launch.world import World
-from tests.ranks import run_ranks
+from tests.ranks import in_turn, run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_sharding_parity import chains, factors
 from tests.trainer.test_traffic import SeenCalls
@@ -105,10 +105,11 @@ def test_predicted_is_counted_is_sent(layout: str, precision: str, collectives: 
     data = 2 if "tensor=2" in str(overrides) else 4
     every = data == 2 or (layout, precision, collectives) == ("data4", "fp32", "plain")
     selected = chains(data) if every else TELLING
-    for chain in selected if collectives == "plain" else selected[1:3]:
-        formats = [f"collectives.grads_format={precision}", *FORMATS[collectives]]
-        values = tiny_values(*overrides, *factors(chain), *formats)
-        for found in run_ranks(account, size, values, precision, ranks_per_node=2):
+    selected = selected if collectives == "plain" else selected[1:3]
+    formats = [f"collectives.grads_format={precision}", *FORMATS[collectives]]
+    cases = [(tiny_values(*overrides, *factors(chain), *formats), precision) for chain in selected]
+    for rank in run_ranks(in_turn, size, account, cases, ranks_per_node=2):
+        for chain, found in zip(selected, rank, strict=True):
             assert found["counted"] == found["predicted"], chain
             assert found["seen"] == found["all_counted"], chain
             predicted, allocated = found["memory"]

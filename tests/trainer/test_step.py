@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from frontier_llm.launch.world import World
-from frontier_llm.trainer.step import StepFlags
+from frontier_llm.trainer.step_result import StepFlags
 from tests.ranks import RanksFailedError, run_ranks
 from tests.trainer.rig import make_rig
 from tests.values import tiny_values

@@ -54,7 +54,6 @@ class SeenCalls(TorchDispatchMode):
             return
         else:
             raise AssertionError(f"unexpected collective {name}")
-        # megatron sends over the pipeline's group to one neighbour, over the world's to the other
         self.bytes_by_group["sends" if name == "send" else group.group_name] += sent
 
 
@@ -71,6 +70,13 @@ LAYOUTS = {
     "chunks_tensor": ["parallel.tensor=2", "parallel.pipeline=2", "parallel.chunks=2"],
     "chunks_sequence": [
         "parallel.tensor=2", "parallel.pipeline=2", "parallel.chunks=2", "parallel.sequence=true",
+    ],
+    "folded": [
+        "parallel.pipeline=2", "parallel.chunks=2", "parallel.schedule=zb_v", "parallel.tensor=2",
+    ],
+    "waiting_sequence": [
+        "parallel.pipeline=2", "parallel.schedule=zb_h1", "parallel.tensor=2",
+        "parallel.sequence=true",
     ],
     "data": [],
     "t5_tensor": [*TINY_T5, "parallel.tensor=2"],

@@ -21,7 +21,7 @@ RANKS = (2, 8, 16)
 """Numbers of ranks of the runs whose start-up is timed."""
 SIMULATED_RANKS = (48, 768, 3072)
 """Numbers of ranks for which store operations are counted in a simulated start-up."""
-EXPERIMENT = "experiment=frontier_1t"
+EXPERIMENT = "experiment=frontier_1t_tp8"
 """Configuration whose start-up is simulated."""
 TINY = (
     "model.layers=2", "model.hidden=32", "model.heads=2", "data.sequence_length=16",

@@ -7,6 +7,7 @@ rank, the run hangs. It is therefore fixed in this file. These are the reasons f
   that write metrics.
 - `MetricsFile` comes before the other callbacks that write metrics. If it cannot record a step, the
   run ends, and no other callback has shown the step.
+- `PipelineTimeline` logs a line after those of `PlanCheck`, before `ProgressBar` shows the step.
 - `ProgressBar` removes its live line before `Announcements` prints the last lines.
 - `Tracer` ends its trace before `RunReport` samples text, so that the trace contains only training.
 - `Announcements` prints the summary that `RunReport` has written.
@@ -20,6 +21,7 @@ from frontier_llm.trainer.callbacks.divergence import Divergence
 from frontier_llm.trainer.callbacks.kernel_trial import KernelTrial
 from frontier_llm.trainer.callbacks.ledger import Ledger
 from frontier_llm.trainer.callbacks.metrics_file import MetricsFile
+from frontier_llm.trainer.callbacks.pipeline_timeline import PipelineTimeline
 from frontier_llm.trainer.callbacks.plan_check import PlanCheck
 from frontier_llm.trainer.callbacks.progress_bar import ProgressBar
 from frontier_llm.trainer.callbacks.run_report import RunReport
@@ -42,6 +44,7 @@ def make_callbacks(context: TrainerContext) -> CallbackList:
     built_in: list[Callback] = [
         Ledger(context),
         PlanCheck(context),
+        PipelineTimeline(context),
         MetricsFile(context),
         ProgressBar(context),
         WeightsAndBiases(context),

@@ -25,7 +25,7 @@ from frontier_llm.telemetry.summary import PlanRow
 from frontier_llm.trainer.checkpoints import CommittedCheckpoint
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.resume import Resumed
-from frontier_llm.trainer.step import StepResult
+from frontier_llm.trainer.step_result import StepResult
 
 
 @dataclass

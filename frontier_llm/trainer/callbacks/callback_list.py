@@ -8,7 +8,7 @@ from frontier_llm.trainer.callbacks.callback import Callback, Rewind, StepEnd
 from frontier_llm.trainer.callbacks.user_callbacks import callback_error, name_of
 from frontier_llm.trainer.checkpoints import CommittedCheckpoint
 from frontier_llm.trainer.resume import Resumed
-from frontier_llm.trainer.step import StepResult
+from frontier_llm.trainer.step_result import StepResult
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from statistics import median
 from frontier_llm.errors import TrainingError
 from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
 from frontier_llm.trainer.context import TrainerContext
-from frontier_llm.trainer.step import StepResult
+from frontier_llm.trainer.step_result import StepResult
 
 
 class Divergence(Callback):

@@ -6,7 +6,7 @@ from frontier_llm.trainer.callbacks.callback import Callback, Rewind, StepEnd
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.ledger_file import LedgerFile
 from frontier_llm.trainer.resume import Resumed
-from frontier_llm.trainer.step import StepResult
+from frontier_llm.trainer.step_result import StepResult
 
 
 class Ledger(Callback):

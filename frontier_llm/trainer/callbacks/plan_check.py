@@ -47,7 +47,7 @@ class PlanCheck(Callback):
             layout = context.model.layout
             candidate = Candidate(context.config, layout, StageKinds(layout))
             self._memory = stage_memory(candidate, context.groups.coordinates.pipeline)
-            self._time = _predict_time(candidate)
+            self._time = predict_time(candidate)
 
     def on_step_end(self, end: StepEnd) -> None:
         """Make the comparison when the timer is complete: log it, and add it to the metrics."""
@@ -98,7 +98,7 @@ def _describe(row: PlanRow, to_text: Callable[[float], str]) -> str:
     return f"{row.name} {to_text(row.measured)} (planned {to_text(row.predicted)})"
 
 
-def _predict_time(candidate: Candidate) -> StepTime | None:
+def predict_time(candidate: Candidate) -> StepTime | None:
     """Return the predicted step time; None if the planner cannot predict it."""
     try:
         return step_time(candidate)

@@ -147,6 +147,7 @@ class RunReport(Callback):
                 tensor=grid.tensor,
                 pipeline=grid.pipeline,
                 chunks=config.parallel.chunks,
+                head_stage=self.context.model.layout.head_stage,
                 data=grid.data,
                 sequence=config.parallel.sequence,
                 ranks_per_node=grid.ranks_per_node,

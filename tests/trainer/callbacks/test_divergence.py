@@ -10,7 +10,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.trainer.callbacks.divergence import Divergence
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.progress import Progress
-from frontier_llm.trainer.step import StepResult
+from frontier_llm.trainer.step_result import StepResult
 from tests.values import tiny_values
 
 

@@ -1,0 +1,1 @@
+"""Modules of benchmarks/bench_pipeline.py: contenders, megatron's schedules, and measurements."""
