@@ -9,7 +9,7 @@ arXiv:2401.10241).
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cached_property
+from dataclasses import replace
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -38,6 +38,7 @@ class Pipeline:
     def __init__(self, model: Model, groups: Groups) -> None:
         self._model, self._groups = model, groups
         self._stage, self.times = groups.coordinates.pipeline, PassTimes(groups.grid.pipeline)
+        self._known_lists: dict[int, tuple[Sequence[Action], Sequence[Arrival]]] = {}
 
     def train(
         self,
@@ -49,7 +50,7 @@ class Pipeline:
         """Run the forward and backward passes of a step.
 
         Args:
-            batches: the micro-batches, as many as the schedule has.
+            batches: the micro-batches.
             states: receive the gradients.
             dropout: seeds dropout.
             loss_scale: factor of the gradients of the mean loss over all micro-batches.
@@ -58,9 +59,10 @@ class Pipeline:
             The mean loss of each micro-batch, [] fp32, on the stage with the head; an empty list
             elsewhere.
         """
-        passes = _Passes(self._model, self._groups, batches, self._arrivals, self.times)
+        actions, arrivals = self._lists(len(batches))
+        passes = _Passes(self._model, self._groups, batches, arrivals, self.times)
         gradient = loss_scale / len(batches)
-        for action in self._model.layout.schedule.actions[self._stage]:
+        for action in actions:
             self.times.start()
             kind, virtual_stage, micro_batch = action
             dropout.micro_batch = micro_batch  # recomputed layers draw their masks again
@@ -119,10 +121,14 @@ class Pipeline:
             passes.forward(virtual_stage, micro_batch)
         return passes.finish()
 
-    @cached_property
-    def _arrivals(self) -> list[Arrival]:
-        layout = self._model.layout
-        return incoming(layout.placement, self._stage, layout.schedule.actions.__getitem__)
+    def _lists(self, micro_batches: int) -> tuple[Sequence[Action], Sequence[Arrival]]:
+        """Return the actions of a training step of this stage, and the messages that it gets."""
+        if micro_batches not in self._known_lists:
+            layout = replace(self._model.layout, micro_batches=micro_batches)
+            lists = layout.schedule.actions
+            arrivals = incoming(layout.placement, self._stage, lists.__getitem__)
+            self._known_lists[micro_batches] = lists[self._stage], arrivals
+        return self._known_lists[micro_batches]
 
 
 class _Passes:

@@ -40,7 +40,7 @@ def train_and_evaluate(world: World, kernels: str) -> tuple[list[float], dict[st
     llama = MODELS["untied_gqa_swiglu"]
     rig = make_rig(world, tiny_values(f"kernels={kernels}", "model.layers=3", *llama))
     losses = [result.loss for result in rig.train(2)]
-    losses += [loss.item() for loss in rig.step._pipeline.losses(rig.batches(0), train=False)]
+    losses += [loss.item() for loss in rig.step._pipeline.losses(rig.batches(0))]
     rig.step._pipeline.logits(rig.batches(0)[0], 0)
     counts = {"graphs": counters["stats"]["unique_graphs"], "breaks": len(counters["graph_break"])}
     return losses, counts

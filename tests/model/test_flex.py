@@ -145,7 +145,7 @@ def uses(world: World, values: dict) -> tuple[int, int]:
     rig.train(1)
     trained = len(calls)
     with torch.no_grad():
-        losses = rig.step._pipeline.losses(rig.batches(0), train=False)
+        losses = rig.step._pipeline.losses(rig.batches(0))
     assert all(math.isfinite(loss.item()) for loss in losses)
     return trained, len(calls) - trained
 

@@ -85,7 +85,6 @@ def run_step(
     """
     (chunk,), states, batches = rig.model.chunks, rig.states, rig.batches(step)
     losses: dict[int, torch.Tensor] = {}
-    rig.groups.seed_dropout(0, step)
     states.begin_step(step, len(batches))
     for action in order.split():
         kind, number = action[0], int(action[1:])
