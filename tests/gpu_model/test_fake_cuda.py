@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from frontier_llm.parallel.stage_exchange import StageExchange
 from tests.gpu_model import fake_cuda
 
 pytestmark = [
@@ -58,6 +59,13 @@ LAYOUTS = {
     "last_stage": ([*GPT[:-1], "parallel.pipeline=4", "sharding=zero3"], 7),
     "interleaved": (
         [*GPT[:-1], "parallel.pipeline=2", "parallel.chunks=2", "sharding=zero3"], 5,
+    ),
+    "folded": (
+        [
+            *GPT[:-1], "parallel.pipeline=2", "parallel.chunks=2", "parallel.schedule=zb_v",
+            "sharding=zero3",
+        ],
+        1,
     ),
 }  # fmt: skip
 
@@ -111,17 +119,14 @@ def test_the_host_waits_once_and_no_operation_mixes_devices(name: str, precision
     assert updates[0] == updates[1] > 0, "the host waits before it submits the update"
 
 
-def test_megatrons_wait_after_each_exchange_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its default, a middle stage waits for the device after every exchange."""
-    from frontier_llm.model import build
+def test_a_wait_after_each_exchange_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A middle stage sends and receives activations and gradients."""
+    send = StageExchange.send
 
-    make = build.transformer_config
+    def send_and_wait(*arguments: Any) -> None:
+        send(*arguments)
+        torch.cuda.synchronize()
 
-    def with_waits(*arguments: Any, **options: Any) -> object:
-        config = make(*arguments, **options)
-        config.batch_p2p_sync = True
-        return config
-
-    monkeypatch.setattr(build, "transformer_config", with_waits)
+    monkeypatch.setattr(StageExchange, "send", send_and_wait)
     overrides, rank = LAYOUTS["middle_stage"]
     assert fake_cuda.record_step(overrides, 8, rank).device_waits > 10
