@@ -237,9 +237,18 @@ def _peak(
 
 
 def _working_elements(layout: ResolvedLayout, kind: StageKind) -> float:
-    """Return an upper bound on the elements of temporary tensors inside a pass."""
+    """Return an upper bound on the elements of temporary tensors inside a pass.
+
+    Of a layer that is recomputed for input gradients, the activations are replaced by the factors
+    of its weight gradients, which `Activations.kept` contains.
+    """
     blocks = [block for chunk in kind.chunks for block, _ in chunk_blocks(layout, chunk)]
-    recomputed = max(block.kept_elements for block in blocks) if layout.recompute == "full" else 0.0
+    recomputed = 0.0
+    if layout.recompute == "full":
+        replaced = 1 if layout.splits_backward else 0
+        recomputed = max(
+            max(0.0, block.kept_elements - replaced * block.factor_elements) for block in blocks
+        )
     largest_output = max(
         product.rows * product.columns for block in blocks for product in block.products
     )
