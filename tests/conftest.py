@@ -15,6 +15,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 import pytest
 from hypothesis import settings
 
+import frontier_llm  # noqa: F401  (before megatron-core, as in every process of the program)
 from tests.huge_pages import keep_forks_fast
 
 keep_forks_fast()

@@ -33,7 +33,7 @@ def check_replacements() -> None:
 
 def test_every_listed_name_exists_and_is_replaced() -> None:
     """Run in a new process: other tests may have replaced the names in this one."""
-    work = f"from {__name__} import check_replacements; check_replacements()"
+    work = f"import frontier_llm; from {__name__} import check_replacements; check_replacements()"
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", work], check=False, capture_output=True, text=True, cwd=root
