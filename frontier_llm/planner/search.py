@@ -21,7 +21,6 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.pipeline_actions import Placement
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.planner.candidate import Candidate, StageKinds
-from frontier_llm.planner.compute import OURS, Engine
 from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import (
@@ -115,12 +114,10 @@ class _BoundedCut:
 
 @dataclass(frozen=True)
 class Goal:
-    """The ranks and the training program for which layouts are searched."""
+    """The ranks for which layouts are searched."""
 
     ranks: int
     ranks_per_node: int
-    engine: Engine = OURS
-    """Properties of the training program that decide its speed."""
 
 
 def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) -> Found:
@@ -129,7 +126,7 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
     Args:
         config: the model, the batch and the cluster. Its section `planner` has the objective and
             the values to which the search is restricted.
-        goal: the ranks and the training program.
+        goal: the ranks.
         progress: called with the progress of the search.
 
     Raises:
@@ -217,13 +214,13 @@ def _bounded_cuts(
         if key not in stage_kinds:
             stage_kinds[key] = StageKinds(layout)
         candidate = Candidate(cut_config, layout, stage_kinds[key])
-        bounded_cut = _bounded_cut(candidate, goal.engine, order, found, cut)
+        bounded_cut = _bounded_cut(candidate, order, found, cut)
         if bounded_cut is not None:
             yield bounded_cut
 
 
 def _bounded_cut(
-    candidate: Candidate, engine: Engine, order: int, found: Found, cut: Cut
+    candidate: Candidate, order: int, found: Found, cut: Cut
 ) -> _BoundedCut | None:
     """Compute the bounds of a cut; None if it fits with no factors, which `found` then counts."""
     data = candidate.grid.data
@@ -234,7 +231,7 @@ def _bounded_cut(
     peak = _least_peak(candidate, activations, found, cut)
     if peak is None:
         return None
-    time = LayoutTime(candidate, engine)
+    time = LayoutTime(candidate)
     return _BoundedCut(cut, time.bound_seconds, peak, order, candidate, time, activations)
 
 
