@@ -35,8 +35,8 @@ Machine Learning Engineering, maximum achievable matmul FLOPS). MI250X: MPT mode
 the speed of an A100-40GB and at 73% of that of an A100-80GB per MI250, whose peak is 362 TFLOP/s
 (MosaicML, Training LLMs with AMD MI250 GPUs, 2023: ROCm 5.4): 66% relative to the peaks."""
 ATTENTION_RATIO = {"H100": 0.6, "MI250X": 1.0}
-"""`attention_share` of such a device, relative to the A100. FlashAttention-2 reaches 35% of the peak
-of an H100 (arXiv:2407.08608) and 50% to 73% of that of an A100 (arXiv:2307.08691)."""
+"""`attention_share` of such a device, relative to the A100. FlashAttention-2 reaches 35% of the
+peak of an H100 (arXiv:2407.08608) and 50% to 73% of that of an A100 (arXiv:2307.08691)."""
 START = {
     "A100.product_share": 0.8,
     "A100.attention_share": 0.55,
@@ -47,8 +47,8 @@ START = {
     "engines.layer_us": 1200.0,
     "engines.micro_batch_us": 1500.0,
 }
-"""Starting values: 92% of the fastest products that were found, the cited speeds of attention, the share of the
-bandwidth that copies reach, and orders of magnitude for the engines."""
+"""Starting values: 92% of the fastest products that were found, the cited speeds of attention, the
+share of the bandwidth that copies reach, and orders of magnitude for the engines."""
 START_AMD = {"MI250X.product_share": 0.5}
 EVERY = {"vtrain_single_node": 8}
 """Every how many rows of a table are used in a fit; all rows are predicted."""
@@ -104,15 +104,15 @@ def stored() -> dict[str, Any]:
 
 def fitted() -> dict[str, Any]:
     """Fit all constants, to all tables and without each of them."""
-    found = {"in_sample": _fit(None), "left_out": {name: _fit(name) for name in TABLES}}
-    found["errors"] = {
+    every, without = _fit(None), {name: _fit(name) for name in TABLES}
+    found = {
         name: {
-            "in_sample": errors(predictions(name, found["in_sample"]))._asdict(),
-            "left_out": errors(predictions(name, found["left_out"][name]))._asdict(),
+            "in_sample": errors(predictions(name, every))._asdict(),
+            "left_out": errors(predictions(name, without[name]))._asdict(),
         }
         for name in TABLES
     }
-    return found
+    return {"in_sample": every, "left_out": without, "errors": found}
 
 
 def _fit(without: str | None) -> dict[str, float]:
@@ -134,9 +134,7 @@ def _fit(without: str | None) -> dict[str, float]:
     return {key: float(f"{value:.4g}") for key, value in found.items()}
 
 
-def _fit_tables(
-    names: Sequence[str], start: Constants, fixed: Constants
-) -> dict[str, float]:
+def _fit_tables(names: Sequence[str], start: Constants, fixed: Constants) -> dict[str, float]:
     used = [(run, 1 / len(part)) for name in names for part in [_part(name)] for run in part]
 
     def residuals(constants: Constants) -> list[float]:
@@ -193,7 +191,9 @@ def _percents(found: Errors) -> str:
 def _rows(name: str) -> Any:
     table = plain_table(name, ["row", "measured", "left out", "error", "in sample", "error"])
     for first, second in zip(left_out(name), in_sample(name), strict=True):
-        cells = [cell for p in (first, second) for cell in (f"{p.predicted:.4g}", f"{p.error:+.1%}")]
+        cells = [
+            cell for p in (first, second) for cell in (f"{p.predicted:.4g}", f"{p.error:+.1%}")
+        ]
         table.add_row(first.run.label, f"{first.run.measured:.4g}", *cells)
     return table
 

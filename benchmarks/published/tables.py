@@ -1,4 +1,4 @@
-"""Name the tables of measured runs in this folder. Each file names its source in its first lines."""
+"""Name the tables of measured runs in this folder. The first lines of each file name its source."""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -39,7 +39,8 @@ from frontier_llm.geometry.elastic import refit
 _NOT_KEYS = ("hydra", "experiment")
 """Top-level keys of the composed values that are not sections of the configuration."""
 ENGINE_GROUP = "engine@planner.engine"
-"""Hydra's name of the choice `planner.engine=NAME`, a file of conf/engine; `engine=NAME` is the same."""
+"""Hydra's name of the choice `planner.engine=NAME`, a file of conf/engine. `engine=NAME` is the
+same."""
 PLACES = {"engine": "planner.engine"}
 """Sections of the groups that do not have the name of their section."""
 

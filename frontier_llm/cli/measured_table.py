@@ -98,7 +98,8 @@ def _check_columns(path: Path, columns: Sequence[str]) -> str:
             raise ConfigError(
                 f"{path.name}, row 0 (the names of the columns)",
                 repr(column),
-                f"keys of the configuration, {RANKS}, {NAME}, {ROUNDING} or " + ", ".join(QUANTITIES),
+                f"keys of the configuration, {RANKS}, {NAME}, {ROUNDING} or "
+                + ", ".join(QUANTITIES),
                 f"did you mean {similar}?" if similar else "correct or remove the column",
             )
     measured = [column for column in columns if column in QUANTITIES]
@@ -112,9 +113,7 @@ def _check_columns(path: Path, columns: Sequence[str]) -> str:
     return measured[0]
 
 
-def _run(
-    where: str, number: int, row: Row, quantity: str, overrides: Sequence[str]
-) -> MeasuredRun:
+def _run(where: str, number: int, row: Row, quantity: str, overrides: Sequence[str]) -> MeasuredRun:
     measured = _number(f"{where}, {quantity}", row[quantity])
     if not measured > 0:
         raise ConfigError(

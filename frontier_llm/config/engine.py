@@ -21,9 +21,9 @@ class HostTimes(Section):
     backward_share: float = Field(1.6, gt=0)
     """Backward pass of one layer, relative to its forward pass."""
     tensor_us: float = Field(60.0, ge=0)
-    """Added to `layer_us` with tensor parallelism over two ranks."""
+    """Added to `layer_us` with tensor parallelism."""
     tensor_rank_us: float = Field(30.0, ge=0)
-    """Added for each further tensor rank."""
+    """Added for each tensor rank but the first."""
     micro_batch_us: float = Field(1642.0, ge=0)
     """Work of a micro-batch outside its layers, during which the device waits."""
     step_us: float = Field(2000.0, ge=0)

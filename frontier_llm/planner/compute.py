@@ -1,9 +1,9 @@
 """Predict seconds of computation: matrix products, attention, and kernels that only move memory.
 
-A product of an [m, k] and a [k, n] matrix takes 2 (mnk + c (mn + nk + km)) / v seconds. Here v is
-the speed of large products in FLOP/s, and c is `half_size` (config/calibration.py). The term with c
-grows like the cost of tile quantisation and of reading the operands. The backward pass of a product
-is two products with the same number of operations: [m, n][n, k] and [k, m][m, n].
+On a GPU, products take whole waves of tiles (products.py). On a CPU, a product of an [m, k] and a
+[k, n] matrix takes 2 (mnk + c (mn + nk + km)) / v seconds. Here v is the speed of large products in
+FLOP/s, and c is `half_size` (config/calibration.py). The backward pass of a product is two products
+with the same number of operations: [m, n][n, k] and [k, m][m, n].
 
 The backward pass of flash attention computes five products, its forward pass two (Dao,
 arXiv:2307.08691, section 3.1.2).
@@ -20,8 +20,8 @@ from frontier_llm.planner.block import Block, Product, chunk_blocks, head_produc
 from frontier_llm.planner.products import tile_flops
 
 FLASH_BACKWARD = 2.5 / 0.8
-"""Seconds of fused attention's backward pass, relative to its forward pass: 2.5 times the operations
-at 0.8 of the speed (Dao, arXiv:2307.08691, sections 3.1.2 and 4.1)."""
+"""Seconds of fused attention's backward pass, relative to its forward pass: 2.5 times the
+operations at 0.8 of the speed (Dao, arXiv:2307.08691, sections 3.1.2 and 4.1)."""
 SCORE_PASSES, SCORE_PASSES_BACKWARD = 4.5, 5.5
 """Number of times that the passes of unfused attention read or write its scores. Forward: the first
 product writes them; the kernel that scales, masks and normalises reads and writes them; the second
@@ -32,6 +32,7 @@ UPDATE_BYTES = 28
 read; the master weight and the two moments are written."""
 NORM_BYTES = 4
 """Bytes read per element of the fp32 gradient to compute the gradient norm."""
+
 
 @dataclass(frozen=True)
 class Seconds:
@@ -67,12 +68,12 @@ class Speed:
                 "set precision, or measure it: frontier-llm calibrate",
             )
         self._processors = device.processors
-        self._flops_per_second = curve.tflops * 1e12
-        self._half_size = curve.half_size
-        self._attention_flops_per_second = curve.tflops * 1e12 * calibration.attention_share
+        self._flops_per_second: float = curve.tflops * 1e12
+        self._half_size: float = curve.half_size
+        self._attention_flops_per_second: float = curve.tflops * 1e12 * calibration.attention_share
         self._element_bytes = COMPUTE_BYTES[precision]
-        self._bytes_per_second = device.memory_gb_per_second * 1e9 * calibration.memory_share
-        self.kernel_seconds = calibration.kernel_us * 1e-6
+        self._bytes_per_second: float = device.memory_gb_per_second * 1e9 * calibration.memory_share
+        self.kernel_seconds: float = calibration.kernel_us * 1e-6
         self.has_host = device.kind != "cpu"
         self.hidden_share = calibration.hidden_share
 

@@ -80,7 +80,9 @@ def changed_cluster(cluster: ClusterConfig, constants: Constants) -> ClusterConf
     links = tuple(
         link.model_copy(
             update={
-                "efficiency": constants.get("far" if link.ranks is None else "near", link.efficiency)
+                "efficiency": constants.get(
+                    "far" if link.ranks is None else "near", link.efficiency
+                )
             }
         )
         for link in cluster.links

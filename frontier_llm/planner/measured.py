@@ -78,9 +78,7 @@ def predict(run: MeasuredRun, change: Callable[[Candidate], Candidate] | None = 
     estimates = [Estimate(candidate, (), step_time(candidate)) for candidate in candidates]
     fastest = min(
         estimates,
-        key=lambda estimated: (
-            estimated.time.seconds / estimated.candidate.config.data.global_batch
-        ),
+        key=lambda estimated: estimated.time.seconds / estimated.candidate.config.data.global_batch,
     )
     return Prediction(run, QUANTITIES[run.quantity](fastest), fastest)
 

@@ -219,9 +219,7 @@ def _bounded_cuts(
             yield bounded_cut
 
 
-def _bounded_cut(
-    candidate: Candidate, order: int, found: Found, cut: Cut
-) -> _BoundedCut | None:
+def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _BoundedCut | None:
     """Compute the bounds of a cut; None if it fits with no factors, which `found` then counts."""
     data = candidate.grid.data
     if not legal_factors(candidate.config, data):

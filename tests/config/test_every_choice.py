@@ -54,6 +54,12 @@ def _pair(experiment, group, name):
     return _with_choice(_composed(experiment), group, name)
 
 
+def _keys(group, name):
+    """Return the keys that a file of a group sets."""
+    place = PLACES.get(group, group)
+    return {key for key, _ in leaves(file_values(group, name), f"{place}.")}
+
+
 def _with_choice(values, group, name):
     """Put the values of a file into the section of its group."""
     *path, last = PLACES.get(group, group).split(".")
@@ -90,7 +96,7 @@ def test_all_files_of_a_group_set_the_same_keys(group):
 def test_an_experiment_sets_no_key_of_a_group(experiment):
     own = dict(leaves(file_values("experiment", experiment)))
     for group, names in CHOICES.items():
-        keys = {key for name in names for key, _ in leaves(file_values(group, name), f"{PLACES.get(group, group)}.")}
+        keys = {key for name in names for key in _keys(group, name)}
         assert not keys & set(own), group
         assert group not in own
 
@@ -102,7 +108,7 @@ def test_the_root_sets_no_key_of_a_group_and_comes_first():
     assert {next(iter(default)).partition("@")[0] for default in defaults[1:-1]} == set(CHOICES)
     keys = {key for key, _ in leaves(root)}
     for group, names in CHOICES.items():
-        assert not keys & {key for key, _ in leaves(file_values(group, names[0]), f"{PLACES.get(group, group)}.")}
+        assert not keys & _keys(group, names[0])
 
 
 @pytest.mark.parametrize("turn", range(max(len(EXPERIMENTS), *map(len, CHOICES.values()))))
