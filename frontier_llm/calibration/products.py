@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from frontier_llm.calibration.timing import device, seconds_of
-from frontier_llm.planner.products import tile_flops
+from frontier_llm.planner.tiles import tile_flops
 
 SHAPES = {
     "cpu": (

@@ -7,6 +7,7 @@ labels a row. A cell `1|2|4` stands for values of which the fastest is taken.
 """
 
 import csv
+import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import cache
@@ -26,6 +27,8 @@ from frontier_llm.planner.schedule_choice import choose_schedule
 
 RANKS, NAME, ROUNDING = "ranks", "name", "rounding"
 ENGINE = "planner.engine"
+GIVE_RANKS = (RANKS, "launch.ranks", "launch.nodes", "planner.nodes")
+"""Columns or overrides that give the number of ranks."""
 ALTERNATIVES = "|"
 """Separates the values of a cell of which the fastest is taken."""
 Row = dict[str, str]
@@ -46,7 +49,7 @@ def read_table(
             The error names the row.
     """
     rows = _read(path)
-    quantity = _check_columns(path, list(rows[0]))
+    quantity = _check_columns(path, list(rows[0]), overrides)
     runs = []
     for number, row in enumerate(rows, start=1):
         if progress is not None:
@@ -56,47 +59,60 @@ def read_table(
 
 
 def _read(path: Path) -> list[Row]:
+    """Return the rows of a table, without comments and empty lines."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        # utf-8-sig: spreadsheets write a mark before the first character
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        cells = list(csv.reader(line for line in lines if line.strip() and line[0] != "#"))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(
             "--table", path, f"a CSV file that can be read ({error})", "name another file"
         ) from None
-    rows = list(csv.DictReader(line for line in lines if line.strip() and line[0] != "#"))
-    if not rows:
+    if len(cells) < 2:
+        wants = "a line that names the columns, and a line per run"
+        raise ConfigError("--table", path, wants, "add them")
+    columns = [column.strip() for column in cells[0]]
+    return [
+        _row(f"{path.name}, row {number}", columns, row)
+        for number, row in enumerate(cells[1:], start=1)
+    ]
+
+
+def _row(where: str, columns: Sequence[str], cells: Sequence[str]) -> Row:
+    if len(cells) != len(columns):
         raise ConfigError(
-            "--table", path, "a line that names the columns, and a line per run", "add them"
+            where,
+            f"{len(cells)} cells",
+            f"{len(columns)} cells, one per column",
+            "add or remove cells; quote a cell that contains commas",
         )
-    for number, row in enumerate(rows, start=1):
-        where = f"{path.name}, row {number}"
-        if None in row or None in row.values():
+    row = {column: cell.strip() for column, cell in zip(columns, cells, strict=True)}
+    for column, cell in row.items():
+        if not cell:
             raise ConfigError(
-                where, f"{len([v for v in row.values() if isinstance(v, str)])} cells",
-                f"{len([key for key in row if key])} cells, one per column",
-                "quote cells that contain commas",
-            )  # fmt: skip
-        for column, cell in row.items():
-            if not cell.strip():
-                raise ConfigError(
-                    f"{where}, {column}", "an empty cell", "a value in every cell",
-                    "fill it in; null stands for no value",
-                )  # fmt: skip
-    return rows
+                f"{where}, {column}",
+                "an empty cell",
+                "a value in every cell",
+                "fill it in; null stands for no value",
+            )
+    return row
 
 
-def _check_columns(path: Path, columns: Sequence[str]) -> str:
+def _check_columns(path: Path, columns: Sequence[str], overrides: Sequence[str]) -> str:
     """Check the names of the columns; return the measured quantity.
 
     Raises:
-        ConfigError: a column is not known, or there is not exactly one measured quantity.
+        ConfigError: a column is not known, there is not exactly one measured quantity, or nothing
+            gives the number of ranks.
     """
+    names = f"{path.name}, names of the columns"
     known = {name for name, _, _ in keys()} | groups().keys()
     known |= {RANKS, NAME, ROUNDING, ENGINE, *QUANTITIES}
     for column in columns:
         if column not in known:
             similar = nearest(column)
             raise ConfigError(
-                f"{path.name}, row 0 (the names of the columns)",
+                names,
                 repr(column),
                 f"keys of the configuration, {RANKS}, {NAME}, {ROUNDING} or "
                 + ", ".join(QUANTITIES),
@@ -105,20 +121,25 @@ def _check_columns(path: Path, columns: Sequence[str]) -> str:
     measured = [column for column in columns if column in QUANTITIES]
     if len(measured) != 1:
         raise ConfigError(
-            f"{path.name}, row 0 (the names of the columns)",
+            names,
             ", ".join(measured) or "no measured quantity",
             "exactly one of " + ", ".join(QUANTITIES),
             "keep or add one column with measured values",
+        )
+    given = {*columns, *(override.partition("=")[0] for override in overrides)}
+    if not given & {*GIVE_RANKS, "experiment"}:
+        raise ConfigError(
+            names,
+            "no number of ranks",
+            "one of the columns " + ", ".join(GIVE_RANKS),
+            f"add a column {RANKS}",
         )
     return measured[0]
 
 
 def _run(where: str, number: int, row: Row, quantity: str, overrides: Sequence[str]) -> MeasuredRun:
     measured = _number(f"{where}, {quantity}", row[quantity])
-    if not measured > 0:
-        raise ConfigError(
-            f"{where}, {quantity}", row[quantity], "a number above 0", "correct the cell"
-        )
+    rounding = _number(f"{where}, {ROUNDING}", row.get(ROUNDING, "0"), least=0.0)
     candidates, refused = [], None
     for cells in _alternatives(row):
         try:
@@ -134,16 +155,20 @@ def _run(where: str, number: int, row: Row, quantity: str, overrides: Sequence[s
         label=row.get(NAME) or " ".join(v for k, v in row.items() if k not in hidden),
         quantity=quantity,
         measured=measured,
-        rounding=_number(f"{where}, {ROUNDING}", row.get(ROUNDING, "0")),
+        rounding=rounding,
         candidates=tuple(candidates),
     )
 
 
-def _number(where: str, cell: str) -> float:
+def _number(where: str, cell: str, least: float = 1e-12) -> float:
     try:
-        return float(cell)
+        value = float(cell)
     except ValueError:
-        raise ConfigError(where, repr(cell), "a number", "correct the cell") from None
+        value = math.nan
+    if not least <= value < math.inf:
+        wants = "a number above 0" if least else "a number, 0 or larger"
+        raise ConfigError(where, repr(cell), wants, "correct the cell")
+    return value
 
 
 def _alternatives(row: Row) -> Iterator[Row]:
@@ -187,8 +212,15 @@ def _with_values(choices: tuple[str, ...], cells: tuple[tuple[str, str], ...]) -
         section = values
         for part in path:
             section = section[part]
-        section[last] = yaml.safe_load(cell)
+        section[last] = _value(key, cell)
     return decode(values)
+
+
+def _value(key: str, cell: str) -> Any:
+    try:
+        return yaml.safe_load(cell)
+    except yaml.YAMLError:
+        raise ConfigError(key, repr(cell), "a value that can be read", "correct the cell") from None
 
 
 class _Cells(tuple[tuple[str, str], ...]):

@@ -72,7 +72,11 @@ def _predict(runs: Sequence[MeasuredRun], progress: Progress) -> list[Prediction
     predictions = []
     for index, run in enumerate(runs):
         progress("predictions", index / len(runs))
-        predictions.append(predict(run))
+        try:
+            predictions.append(predict(run))
+        except ConfigError as error:
+            key = f"row {run.row}, {error.key}"
+            raise ConfigError(key, error.got, error.wants, error.todo) from None
     return predictions
 
 

@@ -1,6 +1,6 @@
 """Predict seconds of computation: matrix products, attention, and kernels that only move memory.
 
-On a GPU, products take whole waves of tiles (products.py). On a CPU, a product of an [m, k] and a
+On a GPU, products take whole waves of tiles (tiles.py). On a CPU, a product of an [m, k] and a
 [k, n] matrix takes 2 (mnk + c (mn + nk + km)) / v seconds. Here v is the speed of large products in
 FLOP/s, and c is `half_size` (config/calibration.py). The backward pass of a product is two products
 with the same number of operations: [m, n][n, k] and [k, m][m, n].
@@ -17,7 +17,7 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.geometry.resolved import COMPUTE_BYTES, ResolvedLayout
 from frontier_llm.planner.block import Block, Product, chunk_blocks, head_product
-from frontier_llm.planner.products import tile_flops
+from frontier_llm.planner.tiles import tile_flops
 
 FLASH_BACKWARD = 2.5 / 0.8
 """Seconds of fused attention's backward pass, relative to its forward pass: 2.5 times the

@@ -17,7 +17,7 @@ from benchmarks.published.tables import TABLES
 from docs.generate.planner_page import PAGE, validation
 from frontier_llm.calibration.products import Sample, fit_curve
 from frontier_llm.planner.constants import cluster_constants
-from frontier_llm.planner.products import tile_flops
+from frontier_llm.planner.tiles import tile_flops
 
 WANTED = {  # mean error: with constants fitted to the other tables, and to all tables
     "vtrain_single_node": (0.12, 0.07),
