@@ -22,6 +22,8 @@ There is one table per number of ranks and of micro-batches, with these columns:
     of measured      simulated duration divided by the measured one
     peak MiB         memory of the tensors that live at once in the passes and were allocated in
                      them, on the rank with the most; measured in a step that is not timed
+    planned MiB      what the planner predicts for it: activations and factors of weight gradients,
+                     logits, temporary tensors and buffers of messages
 
 The contenders *-waiting split backward passes and let weight gradients wait (`--waiting`). zb_h1,
 zb_v and v_half follow their own rules. Contenders with two model chunks per stage take part only if
@@ -56,7 +58,7 @@ QUICK = {"ranks": [2], "micro_batches": [2], "hidden": 64, "sequence": 32, "roun
 LIMIT_SECONDS = 1800
 """Time limit of a case, for busy machines."""
 COLUMNS = ("schedule", "ms", "over 1f1b", "over megatron", "simulated ms", "of measured",
-           "peak MiB")  # fmt: skip
+           "peak MiB", "planned MiB")  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console, results = wide_console(), []
     for ranks in options.ranks:
         for micro_batches in options.micro_batches:
-            case = Case(ranks, micro_batches, sizes, options.waiting, options.rounds)
+            case = Case(
+                ranks, micro_batches, sizes, options.waiting, options.rounds, options.recompute
+            )
             found = on_ranks(run_case, ranks, case, limit_seconds=LIMIT_SECONDS)
             latency = found[0][0]
             rows = make_rows(case, latency, [figures for _, figures in found])
@@ -81,7 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 }
             )
     if options.json:
-        settings = {"sizes": asdict(sizes), "waiting": options.waiting, "rounds": options.rounds}
+        settings = {
+            "sizes": asdict(sizes),
+            "waiting": options.waiting,
+            "rounds": options.rounds,
+            "recompute": options.recompute,
+        }
         facts = {**machine.about(), **settings, "cases": results}
         options.json.write_text(json.dumps(facts, indent=1))
     return 0
@@ -101,6 +110,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--sequence", type=at_least(1), default=256, help="tokens per sample (default 256)")
     add("--waiting", type=at_least(1), default=4, metavar="N",
         help="weight gradients that may wait in *-waiting (default 4)")  # fmt: skip
+    add("--recompute", choices=("none", "selective", "full"), default="none",
+        help="what backward passes compute again (default none)")  # fmt: skip
     return parse_bench(parser, arguments, QUICK)
 
 
@@ -118,6 +129,7 @@ def _table(case: Case, rows: Sequence[Row]) -> Table:
             "" if row.simulated_seconds is None else f"{row.simulated_seconds * 1e3:.1f}",
             "" if row.simulated_over_measured is None else f"{row.simulated_over_measured:.3f}",
             f"{row.peak_bytes / 2**20:.1f}",
+            f"{row.planned_bytes / 2**20:.1f}",
         )
     return table
 

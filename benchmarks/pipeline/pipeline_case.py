@@ -63,6 +63,8 @@ class Case:
     """Limit of waiting weight gradients for the contenders that let them wait."""
     rounds: int
     """Timed steps of each contender."""
+    recompute: str = "none"
+    """Value of `recompute`."""
 
     @property
     def contenders(self) -> dict[str, Contender]:
@@ -88,7 +90,7 @@ class Case:
             "data.micro_batch=1",
             f"data.global_batch={self.micro_batches}",
             "precision=fp32",
-            "recompute=none",
+            f"recompute={self.recompute}",
             f"parallel.pipeline={self.ranks}",
             f"parallel.schedule={contender.schedule}",
             f"parallel.chunks={contender.chunks}",

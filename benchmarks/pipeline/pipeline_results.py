@@ -18,6 +18,8 @@ from benchmarks.pipeline.pipeline_case import (
 from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.pipeline_schedule import Action, Schedule
 from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.memory import stage_activations
 from frontier_llm.planner.timeline import ActionSeconds, Send, simulate
 
 TOLERANCE = 1e-4
@@ -41,6 +43,8 @@ class Row:
     """Median over rounds of the simulated duration divided by the measured one."""
     peak_bytes: int
     """Peak memory of activations on the rank with the most."""
+    planned_bytes: int
+    """What the planner predicts for `peak_bytes`."""
     all_seconds: tuple[float, ...]
     """Duration of each timed step on the slowest rank."""
 
@@ -74,6 +78,7 @@ def make_rows(case: Case, latency: float, ranks: Sequence[dict[str, RankFigures]
                     _median_ratio(simulated, seconds[name]) if simulated else None
                 ),
                 peak_bytes=max(rank.peak_bytes for rank in figures),
+                planned_bytes=planned_bytes(case, contender),
                 all_seconds=tuple(seconds[name]),
             )
         )
@@ -116,6 +121,17 @@ def simulated_seconds(schedule: Schedule, steps: Sequence[TimedStep], latency: f
     first = min(step.actions[0][0] for step in steps)
     last = max(step.actions[-1][1] for step in steps)
     return simulated + max(step.seconds for step in steps) - (last - first)
+
+
+def planned_bytes(case: Case, contender: Contender) -> int:
+    """Return the memory that the planner predicts for the passes, on the rank with the most."""
+    candidate = Candidate.of(case.config(contender), case.ranks, case.ranks)
+    kinds = candidate.stages
+    stages = [
+        stage_activations(candidate.layout, stage, kinds.kind_of(stage))
+        for stage in range(case.ranks)
+    ]
+    return max(one.kept + one.logits + one.working + one.exchange for one in stages)
 
 
 def _simulated(

@@ -122,11 +122,30 @@ def pipeline_case() -> Iterator[str]:
     yield ""
     rows = [
         (f"`{row['contender']}`", f"{row['seconds'] * 1e3:.0f}", f"{row['over_megatron']:.3f}",
-         *_simulated(row), f"{row['peak_bytes'] / 2**20:.1f}")
+         *_simulated(row))
         for row in case["rows"]
     ]  # fmt: skip
     head = ("schedule", "ms per step", "time over megatron's", "simulated, ms",
-            "simulated over measured", "peak of activations, MiB")  # fmt: skip
+            "simulated over measured")  # fmt: skip
+    yield from _table(head, rows)
+
+
+def pipeline_memory() -> Iterator[str]:
+    """Yield measured and planned memory with and without recomputation, in the same case."""
+    plain, recomputed = load("pipeline")["cases"], load("pipeline_recompute")["cases"]
+    (with_recompute,) = recomputed
+    numbers = {key: with_recompute[key] for key in ("ranks", "micro_batches")}
+    (without,) = select(plain, **numbers)
+    rows = [
+        (f"`{row['contender']}`", *(
+            f"{one[key] / 2**20:.1f}"
+            for one in (row, *select(with_recompute["rows"], contender=row["contender"]))
+            for key in ("peak_bytes", "planned_bytes")
+        ))
+        for row in without["rows"]
+    ]  # fmt: skip
+    head = ("peak of activations, MiB", "measured", "planned", "measured, `recompute=full`",
+            "planned, `recompute=full`")  # fmt: skip
     yield from _table(head, rows)
 
 
@@ -324,6 +343,7 @@ def _cell(value: Any, unit: str = "") -> str:
 TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
     "benchmarks.md": {
         "step": step, "sharding": sharding, "pipeline": pipeline, "pipeline case": pipeline_case,
+        "pipeline memory": pipeline_memory,
         "overlap": overlap, "checkpoint": checkpoint,
     },
     "collectives.md": {

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from frontier_llm.geometry.message_memory import LOSS_CHUNK_BYTES
 
-CHUNK_BYTES = 2 * 2**20
+CHUNK_BYTES = 2**19
 """Size of the fp32 copy of some tokens' logits on a CPU: small enough for its caches."""
 
 

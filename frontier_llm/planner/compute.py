@@ -99,12 +99,7 @@ class Speed:
 
 
 def chunk_seconds(
-    layout: ResolvedLayout,
-    chunk: ModelChunk,
-    speed: Speed,
-    engine: EngineConfig,
-    *,
-    head_waits: bool = True,
+    layout: ResolvedLayout, chunk: ModelChunk, speed: Speed, engine: EngineConfig
 ) -> Seconds:
     """Return the seconds of one micro-batch in one model chunk, without communication.
 
@@ -113,8 +108,6 @@ def chunk_seconds(
         chunk: the model chunk.
         speed: speed of the device.
         engine: the training program.
-        head_waits: whether the weight gradient of the head can be computed later. It cannot if the
-            embedding of the same stage is also the head (model/linear.py).
     """
     forward = inputs = weights = recomputed = 0.0
     compute_bytes = layout.compute_bytes
@@ -141,11 +134,8 @@ def chunk_seconds(
         # two thirds of the memory traffic of the loss belong to the forward pass
         loss_third = speed.moved(float(head.rows) * head.columns * engine.loss_bytes, 10) / 3
         forward += speed.product(head) + 2 * loss_third
-        inputs += _input_gradient(head, speed) + loss_third
-        if head_waits:
-            weights += _weight_gradient(head, speed)
-        else:
-            inputs += _weight_gradient(head, speed)
+        # the weight gradient of the head is never computed later (sharding/gradients.py)
+        inputs += _input_gradient(head, speed) + _weight_gradient(head, speed) + loss_third
     return Seconds(forward, inputs, weights, recomputed)
 
 

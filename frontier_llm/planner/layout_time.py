@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from frontier_llm.geometry.model_chunks import ModelChunk, has_shared_table
+from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
 from frontier_llm.planner.compute import Seconds, Speed, chunk_seconds
@@ -208,10 +208,9 @@ class LayoutTime:
 
     def _chunks(self, kind: StageKind) -> tuple[ChunkPasses, ...]:
         layout, splits = self._layout, self._layout.splits_backward
-        head_waits = not has_shared_table(layout.model, kind.chunks)
         chunks = []
         for chunk in kind.chunks:
-            compute = chunk_seconds(layout, chunk, self.speed, self.engine, head_waits=head_waits)
+            compute = chunk_seconds(layout, chunk, self.speed, self.engine)
             outside = self.host.micro_batch_seconds / len(kind.chunks)
             tensor = self._tensor_seconds(chunk, compute)
             passes = ChunkPasses(compute, tensor, self._host_seconds(chunk), outside, splits)

@@ -26,7 +26,7 @@ from frontier_llm.geometry.state_memory import (
     needs_master,
     state_bytes,
 )
-from frontier_llm.planner.block import chunk_blocks, column_factors, head_product
+from frontier_llm.planner.block import chunk_blocks, head_product
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.timeline import shortened
 from frontier_llm.units import GIB, MIB
@@ -214,12 +214,8 @@ def _kept_elements(layout: ResolvedLayout, chunk: ModelChunk) -> float:
 
 def _factor_elements(layout: ResolvedLayout, kind: StageKind) -> Iterator[float]:
     """Yield the elements that each model chunk keeps for the weight gradients of a micro-batch."""
-    shared = has_shared_table(layout.model, kind.chunks)
     for chunk in kind.chunks:
-        total = sum(count * block.factor_elements for block, count in chunk_blocks(layout, chunk))
-        if chunk.has_head and not shared:
-            total += column_factors(layout, head_product(layout))
-        yield total
+        yield sum(count * block.factor_elements for block, count in chunk_blocks(layout, chunk))
 
 
 def _peak(
@@ -241,9 +237,18 @@ def _peak(
 
 
 def _working_elements(layout: ResolvedLayout, kind: StageKind) -> float:
-    """Return an upper bound on the elements of temporary tensors inside a pass."""
+    """Return an upper bound on the elements of temporary tensors inside a pass.
+
+    Of a layer that is recomputed for input gradients, the activations are replaced by the factors
+    of its weight gradients, which `Activations.kept` contains.
+    """
     blocks = [block for chunk in kind.chunks for block, _ in chunk_blocks(layout, chunk)]
-    recomputed = max(block.kept_elements for block in blocks) if layout.recompute == "full" else 0.0
+    recomputed = 0.0
+    if layout.recompute == "full":
+        replaced = 1 if layout.splits_backward else 0
+        recomputed = max(
+            max(0.0, block.kept_elements - replaced * block.factor_elements) for block in blocks
+        )
     largest_output = max(
         product.rows * product.columns for block in blocks for product in block.products
     )

@@ -3,7 +3,7 @@
 import pytest
 from torch.autograd.graph import saved_tensors_hooks
 
-from frontier_llm.planner.block import chunk_blocks, head_product
+from frontier_llm.planner.block import chunk_blocks
 from frontier_llm.planner.memory import (
     STATES,
     fullest,
@@ -187,11 +187,7 @@ def _walk(candidate, stage):
         full = layout.recompute == "full"
         elements = count * (block.input_elements if full else block.kept_elements)
         kept.append(2 * (elements + norm * chunk.has_head))
-        products = count * block.factor_elements
-        if chunk.has_head and not layout.model.tied:
-            head = head_product(layout)
-            products += head.rows * (head.inner + head.columns)
-        factors.append(2 * products)
+        factors.append(2 * count * block.factor_elements)
     waiting, most = {}, 0
     for kind, index, micro_batch in layout.schedule.actions[stage]:
         waiting.pop((index, micro_batch), None)

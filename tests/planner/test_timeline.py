@@ -168,7 +168,7 @@ def test_a_step_of_split_passes_is_that_of_its_simulation(overrides, sharding):
     actions = candidate.stages.of_stages(time.actions)
     simulated = pass_seconds(candidate.layout, actions, time.send)
     # traffic in every micro-batch changes the bubble
-    tolerance = {"zero1": 0.005, "zero2": 0.03, "zero3": 0.05}[sharding]
+    tolerance = {"zero1": 0.005, "zero2": 0.035, "zero3": 0.05}[sharding]
     assert passes == pytest.approx(simulated, rel=tolerance)
     assert LayoutTime(candidate).bound_seconds <= LayoutTime(candidate).floor_seconds
 
