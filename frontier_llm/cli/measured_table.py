@@ -184,7 +184,7 @@ def _candidate(row: Row, overrides: Sequence[str]) -> Candidate:
     Raises:
         ConfigError: a value is wrong, or the configuration cannot run on these ranks.
     """
-    choices = {*groups(), ENGINE}
+    choices = _choices()
     base = tuple(f"{key}={cell}" for key, cell in row.items() if key in choices)
     keys_of_row = [key for key in row if key not in {*choices, RANKS, NAME, ROUNDING, *QUANTITIES}]
     values = tuple((key, row[key]) for key in keys_of_row)
@@ -202,6 +202,12 @@ def _ranks(cell: str) -> int:
     if not cell.strip().isdigit() or int(cell) < 1:
         raise ConfigError(RANKS, repr(cell), "a number of ranks", "correct the cell")
     return int(cell)
+
+
+@cache
+def _choices() -> frozenset[str]:
+    """Return the columns that choose a file."""
+    return frozenset({*groups(), ENGINE})
 
 
 def _with_values(choices: tuple[str, ...], cells: tuple[tuple[str, str], ...]) -> RunConfig:

@@ -8,11 +8,13 @@ cut is skipped if by both bounds it is worse than the layouts found so far. Sche
 backward passes are simulated only if these bounds do not exclude them. The search is deterministic.
 """
 
+import gc
 import heapq
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -120,6 +122,19 @@ class Goal:
     ranks_per_node: int
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pause the cyclic garbage collector, which would scan millions of tuples of schedules."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_without_collector()
 def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) -> Found:
     """Find the best layouts of a configuration.
 
