@@ -158,10 +158,8 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
     for index, cut in enumerate(bounded_cuts):
         progress("factors", index / len(bounded_cuts))
         slowest = -best[0][0] if len(best) == config.planner.rows and not by_memory else math.inf
-        if cut.min_seconds >= slowest and front.beats(*cut.bounds):
-            continue
-        exact = _exact(cut, found)
-        if exact is None or (exact.min_seconds >= slowest and front.beats(*exact.bounds)):
+        exact = _refined(cut, found, slowest, front)
+        if exact is None:
             continue
         for candidate, peak in _fitting(exact):
             seconds = step_time(candidate, cut.time).seconds
@@ -248,15 +246,31 @@ def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _B
     return _BoundedCut(cut, time.bound_seconds, peak, order, candidate, time, activations)
 
 
-def _exact(cut: _BoundedCut, found: Found) -> _BoundedCut | None:
-    """Compute the bounds of a cut from its schedule; None if it fits with no factors."""
+def _refined(
+    cut: _BoundedCut, found: Found, slowest: float, front: ParetoFront[Item]
+) -> _BoundedCut | None:
+    """Compute better bounds from the schedule of a cut, as long as they do not exclude it.
+
+    Args:
+        cut: the cut.
+        found: counts the cut if it fits with no factors.
+        slowest: seconds of the slowest of the best layouts.
+        front: the Pareto front of the layouts found so far.
+
+    Returns:
+        The cut with better bounds; None = it is excluded.
+    """
+    if cut.min_seconds >= slowest and front.beats(*cut.bounds):
+        return None
     if not cut.candidate.layout.splits_backward:
         return cut
     activations = kinds_activations(cut.candidate)
     peak = _least_peak(cut.candidate, activations, found, cut.cut)
-    if peak is None:
+    if peak is None or (cut.min_seconds >= slowest and front.beats(peak, cut.min_seconds)):
         return None
     seconds = cut.time.floor_seconds
+    if seconds >= slowest and front.beats(peak, seconds):
+        return None
     return replace(cut, min_seconds=seconds, min_peak=peak, activations=activations)
 
 
