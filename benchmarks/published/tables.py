@@ -14,7 +14,9 @@ class Table(NamedTuple):
     device: str
     """Device on which all its runs were measured."""
     fits: bool = True
-    """Whether constants are fitted to it, and its errors count."""
+    """Whether constants are fitted to it."""
+    note: str = ""
+    """Note for the documentation."""
 
 
 TABLES = {
@@ -24,6 +26,11 @@ TABLES = {
     "megatron_sc21": Table("Megatron-LM on A100 (SC'21)", "A100"),
     "amsp": Table("AMSP, ZeRO-1 and MiCS on A800", "A100"),
     "frontier": Table("Frontier (MI250X)", "MI250X"),
-    "amsp_zero3": Table("ZeRO-3 and ZeRO++ on 1024 A800", "A100", fits=False),
+    "megatron_sc21_unused": Table(
+        "Megatron-LM on A100 (SC'21), other rows", "A100", fits=False, note="never fitted"
+    ),
+    "amsp_zero3": Table(
+        "ZeRO-3 and ZeRO++ on 1024 A800", "A100", fits=False, note="size of messages fitted to it"
+    ),
 }
 """The tables by the name of their file."""

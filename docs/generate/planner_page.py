@@ -11,6 +11,7 @@ from benchmarks.planner_accuracy import errors, in_sample, left_out
 from benchmarks.published.tables import TABLES
 from docs.generate.marked_page import filled, keep_current
 from docs.generate.models_and_clusters_page import composed as composed_anew
+from frontier_llm.cli.compose import groups
 from frontier_llm.cli.experiments import Header, composed
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
@@ -84,6 +85,7 @@ def files() -> dict[Path, str]:
     """Return the text of the page with newly predicted tables, by its path."""
     tables = {
         "validation": validation(),
+        "engines": engines_table(),
         "amsp": amsp_table(),
         "schedules": schedules_table(),
         "frontier": frontier_table(),
@@ -99,7 +101,7 @@ def validation() -> Iterator[str]:
     for name, table in TABLES.items():
         runs = in_sample(name)
         cells = [f"{value:.1%}" for of in (left_out(name), runs) for value in errors(of)]
-        mark = "" if table.fits else " (does not count)"
+        mark = f" ({table.note})" if table.note else ""
         yield f"| [{table.title}]({_file(name)}){mark} | {len(runs)} | " + " | ".join(cells) + " |"
     yield ""
     yield "| run | measured | left out | error | in sample | error |"
@@ -115,6 +117,27 @@ def validation() -> Iterator[str]:
 
 def _file(name: str) -> str:
     return f"../benchmarks/published/{name}.csv"
+
+
+def engines_table() -> Iterator[str]:
+    """Yield the values of all engines, by key."""
+    engines = {
+        name: composed(f"planner.engine={name}").planner.engine.model_dump()
+        for name in groups()["engine"]
+    }
+    yield "| key | " + " | ".join(f"`{name}`" for name in engines) + " |"
+    yield "|---|" + "---|" * len(engines)
+    for key in next(iter(engines.values())):
+        if key not in ("name", "host", "source"):
+            cells = [_plain(values[key]) for values in engines.values()]
+            yield f"| `{key}` | " + " | ".join(cells) + " |"
+
+
+def _plain(value: object) -> str:
+    """Return a value of an engine; the empty string for what it lacks."""
+    if value is None or isinstance(value, bool):
+        return "yes" if value else ""
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}"
 
 
 def amsp_table() -> Iterator[str]:

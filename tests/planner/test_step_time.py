@@ -85,6 +85,27 @@ def test_a_second_copy_spares_the_backward_gather():
     assert _seconds(_with_engine(without, second_copy_ranks=8)) < _seconds(without)
 
 
+def test_recomputation_that_stops_early_saves_a_product():
+    full = _large("recompute=full")
+    early = _with_engine(full, recompute_stops_early=True)
+    assert _seconds(early) < _seconds(full)
+    kept = _large("recompute=none")
+    assert _seconds(_with_engine(kept, recompute_stops_early=True)) == _seconds(kept)
+
+
+def test_broadcasts_pass_on_every_updated_parameter():
+    gathered = _with_engine(_amsp("7b", 1), overlaps=False)
+    sent = _with_engine(gathered, broadcasts_refresh=True)
+    parts = [step_time(candidate).parts["refresh_params"] for candidate in (gathered, sent)]
+    assert parts[1] / parts[0] == pytest.approx(1024 / 1023)
+
+
+def test_attention_that_is_not_fused_and_unfused_elementwise_kernels_take_longer():
+    fused = _large()
+    assert _seconds(_with_engine(fused, fused_attention=False)) > _seconds(fused)
+    assert _seconds(_with_engine(fused, elementwise_factor=2.0)) > _seconds(fused)
+
+
 def test_recomputation_costs_a_forward_pass():
     none, full = (step_time(_large(f"recompute={how}")).parts for how in ("none", "full"))
     assert 1.25 < full["compute"] / none["compute"] < 1.4
