@@ -1,172 +1,201 @@
 """Compare the planner with published training speeds: `python -m benchmarks.planner_accuracy`.
 
-Prints every published value with its prediction. The planner uses constants of the hardware, such
-as the efficiency of links, which the files in conf/cluster contain. They were fitted to the
-published values. `--fit` fits them again, `--json FILE` writes all values.
-docs/generate/planner_page.py writes the tables into docs/planner.md.
+Predicts every row of the tables in benchmarks/published, twice: with the constants of conf/cluster
+and conf/engine, which were fitted to all tables (in sample), and with constants that were fitted to
+the other tables (left out). Only the second error says how well the planner predicts runs that it
+never saw. `--fit` fits all constants again and writes benchmarks/results/planner.json.
 """
 
 import json
+import math
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from benchmarks.published.fit import fit
-from benchmarks.published.predict import Constants, Prediction, predict
-from benchmarks.published.published import AMSP, FRONTIER, MEGATRON, SOURCES, Row, rows
+from benchmarks.published.tables import FOLDER, TABLES
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import new_file, run_command, tool_parser
+from frontier_llm.cli.measured_table import read_table
+from frontier_llm.cli.options import run_command, tool_parser
+from frontier_llm.cli.plain_table import plain_table
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.constants import LARGEST, with_constants
+from frontier_llm.planner.fit import damped, fit
+from frontier_llm.planner.measured import Errors, MeasuredRun, Prediction, errors, predict
 
-NVIDIA = ("tflops", "half_size", "attention_share", "memory_share", "hidden_share", "near", "far")
-"""Constants that are fitted to the published tables of Megatron-LM (A100) and AMSP (A800)
-together."""
-AMD = ("tflops", "near")
-"""Constants that are fitted to the three values for Frontier. The other constants are those of the
-A100."""
-MEAN_WANTED, WORST_WANTED = 0.06, 0.15
-"""Targets for the mean and the worst relative error."""
-
-
-@dataclass(frozen=True)
-class Fits:
-    """Constants that were fitted to published values."""
-
-    nvidia: Constants
-    """Constants of A100 and A800."""
-    frontier: Constants
-    """Constants of MI250X."""
-    without: dict[str, Constants]
-    """Constants fitted without one table, by the name of this table."""
+RESULTS = Path(__file__).parent / "results" / "planner.json"
+DEVICES = {"A800": "A100", "A100": "A100", "H100": "H100", "MI250X": "MI250X"}
+"""Words in the names of devices, and the devices whose constants they share."""
+ENGINES = "engines"
+PRODUCT_RATIO = {"H100": 0.803 / 0.869, "MI250X": 0.66}
+"""`product_share` of a device that no table of the fit contains, relative to the A100. H100: the
+fastest products that a search over shapes found, 794.5 of 989 and 271.2 of 312 TFLOP/s (S. Bekman,
+Machine Learning Engineering, maximum achievable matmul FLOPS). MI250X: MPT models train at 80% of
+the speed of an A100-40GB and at 73% of that of an A100-80GB per MI250, whose peak is 362 TFLOP/s
+(MosaicML, Training LLMs with AMD MI250 GPUs, 2023: ROCm 5.4): 66% relative to the peaks."""
+ATTENTION_RATIO = {"H100": 0.6, "MI250X": 1.0}
+"""`attention_share` of such a device, relative to the A100. FlashAttention-2 reaches 35% of the
+peak of an H100 (arXiv:2407.08608) and 50% to 73% of that of an A100 (arXiv:2307.08691)."""
+START = {
+    "A100.product_share": 0.8,
+    "A100.attention_share": 0.55,
+    "A100.memory_share": 0.8,
+    "H100.product_share": 0.74,
+    "H100.attention_share": 0.33,
+    "engines.elementwise_factor": 1.5,
+    "engines.layer_us": 1200.0,
+    "engines.micro_batch_us": 1500.0,
+}
+"""Starting values: 92% of the fastest products that were found, the cited speeds of attention, the
+share of the bandwidth that copies reach, and orders of magnitude for the engines."""
+START_AMD = {"MI250X.product_share": 0.5}
+EVERY = {"vtrain_single_node": 8}
+"""Every how many rows of a table are used in a fit; all rows are predicted."""
+Constants = Mapping[str, float]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; return 1 if the errors exceed MEAN_WANTED or WORST_WANTED."""
+    """Print the errors of each table; fit first with `--fit`."""
     parser = tool_parser(__doc__)
-    parser.add_argument("--fit", action="store_true", help="fit the constants again")
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write all values")
+    parser.add_argument("--fit", action="store_true", help="fit the constants again, minutes")
+    parser.add_argument("--rows", action="store_true", help="print every row")
     options = parser.parse_args(arguments)
     console = wide_console()
-    found = fitted() if options.fit else None
-    if found is not None:
-        for name, constants in (("A100, A800", found.nvidia), ("MI250X", found.frontier)):
-            console.print(name, {key: round(value, 4) for key, value in constants.items()})
-    predictions = predict_all(found)
-    for table in SOURCES:
-        console.print(_table(table, [p for p in predictions if p.row.table == table]))
-    mean, worst = errors(predictions)
-    console.print(f"mean absolute error {mean:.1%}, worst {worst:.1%}, of the rows that count")
-    if options.json:
-        options.json.write_text(json.dumps([to_json(p) for p in predictions], indent=1) + "\n")
-    return int(mean > MEAN_WANTED or worst > WORST_WANTED)
+    if options.fit:
+        RESULTS.write_text(json.dumps(fitted(), indent=1) + "\n")
+    table = plain_table("Mean and largest error", ["table", "runs", "left out", "in sample"])
+    for name in TABLES:
+        cells = [_percents(errors(of(name))) for of in (left_out, in_sample)]
+        table.add_row(name, str(len(runs(name))), *cells)
+    console.print(table)
+    if options.rows:
+        for name in TABLES:
+            console.print(_rows(name))
+    return 0
 
 
-def predict_all(found: Fits | None = None) -> list[Prediction]:
-    """Predict every published value.
-
-    Args:
-        found: constants to use; None: those of the cluster files.
-    """
-    return [predict(row, _constants(row, found)) for row in rows()]
+@cache
+def runs(name: str) -> list[MeasuredRun]:
+    """Return the runs of a table."""
+    return read_table(FOLDER / f"{name}.csv")
 
 
-def errors(predictions: Sequence[Prediction]) -> tuple[float, float]:
-    """Return the mean and the worst absolute error of the rows that count.
-
-    Papers round: a published 4% stands for any value from 3.5% to 4.5%. The error is the distance
-    to the nearest such value.
-    """
-    absolute = [abs(p.error_beyond_rounding) for p in predictions if p.row.counts]
-    return sum(absolute) / len(absolute), max(absolute)
+def in_sample(name: str) -> list[Prediction]:
+    """Predict a table with the constants of conf/, which were fitted to all tables."""
+    return [predict(run) for run in runs(name)]
 
 
-def fitted() -> Fits:
-    """Fit the constants of all devices, with all tables and with one table left out."""
-    counted = [row for row in rows() if row.counts]
-    by_table = {name: [row for row in counted if row.table == name] for name in SOURCES}
-    nvidia = fit([*by_table[MEGATRON], *by_table[AMSP]], NVIDIA)
-    return Fits(
-        nvidia=nvidia,
-        frontier=fit(by_table[FRONTIER], AMD, start=nvidia),
-        without={
-            MEGATRON: fit(by_table[AMSP], NVIDIA),
-            AMSP: fit(by_table[MEGATRON], NVIDIA),
-            FRONTIER: nvidia,
-        },
-    )
+def left_out(name: str) -> list[Prediction]:
+    """Predict a table with the stored constants that were fitted without it."""
+    return predictions(name, stored()["left_out"][name])
 
 
-def left_out() -> Iterator[tuple[str, str, list[Prediction]]]:
-    """Predict each table with constants that were fitted without it.
+def predictions(name: str, constants: Constants) -> list[Prediction]:
+    """Predict a table with some constants, named as in `START`."""
+    return [predict(run, lambda candidate: _changed(candidate, constants)) for run in runs(name)]
 
-    Yields:
-        The table, the origin of the constants in words, and the predictions.
-    """
-    counted = [row for row in rows() if row.counts]
-    by_table = {name: [row for row in counted if row.table == name] for name in SOURCES}
-    without = fitted().without
-    origins = {
-        MEGATRON: "constants fitted to AMSP's table",
-        AMSP: "constants fitted to Megatron-LM's table",
-        FRONTIER: "the A100's constants, as shares of the peaks",
+
+def stored() -> dict[str, Any]:
+    """Return the constants of the last fit."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text())
+    return found
+
+
+def fitted() -> dict[str, Any]:
+    """Fit all constants, to all tables and without each of them."""
+    every, without = _fit(None), {name: _fit(name) for name in TABLES}
+    found = {
+        name: {
+            "in_sample": errors(predictions(name, every))._asdict(),
+            "left_out": errors(predictions(name, without[name]))._asdict(),
+        }
+        for name in TABLES
     }
-    for name, constants in without.items():
-        yield name, origins[name], [predict(row, constants) for row in by_table[name]]
+    return {"in_sample": every, "left_out": without, "errors": found}
 
 
-def to_json(prediction: Prediction) -> dict[str, Any]:
-    """Return a prediction as plain values."""
-    row = prediction.row
+def _fit(without: str | None) -> dict[str, float]:
+    """Fit the constants to all tables but one.
+
+    A device of which no table is left gets its constants from the A100.
+    """
+    used = [name for name, table in TABLES.items() if table.fits and name != without]
+    devices = {_device(run.candidates[0]) for name in used for run in runs(name)}
+    nvidia = [name for name in used if TABLES[name].device != "MI250X"]
+    start = {key: value for key, value in START.items() if _owner(key) in {ENGINES, *devices}}
+    found = _fit_tables(nvidia, start, {})
+    if "H100" not in devices:
+        found |= _from_a100("H100", found)
+    found |= _from_a100("MI250X", found)
+    if "MI250X" in devices:
+        amd = [name for name in used if name not in nvidia]
+        found |= _fit_tables(amd, START_AMD, found)
+    return {key: float(f"{value:.4g}") for key, value in found.items()}
+
+
+def _fit_tables(names: Sequence[str], start: Constants, fixed: Constants) -> dict[str, float]:
+    used = [(run, 1 / len(part)) for name in names for part in [_part(name)] for run in part]
+
+    def residuals(constants: Constants) -> list[float]:
+        every = {**fixed, **constants}
+        return [
+            damped(math.log1p(predict(run, lambda c: _changed(c, every)).error), weight)
+            for run, weight in used
+        ]
+
+    largest = {key: LARGEST[_name(key)] for key in start if _name(key) in LARGEST}
+    return fit(residuals, start, largest)
+
+
+def _part(name: str) -> list[MeasuredRun]:
+    return runs(name)[:: EVERY.get(name, 1)]
+
+
+def _from_a100(device: str, found: Constants) -> dict[str, float]:
+    """Return the constants of a device from those of the A100 and from published speeds."""
     return {
-        "table": row.table,
-        "row": row.name,
-        "reading": row.reading,
-        "counts": row.counts,
-        "quantity": row.quantity,
-        "published": row.published,
-        "predicted": prediction.predicted,
-        "error": prediction.error,
-        "error_beyond_rounding": prediction.error_beyond_rounding,
-        "step_seconds": prediction.estimate.time.seconds,
-        "layout": prediction.estimate.candidate.description,
+        f"{device}.product_share": found["A100.product_share"] * PRODUCT_RATIO[device],
+        f"{device}.attention_share": found["A100.attention_share"] * ATTENTION_RATIO[device],
     }
 
 
-def _constants(row: Row, found: Fits | None) -> Constants | None:
-    """Return the fitted constants for the device of a row; None: those of its cluster file."""
-    if found is None:
-        return None
-    return found.frontier if row.table == FRONTIER else found.nvidia
+def _changed(candidate: Candidate, constants: Constants) -> Candidate:
+    """Return a candidate with the constants of its device and those of the engines.
+
+    `memory_share` is that of the A100 on every device.
+    """
+    owners = (_device(candidate), ENGINES)
+    values = {_name(key): value for key, value in constants.items() if _owner(key) in owners}
+    values["memory_share"] = constants["A100.memory_share"]
+    return with_constants(candidate, values)
 
 
-def _table(name: str, predictions: Sequence[Prediction]) -> Table:
-    table = Table(title=f"{name}: {SOURCES[name]}", title_justify="left")
-    columns = ("model", "assumed set-up", "published", "predicted", "error")
-    for column in (*columns, "error beyond rounding"):
-        table.add_column(column)
-    for prediction in predictions:
-        row = prediction.row
-        form = _one_decimal if row.quantity == "hardware_tflops" else _percent
-        table.add_row(
-            row.name,
-            row.reading,
-            form(row.published),
-            form(prediction.predicted),
-            f"{prediction.error:+.1%}",
-            f"{prediction.error_beyond_rounding:+.1%}",
-            style="" if row.counts else "dim",
-        )
+def _device(candidate: Candidate) -> str:
+    name = candidate.config.cluster.device.name
+    return next(device for word, device in DEVICES.items() if word in name)
+
+
+def _owner(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _name(key: str) -> str:
+    return key.partition(".")[2]
+
+
+def _percents(found: Errors) -> str:
+    return f"{found.mean:.1%}, {found.worst:.1%}"
+
+
+def _rows(name: str) -> Any:
+    table = plain_table(name, ["row", "measured", "left out", "error", "in sample", "error"])
+    for first, second in zip(left_out(name), in_sample(name), strict=True):
+        cells = [
+            cell for p in (first, second) for cell in (f"{p.predicted:.4g}", f"{p.error:+.1%}")
+        ]
+        table.add_row(first.run.label, f"{first.run.measured:.4g}", *cells)
     return table
-
-
-def _one_decimal(value: float) -> str:
-    return f"{value:.1f}"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"
 
 
 if __name__ == "__main__":

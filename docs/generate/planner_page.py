@@ -7,18 +7,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.planner_accuracy import errors, left_out, predict_all
-from benchmarks.published.predict import Prediction, composed
-from benchmarks.published.published import PUBLISHED_SCHEDULE, SOURCES
+from benchmarks.planner_accuracy import errors, in_sample, left_out
+from benchmarks.published.tables import TABLES
 from docs.generate.marked_page import filled, keep_current
 from docs.generate.models_and_clusters_page import composed as composed_anew
-from frontier_llm.cli.experiments import Header
+from frontier_llm.cli.compose import groups
+from frontier_llm.cli.experiments import Header, composed
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
-from frontier_llm.planner.compute import Engine
 from frontier_llm.planner.estimate import Estimate, estimate
 from frontier_llm.planner.schedule_choice import choose_schedule
 from frontier_llm.planner.search import Goal, search
@@ -27,8 +26,17 @@ from frontier_llm.units import GIB, format_count
 PAGE = CONF.parent / "docs" / "planner.md"
 BF16_GRADIENTS = "collectives.grads_format=bf16"
 """Override that sends gradients in two bytes per element, as the papers do."""
-BF16_SUMS = Engine(sums_bytes=2)
-"""Our engine, except that replicas sum gradients in bf16, as in AMSP and DeepSpeed."""
+BF16_SUMS = "planner.engine.sums_bytes=2"
+"""Override for sums of gradients over replicas in bf16, as in AMSP and DeepSpeed."""
+PUBLISHED_SCHEDULE = (
+    "parallel.chunks=1",
+    "parallel.schedule=1f1b",
+    "parallel.waiting_weights=0",
+    "parallel.sequence=false",
+)
+"""Settings of the pipeline in the paper on Frontier."""
+MOST_ROWS = 12
+"""Largest number of rows of a table that the page shows one by one."""
 AMSP_PAPER_FACTORS = {"7b": (1, 1, 8), "13b": (4, 4, 8), "30b": (8, 8, 32)}
 """Factors of parameters, gradients and optimizer states in the AMSP paper, by model size."""
 AMSP_RANKS = (8, 64, 256, 1024)
@@ -77,7 +85,7 @@ def files() -> dict[Path, str]:
     """Return the text of the page with newly predicted tables, by its path."""
     tables = {
         "validation": validation(),
-        "left out": left_out_table(),
+        "engines": engines_table(),
         "amsp": amsp_table(),
         "schedules": schedules_table(),
         "frontier": frontier_table(),
@@ -87,31 +95,49 @@ def files() -> dict[Path, str]:
 
 
 def validation() -> Iterator[str]:
-    """Yield every published figure with its prediction and error."""
-    predictions = predict_all()
-    for table, source in SOURCES.items():
-        yield f"**{table}** ({source})"
-        yield ""
-        yield "| figure | assumption | published | predicted | error | error beyond rounding |"
-        yield "|---|---|---|---|---|---|"
-        for prediction in predictions:
-            if prediction.row.table == table:
-                yield _validation_row(prediction)
-        yield ""
-    mean, worst = errors(predictions)
-    yield (
-        f"Over the rows in bold, the mean absolute error beyond rounding is {mean:.1%} and the "
-        f"largest is {worst:.1%}."
-    )
+    """Yield the errors of all tables, and the rows of the small ones."""
+    yield "| table | runs | mean error, left out | largest | mean error, in sample | largest |"
+    yield "|---|---|---|---|---|---|"
+    for name, table in TABLES.items():
+        runs = in_sample(name)
+        cells = [f"{value:.1%}" for of in (left_out(name), runs) for value in errors(of)]
+        mark = f" ({table.note})" if table.note else ""
+        yield f"| [{table.title}]({_file(name)}){mark} | {len(runs)} | " + " | ".join(cells) + " |"
+    yield ""
+    yield "| run | measured | left out | error | in sample | error |"
+    yield "|---|---|---|---|---|---|"
+    for name in TABLES:
+        if len(in_sample(name)) <= MOST_ROWS:
+            for first, second in zip(left_out(name), in_sample(name), strict=True):
+                cells = [f"{c.predicted:.1f} | {c.error:+.1%}" for c in (first, second)]
+                yield (
+                    f"| {first.run.label} | {first.run.measured:.1f} | " + " | ".join(cells) + " |"
+                )
 
 
-def left_out_table() -> Iterator[str]:
-    """Yield the error of each published table with constants that were fitted without it."""
-    yield "| table left out | predicted with | mean absolute error | largest error |"
-    yield "|---|---|---|---|"
-    for name, constants, predictions in left_out():
-        mean, worst = errors(predictions)
-        yield f"| {name} | {constants} | {mean:.1%} | {worst:.1%} |"
+def _file(name: str) -> str:
+    return f"../benchmarks/published/{name}.csv"
+
+
+def engines_table() -> Iterator[str]:
+    """Yield the values of all engines, by key."""
+    engines = {
+        name: composed(f"planner.engine={name}").planner.engine.model_dump()
+        for name in groups()["engine"]
+    }
+    yield "| key | " + " | ".join(f"`{name}`" for name in engines) + " |"
+    yield "|---|" + "---|" * len(engines)
+    for key in next(iter(engines.values())):
+        if key not in ("name", "host", "source"):
+            cells = [_plain(values[key]) for values in engines.values()]
+            yield f"| `{key}` | " + " | ".join(cells) + " |"
+
+
+def _plain(value: object) -> str:
+    """Return a value of an engine; the empty string for what it lacks."""
+    if value is None or isinstance(value, bool):
+        return "yes" if value else ""
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}"
 
 
 def amsp_table() -> Iterator[str]:
@@ -173,7 +199,7 @@ def frontier_table() -> Iterator[str]:
     )
     yield "|" + "---|" * 7
     for name, (experiment, rank_counts, strong_batch, replica_batch) in FRONTIER_RUNS.items():
-        config = composed((*experiment, BF16_GRADIENTS))
+        config = composed(*experiment, BF16_GRADIENTS, BF16_SUMS)
         first_row: list[Estimate] = []
         for ranks in rank_counts:
             replicas = ranks // (config.parallel.tensor * config.parallel.pipeline)
@@ -205,26 +231,12 @@ def mt5_table() -> Iterator[str]:
             yield f"| {model} | {nodes} | {samples} | " + " | ".join([*cells, parts]) + " |"
 
 
-def _validation_row(prediction: Prediction) -> str:
-    row = prediction.row
-    number_format = "{:.1f}" if row.quantity == "hardware_tflops" else "{:.1%}"
-    name = f"**{row.name}**" if row.counts else row.name
-    cells = [
-        name,
-        row.reading,
-        number_format.format(row.published),
-        number_format.format(prediction.predicted),
-        f"{prediction.error:+.1%}",
-        f"{prediction.error_beyond_rounding:+.1%}",
-    ]
-    return "| " + " | ".join(cells) + " |"
-
-
 def _amsp_cells(model: str, ranks: int, paper_factors: tuple[int, int, int]) -> Iterator[str]:
     """Yield the cells of a row of the AMSP table, from the chosen factors on."""
     recompute = "full" if model == "30b" else "none"
-    overrides = (f"experiment=amsp_llama_{model}", BF16_GRADIENTS, f"recompute={recompute}")
-    config = composed(overrides)
+    experiment = f"experiment=amsp_llama_{model}"
+    overrides = (experiment, BF16_GRADIENTS, BF16_SUMS, f"recompute={recompute}")
+    config = composed(*overrides)
     only_factors_free = config.planner.model_copy(
         update={
             "tensor": (1,),
@@ -235,7 +247,7 @@ def _amsp_cells(model: str, ranks: int, paper_factors: tuple[int, int, int]) -> 
         }
     )
     searched = config.model_copy(update={"planner": only_factors_free})
-    layouts = search(searched, Goal(ranks, config.cluster.ranks_per_node, BF16_SUMS)).best
+    layouts = search(searched, Goal(ranks, config.cluster.ranks_per_node)).best
     if not layouts:
         yield from ["none fits", *[""] * 6]
         return
@@ -262,7 +274,7 @@ def _with_factors(config: RunConfig, ranks: int, factors: tuple[int, int, int]) 
         )
     except ConfigError:
         return None
-    return estimate(candidate, BF16_SUMS)
+    return estimate(candidate)
 
 
 def _mfu(estimated: Estimate | None) -> str:
@@ -281,7 +293,7 @@ def _with_batch(config: RunConfig, ranks: int, batch: int) -> Estimate:
     """Predict a step with another number of samples per step."""
     data = config.data.model_copy(update={"global_batch": batch})
     changed = config.model_copy(update={"data": data})
-    return estimate(Candidate.of(changed, ranks, config.cluster.ranks_per_node), BF16_SUMS)
+    return estimate(Candidate.of(changed, ranks, config.cluster.ranks_per_node))
 
 
 def _tokens_per_device(estimated: Estimate) -> float:
@@ -302,8 +314,9 @@ def _mt5_estimate(model: str, nodes: int, stage: int) -> Estimate:
         f"data.global_batch={ranks * MT5_SAMPLES_PER_GPU}",
         f"data.micro_batch={MT5_SAMPLES_PER_GPU}",
         BF16_GRADIENTS,
+        BF16_SUMS,
     )
-    return estimate(Candidate.of(config, ranks, GPUS_PER_NODE), BF16_SUMS)
+    return estimate(Candidate.of(config, ranks, GPUS_PER_NODE))
 
 
 def _step_seconds(estimated: Estimate) -> str:

@@ -1,4 +1,4 @@
-"""Measure matrix products of many shapes and fit the curve of config/calibration.py to them."""
+"""Measure matrix products of many shapes and fit the speed of config/calibration.py to them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from frontier_llm.calibration.timing import device, seconds_of
+from frontier_llm.planner.tiles import tile_flops
 
 SHAPES = {
     "cpu": (
@@ -55,40 +56,55 @@ class ProductFigures:
     tflops: float
     """Fitted speed of very large products."""
     half_size: float
-    """Fitted size below which products are slow (`MatrixCurve`)."""
+    """Fitted size below which products are slow (`MatrixCurve`); 0 with `processors`."""
     samples: tuple[Sample, ...]
+    processors: int | None = None
+    """Processors that compute tiles; None on a device without them."""
 
     def curve(self, m: int, k: int, n: int) -> float:
-        """Return the TFLOP/s that the fitted curve gives for a product of [m, k] and [k, n]."""
-        return self.tflops / (1 + self.half_size * (1 / m + 1 / k + 1 / n))
+        """Return the TFLOP/s that the fit gives for a product of [m, k] and [k, n]."""
+        work = _work(m, k, n, self.half_size, self.processors)
+        return self.tflops * 2e-12 * m * k * n / work
 
 
 def measure_products(precision: str) -> ProductFigures:
-    """Measure all shapes in one number format and fit the curve to them."""
+    """Measure all shapes in one number format and fit the speed of products to them."""
+    processors = processor_count()
     samples = [_measure(shape, DTYPES[precision]) for shape in SHAPES[device().type]]
-    tflops, half_size = fit_curve(samples)
-    return ProductFigures(precision, tflops, half_size, tuple(samples))
+    tflops, half_size = fit_curve(samples, processors)
+    return ProductFigures(precision, tflops, half_size, tuple(samples), processors)
 
 
-def fit_curve(samples: Sequence[Sample]) -> tuple[float, float]:
+def processor_count() -> int | None:
+    """Return the multiprocessors or compute units of the GPU; None on a CPU."""
+    if device().type == "cpu":
+        return None
+    return int(torch.cuda.get_device_properties(device()).multi_processor_count)
+
+
+def fit_curve(samples: Sequence[Sample], processors: int | None = None) -> tuple[float, float]:
     """Return the speed and the half size with the smallest sum of squared relative errors.
 
-    The half sizes are tried one by one. For each of them, the best speed is
-    sum((x/y)^2) / sum(x/y) over all samples. Here x is the time that the curve gives at a speed of
-    1 TFLOP/s, and y is the measured time.
+    The half sizes are tried one by one; with `processors` it is 0. For each of them, the best speed
+    is sum((x/y)^2) / sum(x/y) over all samples. Here x is the time at a speed of 1 TFLOP/s, and y
+    is the measured time.
     """
     best: tuple[float, float, float] | None = None
-    for half_size in HALF_SIZES:
-        ratios = [
-            2e-12 * (m * k * n + half_size * (m * k + k * n + m * n)) / seconds
-            for m, k, n, seconds in samples
-        ]
+    for half_size in HALF_SIZES if processors is None else (0,):
+        ratios = [_work(m, k, n, half_size, processors) / seconds for m, k, n, seconds in samples]
         tflops = sum(ratio * ratio for ratio in ratios) / sum(ratios)
         squared_errors = sum((ratio / tflops - 1) ** 2 for ratio in ratios)
         if best is None or squared_errors < best[0]:
             best = (squared_errors, tflops, float(half_size))
     assert best is not None
     return best[1], best[2]
+
+
+def _work(m: int, k: int, n: int, half_size: float, processors: int | None) -> float:
+    """Return the seconds of a product at a speed of 1 TFLOP/s."""
+    if processors is not None:
+        return 1e-12 * processors * tile_flops(m, k, n, 1, processors)
+    return 2e-12 * (m * k * n + half_size * (m * k + k * n + m * n))
 
 
 def _measure(shape: tuple[int, int, int], dtype: torch.dtype) -> Sample:

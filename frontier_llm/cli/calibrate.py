@@ -99,6 +99,7 @@ def measured(
     nominal_gb = cluster["device"]["memory_gb_per_second"]
     calibration["memory_share"] = round(min(1.0, measured_gb / nominal_gb), 3)
     new_device: dict[str, Any] = {**cluster["device"], "calibration": calibration}
+    new_device["processors"] = products[0].processors
     if measured_gb > nominal_gb:
         new_device |= {"memory_gb_per_second": round(measured_gb, 1), "source": source}
     local_link = dict(cluster["links"][0])

@@ -3,8 +3,8 @@
 A layout is a choice of tensor, pipeline and data parallelism, sharding factors and micro-batch.
 Prints the fastest layouts for `planner.nodes` nodes of `cluster`, and why other layouts cannot run.
 If planner.nodes is a list, prints scaling curves instead. `--this` estimates only the layout of the
-configuration. Overrides are the same as for frontier-llm train. docs/planner.md describes the
-method.
+configuration. `--table` compares predictions with measured speeds. Overrides are the same as for
+frontier-llm train. docs/planner.md describes the method.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.delayed_progress import DelayedProgress
 from frontier_llm.cli.options import new_file, tool_parser
+from frontier_llm.cli.plan_measured import compare
 from frontier_llm.cli.plan_tables import (
     cost_table,
     details,
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Plan, print the result and write the files that options name; return the exit code."""
     options = _parse(arguments)
     console = wide_console(stderr=options.json == "-")
+    if options.table:
+        return compare(options, console)
     config = decode(compose(options.overrides))
     saved = None if options.save is None else experiment_file(options.save)
     nodes = config.planner.nodes or ()
@@ -81,8 +84,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--save", metavar="NAME",
         help="write the best layout to experiment/NAME.yaml in --conf-dir, or else in conf/",
     )  # fmt: skip
+    parser.add_argument(
+        "--table", metavar="FILE.csv",
+        help="predict the measured runs of a table, print the errors and write them next to it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=new_file, metavar="FILE", help="with --table: write to this CSV or JSON file"
+    )
+    parser.add_argument(
+        "--fit", action="store_true", help="with --table: fit the constants of its cluster"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for train")
-    return parser.parse_intermixed_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
+    if not options.table and (options.fit or options.out):
+        parser.error("--fit and --out need --table")
+    return options
 
 
 def _check_one_layout(options: argparse.Namespace) -> None:

@@ -8,17 +8,18 @@ from frontier_llm.config.section import Section
 
 
 class MatrixCurve(Section):
-    """The speed of matrix products by shape.
+    """The speed of matrix products.
 
-    A product of an [m, k] and a [k, n] matrix takes 2 (mnk + half_size (mn + nk + km)) / v seconds,
-    where v is `tflops` in operations per second. Very large products run at `tflops`. A product
-    with m = n = k = 3 half_size runs at half of this speed.
+    Very large products run at `tflops`. On a device with `processors`, smaller products are slower
+    because of tiles and waves (planner/tiles.py). On other devices, a product of an [m, k] and a
+    [k, n] matrix takes 2 (mnk + half_size (mn + nk + km)) / v seconds, where v is `tflops` in
+    operations per second: with m = n = k = 3 half_size it runs at half of this speed.
     """
 
     tflops: float = Field(gt=0)
     """Speed of very large products, TFLOP/s."""
-    half_size: float = Field(ge=0)
-    """Matrix size, in rows, below which products are slow; see the formula of this section."""
+    half_size: float = Field(0.0, ge=0)
+    """Matrix size, in rows, below which products are slow on a device without `processors`."""
 
 
 class CalibrationConfig(Section):
@@ -33,7 +34,10 @@ class CalibrationConfig(Section):
     memory_share: float = Field(gt=0, le=1)
     """Share of the memory bandwidth that element-wise kernels reach."""
     kernel_us: float = Field(ge=0)
-    """Time between the starts of two empty kernels, microseconds."""
+    """Time between the starts of two empty kernels, microseconds. Each kernel takes this time in
+    addition to its work."""
+    collective_us: float = Field(ge=0, default=0)
+    """Time of a collective in addition to the latency of its steps, microseconds."""
     hidden_share: float = Field(ge=0, le=1)
     """Share of the communication time that is hidden when it overlaps with computation."""
     reserved_gib: float = Field(ge=0)

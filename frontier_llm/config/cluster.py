@@ -23,6 +23,9 @@ class DeviceConfig(Section):
     """Memory of the device, GiB."""
     memory_gb_per_second: float = Field(gt=0)
     """Memory bandwidth, GB/s."""
+    processors: int | None = Field(ge=1, default=None)
+    """Streaming multiprocessors (NVIDIA) or compute units (AMD), each of which computes a tile of a
+    matrix product at a time; null = products are not computed in tiles, as on a CPU."""
     peak_tflops: dict[Literal["fp32", "bf16", "fp16"], float]
     """Peak speed of dense matrix products by compute format, TFLOP/s. If the peak of a format is
     unknown or the device does not support it, the format is left out, and no MFU is printed."""
@@ -59,6 +62,9 @@ class LinkConfig(Section):
     """Bandwidth per rank in one direction, GB/s."""
     efficiency: float = Field(gt=0, le=1)
     """Share of the bandwidth that large collectives reach."""
+    contention: float = Field(ge=0, default=0)
+    """Loss of bandwidth by doubling the domains that a collective connects: over n nodes, the
+    bandwidth is divided by 1 + contention x log2(n)."""
     source: str
     """Source of these figures."""
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from frontier_llm.config.engine import EngineConfig
 from frontier_llm.config.parallel import ScheduleName
 from frontier_llm.config.section import Section
 
@@ -52,6 +53,9 @@ class PlannerConfig(Section):
     """Number of layouts to print, the best first."""
     memory_share: float = Field(gt=0, le=1)
     """Share of the device memory that a layout may use."""
+    engine: EngineConfig = EngineConfig()
+    """The training program whose speed is predicted, a file of conf/engine. The default is this
+    program, because the configurations of older runs do not have this key."""
 
     @field_validator("nodes", mode="before")
     @classmethod

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from frontier_llm.geometry.pipeline_actions import Action, ActionLists, Placement
 
@@ -29,23 +30,57 @@ def defer(
         for actions in lists
     )
     stages = [_Stage(placement, stage, limit, capacity) for stage in range(placement.stages)]
-    ends: dict[tuple[bool, int, int], int] = {}  # by whether it is forward, chunk, micro-batch
+    links = _links(placement, len(lists[0]) // (2 * placement.virtual_stages))
     has_progressed = True
     while has_progressed:
         has_progressed = False
-        for stage, (state, actions) in enumerate(zip(stages, lists, strict=True)):
-            while state.passes < len(actions):
-                action = actions[state.passes]
+        for state, actions, linked in zip(stages, lists, links, strict=True):
+            for action in actions[state.passes :]:
                 kind, virtual_stage, micro_batch = action
-                chunk, is_forward = placement.chunk(stage, virtual_stage), kind == "forward"
-                source = placement.source(chunk, is_forward=is_forward)
-                ready = 0 if source is None else ends.get((*source, micro_batch))
+                needed, ends, is_forward = linked[kind][virtual_stage]
+                ready = needed[micro_batch] if needed is not None else 0
                 if ready is None:
                     break
-                end = state.add(action, ready, 1 if is_forward else input_cost)
-                ends[is_forward, chunk, micro_batch] = end
+                ends[micro_batch] = state.add(action, ready, is_forward, input_cost)
                 has_progressed = True
     return [state.finish() for state in stages]
+
+
+_Ends = list[int | None]
+"""When the passes of a chunk end, by micro-batch; None = not yet known."""
+
+
+class _Link(NamedTuple):
+    """The ends of the passes of which a pass needs the results, and of the pass itself."""
+
+    needed: _Ends | None
+    ends: _Ends
+    is_forward: bool
+
+
+def _links(placement: Placement, micro_batches: int) -> list[dict[str, list[_Link]]]:
+    """Return the links of all stages, by kind and virtual stage."""
+    ends: dict[tuple[bool, int], _Ends] = {
+        (is_forward, chunk): [None] * micro_batches
+        for is_forward in (True, False)
+        for chunk in range(placement.chunks)
+    }
+
+    def link(chunk: int, is_forward: bool) -> _Link:
+        source = placement.source(chunk, is_forward=is_forward)
+        needed = None if source is None else ends[source]
+        return _Link(needed, ends[is_forward, chunk], is_forward)
+
+    return [
+        {
+            kind: [
+                link(placement.chunk(stage, virtual_stage), is_forward)
+                for virtual_stage in range(placement.virtual_stages)
+            ]
+            for kind, is_forward in (("forward", True), ("backward", False))
+        }
+        for stage in range(placement.stages)
+    ]
 
 
 class _Stage:
@@ -55,29 +90,31 @@ class _Stage:
         self.passes = 0
         """Forward and backward passes that were added."""
         self._order: list[Action] = []
-        self._waiting: deque[Action] = deque()  # weight gradients
+        # weight gradients that wait, each with the input gradients of the same pass
+        self._waiting: deque[tuple[Action, Action]] = deque()
         self._limit, self._capacity = limit, capacity
         self._now = self._held = 0
         chunks = [placement.chunk(stage, index) for index in range(placement.virtual_stages)]
         # by virtual stage: whether another stage waits for its input gradients
         self._sends = [chunk > 0 and placement.stage(chunk - 1) != stage for chunk in chunks]
 
-    def add(self, action: Action, ready: int, cost: int) -> int:
+    def add(self, action: Action, ready: int, is_forward: bool, input_cost: int) -> int:
         """Add a pass whose input is ready at a moment, and return when the pass ends."""
-        is_forward = action.kind == "forward"
         while self._waiting and (
             self._now < ready or (is_forward and self._held == self._capacity)
         ):
             self._add_weight_gradients()
-        end = self._now = max(self._now, ready) + cost
+        end = (ready if ready > self._now else self._now) + (1 if is_forward else input_cost)
+        self._now = end
         self.passes += 1
         if is_forward:
             self._held += 1
             self._order.append(action)
         else:
             _, virtual_stage, micro_batch = action
-            self._order.append(Action("input_gradients", virtual_stage, micro_batch))
-            self._waiting.append(Action("weight_gradients", virtual_stage, micro_batch))
+            inputs = Action("input_gradients", virtual_stage, micro_batch)
+            self._order.append(inputs)
+            self._waiting.append((Action("weight_gradients", virtual_stage, micro_batch), inputs))
             if len(self._waiting) == self._limit:
                 self._add_weight_gradients()
         return end
@@ -89,12 +126,10 @@ class _Stage:
         return self._order
 
     def _add_weight_gradients(self) -> None:
-        action = self._waiting.popleft()
-        _, virtual_stage, micro_batch = action
-        inputs = Action("input_gradients", virtual_stage, micro_batch)
+        action, inputs = self._waiting.popleft()
         # Together the two are faster. But the input gradients would be sent later.
-        if self._order[-1] == inputs and not self._sends[virtual_stage]:
-            self._order[-1] = Action("backward", virtual_stage, micro_batch)
+        if self._order[-1] is inputs and not self._sends[action.virtual_stage]:
+            self._order[-1] = action._replace(kind="backward")
         else:
             self._order.append(action)
         self._now += 1

@@ -39,6 +39,7 @@ __all__ = [
     "forward_actions",
     "held",
     "make_schedule",
+    "pass_order",
 ]
 
 FOLDED = ("zb_v", "v_half")
@@ -76,14 +77,27 @@ def make_schedule(
             other schedules have no limit but the one of `defer`.
         recomputes: whether backward passes recompute the whole forward pass.
     """
+    whole = pass_order(name, stages, virtual_stages, micro_batches)
+    if not waiting_weights and name in ("1f1b", "interleaved"):
+        return whole
+    limit = waiting_weights or virtual_stages * micro_batches
+    lists = defer(whole.placement, whole.actions, limit, input_cost=2 if recomputes else 1)
+    return Schedule(whole.placement, tuple(map(tuple, lists)))
+
+
+@lru_cache(maxsize=8)
+def pass_order(
+    name: ScheduleName, stages: int, virtual_stages: int, micro_batches: int
+) -> Schedule:
+    """Return the forward and backward passes of all stages before backward passes are split.
+
+    Splitting keeps their order, so a stage never holds less than with these passes.
+    """
     placement = Placement(stages, virtual_stages, folded=name in FOLDED)
     if placement.folded:
         lists = _v_order(stages, micro_batches, is_half=name == "v_half")
     else:
         lists = _interleaved_order(stages, virtual_stages, micro_batches)
-    if waiting_weights or name not in ("1f1b", "interleaved"):
-        limit = waiting_weights or virtual_stages * micro_batches
-        lists = defer(placement, lists, limit, input_cost=2 if recomputes else 1)
     return Schedule(placement, tuple(map(tuple, lists)))
 
 

@@ -33,6 +33,7 @@ from frontier_llm.geometry.pipeline_schedule import (
     Schedule,
     ScheduleName,
     make_schedule,
+    pass_order,
 )
 from frontier_llm.geometry.state_memory import gathered_elements, needs_master, state_bytes
 from frontier_llm.geometry.state_traffic import Gathers
@@ -184,6 +185,13 @@ class ResolvedLayout:
             self.micro_batches,
             self.waiting_weights,
             self.recompute == "full",
+        )
+
+    @property
+    def pass_order(self) -> Schedule:
+        """The passes of all stages in one step before backward passes are split."""
+        return pass_order(
+            self.schedule_name, self.grid.pipeline, self.virtual_stages, self.micro_batches
         )
 
     @property

@@ -18,11 +18,6 @@ from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.geometry.resolved import ResolvedLayout
 
-SCORE_PASSES = 5
-"""Number of times that the forward pass of unfused attention reads or writes its scores. The first
-product writes them; the kernel that scales, masks and normalises reads and writes them; dropout
-reads them; the second product reads them."""
-
 
 class Product(NamedTuple):
     """A matrix product of [rows, inner] and [inner, columns]."""

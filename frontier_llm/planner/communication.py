@@ -39,6 +39,8 @@ class Span:
     """Latency of one step around the ring."""
     tree_seconds: float
     """Latency of an all-reduce that uses trees between domains."""
+    start_seconds: float
+    """Seconds of a call in addition to the latency of its steps."""
     link: str
     """Name of the link that limits the ring's bandwidth."""
 
@@ -49,13 +51,13 @@ class Span:
             ring_bytes: bytes that one rank sends in all calls together.
             messages: number of calls. Each call takes the latency of all steps around the ring.
         """
-        latency = messages * (self.width - 1) * self.step_seconds
+        latency = messages * (self.start_seconds + (self.width - 1) * self.step_seconds)
         return Cost(latency + ring_bytes / self.bandwidth, self.link)
 
     def all_reduce(self, ring_bytes: float, messages: float = 1) -> Cost:
         """Return the cost of all-reduces; arguments as for `gather`."""
         ring = 2 * (self.width - 1) * self.step_seconds
-        latency = messages * min(ring, self.tree_seconds)
+        latency = messages * (self.start_seconds + min(ring, self.tree_seconds))
         return Cost(latency + ring_bytes / self.bandwidth, self.link)
 
 
@@ -64,6 +66,7 @@ class Network:
 
     def __init__(self, cluster: ClusterConfig, ranks_per_node: int) -> None:
         self._levels = _levels(cluster, ranks_per_node)
+        self._start_seconds = cluster.device.calibration.collective_us * 1e-6
 
     def span(self, width: int, stride: int) -> Span:
         """Return the speed of a group of `width` ranks, every `stride`-th rank of the machine."""
@@ -74,17 +77,22 @@ class Network:
             if extent > lower_size:
                 # ranks of the group in one domain of the level below, whose links add up
                 members = max(1, min(width, lower_size // stride))
-                crossed.append((link, link.gb_per_second * 1e9 * link.efficiency * members))
-                domains = max(1, -(-extent // domain_size)) if domain_size else 1
-                tree_depth = math.ceil(math.log2(max(1, lower_domains / domains)))
-                tree_seconds += 2 * tree_depth * link.latency_us * 1e-6
-                lower_domains = min(lower_domains, domains)
+                domains = min(lower_domains, -(-extent // domain_size)) if domain_size else 1
+                connected = lower_domains / domains
+                shared = 1 + link.contention * math.log2(connected)
+                bandwidth = link.gb_per_second * 1e9 * link.efficiency / shared
+                crossed.append((link, bandwidth * members))
+                inside = domain_size is not None
+                depth = connected - 1 if inside else math.ceil(math.log2(connected))
+                tree_seconds += 2 * depth * link.latency_us * 1e-6
+                lower_domains = domains
             lower_size = domain_size or lower_size
         if not crossed:
-            return Span(width, math.inf, 0.0, 0.0, self._levels[0][0].name)
+            return Span(width, math.inf, 0.0, 0.0, 0.0, self._levels[0][0].name)
         slowest, bandwidth = min(crossed, key=lambda pair: pair[1])
         step_seconds = max(link.latency_us for link, _ in crossed) * 1e-6
-        return Span(width, bandwidth, step_seconds, tree_seconds, slowest.name)
+        start = self._start_seconds
+        return Span(width, bandwidth, step_seconds, tree_seconds, start, slowest.name)
 
     def send(self, distance: int, sent_bytes: float) -> Cost:
         """Return the cost of a send to the rank at `distance` while all other ranks send too."""

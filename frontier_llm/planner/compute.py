@@ -1,9 +1,9 @@
 """Predict seconds of computation: matrix products, attention, and kernels that only move memory.
 
-A product of an [m, k] and a [k, n] matrix takes 2 (mnk + c (mn + nk + km)) / v seconds. Here v is
-the speed of large products in FLOP/s, and c is `half_size` (config/calibration.py). The term with c
-grows like the cost of tile quantisation and of reading the operands. The backward pass of a product
-is two products with the same number of operations: [m, n][n, k] and [k, m][m, n].
+On a GPU, products take whole waves of tiles (tiles.py). On a CPU, a product of an [m, k] and a
+[k, n] matrix takes 2 (mnk + c (mn + nk + km)) / v seconds. Here v is the speed of large products in
+FLOP/s, and c is `half_size` (config/calibration.py). The backward pass of a product is two products
+with the same number of operations: [m, n][n, k] and [k, m][m, n].
 
 The backward pass of flash attention computes five products, its forward pass two (Dao,
 arXiv:2307.08691, section 3.1.2).
@@ -12,49 +12,26 @@ arXiv:2307.08691, section 3.1.2).
 from dataclasses import dataclass
 
 from frontier_llm.config.cluster import DeviceConfig
+from frontier_llm.config.engine import EngineConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.model_chunks import ModelChunk
-from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.planner.block import SCORE_PASSES, Block, Product, chunk_blocks, head_product
+from frontier_llm.geometry.resolved import COMPUTE_BYTES, ResolvedLayout
+from frontier_llm.planner.block import Block, Product, chunk_blocks, head_product
+from frontier_llm.planner.tiles import tile_flops
 
-FLASH_BACKWARD = 2.5
-"""Operations of fused attention's backward pass, relative to its forward pass."""
+FLASH_BACKWARD = 2.5 / 0.8
+"""Seconds of fused attention's backward pass, relative to its forward pass: 2.5 times the
+operations at 0.8 of the speed (Dao, arXiv:2307.08691, sections 3.1.2 and 4.1)."""
+SCORE_PASSES, SCORE_PASSES_BACKWARD = 4.5, 5.5
+"""Number of times that the passes of unfused attention read or write its scores. Forward: the first
+product writes them; the kernel that scales, masks and normalises reads and writes them; the second
+product reads them; dropout's mask takes half a pass. Backward: the gradients are written, read and
+written by the kernel, which also reads the probabilities, and are read by two products."""
 UPDATE_BYTES = 28
 """Bytes moved to update an element in fp32: the gradient, the master weight and two moments are
 read; the master weight and the two moments are written."""
 NORM_BYTES = 4
 """Bytes read per element of the fp32 gradient to compute the gradient norm."""
-LOSS_BYTES = 26
-"""Bytes moved per element of the logits by the loss: 6 for the copy from 2-byte values to fp32, 4
-for the maximum, 8 for exponentials and their sum, 8 for the gradient."""
-
-
-@dataclass(frozen=True)
-class Engine:
-    """Properties of a training program that decide its speed on any layout.
-
-    The defaults describe this program; published figures of other systems need other values.
-    """
-
-    fused_attention: bool = True
-    """Whether attention scores stay inside one kernel (flash attention) instead of in memory."""
-    overlaps: bool = True
-    """Whether gathers of parameters, reductions of gradients and the refresh (the gather of updated
-    parameters after a step) overlap with computation."""
-    message_elements: int | None = None
-    """Elements per message of gathers and reductions; None = one message per sharding unit."""
-    sums_bytes: int = 4
-    """Bytes per element of the gradients that are summed over replicas."""
-    second_copy_ranks: int | None = None
-    """If set, backward passes gather parameters from a second copy that is sharded over this many
-    neighbouring ranks (ZeRO++, arXiv:2306.10209)."""
-    split_exchange: bool = False
-    """Whether each tensor rank sends only its part of a stage's output to the next stage. The
-    receiving tensor ranks then gather the parts."""
-
-
-OURS = Engine()
-"""The engine of this program."""
 
 
 @dataclass(frozen=True)
@@ -80,45 +57,49 @@ class Speed:
         Raises:
             ConfigError: the calibration has no speed for this format.
         """
-        self._calibration = device.calibration
-        curve = device.calibration.products.get(precision)  # type: ignore[call-overload]
+        calibration = device.calibration
+        curve = calibration.products.get(precision)  # type: ignore[call-overload]
         if curve is None:
             raise ConfigError(
                 "precision",
                 precision,
                 f"a format whose speed {device.name} has in its cluster file: "
-                + ", ".join(device.calibration.products),
+                + ", ".join(calibration.products),
                 "set precision, or measure it: frontier-llm calibrate",
             )
-        self._flops_per_second = curve.tflops * 1e12
-        self._half_size = curve.half_size
-        self._kernel_seconds = device.calibration.kernel_us * 1e-6
-        self._bytes_per_second = device.memory_gb_per_second * 1e9 * device.calibration.memory_share
+        self._processors = device.processors
+        self._flops_per_second: float = curve.tflops * 1e12
+        self._half_size: float = curve.half_size
+        self._attention_flops_per_second: float = curve.tflops * 1e12 * calibration.attention_share
+        self._element_bytes = COMPUTE_BYTES[precision]
+        self._bytes_per_second: float = device.memory_gb_per_second * 1e9 * calibration.memory_share
+        self.kernel_seconds: float = calibration.kernel_us * 1e-6
+        self.has_host = device.kind != "cpu"
+        self.hidden_share = calibration.hidden_share
 
-    @property
-    def hidden_share(self) -> float:
-        """Share of the overlappable communication time that is hidden behind computation."""
-        return self._calibration.hidden_share
-
-    def product(self, product: Product) -> float:
-        """Return the seconds of one matrix product, at least those of starting a kernel."""
+    def product(self, product: Product, count: int = 1) -> float:
+        """Return the seconds of a kernel that computes `count` products of equal shapes."""
         m, k, n = product
-        weighted_size = m * n * k + self._half_size * (m * n + n * k + k * m)
-        seconds: float = 2 * weighted_size / self._flops_per_second
-        return max(seconds, self._kernel_seconds)
+        if self._processors is None:
+            weighted_size = m * n * k + self._half_size * (m * n + n * k + k * m)
+            return max(2 * count * weighted_size / self._flops_per_second, self.kernel_seconds)
+        flops = tile_flops(m, k, n, count, self._processors) * self._processors
+        moved_bytes = count * self._element_bytes * (m * k + k * n + m * n)
+        return self.kernel_seconds + max(
+            flops / self._flops_per_second, moved_bytes / self._bytes_per_second
+        )
 
     def attention(self, flops: float) -> float:
         """Return the seconds of a fused attention kernel that does `flops` operations."""
-        seconds: float = flops / (self._flops_per_second * self._calibration.attention_share)
-        return seconds
+        return flops / self._attention_flops_per_second
 
     def moved(self, moved_bytes: float, kernels: int = 1) -> float:
         """Return the seconds of element-wise kernels that read and write `moved_bytes` in total."""
-        return max(moved_bytes / self._bytes_per_second, kernels * self._kernel_seconds)
+        return moved_bytes / self._bytes_per_second + kernels * self.kernel_seconds
 
 
 def chunk_seconds(
-    layout: ResolvedLayout, chunk: ModelChunk, speed: Speed, engine: Engine
+    layout: ResolvedLayout, chunk: ModelChunk, speed: Speed, engine: EngineConfig
 ) -> Seconds:
     """Return the seconds of one micro-batch in one model chunk, without communication.
 
@@ -131,15 +112,17 @@ def chunk_seconds(
     forward = inputs = weights = recomputed = 0.0
     compute_bytes = layout.compute_bytes
     for block, count in chunk_blocks(layout, chunk):
-        products = sum(speed.product(product) for product in block.products)
+        products = [speed.product(product) for product in block.products]
         attention, attention_backward = _attention(layout, block, speed, engine)
-        elementwise = speed.moved(block.moved_elements * compute_bytes, block.kernels)
-        block_forward = products + attention + elementwise
+        moved_bytes = block.moved_elements * compute_bytes * engine.elementwise_factor
+        elementwise = speed.moved(moved_bytes, block.kernels)
+        block_forward = sum(products) + attention + elementwise
         forward += count * block_forward
         products_inputs = sum(_input_gradient(product, speed) for product in block.products)
         inputs += count * (products_inputs + attention_backward + 2 * elementwise)
         weights += count * sum(_weight_gradient(product, speed) for product in block.products)
-        repeated = {"none": 0.0, "selective": attention, "full": block_forward}
+        left_out = products[-1] if engine.recompute_stops_early else 0.0
+        repeated = {"none": 0.0, "selective": attention, "full": block_forward - left_out}
         recomputed += count * repeated[layout.recompute]
     if chunk.has_embedding:
         embedded_elements = layout.micro_batch * layout.lengths.total * layout.model.hidden
@@ -149,7 +132,7 @@ def chunk_seconds(
     if chunk.has_head:
         head = head_product(layout)
         # two thirds of the memory traffic of the loss belong to the forward pass
-        loss_third = speed.moved(float(head.rows) * head.columns * LOSS_BYTES, kernels=10) / 3
+        loss_third = speed.moved(float(head.rows) * head.columns * engine.loss_bytes, 10) / 3
         forward += speed.product(head) + 2 * loss_third
         # the weight gradient of the head is never computed later (sharding/gradients.py)
         inputs += _input_gradient(head, speed) + _weight_gradient(head, speed) + loss_third
@@ -159,24 +142,6 @@ def chunk_seconds(
 def update_seconds(elements: int, speed: Speed, compute_bytes: int) -> float:
     """Return the seconds to compute the gradient norm of `elements` and to update them."""
     return speed.moved(float(elements) * (NORM_BYTES + UPDATE_BYTES + compute_bytes))
-
-
-def accumulate_seconds(elements: int, kept: int, speed: Speed, compute_bytes: int) -> float:
-    """Return the seconds to add the gradients of a micro-batch to the fp32 sums.
-
-    If gradients are sharded, they are first copied into an fp32 send buffer. The rank then adds
-    only its own shard, which arrives in fp32.
-
-    Args:
-        elements: number of gradients that the backward pass computes on this rank.
-        kept: number of gradients whose sums this rank keeps (its shard).
-        speed: speed of the device.
-        compute_bytes: bytes per element of a new gradient.
-    """
-    is_sharded = kept != elements
-    copied_bytes = elements * (compute_bytes + 4) if is_sharded else 0
-    added_bytes = 4 if is_sharded else compute_bytes
-    return speed.moved(copied_bytes + kept * (8.0 + added_bytes))
 
 
 def _input_gradient(product: Product, speed: Speed) -> float:
@@ -192,7 +157,7 @@ def _weight_gradient(product: Product, speed: Speed) -> float:
 
 
 def _attention(
-    layout: ResolvedLayout, block: Block, speed: Speed, engine: Engine
+    layout: ResolvedLayout, block: Block, speed: Speed, engine: EngineConfig
 ) -> tuple[float, float]:
     """Return the forward and the backward seconds of attention without its projections."""
     if engine.fused_attention:
@@ -203,11 +168,11 @@ def _attention(
     # Without fusion each head has two products, which include the masked half of the scores, and
     # the scores are written to memory and read again.
     tokens, width = layout.lengths.decoder, layout.model.head_dim
-    heads = block.score_elements / tokens**2  # heads on this rank, of all samples together
-    head_seconds = speed.product(Product(tokens, width, tokens))
-    head_seconds += speed.product(Product(tokens, tokens, width))
-    score_seconds = speed.moved(
-        SCORE_PASSES * block.score_elements * layout.compute_bytes, kernels=3
+    heads = round(block.score_elements / tokens**2)  # on this rank, of all samples together
+    scores = speed.product(Product(tokens, width, tokens), heads)
+    values = speed.product(Product(tokens, tokens, width), heads)
+    score_bytes = block.score_elements * layout.compute_bytes
+    return (
+        scores + values + speed.moved(SCORE_PASSES * score_bytes, 3),
+        2 * (scores + values) + speed.moved(SCORE_PASSES_BACKWARD * score_bytes, 3),
     )
-    forward = heads * head_seconds + score_seconds
-    return forward, 2 * forward

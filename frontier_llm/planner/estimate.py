@@ -5,7 +5,6 @@ from typing import Any
 
 from frontier_llm.geometry.flops import step_hardware_flops, step_model_flops
 from frontier_llm.planner.candidate import Candidate
-from frontier_llm.planner.compute import OURS, Engine
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import StageMemory, stages_memory
 from frontier_llm.planner.step_time import StepTime, step_time
@@ -131,20 +130,17 @@ class Estimate:
         return tflops / peak if peak else None
 
 
-def estimate(
-    candidate: Candidate, engine: Engine = OURS, layout: LayoutTime | None = None
-) -> Estimate:
+def estimate(candidate: Candidate, layout: LayoutTime | None = None) -> Estimate:
     """Predict memory and time of a candidate.
 
     Args:
         candidate: the configuration and the layout to predict.
-        engine: the training program that runs it; by default frontier_llm itself.
         layout: the times that do not depend on the sharding factors, if already computed.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
     """
-    layout = layout or LayoutTime(candidate, engine)
+    layout = layout or LayoutTime(candidate)
     return Estimate(candidate, tuple(stages_memory(candidate)), step_time(candidate, layout))
 
 

@@ -11,7 +11,8 @@ from functools import cached_property
 from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
-from frontier_llm.planner.compute import OURS, Engine, Seconds, Speed, chunk_seconds
+from frontier_llm.planner.compute import Seconds, Speed, chunk_seconds
+from frontier_llm.planner.host import NO_HOST, Host, with_host
 from frontier_llm.planner.timeline import ActionSeconds, Send, pass_seconds
 
 SPLIT_SHARE = 0.04
@@ -27,12 +28,16 @@ class ChunkPasses:
     """Seconds of computation."""
     tensor: ActionSeconds
     """Seconds of communication between tensor ranks."""
+    host: ActionSeconds
+    """Seconds of the CPU to start the kernels of each kind of action."""
+    outside: float
+    """Seconds of the CPU outside the layers, during which the device waits."""
     splits: bool
     """Whether the schedule splits backward passes."""
 
-    @property
-    def actions(self) -> ActionSeconds:
-        """Seconds of each kind of action."""
+    @cached_property
+    def on_device(self) -> ActionSeconds:
+        """Seconds of each kind of action on a device that never waits for its CPU."""
         compute, tensor = self.compute, self.tensor
         gradients = compute.input_gradients + compute.weight_gradients
         split = 1 + SPLIT_SHARE
@@ -45,10 +50,22 @@ class ChunkPasses:
             weight_gradients=compute.weight_gradients * split + tensor.weight_gradients,
         )
 
-    @property
+    @cached_property
+    def actions(self) -> ActionSeconds:
+        """Seconds of each kind of action."""
+        device = self.on_device
+        forward, *others = map(with_host, device, self.host)
+        return ActionSeconds(forward + self.outside, *others)
+
+    @cached_property
     def seconds(self) -> float:
         """Seconds of the forward pass and of all gradients."""
         return self.actions.total(splits=self.splits)
+
+    @property
+    def waits(self) -> float:
+        """Seconds in which the device waits for its CPU."""
+        return self.seconds - self.on_device.total(splits=self.splits)
 
     @property
     def backward_compute(self) -> float:
@@ -89,15 +106,17 @@ class Passes:
 class LayoutTime:
     """The seconds of a layout that do not depend on its sharding factors."""
 
-    def __init__(self, candidate: Candidate, engine: Engine = OURS) -> None:
+    def __init__(self, candidate: Candidate) -> None:
         """Predict the actions of every kind of stage.
 
         Raises:
             ConfigError: the cluster's speed in this precision is not known.
         """
         cluster, layout = candidate.config.cluster, candidate.layout
-        self.engine = engine
+        self.engine = candidate.config.planner.engine
         self.speed = Speed(cluster.device, layout.precision)
+        times = self.engine.host if self.speed.has_host else NO_HOST
+        self.host = Host(times, layout.grid.tensor)
         self.groups = GridGroups(Network(cluster, layout.grid.ranks_per_node), layout.grid)
         self._stages = candidate.stages
         self._layout = layout
@@ -192,8 +211,23 @@ class LayoutTime:
         chunks = []
         for chunk in kind.chunks:
             compute = chunk_seconds(layout, chunk, self.speed, self.engine)
-            chunks.append(ChunkPasses(compute, self._tensor_seconds(chunk, compute), splits))
+            outside = self.host.micro_batch_seconds / len(kind.chunks)
+            tensor = self._tensor_seconds(chunk, compute)
+            passes = ChunkPasses(compute, tensor, self._host_seconds(chunk), outside, splits)
+            chunks.append(passes)
         return tuple(chunks)
+
+    def _host_seconds(self, chunk: ModelChunk) -> ActionSeconds:
+        """Return the seconds of the CPU; a recomputed layer is started once more."""
+        forward = len(chunk.layers) * self.host.layer_seconds
+        gradients = len(chunk.layers) * self.host.backward_seconds
+        recomputed = forward if self._layout.recompute == "full" else 0.0
+        return ActionSeconds(
+            forward=forward,
+            backward=gradients + recomputed,
+            input_gradients=gradients / 2 + recomputed,
+            weight_gradients=gradients / 2,
+        )
 
     def _passes(self, kind: StageKind, chunks: tuple[ChunkPasses, ...]) -> Passes:
         tensor = sum(chunk.tensor.total(splits=chunk.splits) for chunk in chunks)

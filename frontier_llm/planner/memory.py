@@ -11,10 +11,9 @@ all temporary memory. The communicators are those that the groups of the layout 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from frontier_llm.config.calibration import CalibrationConfig
-from frontier_llm.config.parallel import ScheduleName
 from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.message_memory import LOSS_CHUNK_BYTES
 from frontier_llm.geometry.model_chunks import ModelChunk, has_shared_table
@@ -166,27 +165,27 @@ def kinds_activations(candidate: Candidate) -> tuple[Activations, ...]:
 def least_activations(candidate: Candidate) -> tuple[Activations, ...]:
     """Return lower bounds on `kinds_activations`, without the lists of split backward passes."""
     layout = candidate.layout
-    if layout.schedule_name in ("1f1b", "interleaved", "zb_h1"):
-        # the order of forward passes and input gradients is that of whole backward passes
-        name: ScheduleName = "1f1b" if layout.virtual_stages == 1 else "interleaved"
-        whole = replace(layout, schedule_name=name, waiting_weights=0)
-        return tuple(stage_activations(whole, kind.first, kind) for kind in candidate.stages.kinds)
-    one = replace(layout, micro_batches=1)
-    return tuple(stage_activations(one, kind.first, kind) for kind in candidate.stages.kinds)
+    return tuple(
+        stage_activations(layout, kind.first, kind, is_least=True)
+        for kind in candidate.stages.kinds
+    )
 
 
-def stage_activations(layout: ResolvedLayout, stage: int, kind: StageKind) -> Activations:
+def stage_activations(
+    layout: ResolvedLayout, stage: int, kind: StageKind, *, is_least: bool = False
+) -> Activations:
     """Count the bytes of a stage's activations.
 
     Args:
         layout: layout of the run.
         stage: position on the pipeline axis.
         kind: kind of this stage.
+        is_least: whether to return a lower bound, in which no weight gradients wait.
     """
     compute_bytes, stages = layout.compute_bytes, layout.grid.pipeline
     kept = [int(_kept_elements(layout, chunk) * compute_bytes) for chunk in kind.chunks]
     factors = [0] * len(kept)
-    if layout.splits_backward:
+    if layout.splits_backward and not is_least:
         factors = [int(size * compute_bytes) for size in _factor_elements(layout, kind)]
     head = head_product(layout)
     has_head = any(chunk.has_head for chunk in kind.chunks)
@@ -194,7 +193,7 @@ def stage_activations(layout: ResolvedLayout, stage: int, kind: StageKind) -> Ac
     boundary = layout.activation_traffic.boundary_bytes() if stages > 1 else 0.0
     return Activations(
         stage=stage,
-        kept=_peak(layout, stage, tuple(kept), tuple(factors)),
+        kept=_peak(layout, stage, tuple(kept), tuple(factors), is_least=is_least),
         logits=logits * compute_bytes + min(4 * logits, LOSS_CHUNK_BYTES),
         working=int(_working_elements(layout, kind) * compute_bytes),
         exchange=int(2 * boundary),
@@ -219,7 +218,12 @@ def _factor_elements(layout: ResolvedLayout, kind: StageKind) -> Iterator[float]
 
 
 def _peak(
-    layout: ResolvedLayout, stage: int, kept: tuple[int, ...], factors: tuple[int, ...]
+    layout: ResolvedLayout,
+    stage: int,
+    kept: tuple[int, ...],
+    factors: tuple[int, ...],
+    *,
+    is_least: bool,
 ) -> int:
     """Return the peak bytes that a stage keeps for later actions of a step.
 
@@ -229,11 +233,13 @@ def _peak(
         kept: for each virtual stage, the bytes kept from the forward pass of a micro-batch until
             its backward pass or its input gradients.
         factors: for each virtual stage, the bytes kept from input gradients to weight gradients.
+        is_least: whether passes are counted in their order before backward passes are split.
     """
     if layout.schedule_name == "1f1b" and not layout.splits_backward:
         return kept[0] * min(layout.grid.pipeline - stage, layout.micro_batches)
     # every schedule reaches its peak within the micro-batches of its steady state
-    return held(shortened(layout).schedule, stage, kept, factors)
+    short = shortened(layout)
+    return held(short.pass_order if is_least else short.schedule, stage, kept, factors)
 
 
 def _working_elements(layout: ResolvedLayout, kind: StageKind) -> float:

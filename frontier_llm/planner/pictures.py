@@ -15,6 +15,7 @@ from frontier_llm.units import GIB, format_count, format_seconds
 COLOURS = {
     "compute": "#2563eb",
     "tensor": "#0891b2",
+    "host": "#a16207",
     "exchange": "#16a34a",
     "bubble": "#cbd5e1",
     "gather_params": "#ca8a04",

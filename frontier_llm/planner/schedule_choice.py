@@ -33,10 +33,11 @@ def choose_schedule(config: RunConfig, ranks: int, ranks_per_node: int) -> RunCo
         return config
     whole = Order("interleaved" if parallel.chunks > 1 else "1f1b", 0)
     fallback = _with_order(config, _with_given(config, whole))
-    if parallel.pipeline == 1:
+    tried = dict.fromkeys(_with_given(config, order) for order in _candidates(config))
+    if parallel.pipeline == 1 or list(tried) == [_with_given(config, whole)]:
         return fallback
     seconds: dict[Order, float] = {}
-    for order in dict.fromkeys(_with_given(config, order) for order in _candidates(config)):
+    for order in tried:
         try:
             candidate = Candidate.of(_with_order(config, order), ranks, ranks_per_node)
             if fullest(candidate).total <= budget_bytes(candidate):

@@ -8,11 +8,13 @@ cut is skipped if by both bounds it is worse than the layouts found so far. Sche
 backward passes are simulated only if these bounds do not exclude them. The search is deterministic.
 """
 
+import gc
 import heapq
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -21,7 +23,6 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.pipeline_actions import Placement
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.planner.candidate import Candidate, StageKinds
-from frontier_llm.planner.compute import OURS, Engine
 from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import (
@@ -115,21 +116,32 @@ class _BoundedCut:
 
 @dataclass(frozen=True)
 class Goal:
-    """The ranks and the training program for which layouts are searched."""
+    """The ranks for which layouts are searched."""
 
     ranks: int
     ranks_per_node: int
-    engine: Engine = OURS
-    """Properties of the training program that decide its speed."""
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pause the cyclic garbage collector, which would scan millions of tuples of schedules."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_without_collector()
 def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) -> Found:
     """Find the best layouts of a configuration.
 
     Args:
         config: the model, the batch and the cluster. Its section `planner` has the objective and
             the values to which the search is restricted.
-        goal: the ranks and the training program.
+        goal: the ranks.
         progress: called with the progress of the search.
 
     Raises:
@@ -146,10 +158,8 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
     for index, cut in enumerate(bounded_cuts):
         progress("factors", index / len(bounded_cuts))
         slowest = -best[0][0] if len(best) == config.planner.rows and not by_memory else math.inf
-        if cut.min_seconds >= slowest and front.beats(*cut.bounds):
-            continue
-        exact = _exact(cut, found)
-        if exact is None or (exact.min_seconds >= slowest and front.beats(*exact.bounds)):
+        exact = _refined(cut, found, slowest, front)
+        if exact is None:
             continue
         for candidate, peak in _fitting(exact):
             seconds = step_time(candidate, cut.time).seconds
@@ -217,14 +227,12 @@ def _bounded_cuts(
         if key not in stage_kinds:
             stage_kinds[key] = StageKinds(layout)
         candidate = Candidate(cut_config, layout, stage_kinds[key])
-        bounded_cut = _bounded_cut(candidate, goal.engine, order, found, cut)
+        bounded_cut = _bounded_cut(candidate, order, found, cut)
         if bounded_cut is not None:
             yield bounded_cut
 
 
-def _bounded_cut(
-    candidate: Candidate, engine: Engine, order: int, found: Found, cut: Cut
-) -> _BoundedCut | None:
+def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _BoundedCut | None:
     """Compute the bounds of a cut; None if it fits with no factors, which `found` then counts."""
     data = candidate.grid.data
     if not legal_factors(candidate.config, data):
@@ -234,19 +242,35 @@ def _bounded_cut(
     peak = _least_peak(candidate, activations, found, cut)
     if peak is None:
         return None
-    time = LayoutTime(candidate, engine)
+    time = LayoutTime(candidate)
     return _BoundedCut(cut, time.bound_seconds, peak, order, candidate, time, activations)
 
 
-def _exact(cut: _BoundedCut, found: Found) -> _BoundedCut | None:
-    """Compute the bounds of a cut from its schedule; None if it fits with no factors."""
+def _refined(
+    cut: _BoundedCut, found: Found, slowest: float, front: ParetoFront[Item]
+) -> _BoundedCut | None:
+    """Compute better bounds from the schedule of a cut, as long as they do not exclude it.
+
+    Args:
+        cut: the cut.
+        found: counts the cut if it fits with no factors.
+        slowest: seconds of the slowest of the best layouts.
+        front: the Pareto front of the layouts found so far.
+
+    Returns:
+        The cut with better bounds; None = it is excluded.
+    """
+    if cut.min_seconds >= slowest and front.beats(*cut.bounds):
+        return None
     if not cut.candidate.layout.splits_backward:
         return cut
     activations = kinds_activations(cut.candidate)
     peak = _least_peak(cut.candidate, activations, found, cut.cut)
-    if peak is None:
+    if peak is None or (cut.min_seconds >= slowest and front.beats(peak, cut.min_seconds)):
         return None
     seconds = cut.time.floor_seconds
+    if seconds >= slowest and front.beats(peak, seconds):
+        return None
     return replace(cut, min_seconds=seconds, min_peak=peak, activations=activations)
 
 

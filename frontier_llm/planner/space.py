@@ -53,7 +53,12 @@ def orders(config: RunConfig, stages: int, chunks: int) -> Iterator[Order]:
         stages: pipeline stages.
         chunks: model chunks per stage.
     """
-    can_split = stages > 1 and config.sharding.fused_gradients and config.kernels != "compiled"
+    can_split = (
+        stages > 1
+        and config.planner.engine.splits_backward
+        and config.sharding.fused_gradients
+        and config.kernels != "compiled"
+    )
     names = SCHEDULES.get(chunks, ("interleaved",))
     for name in names:
         if config.planner.schedule is None or name in config.planner.schedule:

@@ -5,12 +5,12 @@ numbered by four digits (params, grads, optimizer, replica; geometry/partition.p
 runs along one digit: between the data ranks that differ only in this digit.
 """
 
+from frontier_llm.config.engine import EngineConfig
 from frontier_llm.geometry.formats import Format
 from frontier_llm.geometry.partition import Digit
 from frontier_llm.geometry.wire import all_reduce_bytes, gather_bytes
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups
-from frontier_llm.planner.compute import Engine
 
 
 class StateCosts:
@@ -26,7 +26,7 @@ class StateCosts:
     """
 
     def __init__(
-        self, candidate: Candidate, kind: StageKind, groups: GridGroups, engine: Engine
+        self, candidate: Candidate, kind: StageKind, groups: GridGroups, engine: EngineConfig
     ) -> None:
         factors = candidate.factors
         self._layout, self._groups, self._engine = candidate.layout, groups, engine
@@ -48,8 +48,7 @@ class StateCosts:
             self._scatter("optimizer", grads_shard), self._all_reduce(elements / factors.optimizer)
         )
         self.refresh = _added(
-            self._gather("optimizer", grads_shard, self._formats.refresh),
-            self._gather("grads", params_shard, self._formats.refresh),
+            self._refresh("optimizer", grads_shard), self._refresh("grads", params_shard)
         )
 
     def _gather(self, digit: Digit, elements: float, message_format: Format) -> Cost:
@@ -58,6 +57,18 @@ class StateCosts:
         is_lossless = message_format.is_lossless(compute_bytes)
         element_bytes = compute_bytes if is_lossless else message_format.element_bytes
         return self._ring(digit, elements * element_bytes)
+
+    def _refresh(self, digit: Digit, elements: float) -> Cost:
+        """Return the cost of distributing `elements` updated parameters along a digit.
+
+        If each owner broadcasts its shard, every rank passes on all elements instead of all but its
+        own (AMSP, arXiv:2311.00257, cost of optimizer states).
+        """
+        gathered = self._gather(digit, elements, self._formats.refresh)
+        width, _ = self._group(digit)
+        if width == 1 or not self._engine.broadcasts_refresh:
+            return gathered
+        return Cost(gathered.seconds * width / (width - 1), gathered.link)
 
     def _scatter(self, digit: Digit, elements: float) -> Cost:
         """Return the cost of reduce-scatters of `elements` along a digit.

@@ -26,7 +26,7 @@ from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.geometry.wire import all_reduce_bytes
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups
-from frontier_llm.planner.compute import accumulate_seconds, update_seconds
+from frontier_llm.planner.compute import update_seconds
 from frontier_llm.planner.layout_time import ChunkPasses, LayoutTime, Passes
 from frontier_llm.planner.memory import MASTER_AND_MOMENTS_BYTES
 from frontier_llm.planner.state_costs import StateCosts
@@ -132,9 +132,7 @@ class _Stage:
         self._costs = StateCosts(candidate, passes.kind, layout.groups, layout.engine)
         elements, factors = self._costs.elements, candidate.factors
         compute_bytes = candidate.layout.compute_bytes
-        accumulation = accumulate_seconds(
-            elements, elements // factors.grads, layout.speed, compute_bytes
-        )
+        accumulation = layout.speed.moved(float(elements) * layout.engine.accumulation_bytes)
         all_chunks = sum(chunk.seconds for chunk in passes.chunks)
         forward, backward = passes.compute_forward, passes.compute_backward + accumulation
         gather = self._exposed(self._costs.gather.seconds, forward)
@@ -142,6 +140,7 @@ class _Stage:
         self.per_micro_batch = {
             "compute": forward + backward,
             "tensor": passes.tensor.seconds,
+            "host": sum(chunk.waits for chunk in passes.chunks),
             "exchange": passes.exchange.seconds,
             "gather_params": gather + gather_again,
             "reduce_grads": reduce,
@@ -157,7 +156,8 @@ class _Stage:
         self.per_step = {
             "reduce_states": sums.seconds + tied.seconds,
             "refresh_params": self._refresh(forward),
-            "update": update_seconds(elements // factors.optimizer, layout.speed, compute_bytes),
+            "update": update_seconds(elements // factors.optimizer, layout.speed, compute_bytes)
+            + layout.host.step_seconds,
         }
         costs = self._costs
         self.costs_per_micro_batch = [

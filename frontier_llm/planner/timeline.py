@@ -9,7 +9,7 @@ step is simulated with fewer micro-batches, and each of the others is counted as
 slowest stage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -113,68 +113,90 @@ def action_times(
     """Return the start and the end of every action. The arguments are those of `simulate`."""
     placement = schedule.placement
     stages = range(placement.stages)
-    costs = [_costs(schedule, stage, seconds[stage], send) for stage in stages]
+    micro_batches = 1 + max(action.micro_batch for action in schedule.actions[0])
+    results = {
+        (is_forward, chunk): _Result([None] * micro_batches, {})
+        for is_forward in (True, False)
+        for chunk in range(placement.chunks)
+    }
+    costs = [_costs(schedule, stage, seconds[stage], send, results) for stage in stages]
     times: Times = [[] for _ in stages]
     free_at = [0.0] * len(stages)
-    # when a result has arrived where it is read, by whether it is forward, chunk, micro-batch
-    arrivals: dict[tuple[bool, int, int], float] = {}
-    blocked: dict[tuple[bool, int, int], int] = {}  # the stage that waits for a result
     runnable = list(stages)
     while runnable:
         stage = runnable.pop()
         actions, stage_times, free = schedule.actions[stage], times[stage], free_at[stage]
+        of_stage = costs[stage]
         for kind, virtual_stage, micro_batch in actions[len(stage_times) :]:
-            duration, delay, source, is_forward, chunk = costs[stage][kind, virtual_stage]
+            duration, delay, needed, result = of_stage[kind, virtual_stage]
             start = free
-            if source is not None:
-                needed = (*source, micro_batch)
-                arrival = arrivals.get(needed)
+            if needed is not None:
+                arrival = needed.arrivals[micro_batch]
                 if arrival is None:
-                    blocked[needed] = stage
+                    needed.waiting[micro_batch] = stage
                     break
-                start = max(free, arrival)
+                if arrival > start:
+                    start = arrival
             free = start + duration
             stage_times.append((start, free))
-            if delay is not None:
-                result = (is_forward, chunk, micro_batch)
-                arrivals[result] = free + delay
-                if result in blocked:
-                    runnable.append(blocked.pop(result))
+            if result is not None:
+                result.arrivals[micro_batch] = free + delay
+                if micro_batch in result.waiting:
+                    runnable.append(result.waiting.pop(micro_batch))
         free_at[stage] = free
     return times
+
+
+class _Result(NamedTuple):
+    """The results of one kind of pass of a chunk, by micro-batch."""
+
+    arrivals: list[float | None]
+    """When a result has arrived where it is read; None = not yet known."""
+    waiting: dict[int, int]
+    """The stage that waits for a result."""
 
 
 class _Cost(NamedTuple):
     """How long an action takes, which result it needs, and which result it computes."""
 
     duration: float
-    delay: float | None
-    """Seconds from the end of the action to the arrival of its result; None = it has no result."""
-    source: tuple[bool, int] | None
-    """Whether the needed result is that of a forward pass, and its chunk."""
-    is_forward: bool
-    chunk: int
+    delay: float
+    """Seconds from the end of the action to the arrival of its result."""
+    needed: _Result | None
+    result: _Result | None
 
 
 def _costs(
-    schedule: Schedule, stage: int, seconds: Sequence[ActionSeconds], send: Send
+    schedule: Schedule,
+    stage: int,
+    seconds: Sequence[ActionSeconds],
+    send: Send,
+    results: Mapping[tuple[bool, int], _Result],
 ) -> dict[tuple[str, int], _Cost]:
-    """Return the costs of the actions of a stage, by kind and virtual stage."""
+    """Return the costs of the actions of a stage, by kind and virtual stage.
+
+    Args:
+        schedule: the schedule.
+        stage: the stage.
+        seconds: for each virtual stage, the seconds of an action.
+        send: seconds of each send between stages.
+        results: results by whether they are those of a forward pass, and by chunk.
+    """
     placement, costs = schedule.placement, {}
     for virtual_stage, chunk_seconds in enumerate(seconds):
         chunk = placement.chunk(stage, virtual_stage)
         for kind, duration in chunk_seconds._asdict().items():
             is_forward = kind == "forward"
             if kind == "weight_gradients":  # it follows the input gradients of its own stage
-                costs[kind, virtual_stage] = _Cost(duration, None, None, is_forward, chunk)
+                costs[kind, virtual_stage] = _Cost(duration, 0.0, None, None)
                 continue
             reader = chunk + 1 if is_forward else chunk - 1
             is_sent = 0 <= reader < placement.chunks and placement.stage(reader) != stage
+            source = placement.source(chunk, is_forward=is_forward)
             costs[kind, virtual_stage] = _Cost(
                 duration + (send.occupied if is_sent else 0.0),
                 send.hidden if is_sent else 0.0,
-                placement.source(chunk, is_forward=is_forward),
-                is_forward,
-                chunk,
+                None if source is None else results[source],
+                results[is_forward, chunk],
             )
     return costs

@@ -12,7 +12,7 @@ import re
 import pytest
 import yaml
 
-from frontier_llm.cli.compose import compose, groups
+from frontier_llm.cli.compose import PLACES, compose, groups
 from frontier_llm.cli.experiments import Header
 from frontier_llm.cli.group_files import file_values, leaves
 from frontier_llm.cli.package_files import CONF
@@ -39,6 +39,7 @@ RULES = {
     "data": {"data.objective", "data.path", "data.corpora"},
     "cluster": {"precision"},
     "checkpoint": set(),
+    "engine": set(),
 }
 """The keys that a refused choice of a group may name."""
 
@@ -50,8 +51,23 @@ def _root():
 
 def _pair(experiment, group, name):
     """Put the values of a file in their places."""
-    values = _composed(experiment)
-    return {**values, group: {**values[group], **file_values(group, name)}}
+    return _with_choice(_composed(experiment), group, name)
+
+
+def _keys(group, name):
+    """Return the keys that a file of a group sets."""
+    place = PLACES.get(group, group)
+    return {key for key, _ in leaves(file_values(group, name), f"{place}.")}
+
+
+def _with_choice(values, group, name):
+    """Put the values of a file into the section of its group."""
+    *path, last = PLACES.get(group, group).split(".")
+    changed = section = dict(values)
+    for key in path:
+        section[key] = section = dict(section[key])
+    section[last] = {**section[last], **file_values(group, name)}
+    return changed
 
 
 @functools.cache
@@ -80,7 +96,7 @@ def test_all_files_of_a_group_set_the_same_keys(group):
 def test_an_experiment_sets_no_key_of_a_group(experiment):
     own = dict(leaves(file_values("experiment", experiment)))
     for group, names in CHOICES.items():
-        keys = {key for name in names for key, _ in leaves(file_values(group, name), f"{group}.")}
+        keys = {key for name in names for key in _keys(group, name)}
         assert not keys & set(own), group
         assert group not in own
 
@@ -89,10 +105,10 @@ def test_the_root_sets_no_key_of_a_group_and_comes_first():
     root, defaults = _root()
     assert defaults[0] == "_self_"
     assert set(defaults[-1]) == {"experiment"}
-    assert {next(iter(default)) for default in defaults[1:-1]} == set(CHOICES)
+    assert {next(iter(default)).partition("@")[0] for default in defaults[1:-1]} == set(CHOICES)
     keys = {key for key, _ in leaves(root)}
     for group, names in CHOICES.items():
-        assert not keys & {key for key, _ in leaves(file_values(group, names[0]), f"{group}.")}
+        assert not keys & _keys(group, names[0])
 
 
 @pytest.mark.parametrize("turn", range(max(len(EXPERIMENTS), *map(len, CHOICES.values()))))
@@ -103,7 +119,7 @@ def test_choices_take_effect_in_full_compositions(turn):
     values = compose([f"experiment={experiment}", *(f"{g}={name}" for g, name in chosen.items())])
     expected = dict(_composed(experiment))
     for group, name in chosen.items():
-        expected[group] = {**expected[group], **file_values(group, name)}
+        expected = _with_choice(expected, group, name)
     expected["run"] = {**expected["run"], "dir": values["run"]["dir"]}
     assert values == expected
     assert values["run"]["dir"].startswith(f"runs/{chosen['model']}-")

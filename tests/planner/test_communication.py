@@ -16,6 +16,11 @@ def _bandwidths(cluster):
     return {link.name: link.gb_per_second * 1e9 * link.efficiency for link in cluster.links}
 
 
+def _start(cluster):
+    """Seconds of a collective without its steps."""
+    return cluster.device.calibration.collective_us * 1e-6
+
+
 def test_neighbours_use_the_nearest_link(frontier):
     span = Network(frontier, 8).span(2, 1)
     assert (span.link, span.bandwidth) == ("package", _bandwidths(frontier)["package"])
@@ -23,11 +28,13 @@ def test_neighbours_use_the_nearest_link(frontier):
 
 def test_ranks_that_share_a_domain_share_its_way_out(frontier):
     speed = _bandwidths(frontier)
-    network = Network(frontier, 8)
+    network, shared = Network(frontier, 8), 1 + frontier.links[-1].contention
     # a ring over whole nodes leaves each node once: it may use what all eight ranks may
-    assert network.span(16, 1).bandwidth == min(8 * speed["network"], 2 * speed["node"])
+    assert network.span(16, 1).bandwidth == pytest.approx(
+        min(8 * speed["network"] / shared, 2 * speed["node"])
+    )
     # one rank a node: its own share alone
-    assert network.span(2, 8).bandwidth == speed["network"]
+    assert network.span(2, 8).bandwidth == pytest.approx(speed["network"] / shared)
     assert network.span(2, 8).link == "network"
 
 
@@ -41,13 +48,29 @@ def test_a_larger_group_is_never_faster(frontier):
 def test_messages_cost_a_ring_of_latencies_each(frontier):
     span = Network(frontier, 8).span(32, 8)
     one, ten = span.gather(1e6, 1).seconds, span.gather(1e6, 10).seconds
-    assert ten - one == pytest.approx(9 * 31 * 20e-6)
+    assert ten - one == pytest.approx(9 * (_start(frontier) + 31 * 20e-6))
 
 
 def test_an_all_reduce_over_many_nodes_takes_a_tree(frontier):
     span = Network(frontier, 8).span(128, 8)
-    assert span.all_reduce(0.0).seconds == pytest.approx(2 * 7 * 20e-6)
-    assert span.gather(0.0).seconds == pytest.approx(127 * 20e-6)
+    assert span.all_reduce(0.0).seconds == pytest.approx(_start(frontier) + 2 * 7 * 20e-6)
+    assert span.gather(0.0).seconds == pytest.approx(_start(frontier) + 127 * 20e-6)
+
+
+def test_inside_a_node_the_tree_of_an_all_reduce_is_a_chain(frontier):
+    nodes, per_node = 16, 8
+    package, node, network = (link.latency_us * 1e-6 for link in frontier.links)
+    chain = 2 * (package + 3 * node)  # in a package, then over the four packages of a node
+    tree = 2 * 4 * network
+    seconds = Network(frontier, per_node).span(nodes * per_node, 1).all_reduce(0.0).seconds
+    assert seconds == pytest.approx(_start(frontier) + chain + tree)
+
+
+def test_more_nodes_share_the_network(frontier):
+    two, many = (Network(frontier, 8).span(nodes, 8).bandwidth for nodes in (2, 64))
+    contention = frontier.links[-1].contention
+    assert two / many == pytest.approx((1 + 6 * contention) / (1 + contention))
+    assert two > many
 
 
 def test_one_rank_talks_to_nobody(frontier):

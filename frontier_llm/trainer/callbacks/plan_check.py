@@ -20,6 +20,7 @@ PHASES = {
     "passes": (
         "compute",
         "tensor",
+        "host",
         "exchange",
         "bubble",
         "gather_params",
