@@ -26,10 +26,6 @@ from frontier_llm.sharding.deferred_gradients import DeferredGradients, Gather
 from frontier_llm.sharding.unit import StateGroups, Unit
 from frontier_llm.sharding.unit_gradients import UnitGradients
 
-NEVER_DEFERRED = ("embedding", "head")
-"""Units whose products are computed at once: a table that computes the logits. The gradient of the
-logits, which is a factor, is larger than what a layer keeps."""
-
 
 class Gradients:
     """The gradients of a rank's trainable units.
@@ -189,11 +185,10 @@ class _Sink:
 
     def __init__(self, owner: Gradients, gradients: UnitGradients, index: int) -> None:
         self._owner, self._gradients, self._index = owner, gradients, index
-        self._may_defer = gradients.unit.name not in NEVER_DEFERRED
 
     @property
     def is_deferring(self) -> bool:
-        return self._may_defer and self._owner.deferred.is_collecting
+        return self._gradients.may_defer and self._owner.deferred.is_collecting
 
     def __call__(
         self, grad_outputs: torch.Tensor, inputs: torch.Tensor, gather: Gather | None = None

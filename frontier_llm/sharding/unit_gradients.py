@@ -72,6 +72,15 @@ class UnitGradients:
         self._added = [0] * len(self.unit.records)
         self._has_sum = False
 
+    @property
+    def may_defer(self) -> bool:
+        """Whether products may be computed later than the backward pass.
+
+        Not those of a table that computes the logits: the gradient of the logits, one of the two
+        factors, is larger than what a layer keeps.
+        """
+        return self.unit.name not in ("embedding", "head")
+
     def is_small_part(self, index: int) -> bool:
         """Return whether a parameter is a small part of its unit, like the norms of a layer.
 
