@@ -20,7 +20,8 @@ WHEELS_PYTHON ?= 3.12
 ARGS ?=
 BIN := .venv/bin
 SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' .ci/run .ci/gpu_model .ci/images .ci/wheel 2>/dev/null)
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
+# Each process takes the next file, in the order of tests/conftest.py: the longest files first.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help train test test-fast test-gpu-model layer-kernels gpu gpu-wheels lint format docs wheel archive clean
 help:

@@ -6,6 +6,7 @@ must not fork.
 
 import os
 import traceback
+from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("MKL_NUM_THREADS", "1")
@@ -14,6 +15,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 import pytest
 from hypothesis import settings
 
+import frontier_llm  # noqa: F401  (before megatron-core, as in every process of the program)
 from tests.huge_pages import keep_forks_fast
 
 keep_forks_fast()
@@ -21,7 +23,27 @@ settings.register_profile("shared machine", deadline=None)  # other processes sl
 settings.load_profile("shared machine")
 
 
+FOLDER = Path(__file__).parent
+LONGEST = (
+    "trainer/test_schedules", "streams/test_sharded_steps", "model/test_compiled",
+    "checkpoint/test_layouts", "benchmarks/test_gpu", "trainer/test_run", "trainer/test_resume",
+    "trainer/test_state_accounting", "trainer/test_sharding_cases", "trainer/test_sharding_parity",
+    "trainer/test_deferred_weights", "trainer/test_quantised", "trainer/test_parity",
+    "benchmarks/test_kill_loop", "benchmarks/test_bench_sharding", "model/test_flex",
+    "collectives/test_triton_compilation", "cli/test_train_command", "config/test_every_choice",
+    "checkpoint/test_faults", "cli/test_funnel", "convert/test_convert",
+)  # fmt: skip
+"""Files that take the most time, the longest first."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, so that no process runs one alone at the end."""
+    places = {FOLDER / f"{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+    skip_without_device(items)
+
+
+def skip_without_device(items: list[pytest.Item]) -> None:
     """Skip tests marked `gpu` where torch sees no device."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:

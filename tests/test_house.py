@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "frontier_llm"
 ROOMS = ("frontier_llm", "benchmarks", "docs", "examples", "tests", "tools", "train.py", ".ci")
@@ -110,6 +112,10 @@ def test_basenames_are_unique_or_have_a_reason():
     assert {key: found[key] for key in found.keys() - SHARED_BASENAMES.keys()} == {}, "rename one"
     assert SHARED_BASENAMES.keys() - found.keys() == set(), "remove the entry"
     assert all(SHARED_BASENAMES.values()), "give a reason"
+
+
+def test_the_longest_test_files_exist():
+    assert [name for name in LONGEST if not (ROOT / "tests" / f"{name}.py").exists()] == []
 
 
 # Each rule fails if it is broken.

@@ -198,21 +198,35 @@ def frontier_table() -> Iterator[str]:
         "strong: efficiency |"
     )
     yield "|" + "---|" * 7
-    for name, (experiment, rank_counts, strong_batch, replica_batch) in FRONTIER_RUNS.items():
-        config = composed(*experiment, BF16_GRADIENTS, BF16_SUMS)
-        first_row: list[Estimate] = []
-        for ranks in rank_counts:
-            replicas = ranks // (config.parallel.tensor * config.parallel.pipeline)
-            row = [
-                _with_batch(config, ranks, replica_batch * replicas),
-                _with_batch(config, ranks, strong_batch),
-            ]
-            first_row = first_row or row
+    for model in FRONTIER_RUNS:
+        for ranks, replicas, runs, efficiencies in frontier_scaling(model):
             cells = [
-                f"{here.hfu or 0:.1%} | {_tokens_per_device(here) / _tokens_per_device(first):.0%}"
-                for here, first in zip(row, first_row, strict=True)
+                f"{run.hfu or 0:.1%} | {efficiency:.0%}"
+                for run, efficiency in zip(runs, efficiencies, strict=True)
             ]
-            yield f"| {name} | {ranks} | {replicas} | " + " | ".join(cells) + " |"
+            yield f"| {model} | {ranks} | {replicas} | " + " | ".join(cells) + " |"
+
+
+def frontier_scaling(model: str) -> Iterator[tuple[int, int, list[Estimate], list[float]]]:
+    """Yield the points of the scaling curves of a model on Frontier.
+
+    Yields:
+        ranks, replicas, the runs of weak and of strong scaling, and the throughput per GCD of each
+        relative to that of the first point.
+    """
+    experiment, rank_counts, strong_batch, replica_batch = FRONTIER_RUNS[model]
+    config = composed(*experiment, BF16_GRADIENTS, BF16_SUMS)
+    first: list[Estimate] = []
+    for ranks in rank_counts:
+        replicas = ranks // (config.parallel.tensor * config.parallel.pipeline)
+        batches = (replica_batch * replicas, strong_batch)
+        runs = [_with_batch(config, ranks, batch) for batch in batches]
+        first = first or runs
+        efficiencies = [
+            _tokens_per_device(run) / _tokens_per_device(start)
+            for run, start in zip(runs, first, strict=True)
+        ]
+        yield ranks, replicas, runs, efficiencies
 
 
 def mt5_table() -> Iterator[str]:
@@ -222,7 +236,7 @@ def mt5_table() -> Iterator[str]:
     yield "|" + "---|" * 7
     for model in MT5_MODELS:
         for nodes in MT5_NODES:
-            estimates = [_mt5_estimate(model, nodes, stage) for stage in (1, 2, 3)]
+            estimates = [mt5_estimate(model, nodes, stage) for stage in (1, 2, 3)]
             cells = [_step_seconds(estimated) for estimated in estimates]
             fitting = [estimated for estimated in estimates if not estimated.refused]
             fastest = min(fitting, key=lambda fits: fits.time.seconds, default=None)
@@ -300,7 +314,8 @@ def _tokens_per_device(estimated: Estimate) -> float:
     return estimated.tokens_per_second / estimated.candidate.grid.size
 
 
-def _mt5_estimate(model: str, nodes: int, stage: int) -> Estimate:
+def mt5_estimate(model: str, nodes: int, stage: int) -> Estimate:
+    """Predict a step of an mT5 model on nodes of 8 A100, with a ZeRO stage."""
     ranks = nodes * GPUS_PER_NODE
     config = composed_anew(
         f"model={model}",

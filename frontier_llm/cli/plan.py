@@ -22,6 +22,7 @@ from frontier_llm.cli.delayed_progress import DelayedProgress
 from frontier_llm.cli.options import new_file, tool_parser
 from frontier_llm.cli.plan_measured import compare
 from frontier_llm.cli.plan_tables import (
+    cost_table,
     details,
     layouts_table,
     overrides,
@@ -34,6 +35,7 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.estimate import Estimate, estimate
 from frontier_llm.planner.plan_page import make_page
+from frontier_llm.planner.run_cost import run_cost
 from frontier_llm.planner.scaling import Point, fewest_nodes, scaling_curves
 from frontier_llm.planner.schedule_choice import choose_schedule
 from frontier_llm.planner.search import Found, Goal, search_all
@@ -165,18 +167,27 @@ def _print(found: Found, console: Console) -> None:
         console.print(f"Layout 1: {overrides(found.best[0])}", soft_wrap=True)
         for part in details(found.best[0]):
             console.print(part)
+        tokens = found.best[0].candidate.config.planner.tokens
+        if tokens is not None:
+            console.print(cost_table(found, tokens))
     if found.refused:
         console.print(refusals_table(found))
 
 
 def _found_json(found: Found) -> dict[str, Any]:
     return {
-        "candidates": [layout.to_json() for layout in found.best],
+        "candidates": [_layout_json(layout) for layout in found.best],
         "refused": dict(sorted(found.refused.items())),
         "refused_examples": dict(sorted(found.examples.items())),
         "examined": found.examined,
         "timed": found.timed,
     }
+
+
+def _layout_json(layout: Estimate) -> dict[str, Any]:
+    tokens = layout.candidate.config.planner.tokens
+    cost = {} if tokens is None else {"cost": run_cost(layout, tokens).to_json()}
+    return layout.to_json() | cost
 
 
 def _page(config: RunConfig, found: Found) -> str:

@@ -7,6 +7,7 @@ from rich.table import Table
 from frontier_llm.cli.plain_table import plain_table
 from frontier_llm.config.run import RunConfig
 from frontier_llm.planner.estimate import Estimate
+from frontier_llm.planner.run_cost import run_cost
 from frontier_llm.planner.scaling import Point
 from frontier_llm.planner.search import Found
 from frontier_llm.units import GIB, format_bytes, format_count
@@ -73,6 +74,34 @@ def details(layout: Estimate) -> Iterator[Table]:
     if layout.peak.host_bytes:
         table.caption = f"and {format_bytes(layout.peak.host_bytes)} of main memory per rank"
     yield table
+
+
+def cost_table(found: Found, tokens: float) -> Table:
+    """Return the table of what a run of `tokens` tokens costs with each layout."""
+    columns = ["", "steps", "days", "node-hours", "MWh", "waiting for checkpoints", "failures",
+               "days lost to failures"]  # fmt: skip
+    table = plain_table(f"Cost of {format_count(tokens)} tokens", columns)
+    for number, layout in enumerate(found.best, start=1):
+        cost = run_cost(layout, tokens)
+        table.add_row(
+            str(number),
+            f"{cost.steps:,}",
+            f"{cost.days:.1f}",
+            format_count(cost.node_hours),
+            _known(cost.megawatt_hours),
+            f"{cost.checkpoint_share:.2%}",
+            _known(cost.interruptions),
+            _known(cost.lost_days),
+        )
+    table.caption = (
+        "a failure loses half the time between two checkpoints on average; the time of restarts "
+        "is not included; unknown: cluster.operation lacks the power or the failures of a node"
+    )
+    return table
+
+
+def _known(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def refusals_table(found: Found) -> Table:

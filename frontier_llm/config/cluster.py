@@ -91,6 +91,17 @@ class HostConfig(Section):
     """Source of these figures."""
 
 
+class OperationConfig(Section):
+    """Power and reliability of the machine, for the cost of a run."""
+
+    node_watts: float | None = Field(gt=0)
+    """Power of a node in training, with its share of the network, watts; null = unknown."""
+    node_hours_per_failure: float | None = Field(gt=0)
+    """Node-hours until a failure interrupts a run, on average; null = unknown."""
+    source: str
+    """Source of these figures."""
+
+
 class ClusterConfig(Section):
     """A machine with equal nodes."""
 
@@ -106,6 +117,8 @@ class ClusterConfig(Section):
     """Links, from the nearest to the farthest. The last link has `ranks: null`."""
     storage: tuple[StorageConfig, ...] = Field(strict=False)
     """Places for checkpoints, from the nearest to the farthest."""
+    operation: OperationConfig | None = None
+    """Power and reliability. Cluster files of users may leave it out."""
     environment: dict[str, str]
     """Environment variables of NCCL, RCCL and libfabric that ranks should have on this cluster. A
     run prints the variables whose values differ. scripts/*_env.sh sets them and gives the

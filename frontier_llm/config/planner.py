@@ -46,6 +46,9 @@ class PlannerConfig(Section):
     `planner.nodes` that reach `planner.goal_tokens_per_second`."""
     goal_tokens_per_second: float | None = Field(gt=0)
     """For the objective `nodes`: the speed to reach, in tokens per second of all ranks together."""
+    tokens: float | None = Field(gt=0, default=None)
+    """Tokens of a whole training run, whose cost is predicted; null = no cost. The configurations
+    of older runs do not have this key."""
     rows: int = Field(ge=1)
     """Number of layouts to print, the best first."""
     memory_share: float = Field(gt=0, le=1)

@@ -1,4 +1,4 @@
-"""megatron-core on a CPU: the only module that replaces names in other libraries.
+"""megatron-core on a CPU: replaces names in torch and megatron.
 
 megatron-core 0.16.1 assumes that the device of a rank is a CUDA device. On a machine without a GPU,
 `install` replaces the functions of torch and megatron that need one. `shared_groups` avoids

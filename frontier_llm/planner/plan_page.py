@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from frontier_llm.planner import pictures
 from frontier_llm.planner.estimate import Estimate
+from frontier_llm.planner.run_cost import run_cost
 from frontier_llm.planner.search import Found
 from frontier_llm.telemetry import html_page as page
 from frontier_llm.telemetry.html_page import UNKNOWN, Tile, counted
@@ -30,6 +31,7 @@ def make_page(title: str, found: Found, subtitle: str) -> str:
         body=[
             page.tiles(_tiles(best)),
             *_comparison(found),
+            *_cost(found),
             page.section("Seconds of a step, by part", pictures.breakdown(found.best)),
             *_timeline(best),
             page.section(
@@ -74,6 +76,33 @@ def _comparison(found: Found) -> Iterator[str]:
     ]
     body = pictures.pareto(found.best, found.front) + page.table(head, rows)
     yield page.section("Memory and speed", body, caption)
+
+
+def _cost(found: Found) -> Iterator[str]:
+    tokens = found.best[0].candidate.config.planner.tokens
+    if tokens is None:
+        return
+    head = ["Layout", "Days", "Node-hours", "Energy", "Waiting for checkpoints", "Failures",
+            "Lost to failures"]  # fmt: skip
+    rows = []
+    for number, layout in enumerate(found.best, start=1):
+        cost = run_cost(layout, tokens)
+        rows.append(
+            [
+                str(number),
+                f"{cost.days:.1f}",
+                format_count(cost.node_hours),
+                UNKNOWN if cost.megawatt_hours is None else f"{cost.megawatt_hours:,.1f} MWh",
+                f"{cost.checkpoint_share:.2%}",
+                UNKNOWN if cost.interruptions is None else f"{cost.interruptions:.3g}",
+                UNKNOWN if cost.lost_days is None else f"{cost.lost_days:.2g} days",
+            ]
+        )
+    caption = (
+        f"A run of {format_count(tokens)} tokens. A failure loses half the time between two "
+        "checkpoints on average. The time of restarts is not included."
+    )
+    yield page.section("Cost of a run", page.table(head, rows), caption)
 
 
 def _timeline(best: Estimate) -> Iterator[str]:

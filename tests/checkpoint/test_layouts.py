@@ -1,6 +1,7 @@
 """States that a model saves in one layout are restored bit by bit in every other layout."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,13 @@ def train_and_save(
 
 def load_all(
     world: World, folder: Path, sources: Sequence[str], values: dict[str, Any]
-) -> dict[str, tuple[list[Any], float]]:
-    """Load the checkpoint of each source layout and train for a step."""
+) -> dict[str, tuple[list[Any], float | None]]:
+    """Load the checkpoint of each source layout; train for a step after the first and the last.
+
+    The step needs nothing of a checkpoint but the states, which are compared for every source.
+    """
     rig = make_rig(world, {**values, "trainer": {**values["trainer"], "seed": 2}})
-    found = {}
+    found: dict[str, tuple[list[Any], float | None]] = {}
     for source in sources:
         rig.states.settle()
         for shard in rig.states.shards():
@@ -120,15 +124,26 @@ def load_all(
         assert restore(folder / source, rig.states.shards()) == {"step": 1}
         states = collect(rig)
         rig.states.adopt(updates=1, step=1)
-        found[source] = states, rig.train(1, first=1)[0].loss
+        is_trained = source in (sources[0], sources[-1])
+        found[source] = states, rig.train(1, first=1)[0].loss if is_trained else None
     return found
 
 
 @pytest.fixture(scope="module")
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    folder = tmp_path_factory.mktemp("saved")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return functools.cache(tmp_path_factory.mktemp)
+
+
+@pytest.fixture
+def saved(request: pytest.FixtureRequest, folders: Callable[[str], Path]) -> Saved:
+    return save_all(request.param, folders(request.param))
+
+
+@functools.cache
+def save_all(name: str, folder: Path) -> Saved:
+    """Save the checkpoints of a model once; pytest would forget them between two tests."""
     states, losses = {}, {}
-    model, sources = MODELS[request.param]
+    model, sources = MODELS[name]
     for source in sources:
         size, per_node, values = values_of(source, model)
         results = run_ranks(
@@ -155,8 +170,10 @@ def test_each_layout_loads_the_checkpoints_of_all_layouts(target: str, saved: Sa
         assert found.keys() == expected.keys()
         for key, tensor in expected.items():
             assert torch.equal(found[key], tensor), (source, key)
-        for rank in results:
-            assert rank[source][1] == pytest.approx(saved.next_loss[source], rel=1e-5), source
+        losses = {rank[source][1] for rank in results} - {None}
+        assert losses or source not in (*saved.states,)[:: len(saved.states) - 1]
+        for loss in losses:
+            assert loss == pytest.approx(saved.next_loss[source], rel=1e-5), source
 
 
 @pytest.mark.parametrize("saved", ["untied"], indirect=True)

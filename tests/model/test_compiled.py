@@ -11,11 +11,23 @@ from tests.values import TINY_T5, tiny_values
 
 pytestmark = pytest.mark.slow
 
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> None:
+    """Load the compiler once, before ranks are forked: that takes longer than their graphs."""
+    import torch._inductor.compile_fx
+
+    small = torch.compile(lambda x: x.sin().sum(), backend="aot_eager")
+    small(torch.ones(2, requires_grad=True)).backward()
+
+
+FEW = "model.layers=2"
+"""A second layer shows whether the first one's code is used again; more only take longer."""
 LAYOUTS = {
-    "zero3": (4, ["sharding=zero3"]),
-    "zero3_recompute": (2, ["sharding=zero3", "recompute=full"]),
+    "zero3": (2, ["sharding=zero3", FEW]),
+    "zero3_recompute": (2, ["sharding=zero3", "recompute=full", FEW]),
     "tensor_sequence_selective": (
-        2, ["parallel.tensor=2", "parallel.sequence=true", "recompute=selective"],
+        2, ["parallel.tensor=2", "parallel.sequence=true", "recompute=selective", FEW],
     ),
     "interleaved_zero2": (
         4,

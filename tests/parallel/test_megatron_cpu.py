@@ -20,6 +20,8 @@ pytestmark = pytest.mark.slow
 def check_replacements() -> None:
     import frontier_llm.trainer.assemble  # noqa: F401
 
+    compilers = [name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules]
+    assert compilers == [], "megatron_jit.py must keep compilers out of the import"
     assert torch.cuda.current_device.__module__ == "torch.cuda", "importing replaces nothing"
     before = {
         (r.module, r.name): getattr(importlib.import_module(r.module), r.name) for r in REPLACEMENTS
@@ -31,13 +33,23 @@ def check_replacements() -> None:
 
 def test_every_listed_name_exists_and_is_replaced() -> None:
     """Run in a new process: other tests may have replaced the names in this one."""
-    work = f"from {__name__} import check_replacements; check_replacements()"
+    work = f"import frontier_llm; from {__name__} import check_replacements; check_replacements()"
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", work], check=False, capture_output=True, text=True, cwd=root
     )
     assert done.returncode == 0, done.stderr
     assert all(r.reason for r in REPLACEMENTS)
+
+
+def test_this_release_takes_only_one_name_from_the_module_that_is_replaced() -> None:
+    folder = Path(inspect.getsourcefile(layers) or "").parents[1]
+    sources = [path.read_text() for path in folder.rglob("*.py") if path.name != "jit.py"]
+    imports = [line for text in sources for line in re.findall(r".*import.*\bjit\b.*", text)]
+    imports += [line for text in sources for line in re.findall(r"from megatron.core.jit .*", text)]
+    assert set(imports) == {"from megatron.core.jit import jit_fuser"}
+    assert layers.__name__ in sys.modules
+    assert sys.modules["megatron.core.jit"].__name__ == "frontier_llm.megatron_jit"
 
 
 def test_this_release_uses_cuda_only_in_the_known_places() -> None:

@@ -16,6 +16,7 @@ from tests.values import TINY_T5, tiny_values
 
 ROOT = Path(__file__).parents[2]
 IN_FORCE = {"enabled": True, "warns only": False, "fills memory": False, "products": ":4096:8"}
+SMALL = ("model.layers=2", "data.global_batch=4")
 DROPOUT = ("model.dropout=0.1", "model.attention_dropout=0.1")
 
 
@@ -50,7 +51,7 @@ def digits(world: World, values: dict[str, Any], deterministic: bool) -> list[tu
     "overrides",
     [
         (*TINY_T5, "sharding=zero3"),
-        (*DROPOUT, "parallel.tensor=2", "parallel.sequence=true", "recompute=full"),
+        (*DROPOUT, *SMALL, "parallel.tensor=2", "parallel.sequence=true", "recompute=full"),
         ("collectives=zeropp", "sharding=zero3", "parallel.pipeline=2"),
     ],
     ids=["t5", "tensor", "quantised"],

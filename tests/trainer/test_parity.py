@@ -18,7 +18,7 @@ from tests.values import tiny_values
 
 pytestmark = pytest.mark.slow
 
-STEPS = 5
+STEPS = 3
 BATCH = ["data.global_batch=4"]
 """Two micro-batches or more on every replica: enough to add up, and half the time of eight."""
 

@@ -1,13 +1,16 @@
 """Every pipeline schedule is the same computation as one process.
 
-Each test runs all schedules of one layout on one set of ranks. By default a schedule recomputes
-either nothing or full layers; with ALL_SCHEDULES=1 in the environment, it does each in turn.
+A test runs several cases on one set of ranks. With ALL_SCHEDULES=1 in the environment, it runs
+every schedule with every number of stages, sharding, model and recomputation, for ten steps. By
+default each schedule runs once with each sharding, and the rest of these 40 cases is chosen such
+that any two values of two different columns meet at least once (`test_any_two_values_meet`).
 """
 
 import os
 import random
 import time
-from itertools import product
+from dataclasses import astuple, dataclass
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -32,9 +35,9 @@ from tests.values import TINY_T5, tiny_values
 pytestmark = pytest.mark.slow
 
 ALL = bool(os.environ.get("ALL_SCHEDULES"))
-STEPS = 10 if ALL else 3
-BATCH = "data.global_batch=10"
-"""Five micro-batches on each of two replicas, which neither two nor four stages divide."""
+STEPS = 10 if ALL else 2
+MICRO_BATCHES = 5
+"""On each replica; neither two nor four stages divide them."""
 SCHEDULES = {
     "1f1b": (1, 0),
     "1f1b_waiting": (1, 2),
@@ -57,6 +60,53 @@ SHARDED = {
 T5 = [*TINY_T5, "model.layers=8", "model.encoder_layers=3", "model.init_std=0.3"]
 GPT = ["model.layers=8", *MODELS["untied_gqa_swiglu"]]
 TIED = ["model.layers=8", *MODELS["tied_gelu"]]
+MODEL_OF = {"tied": TIED, "untied": GPT, "t5": T5}
+RECOMPUTED = ("none", "full")
+
+
+@dataclass(frozen=True)
+class Case:
+    schedule: str
+    sharding: str
+    stages: int
+    model: str
+    recompute: str
+
+    @property
+    def batch(self) -> str:
+        replicas = 1 if self.sharding.startswith("tensor") else 2
+        return f"data.global_batch={MICRO_BATCHES * replicas}"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return tiny_values(
+            *MODEL_OF[self.model], self.batch, f"parallel.pipeline={self.stages}",
+            *SHARDED[self.sharding], *schedule_keys(self.schedule), f"recompute={self.recompute}",
+        )  # fmt: skip
+
+
+def chosen_cases() -> list[Case]:
+    """Return the cases of the default run, one for each pair of schedule and sharding."""
+    found = []
+    for i, schedule in enumerate(SCHEDULES):
+        for j, sharding in enumerate(SHARDED):
+            stages, recompute = (2, 4)[(i + j) % 2], RECOMPUTED[(i // 2 + j) % 2]
+            found.append(Case(schedule, sharding, stages, tuple(MODEL_OF)[(i + j) % 3], recompute))
+    return found
+
+
+CASES = (
+    [Case(*values) for values in product(SCHEDULES, SHARDED, (2, 4), MODEL_OF, RECOMPUTED)]
+    if ALL else chosen_cases()
+)  # fmt: skip
+
+
+def test_any_two_values_meet() -> None:
+    columns = [set(column) for column in zip(*map(astuple, CASES), strict=True)]
+    for one, other in combinations(range(len(columns)), 2):
+        met = {(astuple(case)[one], astuple(case)[other]) for case in CASES}
+        assert met == set(product(columns[one], columns[other]))
+    assert list(map(len, columns)) == [len(SCHEDULES), len(SHARDED), 2, len(MODEL_OF), 2]
 
 
 def schedule_keys(name: str) -> list[str]:
@@ -73,63 +123,45 @@ Found = tuple[list[float], list[float], Any]
 """Losses, norms and first gradients of a run."""
 
 
-def train_each(world: World, cases: dict[str, dict[str, Any]]) -> dict[str, Found]:
-    """Train every case on this rank; they differ in schedule and recomputation alone."""
-    found: dict[str, Found] = {}
+def train_each(world: World, cases: list[dict[str, Any]]) -> list[Found]:
+    """Train every case on this rank; they have the same sharding and number of stages."""
+    found: list[Found] = []
     rig: Rig | None = None
-    for name, values in cases.items():
+    for values in cases:
         rig = make_rig(world, values, groups_of=rig)
         first = rig.train(1)
         gradients = first_gradients(rig)
         results = first + rig.train(STEPS - 1, first=1)
-        found[name] = [r.loss for r in results], [r.grad_norm for r in results], gradients
+        found.append(([r.loss for r in results], [r.grad_norm for r in results], gradients))
     return found
 
 
-def cases_of(overrides: list[str]) -> dict[str, dict[str, Any]]:
-    recomputed = ("none", "full")
-    pairs = list(product(SCHEDULES, recomputed)) if ALL else [
-        (name, recomputed[index % 2]) for index, name in enumerate(SCHEDULES)
-    ]  # fmt: skip
-    return {
-        f"{name} recompute={recompute}": tiny_values(
-            *overrides, *schedule_keys(name), f"recompute={recompute}"
-        )
-        for name, recompute in pairs
-    }
-
-
-def check(results: list[dict[str, Found]], expected: Found, tolerance: float = 1e-5) -> None:
+def check(ranks: list[Found], expected: Found, name: str, tolerance: float = 1e-5) -> None:
+    """Compare what each rank found in a case with one process."""
     losses_alone, norms_alone, gradients_alone = expected
-    whole = assemble([gradients_alone])
-    for name in results[0]:
-        for rank in results:
-            losses, norms, _ = rank[name]
-            np.testing.assert_allclose(losses, losses_alone, rtol=tolerance, err_msg=name)
-            np.testing.assert_allclose(norms, norms_alone, rtol=tolerance, err_msg=name)
-        gradients = assemble([rank[name][2] for rank in results])
-        assert gradients.keys() == whole.keys()
-        for tensor, gradient in whole.items():
-            error = np.linalg.norm(gradients[tensor] - gradient) / np.linalg.norm(gradient)
-            assert error <= tolerance, f"{name}: {tensor}: relative gradient error {error:.1e}"
+    for losses, norms, _ in ranks:
+        np.testing.assert_allclose(losses, losses_alone, rtol=tolerance, err_msg=name)
+        np.testing.assert_allclose(norms, norms_alone, rtol=tolerance, err_msg=name)
+    gradients, whole = assemble([rank[2] for rank in ranks]), assemble([gradients_alone])
+    assert gradients.keys() == whole.keys()
+    for tensor, gradient in whole.items():
+        error = np.linalg.norm(gradients[tensor] - gradient) / np.linalg.norm(gradient)
+        assert error <= tolerance, f"{name}: {tensor}: relative gradient error {error:.1e}"
 
 
-@pytest.mark.parametrize("model", [TIED, GPT, T5] if ALL else [None], ids=str)
 @pytest.mark.parametrize("sharding", SHARDED)
 @pytest.mark.parametrize("stages", [2, 4])
-def test_schedules_equal_one_process(stages: int, sharding: str, model: list[str] | None) -> None:
-    if model is None:  # each model with each kind of sharding at least once
-        index = list(SHARDED).index(sharding) + stages // 2
-        model = (TIED, GPT, T5)[index % 3]
-    overrides = [*model, BATCH, f"parallel.pipeline={stages}", *SHARDED[sharding]]
-    results = run_ranks(train_each, 2 * stages, cases_of(overrides), timeout=600)
-    if sharding == "zeropp":  # quantised messages round, equally under every schedule
-        first = next(iter(results[0]))
-        expected = results[0][first]
-        for name in results[0]:
-            np.testing.assert_allclose(results[0][name][0], expected[0], rtol=1e-2, err_msg=name)
-        return
-    check(results, reference((*model, BATCH), STEPS))
+def test_schedules_equal_one_process(stages: int, sharding: str) -> None:
+    cases = [case for case in CASES if (case.stages, case.sharding) == (stages, sharding)]
+    values = [case.values for case in cases]  # composed once, before the ranks are forked
+    results = run_ranks(train_each, 2 * stages, values, timeout=60 + 20 * len(cases))
+    for case, ranks in zip(cases, zip(*results, strict=True), strict=True):
+        expected = reference((*MODEL_OF[case.model], case.batch), STEPS)
+        if sharding == "zeropp":  # quantised messages round
+            for losses, _, _ in ranks:
+                np.testing.assert_allclose(losses, expected[0], rtol=1e-2, err_msg=str(case))
+        else:
+            check(list(ranks), expected, str(case))
 
 
 def train_delayed(world: World, cases: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
@@ -220,12 +252,23 @@ def evaluate(rig: Rig) -> list[float]:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_schedules_are_equal_to_the_bit_with_dropout(precision: str) -> None:
-    """Masks depend on micro-batch and layer alone, and gradients are added in the same order."""
+    """Masks depend on micro-batch and layer alone, and gradients are added in the same order.
+
+    By default every other schedule recomputes its layers, and half of them are run in bf16, the
+    other half in fp16.
+    """
     overrides = [
         *GPT, "data.global_batch=5", "parallel.pipeline=4", "model.dropout=0.2",
         "model.attention_dropout=0.2", f"precision={precision}",
     ]  # fmt: skip
-    cases = cases_of(overrides)
+    fp16 = precision == "fp16"
+    cases = {
+        f"{name} recompute={recompute}": tiny_values(
+            *overrides, *schedule_keys(name), f"recompute={recompute}"
+        )
+        for index, (name, recompute) in enumerate(product(SCHEDULES, RECOMPUTED))
+        if ALL or (index % 4 in (0, 3) and (precision == "fp32" or index // 4 % 2 == fp16))
+    }
     results = run_ranks(train_in, 4, cases, precision, timeout=120)
     by_name = {name: [rank[name] for rank in results] for name in cases}
     steps = {name: ranks[0][0] for name, ranks in by_name.items()}

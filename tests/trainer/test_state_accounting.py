@@ -18,12 +18,14 @@ pytestmark = pytest.mark.slow
 FLOWS = ("gather_params", "reduce_grads", "reduce_states", "refresh_params")
 TELLING = [(1, 1, 4), (1, 2, 4), (2, 4, 4), (4, 4, 4)]
 """Chains in which each flow has a hop of its own."""
+FEW = "model.layers=3"
+"""The first layer, the last one, and one between them."""
 LAYOUTS = {
-    "data4": (4, []),
-    "untied": (4, ["model.tied=false", "model.positions=rotary", "model.layers=3"]),
-    "recompute": (4, ["recompute=full"]),
+    "data4": (4, [FEW]),
+    "untied": (4, ["model.tied=false", "model.positions=rotary", FEW]),
+    "recompute": (4, ["recompute=full", FEW]),
     "three_in_flight": (4, ["sharding.units_in_flight=3", "model.layers=6"]),
-    "one_in_flight": (4, ["sharding.units_in_flight=1", "model.tied=false"]),
+    "one_in_flight": (4, ["sharding.units_in_flight=1", "model.tied=false", FEW]),
     "pipeline2_data4": (8, ["parallel.pipeline=2", "data.global_batch=12"]),
     "pipeline2_chunks2_tensor2_data2": (
         8, ["parallel.pipeline=2", "parallel.chunks=2", "parallel.tensor=2"],
