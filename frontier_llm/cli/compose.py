@@ -7,7 +7,6 @@ process of a run composes, and sends the values to the others, because interpola
 """
 
 import difflib
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -22,7 +21,7 @@ from omegaconf import MissingMandatoryValue, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from frontier_llm.cli import search_path  # noqa: F401  (hydra searches --conf-dir, too)
-from frontier_llm.cli.group_files import file_values, leaves
+from frontier_llm.cli.group_files import file_values, leaves, placed, section_of
 from frontier_llm.cli.package_files import CONF, conf_folders
 from frontier_llm.config.decode import decode, keys, nearest, unknown_key
 from frontier_llm.config.renamed import (
@@ -38,11 +37,6 @@ from frontier_llm.geometry.elastic import refit
 
 _NOT_KEYS = ("hydra", "experiment")
 """Top-level keys of the composed values that are not sections of the configuration."""
-ENGINE_GROUP = "engine@planner.engine"
-"""Hydra's name of the choice `planner.engine=NAME`, a file of conf/engine. `engine=NAME` is the
-same."""
-PLACES = {"engine": "planner.engine"}
-"""Sections of the groups that do not have the name of their section."""
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
@@ -86,7 +80,7 @@ def current_names(override: str) -> str:
     current = current_override(override)
     if current != override:
         _announce(override.partition("=")[0].lstrip("+~"))
-    return re.sub(r"^(planner\.)?engine=", f"{ENGINE_GROUP}=", current)
+    return placed(current)
 
 
 @cache
@@ -210,7 +204,7 @@ def _check_experiment(overrides: Sequence[Override]) -> None:
         for key, value in leaves(file_values("experiment", str(experiment)))
     }
     for group, name in chosen.items():
-        for old_key, value in leaves(file_values(group, str(name)), f"{PLACES.get(group, group)}."):
+        for old_key, value in leaves(file_values(group, str(name)), f"{section_of(group)}."):
             key = RENAMED_KEYS.get(old_key, old_key)
             is_given = any(key == given or key.startswith(f"{given}.") for given in given_keys)
             if of_experiment.get(key, value) != value and not is_given:

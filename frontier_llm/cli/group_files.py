@@ -11,6 +11,26 @@ from omegaconf import OmegaConf
 
 from frontier_llm.cli.package_files import conf_file
 
+SECTIONS = {"engine": "planner.engine"}
+"""Sections of the groups that are not named after their section."""
+
+
+def section_of(group: str) -> str:
+    """Return the section of the configuration whose keys the files of a group set."""
+    return SECTIONS.get(group, group)
+
+
+def placed(override: str) -> str:
+    """Return an override with hydra's name of its group if it chooses a file of such a group.
+
+    `planner.engine=fsdp` and `engine=fsdp` both become `engine@planner.engine=fsdp`.
+    """
+    key, equals, value = override.partition("=")
+    for group, section in SECTIONS.items():
+        if key in (group, section):
+            return f"{group}@{section}{equals}{value}"
+    return override
+
 
 def file_values(group: str, name: str) -> dict[str, Any]:
     """Return the values of a file and of the files that it extends (`defaults: [BASE]`).

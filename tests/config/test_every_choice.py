@@ -12,9 +12,9 @@ import re
 import pytest
 import yaml
 
-from frontier_llm.cli.compose import PLACES, compose, groups
+from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.experiments import Header
-from frontier_llm.cli.group_files import file_values, leaves
+from frontier_llm.cli.group_files import file_values, leaves, section_of
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
@@ -56,13 +56,13 @@ def _pair(experiment, group, name):
 
 def _keys(group, name):
     """Return the keys that a file of a group sets."""
-    place = PLACES.get(group, group)
+    place = section_of(group)
     return {key for key, _ in leaves(file_values(group, name), f"{place}.")}
 
 
 def _with_choice(values, group, name):
     """Put the values of a file into the section of its group."""
-    *path, last = PLACES.get(group, group).split(".")
+    *path, last = section_of(group).split(".")
     changed = section = dict(values)
     for key in path:
         section[key] = section = dict(section[key])
