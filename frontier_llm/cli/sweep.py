@@ -10,6 +10,9 @@ Slurm job. Their overrides `key=value` come from a grid, or from a search for th
 the lowest validation loss (`launch.trial_value`). A trial that is refused, fails or takes too long
 counts as the worst, and the sweep continues.
 
+With `launch.trial_runner=plan` the planner predicts the speed of each trial, without devices. The
+same command without this setting measures it.
+
 Each trial writes its result to trial.json in its own folder below `hydra.sweep.dir`. frontier-llm
 sweep-report compares the trials. A sweep that is started again in its folder keeps the finished
 trials.
@@ -22,15 +25,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.singleton import Singleton
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
@@ -41,6 +47,9 @@ from frontier_llm.cli.trial import TRIAL_FILE, Status, Trial
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.renamed import current_override, with_current_names
 from frontier_llm.errors import ConfigError, FrontierError
+from frontier_llm.planner.candidate import Candidate, ranks_to_plan
+from frontier_llm.planner.estimate import estimate
+from frontier_llm.planner.schedule_choice import choose_schedule
 from frontier_llm.telemetry.history import History
 
 MULTIRUN = ("-m", "--multirun")
@@ -77,6 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     overrides = [current_names(argument) for argument in arguments if argument not in MULTIRUN]
     _check_plugins(overrides)
     config = first_configuration(overrides)
+    _check_value(config)
     sys.argv = [  # hydra reads its arguments from here
         "frontier-llm sweep",
         "--multirun",
@@ -131,7 +141,11 @@ def hydra_task(config: DictConfig) -> float:
     given_keys = {override.partition("=")[0] for override in overrides}
     section = {"launch": OmegaConf.to_container(config.launch)}
     settings = with_current_names(section, given_keys)["launch"]
-    trial = trial or run_trial(overrides, folder, 60 * float(settings["trial_minutes"]))
+    if trial is None:
+        if settings["trial_runner"] == "plan":
+            trial = planned_trial(overrides)
+        else:
+            trial = run_trial(overrides, folder, 60 * float(settings["trial_minutes"]))
     if _is_first_task():
         trial.write(folder)
         print(f"{trial.status:<14}{trial.tokens_per_second:>12.0f} tokens/s  {' '.join(overrides)}")
@@ -185,7 +199,7 @@ def run_trial(overrides: Sequence[str], folder: Path, limit_seconds: float) -> T
     seconds = time.monotonic() - start
     status = _status(exit_code, message)
     if status != "done":
-        return Trial(list(overrides), status, message[-2000:], seconds, 0.0, None, None, None)
+        return _not_done(overrides, status, message, seconds)
     history = History.read(run_dir)
     speeds = history.column("tokens_per_second")
     return Trial(
@@ -198,6 +212,46 @@ def run_trial(overrides: Sequence[str], folder: Path, limit_seconds: float) -> T
         loss=history.last("loss"),
         validation_loss=history.last("validation_loss"),
     )
+
+
+def planned_trial(overrides: Sequence[str]) -> Trial:
+    """Return the result that the planner predicts for a trial."""
+    start = time.monotonic()
+    try:
+        with _outside_of_hydra():
+            config = decode(compose(overrides))
+        ranks, ranks_per_node = ranks_to_plan(config)
+        config = choose_schedule(config, ranks, ranks_per_node)
+        found = estimate(Candidate.of(config, ranks, ranks_per_node))
+    except ConfigError as error:
+        return _not_done(overrides, "refused", str(error), time.monotonic() - start)
+    if found.refused:
+        return _not_done(overrides, "refused", f"got: {found.refused}", time.monotonic() - start)
+    return Trial(
+        overrides=list(overrides),
+        status="done",
+        reason="",
+        seconds=time.monotonic() - start,
+        tokens_per_second=found.tokens_per_second,
+        peak_bytes=found.peak.total,
+        loss=None,
+        validation_loss=None,
+    )
+
+
+@contextmanager
+def _outside_of_hydra() -> Iterator[None]:
+    """Suspend the sweep that hydra runs, because hydra composes only outside of its own runs."""
+    state = Singleton.get_state()
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        Singleton.set_state(state)
+
+
+def _not_done(overrides: Sequence[str], status: Status, reason: str, seconds: float) -> Trial:
+    return Trial(list(overrides), status, reason[-2000:], seconds, 0.0, None, None, None)
 
 
 def is_axis(argument: str) -> bool:
@@ -244,6 +298,17 @@ def _peak(run_dir: Path) -> int | None:
     """Return the peak memory in bytes of the rank that used most; None if it is unknown."""
     summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
     return max((rank["peak_bytes"] for rank in summary["ranks"]), default=None)
+
+
+def _check_value(config: RunConfig) -> None:
+    """Refuse a search for a value that the planner cannot predict."""
+    if config.launch.trial_runner == "plan" and config.launch.trial_value == "loss":
+        raise ConfigError(
+            "launch.trial_value",
+            "loss with launch.trial_runner=plan",
+            "speed: the planner does not predict losses",
+            "set launch.trial_value=speed or launch.trial_runner=train",
+        )
 
 
 def _check_plugins(arguments: Sequence[str]) -> None:

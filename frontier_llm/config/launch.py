@@ -41,6 +41,10 @@ class LaunchConfig(Section):
     trial_value: Literal["speed", "loss"]
     """Quantity that a sweep optimises. `speed`: tokens per second, maximised; `loss`: validation
     loss, minimised."""
+    trial_runner: Literal["train", "plan"] = "train"
+    """How a sweep gets the value of a trial. `train`: it starts a run; `plan`: the planner predicts
+    speed and memory, which needs no devices. The configurations of older runs do not have this
+    key."""
     elastic: bool
     """Whether a run may resume with another number of replicas. Then data.micro_batch and sharding
     factors that are numbers are fitted to this number. The global batch stays the same."""

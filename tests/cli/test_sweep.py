@@ -9,9 +9,19 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.cli import sweep as sweeps
-from frontier_llm.cli.sweep import finished_trial, first_configuration, plugin_defaults, run_trial
+from frontier_llm.cli.compose import compose
+from frontier_llm.cli.sweep import (
+    finished_trial,
+    first_configuration,
+    planned_trial,
+    plugin_defaults,
+    run_trial,
+)
 from frontier_llm.cli.trial import Trial
+from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.estimate import estimate
 from frontier_llm.telemetry.jsonl import JsonlSink
 from tests.telemetry.runs import step_metrics
 
@@ -63,6 +73,34 @@ def test_a_grid_runs_every_trial_and_a_refused_one_is_a_value(corpus, tmp_path):
     assert "hydra.sweep.dir" in other.stderr
     assert "Traceback" not in other.stderr
     assert metrics.exists()
+
+
+def test_the_planner_predicts_trials_of_a_cluster_that_is_not_here(tmp_path):
+    overrides = ["experiment=frontier_22b", "planner.nodes=2", "launch.trial_runner=plan"]
+    command = [
+        sys.executable, "train.py", "-m", *overrides, "parallel.pipeline=2,8",
+        f"hydra.sweep.dir={tmp_path}",
+    ]  # fmt: skip
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert ended.returncode == 0, ended.stderr
+    trials = [Trial.read(tmp_path / str(number)) for number in range(2)]
+    assert [trial.status for trial in trials] == ["refused", "done"]
+    assert "memory" in trials[0].reason
+    planned = estimate(Candidate.of(decode(compose([*overrides, "parallel.pipeline=8"])), 16, 8))
+    assert trials[1].tokens_per_second == planned.tokens_per_second
+    assert trials[1].peak_bytes == planned.peak.total
+    assert not (tmp_path / "1/run").exists()
+
+
+def test_a_trial_that_cannot_be_resolved_is_refused():
+    trial = planned_trial(["data.micro_batch=3", "data.global_batch=8"])
+    assert trial.status == "refused"
+    assert "data.global_batch" in trial.reason
+
+
+def test_the_planner_predicts_no_loss():
+    with pytest.raises(ConfigError, match="does not predict losses"):
+        sweeps.main(["launch.trial_runner=plan", "launch.trial_value=loss"])
 
 
 def test_a_trial_that_takes_too_long_is_ended(corpus, tmp_path):

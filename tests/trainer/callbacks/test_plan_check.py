@@ -18,7 +18,7 @@ def test_every_part_of_a_prediction_is_compared_once():
     names = [name for parts in PHASES.values() for name in parts]
     assert len(names) == len(set(names))
     parts = {"compute", "tensor", "exchange", "bubble", "gather_params", "reduce_grads"}
-    assert set(names) == parts | {"refresh_params", "reduce_states", "update"}
+    assert set(names) == parts | {"host", "refresh_params", "reduce_states", "update"}
 
 
 def test_the_comparison_in_words_and_values():
