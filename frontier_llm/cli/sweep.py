@@ -36,7 +36,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
-from hydra.core.singleton import Singleton
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
@@ -242,12 +241,12 @@ def planned_trial(overrides: Sequence[str]) -> Trial:
 @contextmanager
 def _outside_of_hydra() -> Iterator[None]:
     """Suspend the sweep that hydra runs, because hydra composes only outside of its own runs."""
-    state = Singleton.get_state()
-    GlobalHydra.instance().clear()
+    of_hydra = GlobalHydra.instance()
+    sweep, of_hydra.hydra = of_hydra.hydra, None
     try:
         yield
     finally:
-        Singleton.set_state(state)
+        of_hydra.hydra = sweep
 
 
 def _not_done(overrides: Sequence[str], status: Status, reason: str, seconds: float) -> Trial:
