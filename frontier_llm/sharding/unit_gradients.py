@@ -76,8 +76,8 @@ class UnitGradients:
     def may_defer(self) -> bool:
         """Whether products may be computed later than the backward pass.
 
-        Not those of a table that computes the logits: the gradient of the logits, one of the two
-        factors, is larger than what a layer keeps.
+        Not those of a table that computes the logits: one of the two factors would be the gradient
+        of the logits, the largest tensor of the chunk.
         """
         return self.unit.name not in ("embedding", "head")
 
