@@ -151,40 +151,58 @@ def check(
         assert error <= tolerance, f"{name}: {tensor}: relative gradient error {error:.1e}"
 
 
-def first_step(ranks: Sequence[Found]) -> list[Found]:
-    return [(losses[:1], norms[:1], gradients) for losses, norms, gradients in ranks]
-
-
-def baseline(case: Case) -> Case:
+def rounds_like(case: Case) -> Case:
     """Return a case whose quantised messages have the same contents, so that they round equally.
 
-    Tied tables and relative positions have a copy on each stage that needs them, so the placement
-    of the model chunks decides how often their gradients are reduced.
+    An untied GPT sends the same messages without a pipeline. Tied tables and relative positions
+    have a copy on each stage that needs them, so the placement of the model chunks decides how
+    often their gradients are rounded.
     """
-    schedule = "1f1b"
-    if case.model != "untied" and SCHEDULES[case.schedule][0] > 1:
-        schedule = "interleaved" if case.schedule.startswith("interleaved") else "zb_v"
-    return replace(case, schedule=schedule, recompute="none")
+    if case.model == "untied":
+        return replace(case, schedule="1f1b", stages=1)
+    if SCHEDULES[case.schedule][0] == 1:
+        return replace(case, schedule="1f1b")
+    is_interleaved = case.schedule.startswith("interleaved")
+    return replace(case, schedule="interleaved" if is_interleaved else "zb_v")
 
 
-@pytest.mark.parametrize("sharding", SHARDED)
+def run_cases(cases: Sequence[Case]) -> dict[Case, Sequence[Found]]:
+    """Return what each rank finds in each case; one set of ranks per number of stages."""
+    found: dict[Case, Sequence[Found]] = {}
+    for stages in sorted({case.stages for case in cases}):
+        own = [case for case in cases if case.stages == stages]
+        values = [case.values for case in own]  # composed once, before the ranks are forked
+        results = run_ranks(train_each, 2 * stages, values, timeout=60 + 20 * len(own))
+        found |= zip(own, zip(*results, strict=True), strict=True)
+    return found
+
+
+@pytest.mark.parametrize("sharding", [name for name in SHARDED if name != "zeropp"])
 @pytest.mark.parametrize("stages", [2, 4])
 def test_schedules_equal_one_process(stages: int, sharding: str) -> None:
     cases = [case for case in CASES if (case.stages, case.sharding) == (stages, sharding)]
-    baselines = {case: baseline(case) for case in cases if sharding == "zeropp"}
-    cases += [case for case in dict.fromkeys(baselines.values()) if case not in cases]
-    values = [case.values for case in cases]  # composed once, before the ranks are forked
-    results = run_ranks(train_each, 2 * stages, values, timeout=60 + 20 * len(cases))
-    found = dict(zip(cases, zip(*results, strict=True), strict=True))
-    for case, ranks in found.items():
-        expected = reference((*MODEL_OF[case.model], case.batch), STEPS)
-        if sharding == "zeropp":
-            np.testing.assert_allclose(ranks[0][0], expected[0], rtol=1e-2, err_msg=str(case))
-            # from the second step on, differences in the last bit change how messages round
-            others = found[baselines.get(case, case)]
-            check(first_step(ranks), first_step(others), str(case))
-        else:
-            check(ranks, [expected], str(case))
+    for case, ranks in run_cases(cases).items():
+        check(ranks, [reference((*MODEL_OF[case.model], case.batch), STEPS)], str(case))
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_schedules_round_quantised_messages_equally(stages: int) -> None:
+    """One process rounds nothing, so it is only near; what rounds the same contents is equal."""
+    cases = [case for case in CASES if (case.stages, case.sharding) == (stages, "zeropp")]
+    found = run_cases(list(dict.fromkeys([*cases, *map(rounds_like, cases)])))
+    for case in cases:
+        ranks, others = found[case], found[rounds_like(case)]
+        exact = reference((*MODEL_OF[case.model], case.batch), STEPS)
+        np.testing.assert_allclose(ranks[0][0], exact[0], rtol=1e-2, err_msg=str(case))
+        if (case.schedule, case.model) == ("v_half", "tied"):
+            # its stages add the gradients of embedding and head in another order than those of
+            # zb_v; from the second step on, differences in the last bit change the rounding
+            ranks, others = first_step(ranks), first_step(others)
+        check(ranks, others, str(case))
+
+
+def first_step(ranks: Sequence[Found]) -> list[Found]:
+    return [(losses[:1], norms[:1], gradients) for losses, norms, gradients in ranks]
 
 
 def train_delayed(world: World, cases: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
