@@ -226,43 +226,54 @@ def test_kernels_with_a_wrong_bit_are_rejected(monkeypatch):
         verify(Wrong(), CPU)
 
 
-def compare_triton(device: str) -> None:
-    """Compare the bits of Triton's kernels with those of the reference.
+SHAPES = (
+    # block, bytes of a scale, elements, border, part that is skipped
+    (512, 2, 1300, 2 * 1300 + 517, 0),
+    (160, 4, 333, 333 + 100, 2),
+    (32, 2, 1, 2, 1),
+    (64, 4, 64, 3 * 64, None),
+    (256, 2, 4096 + 512, 4096 + 512 + 4096 + 272, 1),
+    (8192, 2, 8192 + 16, 8192, None),
+)
+"""Parts of one program and of several, with and without a border inside a part, blocks whose half
+is a power of two or not, and lengths and borders that vectors divide or not."""
+TRITON_CASES = list(
+    itertools.product(
+        SHAPES, ("int8", "int4"), (False, True), (torch.float32, torch.bfloat16, torch.float16)
+    )
+)
+COVERING = [case for index, case in enumerate(TRITON_CASES) if (index % 12 + index // 12) % 4 == 0]
+"""A quarter of the cases, in which any two values of two different columns meet."""
 
-    The shapes have parts of one program and of several, with and without a border inside a part,
-    blocks whose half is a power of two or not, and lengths and borders that vectors divide or not.
-    """
+
+def test_any_two_values_meet_in_the_interpreter():
+    columns = [set(column) for column in zip(*TRITON_CASES, strict=True)]
+    for one, other in itertools.combinations(range(len(columns)), 2):
+        met = {(case[one], case[other]) for case in COVERING}
+        assert met == set(itertools.product(columns[one], columns[other]))
+
+
+def compare_triton(device: str, cases) -> None:
+    """Compare the bits of Triton's kernels with those of the reference."""
     from frontier_llm.collectives.triton_blockwise import TritonKernels
 
-    shapes = (
-        # block, bytes of a scale, elements, border, part that is skipped
-        (512, 2, 1300, 2 * 1300 + 517, 0),
-        (160, 4, 333, 333 + 100, 2),
-        (32, 2, 1, 2, 1),
-        (64, 4, 64, 3 * 64, None),
-        (256, 2, 4096 + 512, 4096 + 512 + 4096 + 272, 1),
-        (8192, 2, 8192 + 16, 8192, None),
-    )
-    for name, stochastic, dtype in itertools.product(
-        ("int8", "int4"), (False, True), (torch.float32, torch.bfloat16, torch.float16)
-    ):
-        for block, scale_bytes, elements, border, skip in shapes:
-            code = Format(name, block, scale_bytes, stochastic)
-            case = (code, dtype, elements, border, stochastic, 0xF2345678, skip)
-            compare(TritonKernels(), *case, device=torch.device(device))
+    for (block, scale_bytes, elements, border, skip), name, stochastic, dtype in cases:
+        code = Format(name, block, scale_bytes, stochastic)
+        case = (code, dtype, elements, border, stochastic, 0xF2345678, skip)
+        compare(TritonKernels(), *case, device=torch.device(device))
     compare(TritonKernels(), Format("bf16"), torch.float32, 100, 0, False, 0, None,
             device=torch.device(device))  # fmt: skip
 
 
 @pytest.mark.gpu
 def test_triton_kernels_make_the_same_bits():
-    compare_triton("cuda")
+    compare_triton("cuda", TRITON_CASES)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_triton_kernels_make_the_same_bits_in_its_interpreter():
     """Triton's interpreter needs no GPU, but must be chosen before Triton is imported."""
-    work = "from tests.collectives.test_blockwise import compare_triton; compare_triton('cpu')"
+    work = "from tests.collectives import test_blockwise as t; t.compare_triton('cpu', t.COVERING)"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", work], check=False, capture_output=True, text=True, env=environment,

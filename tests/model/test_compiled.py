@@ -24,7 +24,6 @@ def compiler() -> None:
 FEW = "model.layers=2"
 """A second layer shows whether the first one's code is used again; more only take longer."""
 LAYOUTS = {
-    "zero3": (2, ["sharding=zero3", FEW]),
     "zero3_recompute": (2, ["sharding=zero3", "recompute=full", FEW]),
     "tensor_sequence_selective": (
         2, ["parallel.tensor=2", "parallel.sequence=true", "recompute=selective", FEW],

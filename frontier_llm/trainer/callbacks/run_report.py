@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.inventory import count_parameters
-from frontier_llm.telemetry.report_page import write_report
 from frontier_llm.telemetry.summary import Layout, RankSummary, RunSummary, TextSample
 from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
 from frontier_llm.trainer.context import TrainerContext
@@ -78,7 +77,7 @@ class RunReport(Callback):
             exit_reason=f"stopped after step {step}" if is_early else "all steps done",
         )
         self.summary.write(self._run_dir)
-        self.path = write_report(self._run_dir)
+        self._write_report()
 
     def on_error(self, error: BaseException) -> None:
         """Write summary and report of a failed run on rank 0."""
@@ -91,9 +90,16 @@ class RunReport(Callback):
         )
         try:
             self.summary.write(self._run_dir)
-            write_report(self._run_dir)
+            self._write_report()
         except Exception as failure:  # must not hide the error that ended the run
             _LOG.warning("report.html cannot be written: %s", failure)
+
+    def _write_report(self) -> None:
+        """Write report.html."""
+        # loads matplotlib, which would delay the start of every rank
+        from frontier_llm.telemetry.report_page import write_report
+
+        self.path = write_report(self._run_dir)
 
     def _update(self, **facts: Any) -> None:
         """Set fields of the summary."""
