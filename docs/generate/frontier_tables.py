@@ -1,5 +1,6 @@
-"""Tables of docs/planner.md about Frontier: schedules, scaling curves and their micro-batch."""
+"""Tables of the pages about Frontier: schedules, scaling curves, their micro-batch and jobs."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -201,6 +202,34 @@ def _micro_batch_row(model: str, curves: Curves, micro_batch: int) -> str:
         efficiencies = [f"{bubble:.1%}", f"{divided.efficiencies[1]:.1%}"]
         cells += [*efficiencies, f"{curves.published_percent[1]}%", *memory]
     return "| " + " | ".join(cells) + " |"
+
+
+def recipes_table() -> Iterator[str]:
+    """Yield the predicted seconds per step of the scaling runs, as the experiments set them."""
+    yield (
+        "| NAME | nodes | weak scaling: samples | step | TIME | strong scaling: samples | step | "
+        "TIME |"
+    )
+    yield "|" + "---|" * 8
+    for _, curves in LAYOUTS:
+        config = composed(f"experiment={curves.experiment}")
+        for nodes in config.planner.nodes or ():
+            ranks = nodes * RANKS_PER_NODE
+            replicas = ranks // (config.parallel.tensor * config.parallel.pipeline)
+            cells = [f"`{curves.experiment}`", str(nodes)]
+            for batch in (curves.replica_batch * replicas, config.data.global_batch):
+                seconds = predict(config, ranks, global_batch=batch).time.seconds
+                cells += [str(batch), f"{seconds:.0f} s", _job_time(seconds, config.trainer.steps)]
+            yield "| " + " | ".join(cells) + " |"
+
+
+def _job_time(step_seconds: float, steps: int) -> str:
+    """Return the time limit of a job in quarters of an hour, with a fifth to spare.
+
+    The evaluation at the end takes a quarter of a step, and the start up to 15 minutes.
+    """
+    quarters = math.ceil(1.2 * (steps + 0.25) * step_seconds / 900) + 1
+    return f"{quarters // 4:02d}:{15 * (quarters % 4):02d}:00"
 
 
 def _memory(estimated: Estimate) -> str:

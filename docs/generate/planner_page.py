@@ -1,4 +1,6 @@
-"""Write the tables of docs/planner.md, which the planner predicts for configurations of `conf/`.
+"""Write the tables of docs/planner.md, and that of the scaling runs on Frontier.
+
+The planner predicts them for configurations of `conf/`.
 
 `python -m docs.generate.planner_page` checks whether the tables are current; `--write` writes them.
 """
@@ -23,6 +25,7 @@ from frontier_llm.planner.estimate import Estimate, estimate
 from frontier_llm.planner.search import Goal, search
 
 PAGE = CONF.parent / "docs" / "planner.md"
+FRONTIER_PAGE = CONF.parent / "docs" / "running-on-frontier.md"
 MOST_ROWS = 12
 """Largest number of rows of a table that the page shows one by one."""
 AMSP_PAPER_FACTORS = {"7b": (1, 1, 8), "13b": (4, 4, 8), "30b": (8, 8, 32)}
@@ -32,12 +35,12 @@ GPUS_PER_NODE = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the tables of the page, or check whether they are current."""
+    """Write the tables of the pages, or check whether they are current."""
     return keep_current(__doc__, "docs.generate.planner_page", arguments, files)
 
 
 def files() -> dict[Path, str]:
-    """Return the text of the page with newly predicted tables, by its path."""
+    """Return the text of the pages with newly predicted tables, by their paths."""
     tables = {
         "validation": validation(),
         "engines": engines_table(),
@@ -47,7 +50,11 @@ def files() -> dict[Path, str]:
         "micro_batch": frontier_tables.micro_batch_table(),
         "mt5": mt5_tables.study_table(),
     }
-    return {PAGE: filled(PAGE.read_text(), tables)}
+    jobs = {"scaling_runs": frontier_tables.recipes_table()}
+    return {
+        PAGE: filled(PAGE.read_text(), tables),
+        FRONTIER_PAGE: filled(FRONTIER_PAGE.read_text(), jobs),
+    }
 
 
 def validation() -> Iterator[str]:
