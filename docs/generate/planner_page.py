@@ -49,6 +49,7 @@ def files() -> dict[Path, str]:
         "frontier": frontier_tables.scaling_table(),
         "micro_batch": frontier_tables.micro_batch_table(),
         "mt5": mt5_tables.study_table(),
+        "mt5_experiments": mt5_tables.experiments_table(),
     }
     jobs = {"scaling_runs": frontier_tables.recipes_table()}
     return {

@@ -5,7 +5,8 @@ import pytest
 from docs.generate import frontier_tables, mt5_tables
 from docs.generate.frontier_tables import CURVES, MICRO_BATCHES, scaling
 from docs.generate.planner_page import PAGE
-from frontier_llm.cli.experiments import composed
+from frontier_llm.cli.experiments import Header, composed
+from frontier_llm.cli.package_files import CONF
 from frontier_llm.errors import ConfigError
 
 POINTS = 0.03
@@ -25,6 +26,7 @@ def strong_efficiency(model, micro_batch):
     ("frontier", frontier_tables.scaling_table),
     ("micro_batch", frontier_tables.micro_batch_table),
     ("mt5", mt5_tables.study_table),
+    ("mt5_experiments", mt5_tables.experiments_table),
 ])  # fmt: skip
 def test_a_table_is_current(block, table):
     expected = "\n".join(table())
@@ -59,3 +61,28 @@ def test_the_bubble_alone_gives_the_predicted_efficiency_of_strong_scaling():
 def test_the_last_runs_fit_in_memory(model):
     *_, last = scaling(CURVES[model])
     assert last.runs[1].refused is None
+
+
+@pytest.mark.parametrize("name", mt5_tables.MODELS)
+def test_the_mt5_table_shows_the_experiment_as_it_is(name):
+    own = mt5_tables.experiment_estimate(name).candidate
+    header = Header.read(CONF / "experiment" / f"{name}.yaml")
+    assert own.grid.size == header.ranks
+    assert own.config == composed(f"experiment={name}")
+    assert own.config.data.global_batch == 1024
+
+
+def test_pure_data_parallelism_fits_or_not_as_the_page_says():
+    """The page says that ZeRO-1 of mt5_xxl fits only with tensor ranks."""
+    assert mt5_tables.experiment_estimate("mt5_xxl").refused is None
+    pure = ["parallel.tensor=1", "sharding=zero1"]
+    assert "memory" in mt5_tables.experiment_estimate("mt5_xxl", *pure).refused
+
+
+@pytest.mark.parametrize("name", ["mt5_7b", "mt5_xxl"])
+def test_pure_data_parallelism_is_faster_where_it_fits(name):
+    for stage in mt5_tables.STAGES:
+        tensor = mt5_tables.experiment_estimate(name, f"sharding=zero{stage}")
+        pure = mt5_tables.experiment_estimate(name, "parallel.tensor=1", f"sharding=zero{stage}")
+        assert tensor.refused is None
+        assert pure.refused or pure.time.seconds < tensor.time.seconds
