@@ -61,8 +61,8 @@ def experiments_table() -> Iterator[str]:
     """
     zero_columns = " | ".join(f"data parallel, ZeRO-{stage}" for stage in STAGES)
     yield (
-        "| experiment | nodes | tensor x pipeline x data | micro-batch | recompute | step | memory, "
-        f"GiB | {zero_columns} |"
+        "| experiment | nodes | tensor x pipeline x data | micro-batch | recompute | step | "
+        f"memory, GiB | {zero_columns} |"
     )
     yield "|" + "---|" * 10
     for model in MODELS:
