@@ -1,31 +1,33 @@
 """Draw the charts of measured figures: docs/images/*.svg from benchmarks/results/*.json.
 
 `python -m docs.generate.benchmark_charts` reports which charts are out of date, and `--write` draws
-them. Text and lines are mid-grey on a transparent background, which is readable on light and dark
-pages. A chart begins with a digest of its data and of this module. The digest tells whether the
-chart is current without drawing it, because another version of matplotlib draws other bytes.
+them.
 """
 
-import hashlib
-import io
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from docs.generate.chart_style import (
+    FOURTH,
+    GRID,
+    NEUTRAL,
+    OURS,
+    TEXT,
+    THEIRS,
+    digest_comment,
+    side_by_side,
+    svg,
+)
 from docs.generate.results import RESULTS, ROOT, Row, load, select, sharding_case
 from frontier_llm.cli.options import run_command, tool_parser
 
 IMAGES = ROOT / "docs" / "images"
-TEXT, GRID = "#768390", "#76839055"
-OURS, THEIRS, NEUTRAL = "#2f81f7", "#d97706", "#8b949e"
-"""Colours of frontier_llm, of other libraries, and of neither."""
 PEERS = ("ddp", "fsdp", "deepspeed-zero1", "deepspeed-zero3")
-FORMAT_COLOURS = {"fp32": NEUTRAL, "bf16": THEIRS, "int8": OURS, "int4": "#1a7f64"}
+FORMAT_COLOURS = {"fp32": NEUTRAL, "bf16": THEIRS, "int8": OURS, "int4": FOURTH}
 
 SCHEDULE_COLOURS = {
     "megatron-1f1b": "#d97706", "1f1b": "#8b949e", "zb_h1": "#9cc8ff",
@@ -63,25 +65,7 @@ def is_current(name: str) -> bool:
 
 def draw(name: str) -> str:
     """Draw one chart; return the content of its SVG file."""
-    style = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "frontier_llm",
-        "font.family": "sans-serif",
-        "font.size": 10,
-        "text.color": TEXT,
-        "axes.labelcolor": TEXT,
-        "axes.edgecolor": GRID,
-        "xtick.color": TEXT,
-        "ytick.color": TEXT,
-    }
-    with matplotlib.rc_context(style):
-        figure = CHARTS[name][1]()
-        buffer = io.StringIO()
-        figure.savefig(
-            buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None}
-        )
-    text = re.sub(r"[ \t]+$", "", buffer.getvalue(), flags=re.MULTILINE)
-    return text.replace("<svg ", f"{_digest_comment(name)}\n<svg ", 1)
+    return svg(CHARTS[name][1], _digest_comment(name))
 
 
 def sharding() -> Figure:
@@ -91,7 +75,7 @@ def sharding() -> Figure:
         "1 Gbit/s": ("ours-zero1", "ours-zero3", "ours-zeropp+zeropp", *PEERS),
     }
     figure = Figure(figsize=(9, 3.2))
-    for axes, (link, names) in zip(_panels(figure, 2), panels.items(), strict=True):
+    for axes, (link, names) in zip(side_by_side(figure, 2), panels.items(), strict=True):
         rows = sharding_case(0, ranks=2, precision="bf16", link=link)
         _draw_speeds(axes, names, [rows[name] for name in names])
         axes.set_title(f"{link}: tokens/s", loc="left", color=TEXT)
@@ -102,7 +86,7 @@ def quantised_step() -> Figure:
     """Draw tokens per second with and without quantised communication over two links."""
     names = ("ours-zero3", "ours-zero3+zeropp", "ours-zeropp+zeropp", "fsdp", "deepspeed-zero3")
     figure = Figure(figsize=(9, 2.6))
-    for axes, link in zip(_panels(figure, 2), ("1 Gbit/s", "200 Mbit/s"), strict=True):
+    for axes, link in zip(side_by_side(figure, 2), ("1 Gbit/s", "200 Mbit/s"), strict=True):
         rows = sharding_case(0, ranks=2, precision="fp32", link=link)
         _draw_speeds(axes, names, [rows[name] for name in names])
         axes.set_title(f"{link}, fp32: tokens/s", loc="left", color=TEXT)
@@ -114,7 +98,7 @@ def checkpoint() -> Figure:
     rows = [row for row in load("checkpoint")["rows"] if row["saver"] != "bare-writes"]
     names = [row["saver"] for row in rows]
     figure = Figure(figsize=(9, 2.8))
-    blocked, durable = _panels(figure, 2)
+    blocked, durable = side_by_side(figure, 2)
     _draw_bars(blocked, names, [row["blocked_ms"] for row in rows], "{:g} ms")
     blocked.set_xscale("log")
     blocked.set_xlim(0.5, 5000)
@@ -129,7 +113,7 @@ def collectives() -> Figure:
     rows = select(load("collectives")["rows"], nodes_x_ranks="2 x 1")
     figure = Figure(figsize=(9, 2.8))
     links = ("loopback", "1 Gbit/s", "200 Mbit/s")
-    for axes, flow in zip(_panels(figure, 2, 0.2), ("gather", "reduce"), strict=True):
+    for axes, flow in zip(side_by_side(figure, 2, 0.2), ("gather", "reduce"), strict=True):
         for offset, (name, colour) in enumerate(FORMAT_COLOURS.items()):
             by_link = [select(rows, flow=flow, format=name, link=link)[0] for link in links]
             values = [row["times_as_fast_as_bf16"] for row in by_link]
@@ -147,7 +131,7 @@ def pipeline() -> Figure:
     cases = load("pipeline")["cases"]
     numbers_of_ranks = sorted({case["ranks"] for case in cases})
     figure = Figure(figsize=(9, 3.2))
-    for axes, ranks in zip(_panels(figure, len(numbers_of_ranks), 0.15), numbers_of_ranks,
+    for axes, ranks in zip(side_by_side(figure, len(numbers_of_ranks), 0.15), numbers_of_ranks,
                            strict=True):  # fmt: skip
         of_ranks = select(cases, ranks=ranks)
         for offset, (name, colour) in enumerate(SCHEDULE_COLOURS.items()):
@@ -175,21 +159,10 @@ def faults() -> Figure:
     rows = load("faults")["rows"]
     names = [row["fault"].replace("`", "") for row in rows]
     figure = Figure(figsize=(7, 3.6))
-    (axes,) = _panels(figure, 1)
+    (axes,) = side_by_side(figure, 1)
     _draw_bars(axes, names, [_seconds(row["nodes_free_after"]) for row in rows], "{:.3g} s")
     axes.set_title("seconds from the fault until the nodes are free", loc="left", color=TEXT)
     return figure
-
-
-def _panels(figure: Figure, number: int, gap: float = 0.75) -> list[Axes]:
-    """Divide a figure into panels side by side; `gap` is relative to the width of a panel."""
-    figure.subplots(1, number)
-    figure.subplots_adjust(wspace=gap)
-    for axes in figure.axes:
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        axes.set_axisbelow(True)
-    return list(figure.axes)
 
 
 def _draw_speeds(axes: Axes, names: Sequence[str], rows: Sequence[Row]) -> None:
@@ -239,11 +212,9 @@ def _seconds(text: str) -> float:
 
 
 def _digest_comment(name: str) -> str:
-    """Return the comment at the beginning of a chart: a digest of its data and this module."""
-    digest = hashlib.sha256(Path(__file__).read_bytes())
-    for source in CHARTS[name][0]:
-        digest.update((RESULTS / f"{source}.json").read_bytes())
-    return f"<!-- sha256 of data and drawing: {digest.hexdigest()} -->"
+    """Return the comment at the beginning of a chart: a digest of its data and the drawing."""
+    sources = ((RESULTS / f"{source}.json").read_bytes() for source in CHARTS[name][0])
+    return digest_comment(__file__, sources)
 
 
 _OTHER_LIBRARIES = ("ddp", "fsdp", "deepspeed", "torch", "dcp")

@@ -11,14 +11,12 @@ from typing import NamedTuple
 
 from benchmarks.planner_accuracy import left_out
 from benchmarks.published.tables import TABLES
+from docs.generate.frontier_tables import CURVES, scaling
 from docs.generate.marked_page import filled, keep_current
 from docs.generate.models_and_clusters_page import composed
-from docs.generate.planner_page import (
-    AMSP_PAPER_FACTORS,
-    BF16_GRADIENTS,
-    frontier_scaling,
-    mt5_estimate,
-)
+from docs.generate.mt5_tables import study_estimate
+from docs.generate.planner_page import AMSP_PAPER_FACTORS
+from docs.generate.predictions import BF16_GRADIENTS
 from docs.generate.results import load, select
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
@@ -40,8 +38,6 @@ with and without overlap."""
 AMSP_GAINS = {"7b": (1.3, 8), "13b": (1.1, 8), "30b": (1.13, 16)}
 """Speed of AMSP's factors over MiCS' on 1024 GPUs in the same program, and the ranks over which
 MiCS divides all states, by model."""
-STRONG_SCALING = {"175B": (100, 89), "1T": (100, 87)}
-"""Efficiencies of weak and of strong scaling in percent (arXiv:2312.12705), by model."""
 ZEROPP_NODE_GBITS = {"100 Gbit/s": (100, "about 2x"), "400 Gbit/s": (400, "1.24x to 1.36x")}
 """Network of a node, and the published speed-up of ZeRO++ over ZeRO-3, for several models."""
 DATASTATES_GB = {"3b": 42, "30b": 420, "70b": 980}
@@ -107,18 +103,20 @@ def _runs(name: str, unit: str) -> Iterator[Figure]:
 
 def _scaling() -> Iterator[Figure]:
     """Yield the efficiencies of the largest runs on Frontier, in weak and in strong scaling."""
-    for model, published in STRONG_SCALING.items():
-        *_, (ranks, _, _, efficiencies) = frontier_scaling(model)
-        for name, was, found in zip(("weak", "strong"), published, efficiencies, strict=True):
-            difference = 100 * found - was
-            note = "not explained, see [scaling](planner.md#frontier-scaling)"
+    for model, curves in CURVES.items():
+        *_, last = scaling(curves)
+        micro_batch = last.runs[1].candidate.config.data.micro_batch
+        assumed = f"assumed: micro-batch {micro_batch}, and the batches of the curves"
+        for name, was, found in zip(
+            ("weak", "strong"), curves.published_percent, last.efficiencies, strict=True
+        ):
             yield Figure(
-                f"{name} scaling of {model} to {ranks} GCDs",
+                f"{name} scaling of {model} to {last.ranks} GCDs",
                 f"{was}%",
                 f"{found:.0%}",
-                f"{difference:+.0f} points",
-                seen="no",
-                note=note if abs(difference) > 3 else "",
+                f"{round(100 * found) - was:+d} points",
+                seen="constants no, micro-batch yes" if name == "strong" else "no",
+                note=f"{assumed} ([scaling](planner.md#frontier-scaling))",
             )
 
 
@@ -267,7 +265,7 @@ def _datastates() -> Iterator[Figure]:
 
 def _mt5() -> Iterator[Figure]:
     seconds = {
-        nodes: [mt5_estimate("mt5_xxl", nodes, stage).time.seconds for stage in (2, 3)]
+        nodes: [study_estimate("mt5_xxl", nodes, stage).time.seconds for stage in (2, 3)]
         for nodes in (2, 4, 8)
     }
     predicted = ", ".join(f"{two:.2f} s, {three:.2f} s" for two, three in seconds.values())

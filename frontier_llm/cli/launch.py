@@ -1,16 +1,22 @@
 """Print or submit the Slurm job that trains a configuration.
 
-usage: frontier-llm launch [--submit] [--chain=N] [OPTION OF SBATCH ...] [key=value ...]
+usage: frontier-llm launch [--submit] [--chain=N] [--scaling=weak|strong] [OPTION OF SBATCH ...]
+                           [key=value ...]
 
     frontier-llm launch experiment=frontier_1t           print the command
     frontier-llm launch --submit -A PROJECT --time=06:00:00 experiment=frontier_1t
     frontier-llm launch --submit --chain=8 ...           eight jobs, one after the other
+    frontier-llm launch --scaling=strong planner.nodes=[1,2,4] ...   a job per number of nodes
 
 The experiment (`launch.nodes`) and the cluster file determine the nodes, tasks, cores and devices.
 An argument `key=value` without a leading dash is an override, as for frontier-llm train. All other
 options are passed to sbatch. They come after the options that follow from the experiment, and
 replace these. A word that is neither an override, nor an option, nor the value of the preceding
 option is refused.
+
+`--scaling` prints or submits one job per number in `planner.nodes`. With `strong` all jobs have the
+same global batch. With `weak` the batch grows in proportion to the nodes, from data.global_batch on
+the first number of nodes. All jobs are checked before the first is submitted.
 """
 
 import os
@@ -28,10 +34,13 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.fit_check import check_fits
+from frontier_llm.planner.scaling import with_grown_batch
 from frontier_llm.planner.schedule_choice import choose_schedule
 
 SCRIPT_NAMES = {"hip": "frontier.sbatch", "cuda": "a100.sbatch"}
 """The job script for each kind of device. Nodes without devices use the script of `cuda`."""
+CURVES = ("weak", "strong")
+"""Values of `--scaling`."""
 SCRIPTS_VARIABLE = "FRONTIER_LLM_SCRIPTS"
 """Environment variable with the folder of the files that a job script sources."""
 
@@ -105,37 +114,72 @@ class Job:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the job and submit it if `--submit` is given; return the exit code."""
+    """Print the jobs and submit them if `--submit` is given; return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if {"--help", "-h"} & set(arguments):
         print(__doc__)
         return 0
-    job, submit = _parse(arguments)
-    print(f"{job.resources()}\ncommand    {shlex.join(job.command)}", flush=True)
-    if submit:
-        _submit(job)
+    jobs, submit = _parse(arguments)
+    for job in jobs:
+        print(f"{job.resources()}\ncommand    {shlex.join(job.command)}", flush=True)
+        if submit:
+            _submit(job)
     return 0
 
 
-def _parse(arguments: Sequence[str]) -> tuple[Job, bool]:
-    """Return the checked job of a command line, and whether to submit it.
+def _parse(arguments: Sequence[str]) -> tuple[list[Job], bool]:
+    """Return the checked jobs of a command line, and whether to submit them.
 
     Raises:
-        ConfigError: the configuration is invalid on the job's number of ranks, the length of the
-            chain is no number, or a word is neither an override nor an option.
+        ConfigError: the configuration is invalid on the number of ranks of a job, the length of the
+            chain is no number, `--scaling` lacks its curve or `planner.nodes`, or a word is neither
+            an override nor an option.
     """
     _check_words(arguments)
     chains = [argument for argument in arguments if argument.startswith("--chain=")]
-    rest = [argument for argument in arguments if argument not in ("--submit", *chains)]
+    curves = [argument for argument in arguments if argument.startswith("--scaling=")]
+    rest = [argument for argument in arguments if argument not in ("--submit", *chains, *curves)]
     overrides = [argument for argument in rest if _is_override(argument)]
     options = [argument for argument in rest if not _is_override(argument)]
+    length = _length_of_chain(chains)
+    points = _points(curves[-1].removeprefix("--scaling="), overrides) if curves else [[]]
+    jobs = [_checked_job(length, options, [*overrides, *point]) for point in points]
+    return jobs, "--submit" in arguments
+
+
+def _points(curve: str, overrides: Sequence[str]) -> list[list[str]]:
+    """Return the additional overrides of each job of a scaling curve."""
+    if curve not in CURVES:
+        raise ConfigError(
+            "--scaling", curve, " or ".join(CURVES), "write --scaling=weak or --scaling=strong"
+        )
+    config = decode(compose(overrides))
+    if not config.planner.nodes:
+        raise ConfigError(
+            "planner.nodes",
+            "null",
+            "the numbers of nodes of the curve",
+            "set planner.nodes=[1,2,4]",
+        )
+    points = []
+    for nodes in config.planner.nodes:
+        point = [f"launch.nodes={nodes}"]
+        if curve == "weak":
+            grown = with_grown_batch(config, nodes, config.planner.nodes[0])
+            point.append(f"data.global_batch={grown.data.global_batch}")
+        points.append(point)
+    return points
+
+
+def _checked_job(chain: int, options: Sequence[str], overrides: Sequence[str]) -> Job:
+    """Return a job whose configuration can run on its number of ranks."""
     values = compose(overrides)
-    job = Job.of(decode(values), _length_of_chain(chains), options, overrides)
+    job = Job.of(decode(values), chain, options, overrides)
     config = choose_schedule(decode(fitted(values, job.ranks)), job.ranks, job.ranks_per_node)
     candidate = Candidate.of(config, job.ranks, job.ranks_per_node)
     if config.plan == "check":
         check_fits(candidate)
-    return job, "--submit" in arguments
+    return job
 
 
 def _check_words(arguments: Sequence[str]) -> None:
@@ -147,6 +191,10 @@ def _check_words(arguments: Sequence[str]) -> None:
     for before, word in pairwise(["", *arguments]):
         if word == "--chain":
             raise ConfigError(word, "no number", "--chain=N", "write --chain=8 for eight jobs")
+        if word == "--scaling":
+            raise ConfigError(
+                word, "no curve", "--scaling=weak or --scaling=strong", "write --scaling=strong"
+            )
         if not (word.startswith("-") or _is_override(word) or _takes_value(before)):
             raise ConfigError(
                 "the command line", word, "key=value, or an option of sbatch",

@@ -53,7 +53,7 @@ def scaling_curves(configs: Sequence[RunConfig], progress: Progress) -> list[Poi
     node_counts = configs[0].planner.nodes or ()
     points: list[Point] = []
     grown_configs = [
-        [_with_grown_batch(config, nodes, node_counts[0]) for config in configs]
+        [with_grown_batch(config, nodes, node_counts[0]) for config in configs]
         for nodes in node_counts
     ]
     for index, nodes in enumerate(node_counts):
@@ -107,18 +107,12 @@ def fewest_nodes(configs: Sequence[RunConfig], progress: Progress) -> Found:
     )
 
 
-def _best(configs: Sequence[RunConfig], nodes: int) -> Estimate | None:
-    found = search_all(configs, _goal(configs[0], nodes))
-    return found.best[0] if found.best else None
+def with_grown_batch(config: RunConfig, nodes: int, first: int) -> RunConfig:
+    """Return a configuration whose global batch has grown in proportion from `first` nodes.
 
-
-def _goal(config: RunConfig, nodes: int) -> Goal:
-    per_node = config.launch.ranks_per_node or config.cluster.ranks_per_node
-    return Goal(nodes * per_node, per_node)
-
-
-def _with_grown_batch(config: RunConfig, nodes: int, first: int) -> RunConfig:
-    """Return a configuration whose global batch has grown in proportion from `first` nodes."""
+    Raises:
+        ConfigError: the batch would not be a whole number of samples.
+    """
     batch, rest = divmod(config.data.global_batch * nodes, first)
     if rest:
         raise ConfigError(
@@ -130,6 +124,16 @@ def _with_grown_batch(config: RunConfig, nodes: int, first: int) -> RunConfig:
         )
     data = config.data.model_copy(update={"global_batch": batch})
     return config.model_copy(update={"data": data})
+
+
+def _best(configs: Sequence[RunConfig], nodes: int) -> Estimate | None:
+    found = search_all(configs, _goal(configs[0], nodes))
+    return found.best[0] if found.best else None
+
+
+def _goal(config: RunConfig, nodes: int) -> Goal:
+    per_node = config.launch.ranks_per_node or config.cluster.ranks_per_node
+    return Goal(nodes * per_node, per_node)
 
 
 def _efficiency(here: Estimate | None, first: Estimate | None) -> float | None:

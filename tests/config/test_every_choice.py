@@ -1,6 +1,6 @@
 """Each choice of each group takes effect in each experiment, or a rule refuses the combination.
 
-Composing all 1,500 pairs would take minutes. Instead the files are shown to be independent: no
+Composing all 2,000 pairs would take minutes. Instead the files are shown to be independent: no
 experiment sets a key that a file of a group sets, and all files of a group set the same keys. The
 composition of a pair then is the experiment's, with the file's values in their places; some are
 composed in full to confirm this. The rules run on every pair.

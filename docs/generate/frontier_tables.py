@@ -1,0 +1,238 @@
+"""Tables of the pages about Frontier: schedules, scaling curves, their micro-batch and jobs."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from docs.generate.predictions import BF16_GRADIENTS, BF16_SUMS, predict, tokens_per_device
+from frontier_llm.cli.experiments import Header, composed
+from frontier_llm.cli.package_files import CONF
+from frontier_llm.config import RunConfig
+from frontier_llm.errors import ConfigError
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.estimate import Estimate, estimate
+from frontier_llm.planner.schedule_choice import choose_schedule
+from frontier_llm.planner.search import Goal, search
+from frontier_llm.units import GIB, format_count
+
+RANKS_PER_NODE = 8
+PUBLISHED_SCHEDULE = (
+    "parallel.chunks=1",
+    "parallel.schedule=1f1b",
+    "parallel.waiting_weights=0",
+    "parallel.sequence=false",
+)
+"""Settings of the pipeline in the paper."""
+AUTO = ("parallel.schedule=auto", "parallel.waiting_weights=auto")
+SCHEDULES = {
+    "175B": (
+        (
+            "as published",
+            ("experiment=frontier_175b", "parallel.pipeline=16", *PUBLISHED_SCHEDULE),
+        ),
+        (
+            "6 chunks on the published stages",
+            ("experiment=frontier_175b", "parallel.pipeline=16", "parallel.chunks=6", *AUTO),
+        ),
+        ("`frontier_175b`", ("experiment=frontier_175b",)),
+    ),
+    "1T": (
+        ("as published", ("experiment=frontier_1t", "parallel.pipeline=64", *PUBLISHED_SCHEDULE)),
+        (
+            "2 chunks on the published stages",
+            ("experiment=frontier_1t", "parallel.pipeline=64", "parallel.chunks=2", *AUTO),
+        ),
+        ("`frontier_1t`", ("experiment=frontier_1t",)),
+    ),
+}
+"""By model: layouts with their overrides. All rows of a model have the same batch."""
+SEARCH = ("planner.tensor=[4,8]", "planner.micro_batch=[1]", "planner.rows=1")
+"""Values to which the search for the fastest layout is restricted."""
+
+
+class Curves(NamedTuple):
+    """The weak and the strong scaling curve of a layout."""
+
+    experiment: str
+    """Its global batch is that of strong scaling, on all numbers of ranks."""
+    ranks: tuple[int, ...]
+    replica_batch: int
+    """Samples per replica and step in weak scaling."""
+    published_percent: tuple[int, int]
+    """Efficiency of the last run in weak and in strong scaling (arXiv:2312.12705)."""
+
+    def config(self, *overrides: str) -> RunConfig:
+        """Return the configuration of the experiment, with gradients of two bytes."""
+        return composed(f"experiment={self.experiment}", BF16_GRADIENTS, BF16_SUMS, *overrides)
+
+
+CURVES = {
+    "175B": Curves("frontier_175b_scaling", (64, 128, 256, 512, 1024), 640, (100, 89)),
+    "1T": Curves("frontier_1t_scaling", (512, 1024, 1536, 3072), 1336, (100, 87)),
+}
+"""The scaling curves of the paper, by model."""
+LAYOUTS = (
+    *CURVES.items(),
+    ("1T", CURVES["1T"]._replace(experiment="frontier_1t_tp4_scaling")),
+)
+"""Models and curves whose micro-batch is varied: also 1T in the layout of another script."""
+MICRO_BATCHES = (1, 2, 4, 8)
+
+
+class Point(NamedTuple):
+    """The runs on one number of ranks; the first value of a pair is that of weak scaling."""
+
+    ranks: int
+    replicas: int
+    runs: tuple[Estimate, Estimate]
+    efficiencies: tuple[float, float]
+    """Throughput per GCD relative to that of the first point."""
+
+
+def schedules_table() -> Iterator[str]:
+    """Yield Frontier's models as published, with our schedules, and as the search finds them."""
+    yield (
+        "| model | GCDs | samples | layout | TP x PP x chunks | schedule | recompute | seconds | "
+        "tokens/s | MFU | HFU | memory, GiB |"
+    )
+    yield "|" + "---|" * 12
+    for model, layouts in SCHEDULES.items():
+        ranks = Header.read(CONF / "experiment" / f"{layouts[-1][0].strip('`')}.yaml").ranks
+        for name, overrides in layouts:
+            config = choose_schedule(composed(*overrides), ranks, RANKS_PER_NODE)
+            estimated = estimate(Candidate.of(config, ranks, RANKS_PER_NODE))
+            yield _schedule_row(model, name, estimated)
+        searched = composed(*layouts[-1][1], *SEARCH)
+        fastest = search(searched, Goal(ranks, RANKS_PER_NODE)).best[0]
+        yield _schedule_row(model, "fastest found", fastest)
+
+
+def _schedule_row(model: str, name: str, estimated: Estimate) -> str:
+    candidate = estimated.candidate
+    config, grid = candidate.config, candidate.grid
+    cells = [
+        model,
+        str(grid.size),
+        str(config.data.global_batch),
+        name,
+        f"{grid.tensor} x {grid.pipeline} x {config.parallel.chunks}",
+        candidate.schedule,
+        config.recompute,
+        f"{estimated.time.seconds:.1f}",
+        format_count(estimated.tokens_per_second),
+        f"{estimated.mfu or 0:.1%}",
+        f"{estimated.hfu or 0:.1%}",
+        _memory(estimated),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def scaling_table() -> Iterator[str]:
+    """Yield the scaling curves of Frontier's layouts."""
+    yield (
+        "| model | GCDs | replicas | weak scaling: HFU | weak: efficiency | strong scaling: HFU | "
+        "strong: efficiency | memory, GiB |"
+    )
+    yield "|" + "---|" * 8
+    for model, curves in CURVES.items():
+        for point in scaling(curves):
+            cells = [
+                f"{run.hfu or 0:.1%} | {efficiency:.0%}"
+                for run, efficiency in zip(point.runs, point.efficiencies, strict=True)
+            ]
+            row = [model, str(point.ranks), str(point.replicas), *cells, _memory(point.runs[1])]
+            yield "| " + " | ".join(row) + " |"
+
+
+def scaling(curves: Curves, *overrides: str) -> Iterator[Point]:
+    """Yield the points of the scaling curves of a layout.
+
+    Raises:
+        ConfigError: a batch cannot be divided over replicas and micro-batches.
+    """
+    config = curves.config(*overrides)
+    first: tuple[Estimate, Estimate] | None = None
+    for ranks in curves.ranks:
+        replicas = ranks // (config.parallel.tensor * config.parallel.pipeline)
+        weak, strong = curves.replica_batch * replicas, config.data.global_batch
+        runs = (
+            predict(config, ranks, global_batch=weak),
+            predict(config, ranks, global_batch=strong),
+        )
+        first = first or runs
+        relative = [
+            tokens_per_device(run) / tokens_per_device(start)
+            for run, start in zip(runs, first, strict=True)
+        ]
+        yield Point(ranks, replicas, runs, (relative[0], relative[1]))
+
+
+def micro_batch_table() -> Iterator[str]:
+    """Yield the efficiency of the last run in strong scaling, with several micro-batches.
+
+    "Bubble alone" counts only micro-batch slots: M + S - 1 of them for M micro-batches on S stages
+    (Narayanan et al., SC'21, section 2.2). The memory is that of the last run.
+    """
+    yield (
+        "| layout | micro-batch | micro-batches per replica, first and last run | "
+        "bubble alone | predicted | published | memory, GiB | with sequence parallelism |"
+    )
+    yield "|" + "---|" * 8
+    for model, curves in LAYOUTS:
+        for micro_batch in MICRO_BATCHES:
+            yield _micro_batch_row(model, curves, micro_batch)
+
+
+def _micro_batch_row(model: str, curves: Curves, micro_batch: int) -> str:
+    override = f"data.micro_batch={micro_batch}"
+    with_sequence, without = (f"parallel.sequence={value}" for value in ("true", "false"))
+    config = curves.config(override)
+    tensor, stages = config.parallel.tensor, config.parallel.pipeline
+    replicas = [ranks // (tensor * stages) for ranks in (curves.ranks[0], curves.ranks[-1])]
+    first, last = (config.data.global_batch / micro_batch / number for number in replicas)
+    cells = [f"{model}, TP {tensor} x PP {stages}", str(micro_batch), f"{first:g}, {last:g}"]
+    try:
+        *_, divided = scaling(curves, override, with_sequence)
+        *_, whole = scaling(curves, override, without)
+    except ConfigError:
+        cells += [f"{micro_batch} does not divide the samples of a replica", "", "", "", ""]
+    else:
+        bubble = (1 + (stages - 1) / first) / (1 + (stages - 1) / last)
+        memory = [_memory(point.runs[1]) for point in (whole, divided)]
+        efficiencies = [f"{bubble:.1%}", f"{divided.efficiencies[1]:.1%}"]
+        cells += [*efficiencies, f"{curves.published_percent[1]}%", *memory]
+    return "| " + " | ".join(cells) + " |"
+
+
+def recipes_table() -> Iterator[str]:
+    """Yield the predicted seconds per step of the scaling runs, as the experiments set them."""
+    yield (
+        "| NAME | nodes | weak scaling: samples | step | TIME | strong scaling: samples | step | "
+        "TIME |"
+    )
+    yield "|" + "---|" * 8
+    for _, curves in LAYOUTS:
+        config = composed(f"experiment={curves.experiment}")
+        for nodes in config.planner.nodes or ():
+            ranks = nodes * RANKS_PER_NODE
+            replicas = ranks // (config.parallel.tensor * config.parallel.pipeline)
+            cells = [f"`{curves.experiment}`", str(nodes)]
+            for batch in (curves.replica_batch * replicas, config.data.global_batch):
+                seconds = predict(config, ranks, global_batch=batch).time.seconds
+                cells += [str(batch), f"{seconds:.0f} s", _job_time(seconds, config.trainer.steps)]
+            yield "| " + " | ".join(cells) + " |"
+
+
+def _job_time(step_seconds: float, steps: int) -> str:
+    """Return the time limit of a job in quarters of an hour, with a fifth to spare.
+
+    The evaluation at the end takes a quarter of a step, and the start up to 15 minutes.
+    """
+    quarters = math.ceil(1.2 * (steps + 0.25) * step_seconds / 900) + 1
+    return f"{quarters // 4:02d}:{15 * (quarters % 4):02d}:00"
+
+
+def _memory(estimated: Estimate) -> str:
+    """Return the GiB that the fullest rank needs."""
+    refused = ", does not fit" if estimated.refused else ""
+    return f"{estimated.peak.total / GIB:.1f}{refused}"

@@ -1,0 +1,25 @@
+"""Predict steps for the pages, and name the settings that several pages predict with."""
+
+from frontier_llm.config import RunConfig
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.estimate import Estimate, estimate
+
+BF16_GRADIENTS = "collectives.grads_format=bf16"
+"""Override that sends gradients in two bytes per element, as the papers do."""
+BF16_SUMS = "planner.engine.sums_bytes=2"
+"""Override for sums of gradients over replicas in bf16, as in AMSP and DeepSpeed."""
+
+
+def predict(config: RunConfig, ranks: int, **data: int) -> Estimate:
+    """Predict a step on `ranks` ranks, with other values of `data`, such as the global batch.
+
+    Raises:
+        ConfigError: the configuration cannot be laid out over the ranks.
+    """
+    changed = config.model_copy(update={"data": config.data.model_copy(update=data)})
+    return estimate(Candidate.of(changed, ranks, config.cluster.ranks_per_node))
+
+
+def tokens_per_device(estimated: Estimate) -> float:
+    """Return the tokens per second of one device."""
+    return estimated.tokens_per_second / estimated.candidate.grid.size

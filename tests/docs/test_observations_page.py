@@ -1,0 +1,92 @@
+"""The page of observations shows what the planner predicts."""
+
+import pytest
+
+from docs.generate import observations, observations_page
+from docs.generate.observations import Chart, Recomputation
+
+
+def values(chart, name):
+    """Return the percents of a line, in the order of its setting."""
+    return list(chart.lines[name].values())
+
+
+def test_the_page_and_its_charts_are_current(capsys):
+    assert observations_page.main([]) == 0, capsys.readouterr().err
+
+
+def test_a_chart_of_other_predictions_is_drawn_again(tmp_path):
+    file = tmp_path / "chart.svg"
+    first, second = (Chart("size", {"line": {1: 30.0, 2: value}}) for value in (20.0, 21.0))
+    file.write_text(
+        observations_page._current(file, first, lambda: observations_page.draw_lines(first))
+    )
+    kept = observations_page._current(file, first, lambda: pytest.fail("drawn without a need"))
+    assert kept == file.read_text()
+    drawn = observations_page._current(file, second, lambda: observations_page.draw_lines(second))
+    assert drawn != kept
+    assert drawn.startswith("<?xml")
+
+
+def test_a_sentence_gives_the_ends_of_each_line():
+    chart = Chart("tensor size", {"a": {1: 30.0, 2: 25.0, 4: 20.25}, "b": {2: 1.0, 8: 2.0}})
+    assert observations_page._sentence(chart) == (
+        "Predicted by tensor size: 30.0% at 1 and 20.2% at 4 (a); 1.0% at 2 and 2.0% at 8 (b)."
+    )
+
+
+def test_the_sentence_of_recomputation_compares_speed_and_memory():
+    rows = [Recomputation("1B", (30.0, 20.0), (12.0, 8.0))]
+    assert "1.50 times as fast with 12.0 instead of 8.0 GiB (1B)" in (
+        observations_page._recomputation_sentence(rows)
+    )
+
+
+def test_more_tensor_ranks_cost_speed():
+    for name in (chart := observations.tensor()).lines:
+        percents = values(chart, name)
+        assert percents == sorted(percents, reverse=True)
+
+
+def test_a_batch_that_grows_with_the_stages_keeps_more_of_the_speed():
+    chart = observations.pipeline()
+    fixed, grown = (values(chart, name) for name in chart.lines)
+    assert fixed[0] == grown[0]
+    assert all(more > less for more, less in zip(grown[1:], fixed[1:], strict=True))
+
+
+def test_more_micro_batches_gain_until_the_batch_is_saturated():
+    for name in (chart := observations.micro_batches()).lines:
+        percents = values(chart, name)
+        assert percents == sorted(percents)
+        assert percents[1] / percents[0] > 1.4
+        assert percents[-1] / percents[-2] < 1.06
+
+
+def test_chunks_gain_most_with_few_micro_batches():
+    chart = observations.chunks()
+    gains = [values(chart, name)[-1] / values(chart, name)[0] for name in chart.lines]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[-1] > 1
+
+
+def test_the_gain_of_flash_attention_grows_with_the_sequence():
+    chart = observations.attention()
+    flash, plain = (values(chart, name) for name in chart.lines)
+    gains = [with_flash / without for with_flash, without in zip(flash, plain, strict=True)]
+    assert gains == sorted(gains)
+    assert gains[0] > 1
+
+
+def test_a_layout_that_does_not_fit_is_not_shown():
+    with pytest.raises(ValueError, match="memory: stage 0"):
+        observations._run((*observations.OF_175B, "parallel.pipeline=8"), 32)
+
+
+def test_the_states_of_a_parameter_take_18_bytes():
+    for line in observations.memory_table()[2:]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        parameters, together = float(cells[1].rstrip("B").replace(",", "")), cells[5]
+        assert float(together.rstrip(" GB").replace(",", "")) == pytest.approx(
+            18 * parameters, rel=0.02
+        )

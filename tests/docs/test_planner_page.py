@@ -1,0 +1,88 @@
+"""Tables of the planner page are current, and Frontier scales in them as published."""
+
+import pytest
+
+from docs.generate import frontier_tables, mt5_tables
+from docs.generate.frontier_tables import CURVES, MICRO_BATCHES, scaling
+from docs.generate.planner_page import PAGE
+from frontier_llm.cli.experiments import Header, composed
+from frontier_llm.cli.package_files import CONF
+from frontier_llm.errors import ConfigError
+
+POINTS = 0.03
+"""Largest difference from a published efficiency."""
+
+
+def strong_efficiency(model, micro_batch):
+    """Return the efficiency of the last run; None if its samples are not divisible."""
+    try:
+        *_, last = scaling(CURVES[model], f"data.micro_batch={micro_batch}")
+    except ConfigError:
+        return None
+    return last.efficiencies[1]
+
+
+@pytest.mark.parametrize(("block", "table"), [
+    ("frontier", frontier_tables.scaling_table),
+    ("micro_batch", frontier_tables.micro_batch_table),
+    ("mt5", mt5_tables.study_table),
+    ("mt5_experiments", mt5_tables.experiments_table),
+])  # fmt: skip
+def test_a_table_is_current(block, table):
+    expected = "\n".join(table())
+    assert f"<!-- {block} -->\n{expected}\n<!-- end of {block} -->" in PAGE.read_text()
+
+
+@pytest.mark.parametrize("model", CURVES)
+def test_scaling_on_frontier_is_near_the_published_efficiencies(model):
+    *_, last = scaling(CURVES[model])
+    for found, percent in zip(last.efficiencies, CURVES[model].published_percent, strict=True):
+        assert found == pytest.approx(percent / 100, abs=POINTS)
+
+
+@pytest.mark.parametrize("model", CURVES)
+def test_only_the_micro_batch_of_the_experiment_explains_strong_scaling(model):
+    published = CURVES[model].published_percent[1] / 100
+    found = {size: strong_efficiency(model, size) for size in MICRO_BATCHES}
+    near = [size for size, value in found.items() if value and abs(value - published) <= POINTS]
+    assert near == [composed(f"experiment={CURVES[model].experiment}").data.micro_batch]
+
+
+def test_the_bubble_alone_gives_the_predicted_efficiency_of_strong_scaling():
+    rows = [row.strip("| ").split(" | ") for row in frontier_tables.micro_batch_table()][2:]
+    compared = [row for row in rows if len(row) == 8]
+    assert len(compared) == len(rows) - 1
+    for row in compared:
+        bubble, predicted = (float(cell.rstrip("%")) for cell in row[3:5])
+        assert predicted == pytest.approx(bubble, abs=2)
+
+
+@pytest.mark.parametrize("model", CURVES)
+def test_the_last_runs_fit_in_memory(model):
+    *_, last = scaling(CURVES[model])
+    assert last.runs[1].refused is None
+
+
+@pytest.mark.parametrize("name", mt5_tables.MODELS)
+def test_the_mt5_table_shows_the_experiment_as_it_is(name):
+    own = mt5_tables.experiment_estimate(name).candidate
+    header = Header.read(CONF / "experiment" / f"{name}.yaml")
+    assert own.grid.size == header.ranks
+    assert own.config == composed(f"experiment={name}")
+    assert own.config.data.global_batch == 1024
+
+
+def test_pure_data_parallelism_fits_or_not_as_the_page_says():
+    """The page says that ZeRO-1 of mt5_xxl fits only with tensor ranks."""
+    assert mt5_tables.experiment_estimate("mt5_xxl").refused is None
+    pure = ["parallel.tensor=1", "sharding=zero1"]
+    assert "memory" in mt5_tables.experiment_estimate("mt5_xxl", *pure).refused
+
+
+@pytest.mark.parametrize("name", ["mt5_7b", "mt5_xxl"])
+def test_pure_data_parallelism_is_faster_where_it_fits(name):
+    for stage in mt5_tables.STAGES:
+        tensor = mt5_tables.experiment_estimate(name, f"sharding=zero{stage}")
+        pure = mt5_tables.experiment_estimate(name, "parallel.tensor=1", f"sharding=zero{stage}")
+        assert tensor.refused is None
+        assert pure.refused or pure.time.seconds < tensor.time.seconds
