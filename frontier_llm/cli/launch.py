@@ -27,8 +27,8 @@ from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.choice import choose
 from frontier_llm.planner.fit_check import check_fits
-from frontier_llm.planner.schedule_choice import choose_schedule
 
 SCRIPT_NAMES = {"hip": "frontier.sbatch", "cuda": "a100.sbatch"}
 """The job script for each kind of device. Nodes without devices use the script of `cuda`."""
@@ -131,7 +131,7 @@ def _parse(arguments: Sequence[str]) -> tuple[Job, bool]:
     options = [argument for argument in rest if not _is_override(argument)]
     values = compose(overrides)
     job = Job.of(decode(values), _length_of_chain(chains), options, overrides)
-    config = choose_schedule(decode(fitted(values, job.ranks)), job.ranks, job.ranks_per_node)
+    config = choose(decode(fitted(values, job.ranks)), job.ranks, job.ranks_per_node)
     candidate = Candidate.of(config, job.ranks, job.ranks_per_node)
     if config.plan == "check":
         check_fits(candidate)
