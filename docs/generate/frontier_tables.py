@@ -10,8 +10,8 @@ from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.choice import choose
 from frontier_llm.planner.estimate import Estimate, estimate
-from frontier_llm.planner.schedule_choice import choose_schedule
 from frontier_llm.planner.search import Goal, search
 from frontier_llm.units import GIB, format_count
 
@@ -99,7 +99,7 @@ def schedules_table() -> Iterator[str]:
     for model, layouts in SCHEDULES.items():
         ranks = Header.read(CONF / "experiment" / f"{layouts[-1][0].strip('`')}.yaml").ranks
         for name, overrides in layouts:
-            config = choose_schedule(composed(*overrides), ranks, RANKS_PER_NODE)
+            config = choose(composed(*overrides), ranks, RANKS_PER_NODE)
             estimated = estimate(Candidate.of(config, ranks, RANKS_PER_NODE))
             yield _schedule_row(model, name, estimated)
         searched = composed(*layouts[-1][1], *SEARCH)

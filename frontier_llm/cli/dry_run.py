@@ -21,7 +21,7 @@ from frontier_llm.cli.options import tool_parser
 from frontier_llm.cli.package_files import conf_file
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner.candidate import Candidate
-from frontier_llm.planner.schedule_choice import choose_schedule
+from frontier_llm.planner.choice import choose
 from frontier_llm.trainer.dry_run import BuiltStage, check_parameter_count, dry_run
 from frontier_llm.units import format_bytes, format_count
 
@@ -53,7 +53,7 @@ def candidate_of(name: str, *overrides: str) -> Candidate:
     ranks = Header.read(conf_file("experiment", name)).ranks
     per_node = config.launch.ranks_per_node or config.cluster.ranks_per_node
     per_node = min(per_node, ranks)
-    return Candidate.of(choose_schedule(config, ranks, per_node), ranks, per_node)
+    return Candidate.of(choose(config, ranks, per_node), ranks, per_node)
 
 
 def build(candidate: Candidate, *, every: bool) -> list[BuiltStage]:

@@ -33,9 +33,9 @@ from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.choice import choose
 from frontier_llm.planner.fit_check import check_fits
 from frontier_llm.planner.scaling import with_grown_batch
-from frontier_llm.planner.schedule_choice import choose_schedule
 
 SCRIPT_NAMES = {"hip": "frontier.sbatch", "cuda": "a100.sbatch"}
 """The job script for each kind of device. Nodes without devices use the script of `cuda`."""
@@ -175,7 +175,7 @@ def _checked_job(chain: int, options: Sequence[str], overrides: Sequence[str]) -
     """Return a job whose configuration can run on its number of ranks."""
     values = compose(overrides)
     job = Job.of(decode(values), chain, options, overrides)
-    config = choose_schedule(decode(fitted(values, job.ranks)), job.ranks, job.ranks_per_node)
+    config = choose(decode(fitted(values, job.ranks)), job.ranks, job.ranks_per_node)
     candidate = Candidate.of(config, job.ranks, job.ranks_per_node)
     if config.plan == "check":
         check_fits(candidate)

@@ -22,8 +22,8 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.decode import keys, nearest
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
+from frontier_llm.planner.choice import choose
 from frontier_llm.planner.measured import QUANTITIES, MeasuredRun
-from frontier_llm.planner.schedule_choice import choose_schedule
 
 RANKS, NAME, ROUNDING = "ranks", "name", "rounding"
 ENGINE = "planner.engine"
@@ -195,7 +195,7 @@ def _candidate(row: Row, overrides: Sequence[str]) -> Candidate:
         launch = launch.model_copy(update={"nodes": None})
         config = config.model_copy(update={"launch": launch, "planner": planner})
     ranks, ranks_per_node = ranks_to_plan(config)
-    return Candidate.of(choose_schedule(config, ranks, ranks_per_node), ranks, ranks_per_node)
+    return Candidate.of(choose(config, ranks, ranks_per_node), ranks, ranks_per_node)
 
 
 def _ranks(cell: str) -> int:

@@ -33,11 +33,11 @@ from frontier_llm.cli.planned_experiment import experiment_file, experiment_text
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
+from frontier_llm.planner.choice import choose
 from frontier_llm.planner.estimate import Estimate, estimate
 from frontier_llm.planner.plan_page import make_page
 from frontier_llm.planner.run_cost import run_cost
 from frontier_llm.planner.scaling import Point, fewest_nodes, scaling_curves
-from frontier_llm.planner.schedule_choice import choose_schedule
 from frontier_llm.planner.search import Found, Goal, search_all
 
 
@@ -127,7 +127,7 @@ def _check_can_run(name: str, best: Estimate) -> None:
 def _estimate_this(config: RunConfig) -> Found:
     """Estimate the configured layout, as if a search had found only this one."""
     ranks, ranks_per_node = ranks_to_plan(config)
-    config = choose_schedule(config, ranks, ranks_per_node)
+    config = choose(config, ranks, ranks_per_node)
     estimated = estimate(Candidate.of(config, ranks, ranks_per_node))
     found = Found(best=[estimated], examined=1, timed=1)
     if estimated.refused:

@@ -47,8 +47,8 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.renamed import current_override, with_current_names
 from frontier_llm.errors import ConfigError, FrontierError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
+from frontier_llm.planner.choice import choose
 from frontier_llm.planner.estimate import estimate
-from frontier_llm.planner.schedule_choice import choose_schedule
 from frontier_llm.telemetry.history import History
 
 MULTIRUN = ("-m", "--multirun")
@@ -220,7 +220,7 @@ def planned_trial(overrides: Sequence[str]) -> Trial:
         with _outside_of_hydra():
             config = decode(compose(overrides))
         ranks, ranks_per_node = ranks_to_plan(config)
-        config = choose_schedule(config, ranks, ranks_per_node)
+        config = choose(config, ranks, ranks_per_node)
         found = estimate(Candidate.of(config, ranks, ranks_per_node))
     except ConfigError as error:
         return _not_done(overrides, "refused", str(error), time.monotonic() - start)

@@ -29,8 +29,8 @@ from frontier_llm.launch.rendezvous import make_store
 from frontier_llm.launch.stop import StopFlag, wait_for_slurm
 from frontier_llm.launch.world import World
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
+from frontier_llm.planner.choice import choose
 from frontier_llm.planner.fit_check import check_fits
-from frontier_llm.planner.schedule_choice import choose_schedule
 from frontier_llm.trainer import changes, checkpoint_places, run_directory
 
 PRINT_CONFIG = {"--cfg", "--cfg=job"}
@@ -156,31 +156,31 @@ def configure(
         The configuration as YAML, which is also the content of config.yaml.
 
     Raises:
-        ConfigError: the configuration is wrong, does not fit into memory, or contradicts the run
-            that the run directory already contains.
+        ConfigError: it is wrong or does not fit in memory, or the run directory has another run.
     """
     values = compose(overrides)
     config = decode(values)
     if config.plan == "dry_run":
-        config = choose_schedule(config, *ranks_to_plan(config))
-        Candidate.of(config, *ranks_to_plan(config))
-        return run_directory.to_yaml(with_schedule(values, config))
-    size = world_size or config.launch.ranks
-    values = fitted(values, size)
-    ranks_per_node = decode(values).launch.ranks_per_node or ranks_per_node or size
-    config = choose_schedule(decode(values), size, ranks_per_node)
+        size, ranks_per_node = ranks_to_plan(config)
+    else:
+        size = world_size or config.launch.ranks
+        values = fitted(values, size)
+        ranks_per_node = decode(values).launch.ranks_per_node or ranks_per_node or size
+    config = choose(decode(values), size, ranks_per_node, partial(print, file=sys.stderr))
     candidate = Candidate.of(config, size, ranks_per_node)
     if config.plan == "check":
         check_fits(candidate)
-    lock_run_dir(config)
-    return run_directory.to_yaml(with_schedule(values, config))
+    if config.plan != "dry_run":
+        lock_run_dir(config)
+    return run_directory.to_yaml(with_choices(values, config))
 
 
-def with_schedule(values: dict[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Return composed values with the pipeline schedule that was chosen for `auto`."""
-    parallel = config.parallel
-    chosen = {"schedule": parallel.schedule, "waiting_weights": parallel.waiting_weights}
-    return {**values, "parallel": {**values["parallel"], **chosen}}
+def with_choices(values: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Return composed values with the sharding factors and the schedule chosen for `auto`."""
+    parallel = config.parallel.model_dump(include={"schedule", "waiting_weights"})
+    sharding = config.sharding.model_dump(include={"params", "grads", "optimizer"})
+    chosen = {"parallel": parallel, "sharding": sharding}
+    return values | {section: values[section] | keys for section, keys in chosen.items()}
 
 
 def lock_run_dir(config: RunConfig) -> None:

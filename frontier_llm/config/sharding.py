@@ -17,8 +17,8 @@ class ShardingConfig(Section):
     data-parallel ranks.
 
     A factor is an integer or a word. `node` is the number of data-parallel ranks of a stage in one
-    node, and `all` is the number of all of them. `auto` chooses the smallest factors with which the
-    model states fit in device memory; either all three factors are `auto`, or none of them.
+    node, and `all` is the number of all of them. `auto` chooses the factors with which the planner
+    predicts the fastest step that fits in memory; either all three factors are `auto`, or none.
     """
 
     name: str

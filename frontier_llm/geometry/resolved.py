@@ -5,7 +5,6 @@ planner resolves one layout per candidate.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from frontier_llm.config.collectives import CollectivesConfig
@@ -13,8 +12,6 @@ from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.parallel import ParallelConfig
 from frontier_llm.config.rules import check
 from frontier_llm.config.run import RunConfig
-from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.elastic import divisors
 from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
 from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.grid import Grid
@@ -39,13 +36,9 @@ from frontier_llm.geometry.state_memory import gathered_elements, needs_master, 
 from frontier_llm.geometry.state_traffic import Gathers
 from frontier_llm.geometry.unit_gathers import count_gathers
 from frontier_llm.geometry.wire import ActivationTraffic
-from frontier_llm.units import GIB, format_bytes
 
 COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes per parameter and per activation, by compute format."""
-STATES_SHARE = 0.7
-"""Share of the device memory that model states may take with the sharding factors `auto`. The rest
-is for activations and buffers."""
 
 
 @dataclass(frozen=True)
@@ -110,20 +103,19 @@ class ResolvedLayout:
                 that do not train skip this check.
 
         Raises:
-            ConfigError: the configuration cannot run on this number of ranks, its sharding factors
-                do not divide one another, or with `auto` no factors fit in device memory.
+            ConfigError: the configuration cannot run on this number of ranks, or its sharding
+                factors do not divide one another or are still `auto` (planner/choice.py).
         """
         if check_rules:
             check(config, ranks)
         parallel, data, sharding = config.parallel, config.data, config.sharding
         grid = _grid(parallel, ranks, ranks_per_node)
-        is_auto = {sharding.params, sharding.grads, sharding.optimizer} == {"auto"}
         factors = Factors(1, 1, 1, grid.data)
-        if not (is_auto or ignore_sharding):
+        if not ignore_sharding:
             factors = Factors.resolve(sharding, grid.data, data_ranks_per_node(grid))
         compute_format = precision or config.precision.name
         schedule_name, waiting_weights = _schedule(parallel)
-        layout = cls(
+        return cls(
             grid=grid,
             model=config.model,
             sequence_length=data.sequence_length,
@@ -143,10 +135,6 @@ class ResolvedLayout:
             collectives=config.collectives,
             formats=StateFormats.at(config.collectives),
         )
-        if is_auto and not ignore_sharding:
-            memory_gib = config.cluster.device.memory_gib
-            return layout.with_factors(smallest_fitting_factors(layout, memory_gib))
-        return layout
 
     def with_factors(self, factors: Factors) -> "ResolvedLayout":
         """Return the same layout with other sharding factors."""
@@ -268,40 +256,6 @@ class ResolvedLayout:
         return max(sum(self.state_bytes(stage).values()) for stage in range(self.grid.pipeline))
 
 
-def smallest_fitting_factors(layout: ResolvedLayout, memory_gib: float) -> Factors:
-    """Choose the smallest sharding factors with which the model states fit in device memory.
-
-    Factors that stay inside a node come first. Among these, small factors of parameters come
-    first, then of gradients, then of optimizer states: parameters are gathered in every
-    micro-batch, while sharded optimizer states cost only one refresh per step. AMSP
-    (arXiv:2311.00257) prefers the same order.
-
-    Args:
-        layout: layout with arbitrary factors. Its parameters count two bytes each, whatever its
-            precision is.
-        memory_gib: memory of a device in GiB.
-
-    Raises:
-        ConfigError: the states do not fit with any factors.
-    """
-    layout = replace(layout, precision="bf16")
-    node = data_ranks_per_node(layout.grid) or 1
-    candidates = sorted(
-        _all_factors(layout.grid.data), key=lambda factors: _preference(factors, node)
-    )
-    budget = STATES_SHARE * memory_gib * GIB
-    for factors in candidates:
-        if layout.with_factors(factors).fullest_stage_bytes <= budget:
-            return factors
-    least = min(layout.with_factors(factors).fullest_stage_bytes for factors in candidates)
-    raise ConfigError(
-        "sharding",
-        f"auto: at least {format_bytes(least)} of model states on a rank",
-        f"at most {STATES_SHARE:.0%} of the device's {memory_gib:g} GiB",
-        "raise parallel.tensor or parallel.pipeline, or start more ranks",
-    )
-
-
 def _grid(parallel: ParallelConfig, ranks: int, ranks_per_node: int) -> Grid:
     """Arrange the ranks in a grid. The size of the data axis follows from the other two axes."""
     data = ranks // (parallel.tensor * parallel.pipeline)
@@ -323,16 +277,3 @@ def _model_chunks(layers: int, parallel: ParallelConfig) -> tuple[ModelChunk, ..
     """Divide the layers of a model over the pipeline."""
     placement = Placement(parallel.pipeline, parallel.chunks, parallel.schedule in FOLDED)
     return make_model_chunks(layers, placement, parallel.layers_per_stage)
-
-
-def _all_factors(data: int) -> Iterator[Factors]:
-    for optimizer in divisors(data):
-        for grads in divisors(optimizer):
-            for params in divisors(grads):
-                yield Factors(params, grads, optimizer, data)
-
-
-def _preference(factors: Factors, node: int) -> tuple[int, ...]:
-    """Return a sort key: first which factors exceed the data ranks of a node, then all factors."""
-    sizes = (factors.params, factors.grads, factors.optimizer)
-    return (*(size > node for size in sizes), *sizes)

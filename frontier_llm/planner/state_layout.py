@@ -18,7 +18,7 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import needs_master, state_bytes
 from frontier_llm.geometry.state_traffic import StateTraffic
 from frontier_llm.geometry.wire import Sent
-from frontier_llm.planner.schedule_choice import choose_schedule
+from frontier_llm.planner.choice import choose
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class StateLayout:
         config = _with_whole_micro_batches(decode(values))
         ranks = config.launch.ranks
         ranks_per_node = config.launch.ranks_per_node or ranks
-        config = choose_schedule(config, ranks, ranks_per_node)
+        config = choose(config, ranks, ranks_per_node)
         layout = ResolvedLayout.resolve(config, ranks, ranks_per_node)
         unit_sizes = [layout.unit_sizes(stage) for stage in range(layout.grid.pipeline)]
         fullest = max(
