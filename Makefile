@@ -1,5 +1,6 @@
 # make train      install, then train a small GPT on real text in parallel and report on it
 # make test       install, then run all tests
+# make test-exhaustive  run the combinations of choices that the other tests cover
 # make test-fast  the same without the slow tests, in under two minutes
 # make test-gpu-model  run training steps on simulated CUDA tensors; installs a CUDA build of torch (5 GB)
 # make layer-kernels   count the kernels that a GPU starts per layer, without a GPU
@@ -20,10 +21,12 @@ WHEELS_PYTHON ?= 3.12
 ARGS ?=
 BIN := .venv/bin
 SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' .ci/run .ci/gpu_model .ci/images .ci/wheel 2>/dev/null)
-# Each process takes the next file, in the order of tests/conftest.py: the longest files first.
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Each process takes the next file, in the order of tests/conftest.py: the longest files first. Some
+# tests mostly wait, so there is one process more than there are cores.
+PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(4, 1 + len(os.sched_getaffinity(0))))')
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help train test test-fast test-gpu-model layer-kernels gpu gpu-wheels lint format docs wheel archive clean
+.PHONY: help train test test-fast test-exhaustive test-gpu-model layer-kernels gpu gpu-wheels lint format docs wheel archive clean
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
 
@@ -35,6 +38,9 @@ test: dev
 
 test-fast: dev
 	$(PYTEST) -m "not slow"
+
+test-exhaustive: dev
+	$(PYTEST) --exhaustive -m exhaustive
 
 # The stand-in for CUDA takes the place of the driver, so this also runs where there is a GPU.
 FAKE_CUDA = LD_LIBRARY_PATH=build/fake_cuda LD_PRELOAD=$(CURDIR)/build/fake_cuda/fake_cuda.so .venv-cuda/bin/python

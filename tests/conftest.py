@@ -1,4 +1,4 @@
-"""Settings of all tests: one thread per process, skipped GPU tests, tests in forked processes.
+"""Settings of all tests: one thread per process, skipped tests, tests in forked processes.
 
 The variables are set before torch is imported: a process that ran multi-threaded torch operations
 must not fork.
@@ -25,19 +25,38 @@ settings.load_profile("shared machine")
 
 FOLDER = Path(__file__).parent
 LONGEST = (
-    "trainer/test_schedules", "streams/test_sharded_steps", "model/test_compiled",
-    "checkpoint/test_layouts", "benchmarks/test_gpu", "trainer/test_run", "trainer/test_resume",
-    "trainer/test_state_accounting", "trainer/test_sharding_cases", "trainer/test_sharding_parity",
-    "trainer/test_deferred_weights", "trainer/test_quantised", "trainer/test_parity",
-    "benchmarks/test_kill_loop", "benchmarks/test_bench_sharding", "model/test_flex",
-    "collectives/test_triton_compilation", "cli/test_train_command", "config/test_every_choice",
-    "checkpoint/test_faults", "cli/test_funnel", "convert/test_convert",
+    "trainer/test_schedules", "streams/test_sharded_steps", "trainer/test_resume",
+    "examples/test_examples", "model/test_compiled", "trainer/test_sharding_cases",
+    "trainer/test_quantised", "cli/test_sweep", "benchmarks/test_bench_sharding",
+    "trainer/test_run", "checkpoint/test_faults", "trainer/test_parity", "trainer/test_t5_parity",
+    "config/test_every_choice", "benchmarks/test_gpu", "launch/test_rendezvous",
+    "trainer/test_deferred_weights", "trainer/test_state_accounting",
+    "trainer/test_sharding_parity", "model/test_flex", "cli/test_train_command",
+    "convert/test_convert", "checkpoint/test_layouts",
+    "health/test_watchdog", "launch/test_launcher", "cli/test_funnel",
+    "collectives/test_triton_compilation", "benchmarks/test_kill_loop",
 )  # fmt: skip
 """Files that take the most time, the longest first."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, so that no process runs one alone at the end."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option --exhaustive."""
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="also run combinations of choices that other tests cover",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out exhaustive tests, unless asked for, and put the longest files first.
+
+    Otherwise a process might run a long file alone at the end.
+    """
+    if not config.getoption("exhaustive"):
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     places = {FOLDER / f"{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
     skip_without_device(items)

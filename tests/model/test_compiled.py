@@ -4,6 +4,7 @@ import pytest
 
 from frontier_llm.launch.world import World
 from frontier_llm.model import chunk
+from tests.covering import covering
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_parity import MODELS, compare
@@ -35,7 +36,7 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", covering(LAYOUTS, ["tensor_sequence_selective"]))
 def test_a_compiled_layout_equals_one_process(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graphs are captured and differentiated as always, but run by torch's own kernels."""
     monkeypatch.setattr(chunk, "COMPILER", "aot_eager")
@@ -83,6 +84,7 @@ def test_compiled_functions_of_an_encoder_decoder_equal_one_process() -> None:
     compare(2, ["sharding=zero3", "recompute=full", "kernels=elementwise"], [*TINY_T5], 2)
 
 
+@pytest.mark.exhaustive
 def test_an_encoder_decoder_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk, "COMPILER", "aot_eager")
     compare(2, ["sharding=zero3", "kernels=compiled"], TINY_T5, 2)

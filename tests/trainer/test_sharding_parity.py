@@ -49,6 +49,7 @@ def test_every_chain_of_four_replicas(chain: Chain) -> None:
     compare(4, 4, chain, ["model.layers=3"], [])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("chain", chains(6), ids=str)
 def test_every_chain_of_six_replicas(chain: Chain) -> None:
     overrides = ["data.global_batch=12", "model.layers=3"]
@@ -70,6 +71,7 @@ BACKEND = "collectives.pairwise=false"
 """Gathers and scatters are the backend's collectives, as on a GPU."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("chain", chains(4), ids=str)
 def test_every_chain_with_the_collectives_of_a_gpu(chain: Chain) -> None:
     compare(4, 4, chain, ["model.layers=3", BACKEND], [])

@@ -1,0 +1,17 @@
+"""Parameters of which some run only with `--exhaustive`: combinations that the others cover."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def covering(values: Iterable[Any], exhaustive: Collection[Any]) -> list[Any]:
+    """Return the values as parameters of a test; those in `exhaustive` have that marker."""
+    values = list(values)
+    unknown = [value for value in exhaustive if value not in values]
+    assert not unknown, unknown
+    return [
+        pytest.param(value, marks=pytest.mark.exhaustive) if value in exhaustive else value
+        for value in values
+    ]
