@@ -19,7 +19,7 @@ from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.planner.choice import choose
+from frontier_llm.planner.factor_choice import choose_factors
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def _composed(experiment):
 def _refusal(config, ranks):
     """Return the error of the rule that refuses a configuration; None = it can be laid out."""
     try:
-        config = choose(config, ranks, config.cluster.ranks_per_node)
+        config, _ = choose_factors(config, ranks, config.cluster.ranks_per_node)
         ResolvedLayout.resolve(config, ranks, config.cluster.ranks_per_node)
     except ConfigError as error:
         return error

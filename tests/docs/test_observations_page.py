@@ -11,6 +11,7 @@ def values(chart, name):
     return list(chart.lines[name].values())
 
 
+@pytest.mark.exhaustive
 def test_the_page_and_its_charts_are_current(capsys):
     assert observations_page.main([]) == 0, capsys.readouterr().err
 

@@ -22,6 +22,7 @@ def strong_efficiency(model, micro_batch):
     return last.efficiencies[1]
 
 
+@pytest.mark.exhaustive  # the generator of the page checks them too
 @pytest.mark.parametrize(("block", "table"), [
     ("frontier", frontier_tables.scaling_table),
     ("micro_batch", frontier_tables.micro_batch_table),

@@ -18,6 +18,7 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
 from frontier_llm.model import chunk, flex
 from frontier_llm.model.attention_kernels import attention_kernels
+from tests.covering import covering
 from tests.model.test_attention import random_qkv
 from tests.model.test_relative import HEADS, REACH, dense, make_core
 from tests.ranks import run_ranks
@@ -123,7 +124,7 @@ LAYOUT_CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", LAYOUT_CASES)
+@pytest.mark.parametrize("case", covering(LAYOUT_CASES, ["tensor2_sequence_selective", "zero3"]))
 def test_a_layout_equals_one_process_without_it(
     case: str, on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,11 @@ def test_layout_equals_one_process(layout: str) -> None:
 
 @pytest.mark.parametrize(
     ("split", "cut"),
-    [("[1,3]", (1, 1, 2)), ("[2,2]", (1, 2, 2)), ("[3,1]", (2, 2, 2))],
+    [
+        pytest.param("[1,3]", (1, 1, 2), marks=pytest.mark.exhaustive),
+        ("[2,2]", (1, 2, 2)),
+        ("[3,1]", (2, 2, 2)),
+    ],
     ids=["zero1", "amsp", "zero3"],
 )
 def test_cut_states_in_three_dimensions(split: str, cut: tuple[int, int, int]) -> None:
