@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from frontier_llm.geometry.pipeline_actions import (
@@ -16,26 +15,27 @@ from frontier_llm.geometry.pipeline_actions import (
 
 
 def defer(
-    placement: Placement, lists: Sequence[Sequence[Action]], limit: int, input_cost: int
+    placement: Placement,
+    lists: Sequence[Sequence[Action]],
+    capacity: int,
+    limit: int,
+    input_cost: int,
 ) -> ActionLists:
     """Split the backward passes of a schedule, and compute weight gradients in its gaps.
 
     Gaps follow from nominal costs: forward passes and weight gradients cost 1. A gap is then a
     whole number, so that the weight gradients in it delay nothing. Weight gradients do not wait for
     a gap where more than `limit` would wait, or where a stage would hold more passes for later than
-    the fullest stage of the given lists. From 1F1B this makes ZB-H1 (Qi et al., arXiv:2401.10241,
+    `capacity`. From 1F1B this makes ZB-H1 (Qi et al., arXiv:2401.10241,
     section 2.3), in which the last stages hold as much as the first one.
 
     Args:
         placement: placement of the model chunks.
         lists: for each stage, its forward and backward passes in order.
+        capacity: how many passes the fullest stage of the lists holds for later.
         limit: how many weight gradients of a stage may wait, at least 1.
         input_cost: nominal cost of input gradients; 2 if they recompute the forward pass.
     """
-    capacity = max(
-        max(accumulate(1 if action.kind == "forward" else -1 for action in actions))
-        for actions in lists
-    )
     micro_batches = len(lists[0]) // (2 * placement.virtual_stages)
     split = _SplitPasses.of(placement.virtual_stages, micro_batches)
     stages = [_Stage(placement, stage, limit, capacity, split) for stage in range(placement.stages)]
@@ -102,7 +102,7 @@ class _SplitPasses(NamedTuple):
 
 
 class _Stage:
-    """The actions of one stage up to a moment, which is given in nominal costs."""
+    """The actions of one stage."""
 
     def __init__(
         self, placement: Placement, stage: int, limit: int, capacity: int, split: _SplitPasses
@@ -112,7 +112,6 @@ class _Stage:
         # weight gradients that wait: virtual stage and micro-batch
         self._waiting: deque[tuple[int, int]] = deque()
         self._limit, self._capacity, self._split = limit, capacity, split
-        self._now = self._held = 0
         chunks = [placement.chunk(stage, index) for index in range(placement.virtual_stages)]
         # by virtual stage: whether another stage waits for its input gradients
         self._sends = [chunk > 0 and placement.stage(chunk - 1) != stage for chunk in chunks]
@@ -127,27 +126,36 @@ class _Stage:
             linked: the links of the passes, by kind and virtual stage.
             input_cost: nominal cost of input gradients.
         """
+        now = held = 0  # a search runs this loop a million times, so it uses local variables
+        order, waiting, add_weight_gradients = self.order, self._waiting, self._add_weight_gradients
+        limit, capacity = self._limit, self._capacity
         for action in actions:
             kind, virtual_stage, micro_batch = action
             needed, ends, is_forward = linked[kind][virtual_stage]
             while (ready := needed[micro_batch]) is None:
-                yield len(self.order)
-            while self._waiting and (
-                self._now < ready or (is_forward and self._held == self._capacity)
-            ):
-                self._add_weight_gradients()
-            start = ready if ready > self._now else self._now
-            self._now = ends[micro_batch] = start + (1 if is_forward else input_cost)
+                yield len(order)
+            while waiting and (now < ready or (is_forward and held == capacity)):
+                add_weight_gradients()
+                now += 1
+                held -= 1
+            if ready > now:
+                now = ready
             if is_forward:
-                self._held += 1
-                self.order.append(action)
-            else:
-                self.order.append(self._split.inputs[virtual_stage][micro_batch])
-                self._waiting.append((virtual_stage, micro_batch))
-                if len(self._waiting) == self._limit:
-                    self._add_weight_gradients()
-        while self._waiting:
-            self._add_weight_gradients()
+                order.append(action)
+                held += 1
+                now += 1
+                ends[micro_batch] = now
+                continue
+            order.append(self._split.inputs[virtual_stage][micro_batch])
+            waiting.append((virtual_stage, micro_batch))
+            now += input_cost
+            ends[micro_batch] = now
+            if len(waiting) == limit:
+                add_weight_gradients()
+                now += 1
+                held -= 1
+        while waiting:
+            add_weight_gradients()
 
     def _add_weight_gradients(self) -> None:
         virtual_stage, micro_batch = self._waiting.popleft()
@@ -157,5 +165,3 @@ class _Stage:
             self.order[-1] = self._split.whole[virtual_stage][micro_batch]
         else:
             self.order.append(self._split.weights[virtual_stage][micro_batch])
-        self._now += 1
-        self._held -= 1

@@ -90,10 +90,10 @@ def pass_seconds(
         send: seconds of each send between stages.
     """
     short = shortened(layout)
-    times = action_times(short.schedule, seconds, send)
-    busy = max(sum(end - start for start, end in stage_times) for stage_times in times)
+    of_stages = _moments(short.schedule, seconds, send)
+    busy = max(sum(moments[1::2]) - sum(moments[::2]) for moments in of_stages)
     left_out = layout.micro_batches - short.micro_batches
-    last = max(stage_times[-1][1] for stage_times in times)
+    last = max(moments[-1] for moments in of_stages)
     return last + left_out * busy / short.micro_batches
 
 
@@ -112,6 +112,14 @@ def action_times(
     schedule: Schedule, seconds: Sequence[Sequence[ActionSeconds]], send: Send
 ) -> Times:
     """Return the start and the end of every action. The arguments are those of `simulate`."""
+    of_stages = _moments(schedule, seconds, send)
+    return [list(zip(moments[::2], moments[1::2], strict=True)) for moments in of_stages]
+
+
+def _moments(
+    schedule: Schedule, seconds: Sequence[Sequence[ActionSeconds]], send: Send
+) -> list[list[float]]:
+    """Return for each stage the start and the end of its actions, one after the other."""
     placement = schedule.placement
     stages = range(placement.stages)
     micro_batches = 1 + max(action.micro_batch for action in schedule.actions[0])
@@ -120,18 +128,18 @@ def action_times(
         for is_forward in (True, False)
         for chunk in range(placement.chunks)
     }
-    times: Times = [[] for _ in stages]
+    moments: list[list[float]] = [[] for _ in stages]
     run_stages(
         [
             _run(
                 schedule.actions[stage],
                 _costs(schedule, stage, seconds[stage], send, results),
-                times[stage],
+                moments[stage],
             )
             for stage in stages
         ]
     )
-    return times
+    return moments
 
 
 _Arrivals = list[float | None]
@@ -152,17 +160,18 @@ class _Cost(NamedTuple):
 def _run(
     actions: Sequence[Action],
     costs: Mapping[str, Sequence[_Cost]],
-    times: list[tuple[float, float]],
+    moments: list[float],
 ) -> Iterator[int]:
     """Append the start and the end of each action, and yield where a result is not yet known."""
     free = 0.0
     for kind, virtual_stage, micro_batch in actions:
         duration, delay, needed, result = costs[kind][virtual_stage]
         while (arrival := needed[micro_batch]) is None:
-            yield len(times)
+            yield len(moments)
         start = arrival if arrival > free else free
         free = start + duration
-        times.append((start, free))
+        moments.append(start)
+        moments.append(free)
         if result is not None:
             result[micro_batch] = free + delay
 
