@@ -4,8 +4,9 @@ A layout is a cut of the model (`space.Cut`: tensor and pipeline sizes, chunks, 
 micro-batch and recomputation) together with sharding factors. The search is branch and bound. Each
 cut has a lower bound on its step time, without communication of model states, and a lower bound on
 its memory, with the finest sharding factors. Cuts are examined in the order of the first bound. A
-cut is skipped if by both bounds it is worse than the layouts found so far. Schedules that split
-backward passes are simulated only if these bounds do not exclude them. The search is deterministic.
+cut is skipped if by both bounds it is worse than the layouts found so far. If a schedule splits
+backward passes, its lists of actions are made only if bounds for each set of factors do not exclude
+it either, and it is simulated only if its memory does not exclude it. The search is deterministic.
 """
 
 import gc
@@ -247,7 +248,7 @@ def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _B
 def _refined(
     cut: _BoundedCut, found: Found, slowest: float, front: ParetoFront[Item]
 ) -> _BoundedCut | None:
-    """Compute better bounds from the schedule of a cut, as long as they do not exclude it.
+    """Count the activations of a cut from its schedule, unless lower bounds exclude the cut.
 
     Args:
         cut: the cut.
@@ -256,23 +257,29 @@ def _refined(
         front: the Pareto front of the layouts found so far.
 
     Returns:
-        The cut with better bounds; None = it is excluded.
+        The cut with the activations of its schedule; None = it is excluded.
     """
     if cut.min_seconds >= slowest and front.beats(*cut.bounds):
         return None
     if not cut.candidate.layout.splits_backward:
         return cut
+    if _is_excluded(cut, slowest, front):
+        return None
     of_stages = stages_activations(cut.candidate)
     activations = kinds_activations(cut.candidate, of_stages)
-    peak = _least_peak(cut.candidate, activations, found, cut.cut)
-    if peak is None or (cut.min_seconds >= slowest and front.beats(peak, cut.min_seconds)):
+    if _least_peak(cut.candidate, activations, found, cut.cut) is None:
         return None
-    seconds = cut.time.floor_seconds
-    if seconds >= slowest and front.beats(peak, seconds):
-        return None
-    return replace(
-        cut, min_seconds=seconds, min_peak=peak, activations=activations, of_stages=of_stages
-    )
+    exact = replace(cut, activations=activations, of_stages=of_stages)
+    return None if _is_excluded(exact, slowest, front) else exact
+
+
+def _is_excluded(cut: _BoundedCut, slowest: float, front: ParetoFront[Item]) -> bool:
+    """Return whether lower bounds exclude the cut with each set of factors."""
+    for candidate, peak in _fitting(cut):
+        seconds = step_time(candidate, cut.time, is_least=True).seconds
+        if seconds < slowest or not front.beats(peak, seconds):
+            return False
+    return True
 
 
 def _least_peak(
