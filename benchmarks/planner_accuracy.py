@@ -3,7 +3,9 @@
 Predicts every row of the tables in benchmarks/published, twice: with the constants of conf/cluster
 and conf/engine, which were fitted to all tables (in sample), and with constants that were fitted to
 the other tables (left out). Only the second error says how well the planner predicts runs that it
-never saw. `--fit` fits all constants again and writes benchmarks/results/planner.json.
+never saw. If a table has several layouts of one job, it also compares the layout that the planner
+would choose with the fastest measured one. `--fit` fits all constants again and writes
+benchmarks/results/planner.json.
 """
 
 import json
@@ -14,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.layout_choice import Choices, choices
 from benchmarks.published.tables import FOLDER, TABLES
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.measured_table import read_table
@@ -69,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cells = [_percents(errors(of(name))) for of in (left_out, in_sample)]
         table.add_row(name, str(len(runs(name))), *cells)
     console.print(table)
+    console.print(_choices_table())
     if options.rows:
         for name in TABLES:
             console.print(_rows(name))
@@ -105,14 +109,26 @@ def stored() -> dict[str, Any]:
 def fitted() -> dict[str, Any]:
     """Fit all constants, to all tables and without each of them."""
     every, without = _fit(None), {name: _fit(name) for name in TABLES}
-    found = {
-        name: {
-            "in_sample": errors(predictions(name, every))._asdict(),
-            "left_out": errors(predictions(name, without[name]))._asdict(),
-        }
-        for name in TABLES
-    }
-    return {"in_sample": every, "left_out": without, "errors": found}
+    return {"in_sample": every, "left_out": without, **summaries(every, without)}
+
+
+def summaries(every: Constants, without: Mapping[str, Constants]) -> dict[str, Any]:
+    """Return the errors of each table, and how well the planner chooses among its layouts.
+
+    Args:
+        every: constants that were fitted to all tables.
+        without: for each table, constants that were fitted to the others.
+    """
+    errors_of: dict[str, Any] = {}
+    choices_of: dict[str, Any] = {}
+    for name in TABLES:
+        kinds = {"in_sample": every, "left_out": without[name]}
+        predicted = {kind: predictions(name, constants) for kind, constants in kinds.items()}
+        errors_of[name] = {kind: errors(some)._asdict() for kind, some in predicted.items()}
+        chosen = {kind: choices(some) for kind, some in predicted.items()}
+        if some_chosen := {kind: found._asdict() for kind, found in chosen.items() if found}:
+            choices_of[name] = some_chosen
+    return {"errors": errors_of, "choices": choices_of}
 
 
 def _fit(without: str | None) -> dict[str, float]:
@@ -186,6 +202,34 @@ def _name(key: str) -> str:
 
 def _percents(found: Errors) -> str:
     return f"{found.mean:.1%}, {found.worst:.1%}"
+
+
+def table_choices(name: str) -> dict[str, Choices]:
+    """Return how well the planner chooses among the layouts of a table, by kind of constants.
+
+    The dictionary is empty if the table has no job with two layouts.
+    """
+    unseen = left_out(name)
+    found = {
+        "left out": choices(unseen),
+        "in sample": choices(in_sample(name)),
+    }
+    if found["left out"] and found["left out"].ranked:
+        found["left out, shapes corrected"] = choices(unseen, corrects_shapes=True)
+    return {kind: some for kind, some in found.items() if some}
+
+
+def _choices_table() -> Any:
+    columns = ["table", "constants", "fastest chosen", "regret, mean and largest", "order"]
+    table = plain_table("Choice among the measured layouts of a job", columns)
+    for name in TABLES:
+        for kind, found in table_choices(name).items():
+            regrets = f"{found.regret:.1%}, {found.largest_regret:.1%}"
+            order = found.rank_correlation
+            ranked = "" if order is None else f"{order:.2f} ({found.ranked} jobs)"
+            fastest = f"{found.fastest} of {found.jobs}"
+            table.add_row(name, kind, fastest, regrets, ranked)
+    return table
 
 
 def _rows(name: str) -> Any:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.planner_accuracy import errors, in_sample, left_out
+from benchmarks.planner_accuracy import errors, in_sample, left_out, table_choices
 from benchmarks.published.tables import TABLES
 from docs.generate import frontier_tables, mt5_tables
 from docs.generate.marked_page import filled, keep_current
@@ -43,6 +43,7 @@ def files() -> dict[Path, str]:
     """Return the text of the pages with newly predicted tables, by their paths."""
     tables = {
         "validation": validation(),
+        "choices": choices_table(),
         "engines": engines_table(),
         "amsp": amsp_table(),
         "schedules": frontier_tables.schedules_table(),
@@ -77,6 +78,20 @@ def validation() -> Iterator[str]:
                 yield (
                     f"| {first.run.label} | {first.run.measured:.1f} | " + " | ".join(cells) + " |"
                 )
+
+
+def choices_table() -> Iterator[str]:
+    """Yield how well the planner chooses among the measured layouts of a job."""
+    yield "| table | constants | fastest chosen | regret, mean | largest | rank correlation |"
+    yield "|" + "---|" * 6
+    for name, table in TABLES.items():
+        for kind, found in table_choices(name).items():
+            order = found.rank_correlation
+            ranked = "" if order is None else f"{order:.2f} ({found.ranked} jobs)"
+            yield (
+                f"| [{table.title}]({_file(name)}) | {kind} | {found.fastest} of {found.jobs} | "
+                f"{found.regret:.1%} | {found.largest_regret:.1%} | {ranked} |"
+            )
 
 
 def _file(name: str) -> str:

@@ -177,11 +177,12 @@ def _check_choice(override: Override) -> None:
     if got in choices or (group == "experiment" and got is None):
         return
     similar = difflib.get_close_matches(str(got), choices, n=1, cutoff=0.4)
+    key = section_of(group)
     raise ConfigError(
-        group,
+        key,
         got,
         "one of " + (", ".join(choices) or f"the files of conf/{group}, which has none"),
-        f"did you mean {group}={similar[0]}?"
+        f"did you mean {key}={similar[0]}?"
         if similar
         else f"choose one, or add conf/{group}/{got}.yaml",
     )

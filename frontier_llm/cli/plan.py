@@ -202,10 +202,19 @@ def _page(config: RunConfig, found: Found) -> str:
 
 def _nothing_fits(config: RunConfig, found: Found) -> ConfigError:
     """Build the error for a search without a result; it names the most frequent reason."""
-    reason, count = max(found.refused.items(), key=lambda item: item[1], default=("nothing", 0))
+    model = config.model.name
+    if not found.refused:
+        ranks, _ = ranks_to_plan(config)
+        return ConfigError(
+            "planner",
+            f"no layout of {model} on {ranks} ranks",
+            "sizes that divide the number of ranks, and at most one node of tensor ranks",
+            "change planner.tensor or planner.pipeline, or the number of nodes",
+        )
+    reason, count = max(found.refused.items(), key=lambda item: item[1])
     return ConfigError(
         "planner",
-        f"{sum(found.refused.values())} layouts of {config.model.name}, none of which can run",
+        f"{sum(found.refused.values())} layouts of {model}, none of which can run",
         "a layout that is legal and fits into memory",
         f"most ({count}) were refused for {reason}: try more nodes (planner.nodes), another "
         "data.global_batch, or fewer planner.* constraints",

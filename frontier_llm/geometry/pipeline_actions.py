@@ -6,6 +6,7 @@ one model chunk. The gradients of a chunk are either computed by one action, `ba
 stage waits (Qi et al., arXiv:2401.10241, where the actions are called F, B and W).
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -79,3 +80,23 @@ def actions_of(kind: Kind, virtual_stages: int, micro_batches: int) -> ActionLis
         [Action(kind, virtual_stage, micro_batch) for micro_batch in range(micro_batches)]
         for virtual_stage in range(virtual_stages)
     ]
+
+
+def run_stages(stages: Sequence[Iterator[int]]) -> None:
+    """Run the work of all stages, each until it needs a result of another stage, until all end.
+
+    Args:
+        stages: for each stage, an iterator that yields the number of its actions so far whenever it
+            needs a result that is not yet known.
+
+    Raises:
+        RuntimeError: the stages wait for each other.
+    """
+    counts: list[int | None] = []
+    while stages:
+        before, counts = counts, [next(stage, None) for stage in stages]
+        if counts == before[::-1]:
+            raise RuntimeError("the pipeline stages wait for each other")
+        # Forward passes continue on the next stage and backward passes on the previous one. Hence
+        # turns alternate between ascending and descending stages.
+        stages = [s for s, count in zip(stages, counts, strict=True) if count is not None][::-1]

@@ -17,7 +17,7 @@ A schedule is an order of forward and backward passes, whose backward passes may
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain, pairwise
 
 from frontier_llm.config.parallel import ScheduleName
@@ -54,6 +54,17 @@ class Schedule:
     actions: tuple[tuple[Action, ...], ...]
     """For each stage, its actions in order."""
 
+    @cached_property
+    def most_passes(self) -> int:
+        """How many passes the fullest stage holds, from forward to backward passes.
+
+        The backward passes must not be split.
+        """
+        return max(
+            max(accumulate(1 if kind == "forward" else -1 for kind, _, _ in actions))
+            for actions in self.actions
+        )
+
 
 @lru_cache(maxsize=8)
 def make_schedule(
@@ -81,11 +92,12 @@ def make_schedule(
     if not waiting_weights and name in ("1f1b", "interleaved"):
         return whole
     limit = waiting_weights or virtual_stages * micro_batches
-    lists = defer(whole.placement, whole.actions, limit, input_cost=2 if recomputes else 1)
+    input_cost = 2 if recomputes else 1
+    lists = defer(whole.placement, whole.actions, whole.most_passes, limit, input_cost)
     return Schedule(whole.placement, tuple(map(tuple, lists)))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def pass_order(
     name: ScheduleName, stages: int, virtual_stages: int, micro_batches: int
 ) -> Schedule:

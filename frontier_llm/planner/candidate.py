@@ -34,6 +34,8 @@ class StageKind:
     first: int
     """Index of the first of these stages. It has the most micro-batches in flight and therefore the
     most activations of its kind."""
+    last: int
+    """Index of the last of these stages."""
     count: int
     """Number of these stages."""
     chunks: tuple[ModelChunk, ...]
@@ -63,9 +65,11 @@ class StageKinds:
     @cached_property
     def kinds(self) -> tuple[StageKind, ...]:
         """The distinct kinds, ordered by their first stage."""
+        last = {shape: stage for stage, shape in enumerate(self._shapes)}
         return tuple(
             StageKind(
                 first=self._shapes.index(shape),
+                last=last[shape],
                 count=count,
                 chunks=self._layout.chunks_of_stage(self._shapes.index(shape)),
                 units=self._units(self._shapes.index(shape)),

@@ -1,9 +1,11 @@
 """Predict peak memory, seconds per step and speed of a candidate layout."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from frontier_llm.geometry.flops import step_hardware_flops, step_model_flops
+from frontier_llm.planner.activations import Activations
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import StageMemory, stages_memory
@@ -130,18 +132,24 @@ class Estimate:
         return tflops / peak if peak else None
 
 
-def estimate(candidate: Candidate, layout: LayoutTime | None = None) -> Estimate:
+def estimate(
+    candidate: Candidate,
+    layout: LayoutTime | None = None,
+    activations: Sequence[Activations] | None = None,
+) -> Estimate:
     """Predict memory and time of a candidate.
 
     Args:
         candidate: the configuration and the layout to predict.
         layout: the times that do not depend on the sharding factors, if already computed.
+        activations: those of every stage, if already counted.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
     """
     layout = layout or LayoutTime(candidate)
-    return Estimate(candidate, tuple(stages_memory(candidate)), step_time(candidate, layout))
+    memory = stages_memory(candidate, activations)
+    return Estimate(candidate, tuple(memory), step_time(candidate, layout))
 
 
 def budget_bytes(candidate: Candidate) -> int:

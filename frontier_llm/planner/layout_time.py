@@ -13,6 +13,7 @@ from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
 from frontier_llm.planner.compute import Seconds, Speed, chunk_seconds
 from frontier_llm.planner.host import NO_HOST, Host, with_host
+from frontier_llm.planner.pass_bound import least_pass_seconds
 from frontier_llm.planner.timeline import ActionSeconds, Send, pass_seconds
 
 SPLIT_SHARE = 0.04
@@ -136,28 +137,13 @@ class LayoutTime:
     @property
     def bound_seconds(self) -> float:
         """Lower bound on `floor_seconds` that needs no simulation."""
-        layout = self._layout
-        if not layout.splits_backward:
-            return self.floor_seconds
-        # On the last stage, the first action follows a forward pass of every other stage. The last
-        # input gradients are followed by those of every other stage, during which only the weight
-        # gradients that wait can be computed.
-        *others, last = self._stages.of_stages(self.passes)
-        around = sum(
-            passes.chunks[0].actions.forward + passes.chunks[0].actions.input_gradients
-            for passes in others
-        )
-        waiting = layout.waiting_weights or layout.micro_batches * layout.virtual_stages
-        late = waiting * max(chunk.actions.weight_gradients for chunk in last.chunks)
-        one = sum(
-            chunk.actions.forward
-            + min(chunk.actions.backward, chunk.actions.total(splits=True) - chunk.actions.forward)
-            for chunk in last.chunks
-        )
-        busy = layout.micro_batches * one + around - late
-        return max(busy, layout.micro_batches * max(passes.seconds for passes in self.passes))
+        seconds = [passes.seconds for passes in self.passes]
+        waited_for = [self._waited_for(passes) for passes in self.passes]
+        return self.pipeline_seconds(seconds, waited_for, is_least=True)
 
-    def pipeline_seconds(self, seconds: Sequence[float], waited_for: Sequence[float]) -> float:
+    def pipeline_seconds(
+        self, seconds: Sequence[float], waited_for: Sequence[float], *, is_least: bool = False
+    ) -> float:
         """Return the seconds of all actions of a step, including the pipeline's bubble.
 
         If the schedule splits backward passes, its bubble is simulated without communication of
@@ -166,11 +152,13 @@ class LayoutTime:
         Args:
             seconds: for each kind of stage, the seconds of all actions of one micro-batch.
             waited_for: those of forward passes and input gradients.
+            is_least: whether to return a lower bound that needs no simulation.
         """
         if not self._layout.splits_backward:
             return self._closed_form(seconds)
         growth = max(waited_for) / max(self._waited_for(passes) for passes in self.passes)
-        return self._layout.micro_batches * max(seconds) + self._bubble_seconds * growth
+        bubble = self._least_bubble_seconds if is_least else self._bubble_seconds
+        return self._layout.micro_batches * max(seconds) + bubble * growth
 
     @staticmethod
     def _waited_for(passes: Passes) -> float:
@@ -194,9 +182,23 @@ class LayoutTime:
     @cached_property
     def _bubble_seconds(self) -> float:
         """Seconds that the slowest stage waits in a step, without traffic of model states."""
+        return self._bubble(pass_seconds(self._layout, self._actions, self.send))
+
+    @cached_property
+    def _least_bubble_seconds(self) -> float:
+        """Lower bound on `_bubble_seconds`."""
+        kinds = self._stages.kinds
+        stages = [stage for kind in kinds for stage in (kind.first, kind.last)]
+        return self._bubble(least_pass_seconds(self._layout, self._actions, self.send, stages))
+
+    @property
+    def _actions(self) -> list[list[ActionSeconds]]:
+        """For each stage and each of its virtual stages, the seconds of an action."""
         seconds = [[chunk.actions for chunk in passes.chunks] for passes in self.passes]
+        return self._stages.of_stages(seconds)
+
+    def _bubble(self, total: float) -> float:
         slowest = max(passes.seconds for passes in self.passes)
-        total = pass_seconds(self._layout, self._stages.of_stages(seconds), self.send)
         return max(0.0, total - self._layout.micro_batches * slowest)
 
     def _closed_form(self, seconds: Sequence[float]) -> float:

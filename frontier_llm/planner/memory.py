@@ -1,23 +1,18 @@
 """Predict the peak memory of a rank of each pipeline stage in bytes, by category.
 
 Model states are exact, because geometry/ counts the buffers that sharding/ allocates. Activations
-are counted tensor by tensor (planner/block.py) for all micro-batches in flight, which follow from
-the schedule's lists of actions. If a schedule splits backward passes, the factors of the weight
-gradients, which are inputs and gradients of linear layers, are kept until they are multiplied.
-Temporary buffers are upper bounds. Slack, the memory that the allocator holds unused, is a share of
-all temporary memory. The communicators are those that the groups of the layout create
-(geometry/communicators.py).
+are counted for all micro-batches in flight (planner/activations.py). Temporary buffers are upper
+bounds. Slack, the memory that the allocator holds unused, is a share of all temporary memory. The
+communicators are those that the groups of the layout create (geometry/communicators.py).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.geometry.communicators import Communicator
-from frontier_llm.geometry.message_memory import LOSS_CHUNK_BYTES
-from frontier_llm.geometry.model_chunks import ModelChunk, has_shared_table
-from frontier_llm.geometry.pipeline_schedule import held
+from frontier_llm.geometry.model_chunks import has_shared_table
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import (
     FP32_BYTES,
@@ -25,9 +20,8 @@ from frontier_llm.geometry.state_memory import (
     needs_master,
     state_bytes,
 )
-from frontier_llm.planner.block import chunk_blocks, head_product
+from frontier_llm.planner.activations import Activations, stage_activations, stages_activations
 from frontier_llm.planner.candidate import Candidate, StageKind
-from frontier_llm.planner.timeline import shortened
 from frontier_llm.units import GIB, MIB
 
 STATES = ("parameters", "gradients", "master", "moments")
@@ -56,23 +50,6 @@ class StageMemory:
     def largest(self) -> str:
         """Name of the largest category."""
         return max(self.by_category, key=lambda name: self.by_category[name])
-
-
-@dataclass(frozen=True)
-class Activations:
-    """Bytes of a stage's activations, which do not depend on the sharding factors."""
-
-    stage: int
-    """Index of the stage."""
-    kept: int
-    """Bytes kept for backward passes and weight gradients of all micro-batches in flight."""
-    logits: int
-    """Bytes of the logits, and of the part of them that the loss holds in fp32."""
-    working: int
-    """Bytes of the activations of a recomputed layer and of the gradients of the largest matrix
-    product."""
-    exchange: int
-    """Bytes of the buffers for sends between stages."""
 
 
 def stage_memory(
@@ -120,9 +97,17 @@ def runtime_bytes(
     }
 
 
-def stages_memory(candidate: Candidate) -> list[StageMemory]:
-    """Predict the peak memory of every stage."""
-    return [stage_memory(candidate, stage) for stage in range(candidate.grid.pipeline)]
+def stages_memory(
+    candidate: Candidate, activations: Sequence[Activations] | None = None
+) -> list[StageMemory]:
+    """Predict the peak memory of every stage.
+
+    Args:
+        candidate: the layout.
+        activations: those of every stage (`stages_activations`), if they are known already.
+    """
+    of_stages = activations or stages_activations(candidate)
+    return [stage_memory(candidate, of_stage.stage, of_stage) for of_stage in of_stages]
 
 
 def fullest(candidate: Candidate) -> StageMemory:
@@ -143,122 +128,36 @@ def fullest_of(candidate: Candidate, activations: Sequence[Activations]) -> Stag
     )
 
 
-def kinds_activations(candidate: Candidate) -> tuple[Activations, ...]:
+def kinds_activations(
+    candidate: Candidate, of_stages: Sequence[Activations] | None = None
+) -> tuple[Activations, ...]:
     """Return the activations of the fullest stage of each kind.
 
     If backward passes are whole, this is the first stage of the kind.
+
+    Args:
+        candidate: the layout.
+        of_stages: the activations of every stage, if they are known already.
     """
     layout, kinds = candidate.layout, candidate.stages
-    stages = [kind.first for kind in kinds.kinds]
-    if layout.splits_backward:
-        stages = list(range(layout.grid.pipeline))
-    fullest: dict[int, tuple[int, Activations]] = {}
-    for stage in stages:
-        kind = kinds.kind_of(stage)
-        activations = stage_activations(layout, stage, kind)
-        total = stage_memory(candidate, stage, activations).total
-        if kind.first not in fullest or total > fullest[kind.first][0]:
-            fullest[kind.first] = total, activations
-    return tuple(fullest[kind.first][1] for kind in kinds.kinds)
-
-
-def least_activations(candidate: Candidate) -> tuple[Activations, ...]:
-    """Return lower bounds on `kinds_activations`, without the lists of split backward passes."""
-    layout = candidate.layout
+    if not layout.splits_backward:
+        return tuple(stage_activations(layout, kind.first, kind) for kind in kinds.kinds)
+    # Stages of a kind differ only in their kept activations and in their communicators.
+    fullest: dict[tuple[int, int], Activations] = {}
+    calibration = candidate.config.cluster.device.calibration
+    for activations in of_stages or stages_activations(candidate):
+        created = kinds.communicators(layout.factors, activations.stage)
+        buffers = runtime_bytes(calibration, created)["communicators"]
+        key = kinds.kind_of(activations.stage).first, buffers
+        if key not in fullest or activations.kept > fullest[key].kept:
+            fullest[key] = activations
     return tuple(
-        stage_activations(layout, kind.first, kind, is_least=True)
-        for kind in candidate.stages.kinds
-    )
-
-
-def stage_activations(
-    layout: ResolvedLayout, stage: int, kind: StageKind, *, is_least: bool = False
-) -> Activations:
-    """Count the bytes of a stage's activations.
-
-    Args:
-        layout: layout of the run.
-        stage: position on the pipeline axis.
-        kind: kind of this stage.
-        is_least: whether to return a lower bound, in which no weight gradients wait.
-    """
-    compute_bytes, stages = layout.compute_bytes, layout.grid.pipeline
-    kept = [int(_kept_elements(layout, chunk) * compute_bytes) for chunk in kind.chunks]
-    factors = [0] * len(kept)
-    if layout.splits_backward and not is_least:
-        factors = [int(size * compute_bytes) for size in _factor_elements(layout, kind)]
-    head = head_product(layout)
-    has_head = any(chunk.has_head for chunk in kind.chunks)
-    logits = head.rows * head.columns if has_head else 0
-    boundary = layout.activation_traffic.boundary_bytes() if stages > 1 else 0.0
-    return Activations(
-        stage=stage,
-        kept=_peak(layout, stage, tuple(kept), tuple(factors), is_least=is_least),
-        logits=logits * compute_bytes + min(4 * logits, LOSS_CHUNK_BYTES),
-        working=int(_working_elements(layout, kind) * compute_bytes),
-        exchange=int(2 * boundary),
-    )
-
-
-def _kept_elements(layout: ResolvedLayout, chunk: ModelChunk) -> float:
-    """Count the elements that a model chunk keeps for the backward pass of one micro-batch."""
-    is_recomputed = layout.recompute == "full"
-    total = 0.0
-    for block, count in chunk_blocks(layout, chunk):
-        total += count * (block.input_elements if is_recomputed else block.kept_elements)
-    if chunk.has_head:  # input and output of the last norm
-        total += 2.0 * head_product(layout).rows * layout.model.hidden
-    return total
-
-
-def _factor_elements(layout: ResolvedLayout, kind: StageKind) -> Iterator[float]:
-    """Yield the elements that each model chunk keeps for the weight gradients of a micro-batch."""
-    for chunk in kind.chunks:
-        yield sum(count * block.factor_elements for block, count in chunk_blocks(layout, chunk))
-
-
-def _peak(
-    layout: ResolvedLayout,
-    stage: int,
-    kept: tuple[int, ...],
-    factors: tuple[int, ...],
-    *,
-    is_least: bool,
-) -> int:
-    """Return the peak bytes that a stage keeps for later actions of a step.
-
-    Args:
-        layout: layout of the run.
-        stage: position on the pipeline axis.
-        kept: for each virtual stage, the bytes kept from the forward pass of a micro-batch until
-            its backward pass or its input gradients.
-        factors: for each virtual stage, the bytes kept from input gradients to weight gradients.
-        is_least: whether passes are counted in their order before backward passes are split.
-    """
-    if layout.schedule_name == "1f1b" and not layout.splits_backward:
-        return kept[0] * min(layout.grid.pipeline - stage, layout.micro_batches)
-    # every schedule reaches its peak within the micro-batches of its steady state
-    short = shortened(layout)
-    return held(short.pass_order if is_least else short.schedule, stage, kept, factors)
-
-
-def _working_elements(layout: ResolvedLayout, kind: StageKind) -> float:
-    """Return an upper bound on the elements of temporary tensors inside a pass.
-
-    Of a layer that is recomputed for input gradients, the activations are replaced by the factors
-    of its weight gradients, which `Activations.kept` contains.
-    """
-    blocks = [block for chunk in kind.chunks for block, _ in chunk_blocks(layout, chunk)]
-    recomputed = 0.0
-    if layout.recompute == "full":
-        replaced = 1 if layout.splits_backward else 0
-        recomputed = max(
-            max(0.0, block.kept_elements - replaced * block.factor_elements) for block in blocks
+        max(
+            (activations for (first, _), activations in fullest.items() if first == kind.first),
+            key=lambda activations: stage_memory(candidate, activations.stage, activations).total,
         )
-    largest_output = max(
-        product.rows * product.columns for block in blocks for product in block.products
+        for kind in kinds.kinds
     )
-    return recomputed + 2.0 * largest_output
 
 
 def _states(layout: ResolvedLayout, kind: StageKind) -> dict[str, int]:

@@ -4,8 +4,9 @@ A layout is a cut of the model (`space.Cut`: tensor and pipeline sizes, chunks, 
 micro-batch and recomputation) together with sharding factors. The search is branch and bound. Each
 cut has a lower bound on its step time, without communication of model states, and a lower bound on
 its memory, with the finest sharding factors. Cuts are examined in the order of the first bound. A
-cut is skipped if by both bounds it is worse than the layouts found so far. Schedules that split
-backward passes are simulated only if these bounds do not exclude them. The search is deterministic.
+cut is skipped if by both bounds it is worse than the layouts found so far. If a schedule splits
+backward passes, its lists of actions are made only if bounds for each set of factors do not exclude
+it either, and it is simulated only if its memory does not exclude it. The search is deterministic.
 """
 
 import gc
@@ -22,15 +23,11 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.pipeline_actions import Placement
 from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.planner.activations import Activations, least_activations, stages_activations
 from frontier_llm.planner.candidate import Candidate, StageKinds
 from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate
 from frontier_llm.planner.layout_time import LayoutTime
-from frontier_llm.planner.memory import (
-    Activations,
-    fullest_of,
-    kinds_activations,
-    least_activations,
-)
+from frontier_llm.planner.memory import fullest_of, kinds_activations
 from frontier_llm.planner.space import Cut, cuts, legal_factors
 from frontier_llm.planner.step_time import step_time
 
@@ -107,6 +104,8 @@ class _BoundedCut:
     """Times of the cut that do not depend on the sharding factors."""
     activations: tuple[Activations, ...]
     """Activations of each kind of stage, or lower bounds on them."""
+    of_stages: list[Activations] | None = None
+    """Activations of every stage, if they were counted."""
 
     @property
     def bounds(self) -> tuple[int, float]:
@@ -153,8 +152,8 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
     bounded_cuts.sort(key=lambda cut: (0.0 if by_memory else cut.min_seconds, cut.order))
     # A heap of the best layouts, the worst of them first. The first three numbers are negative:
     # seconds and bytes (or bytes and seconds), and the order in which layouts were found.
-    best: list[tuple[float, float, int, Candidate, LayoutTime]] = []
-    front: ParetoFront[tuple[Candidate, LayoutTime]] = ParetoFront()
+    best: list[tuple[float, float, int, Candidate, _BoundedCut]] = []
+    front: ParetoFront[tuple[Candidate, _BoundedCut]] = ParetoFront()
     for index, cut in enumerate(bounded_cuts):
         progress("factors", index / len(bounded_cuts))
         slowest = -best[0][0] if len(best) == config.planner.rows and not by_memory else math.inf
@@ -164,16 +163,16 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
         for candidate, peak in _fitting(exact):
             seconds = step_time(candidate, cut.time).seconds
             found.timed += 1
-            front.add(peak, seconds, (candidate, cut.time))
+            front.add(peak, seconds, (candidate, exact))
             first, second = (peak, seconds) if by_memory else (seconds, peak)
-            entry = (-first, -second, -found.timed, candidate, cut.time)
+            entry = (-first, -second, -found.timed, candidate, exact)
             if len(best) < config.planner.rows:
                 heapq.heappush(best, entry)
             elif entry[:3] > best[0][:3]:
                 heapq.heapreplace(best, entry)
     ranked = sorted(best, key=lambda entry: entry[:3], reverse=True)
-    found.best = [estimate(candidate, layout=time) for *_, candidate, time in ranked]
-    found.front = [estimate(candidate, layout=time) for candidate, time in front]
+    found.best = [estimate(layout, cut.time, cut.of_stages) for *_, layout, cut in ranked]
+    found.front = [estimate(layout, cut.time, cut.of_stages) for layout, cut in front]
     return found
 
 
@@ -249,7 +248,7 @@ def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _B
 def _refined(
     cut: _BoundedCut, found: Found, slowest: float, front: ParetoFront[Item]
 ) -> _BoundedCut | None:
-    """Compute better bounds from the schedule of a cut, as long as they do not exclude it.
+    """Count the activations of a cut from its schedule, unless lower bounds exclude the cut.
 
     Args:
         cut: the cut.
@@ -258,20 +257,29 @@ def _refined(
         front: the Pareto front of the layouts found so far.
 
     Returns:
-        The cut with better bounds; None = it is excluded.
+        The cut with the activations of its schedule; None = it is excluded.
     """
     if cut.min_seconds >= slowest and front.beats(*cut.bounds):
         return None
     if not cut.candidate.layout.splits_backward:
         return cut
-    activations = kinds_activations(cut.candidate)
-    peak = _least_peak(cut.candidate, activations, found, cut.cut)
-    if peak is None or (cut.min_seconds >= slowest and front.beats(peak, cut.min_seconds)):
+    if _is_excluded(cut, slowest, front):
         return None
-    seconds = cut.time.floor_seconds
-    if seconds >= slowest and front.beats(peak, seconds):
+    of_stages = stages_activations(cut.candidate)
+    activations = kinds_activations(cut.candidate, of_stages)
+    if _least_peak(cut.candidate, activations, found, cut.cut) is None:
         return None
-    return replace(cut, min_seconds=seconds, min_peak=peak, activations=activations)
+    exact = replace(cut, activations=activations, of_stages=of_stages)
+    return None if _is_excluded(exact, slowest, front) else exact
+
+
+def _is_excluded(cut: _BoundedCut, slowest: float, front: ParetoFront[Item]) -> bool:
+    """Return whether lower bounds exclude the cut with each set of factors."""
+    for candidate, peak in _fitting(cut):
+        seconds = step_time(candidate, cut.time, is_least=True).seconds
+        if seconds < slowest or not front.beats(peak, seconds):
+            return False
+    return True
 
 
 def _least_peak(

@@ -7,7 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from frontier_llm.config.parallel import ScheduleName
-from frontier_llm.config.planner import Sizes
+from frontier_llm.config.planner import Recompute, Sizes
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.elastic import divisors
 from frontier_llm.geometry.partition import Factors
@@ -127,7 +127,7 @@ def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
         for pipeline in _allowed(planner.pipeline, stage_counts):
             chunks = _allowed(planner.chunks, DEFAULT_CHUNKS if pipeline > 1 else (1,))
             micro_batches = _allowed(planner.micro_batch, _micro_batches(config))
-            recomputes = planner.recompute or ("none", "selective", "full")
+            recomputes = planner.recompute or _recomputes(config)
             for count in chunks:
                 found = orders(config, pipeline, count)
                 for values in product(found, micro_batches, recomputes):
@@ -148,6 +148,16 @@ def _legal_factors(data: int, *restrictions: Sizes | None) -> tuple[Factors, ...
         for params, grads, optimizer in product(*allowed)
         if grads % params == 0 and optimizer % grads == 0
     )
+
+
+def _recomputes(config: RunConfig) -> tuple[Recompute, ...]:
+    """Return the recomputation modes to try.
+
+    Fused attention keeps no scores. Then `selective` would take longer than `none` and save no
+    memory.
+    """
+    fused = config.planner.engine.fused_attention
+    return ("none", "full") if fused else ("none", "selective", "full")
 
 
 def _micro_batches(config: RunConfig) -> list[int]:

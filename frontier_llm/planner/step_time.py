@@ -55,12 +55,15 @@ class StepTime:
         return self.parts["bubble"] / self.seconds
 
 
-def step_time(candidate: Candidate, layout: LayoutTime | None = None) -> StepTime:
+def step_time(
+    candidate: Candidate, layout: LayoutTime | None = None, *, is_least: bool = False
+) -> StepTime:
     """Predict the seconds of a step.
 
     Args:
         candidate: the layout.
         layout: the times that do not depend on the sharding factors, if already computed.
+        is_least: whether to return a lower bound, for which no schedule is simulated.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
@@ -69,7 +72,9 @@ def step_time(candidate: Candidate, layout: LayoutTime | None = None) -> StepTim
     stages = [_Stage(candidate, layout, passes) for passes in layout.passes]
     micro_batches = candidate.layout.micro_batches
     all_passes = layout.pipeline_seconds(
-        [stage.seconds for stage in stages], [stage.waited_for for stage in stages]
+        [stage.seconds for stage in stages],
+        [stage.waited_for for stage in stages],
+        is_least=is_least,
     )
     slowest = max(stages, key=lambda stage: stage.seconds)
     # the stage with the longest work after the passes

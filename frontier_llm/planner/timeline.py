@@ -9,10 +9,11 @@ step is simulated with fewer micro-batches, and each of the others is counted as
 slowest stage.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from frontier_llm.geometry.pipeline_actions import Action, run_stages
 from frontier_llm.geometry.pipeline_schedule import Schedule
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.telemetry.pipeline_picture import Event
@@ -89,10 +90,10 @@ def pass_seconds(
         send: seconds of each send between stages.
     """
     short = shortened(layout)
-    times = action_times(short.schedule, seconds, send)
-    busy = max(sum(end - start for start, end in stage_times) for stage_times in times)
+    of_stages = _moments(short.schedule, seconds, send)
+    busy = max(sum(moments[1::2]) - sum(moments[::2]) for moments in of_stages)
     left_out = layout.micro_batches - short.micro_batches
-    last = max(stage_times[-1][1] for stage_times in times)
+    last = max(moments[-1] for moments in of_stages)
     return last + left_out * busy / short.micro_batches
 
 
@@ -111,49 +112,39 @@ def action_times(
     schedule: Schedule, seconds: Sequence[Sequence[ActionSeconds]], send: Send
 ) -> Times:
     """Return the start and the end of every action. The arguments are those of `simulate`."""
+    of_stages = _moments(schedule, seconds, send)
+    return [list(zip(moments[::2], moments[1::2], strict=True)) for moments in of_stages]
+
+
+def _moments(
+    schedule: Schedule, seconds: Sequence[Sequence[ActionSeconds]], send: Send
+) -> list[list[float]]:
+    """Return for each stage the start and the end of its actions, one after the other."""
     placement = schedule.placement
     stages = range(placement.stages)
     micro_batches = 1 + max(action.micro_batch for action in schedule.actions[0])
-    results = {
-        (is_forward, chunk): _Result([None] * micro_batches, {})
+    results: dict[tuple[bool, int], _Arrivals] = {
+        (is_forward, chunk): [None] * micro_batches
         for is_forward in (True, False)
         for chunk in range(placement.chunks)
     }
-    costs = [_costs(schedule, stage, seconds[stage], send, results) for stage in stages]
-    times: Times = [[] for _ in stages]
-    free_at = [0.0] * len(stages)
-    runnable = list(stages)
-    while runnable:
-        stage = runnable.pop()
-        actions, stage_times, free = schedule.actions[stage], times[stage], free_at[stage]
-        of_stage = costs[stage]
-        for kind, virtual_stage, micro_batch in actions[len(stage_times) :]:
-            duration, delay, needed, result = of_stage[kind, virtual_stage]
-            start = free
-            if needed is not None:
-                arrival = needed.arrivals[micro_batch]
-                if arrival is None:
-                    needed.waiting[micro_batch] = stage
-                    break
-                if arrival > start:
-                    start = arrival
-            free = start + duration
-            stage_times.append((start, free))
-            if result is not None:
-                result.arrivals[micro_batch] = free + delay
-                if micro_batch in result.waiting:
-                    runnable.append(result.waiting.pop(micro_batch))
-        free_at[stage] = free
-    return times
+    moments: list[list[float]] = [[] for _ in stages]
+    run_stages(
+        [
+            _run(
+                schedule.actions[stage],
+                _costs(schedule, stage, seconds[stage], send, results),
+                moments[stage],
+            )
+            for stage in stages
+        ]
+    )
+    return moments
 
 
-class _Result(NamedTuple):
-    """The results of one kind of pass of a chunk, by micro-batch."""
-
-    arrivals: list[float | None]
-    """When a result has arrived where it is read; None = not yet known."""
-    waiting: dict[int, int]
-    """The stage that waits for a result."""
+_Arrivals = list[float | None]
+"""When the results of one kind of pass of a chunk have arrived where they are read, by micro-batch;
+None = not yet known."""
 
 
 class _Cost(NamedTuple):
@@ -162,8 +153,27 @@ class _Cost(NamedTuple):
     duration: float
     delay: float
     """Seconds from the end of the action to the arrival of its result."""
-    needed: _Result | None
-    result: _Result | None
+    needed: _Arrivals
+    result: _Arrivals | None
+
+
+def _run(
+    actions: Sequence[Action],
+    costs: Mapping[str, Sequence[_Cost]],
+    moments: list[float],
+) -> Iterator[int]:
+    """Append the start and the end of each action, and yield where a result is not yet known."""
+    free = 0.0
+    for kind, virtual_stage, micro_batch in actions:
+        duration, delay, needed, result = costs[kind][virtual_stage]
+        while (arrival := needed[micro_batch]) is None:
+            yield len(moments)
+        start = arrival if arrival > free else free
+        free = start + duration
+        moments.append(start)
+        moments.append(free)
+        if result is not None:
+            result[micro_batch] = free + delay
 
 
 def _costs(
@@ -171,8 +181,8 @@ def _costs(
     stage: int,
     seconds: Sequence[ActionSeconds],
     send: Send,
-    results: Mapping[tuple[bool, int], _Result],
-) -> dict[tuple[str, int], _Cost]:
+    results: Mapping[tuple[bool, int], _Arrivals],
+) -> dict[str, list[_Cost]]:
     """Return the costs of the actions of a stage, by kind and virtual stage.
 
     Args:
@@ -182,21 +192,24 @@ def _costs(
         send: seconds of each send between stages.
         results: results by whether they are those of a forward pass, and by chunk.
     """
-    placement, costs = schedule.placement, {}
+    placement = schedule.placement
+    at_once: _Arrivals = [0.0] * len(results[True, 0])
+    costs: dict[str, list[_Cost]] = {kind: [] for kind in ActionSeconds._fields}
     for virtual_stage, chunk_seconds in enumerate(seconds):
         chunk = placement.chunk(stage, virtual_stage)
         for kind, duration in chunk_seconds._asdict().items():
             is_forward = kind == "forward"
             if kind == "weight_gradients":  # it follows the input gradients of its own stage
-                costs[kind, virtual_stage] = _Cost(duration, 0.0, None, None)
+                costs[kind].append(_Cost(duration, 0.0, at_once, None))
                 continue
             reader = chunk + 1 if is_forward else chunk - 1
             is_sent = 0 <= reader < placement.chunks and placement.stage(reader) != stage
             source = placement.source(chunk, is_forward=is_forward)
-            costs[kind, virtual_stage] = _Cost(
+            cost = _Cost(
                 duration + (send.occupied if is_sent else 0.0),
                 send.hidden if is_sent else 0.0,
-                None if source is None else results[source],
+                at_once if source is None else results[source],
                 results[is_forward, chunk],
             )
+            costs[kind].append(cost)
     return costs

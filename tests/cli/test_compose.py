@@ -44,6 +44,8 @@ def test_later_overrides_win_and_groups_keep_single_keys():
         ("~parallel.foo", "parallel.foo", "removed", "no such key", "did you mean parallel?"),
         ("parallel.tensor.x=3", "parallel.tensor.x", "3", "no such key", "parallel.tensor?"),
         ("model=gpt_tny", "model", "gpt_tny", "gpt_22b, ", "did you mean model=gpt_tiny?"),
+        ("planner.engine=foo", "planner.engine", "foo", "deepspeed, fsdp", "conf/engine/foo.yaml"),
+        ("engine=megatron", "planner.engine", "megatron", "fsdp", "planner.engine=megatron_"),
         ("model=null", "model", "None", "one of", "choose one"),
         ("precision=bf61", "precision", "bf61", "auto, bf16, fp16, fp32", "precision=bf16?"),
         ("experiment=xyzzy", "experiment", "xyzzy", "one of", "conf/experiment"),

@@ -107,6 +107,14 @@ def test_nothing_that_fits_is_an_error(capsys):
     code, _, err = _run(capsys, "experiment=frontier_1t", "planner.nodes=1")
     assert code == 2
     assert "configuration error at planner" in err
+    assert "none of which can run" in err
+
+
+def test_constraints_without_a_layout_name_the_ranks(capsys):
+    code, _, err = _run(capsys, *SMALL, "planner.tensor=[3]")
+    assert code == 2
+    assert "no layout of gpt_22b on 64 ranks" in err
+    assert "planner.tensor" in err
 
 
 def test_a_scaling_study_has_a_point_for_each_number_of_nodes(capsys):

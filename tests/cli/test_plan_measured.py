@@ -113,7 +113,7 @@ def test_the_engine_of_a_row_decides(tmp_path):
         ({"data.micro_batch": "3"}, ["row 1, data.global_batch"]),
         ({"data.micro_batch": "{"}, ["row 1, data.micro_batch"]),
         ({"cluster": "a100"}, ["row 1, cluster", "a100_80g"]),
-        ({"planner.engine": "nemo"}, ["row 1, engine", "megatron_core"]),
+        ({"planner.engine": "nemo"}, ["row 1, planner.engine", "megatron_core"]),
         ({"ranks": "many"}, ["row 1, ranks", "many"]),
         ({"ranks": "3", "sharding": "zero1"}, ["row 1", "do:"]),
         ({"measured_step_seconds": "-1"}, ["row 1, measured_step_seconds", "above 0"]),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frontier_llm.geometry.pipeline_actions import run_stages
 from frontier_llm.geometry.pipeline_schedule import (
     Action,
     Placement,
@@ -231,6 +232,15 @@ def test_held_counts_what_each_kind_of_action_keeps_and_frees():
     schedule = Schedule(Placement(1, 2), (tuple(order),))
     assert held(schedule, 0, [10, 4], [3, 100]) == 14
     assert held(schedule, 0, [1, 4], [30, 100]) == 30
+
+
+def test_stages_that_wait_for_each_other_are_an_error():
+    def stage(actions):
+        yield from actions
+
+    with pytest.raises(RuntimeError, match="wait for each other"):
+        run_stages([stage([1, 1, 1, 1]), stage([2, 3, 3, 3]), stage([])])
+    run_stages([stage([0, 1]), stage([0, 1, 2])])
 
 
 def test_all_ranks_make_the_same_schedule():

@@ -3,12 +3,12 @@
 import pytest
 from torch.autograd.graph import saved_tensors_hooks
 
+from frontier_llm.planner.activations import least_activations
 from frontier_llm.planner.block import chunk_blocks
 from frontier_llm.planner.memory import (
     STATES,
     fullest,
     kinds_activations,
-    least_activations,
     stage_memory,
     stages_memory,
 )

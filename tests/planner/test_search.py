@@ -60,6 +60,23 @@ def test_nothing_beats_the_front_and_it_lacks_nothing(objective):
     assert front == [pytest.approx(point) for point in expected]
 
 
+def test_the_front_has_the_split_schedules_that_trying_everything_finds():
+    """Bounds exclude a schedule only if it is neither among the fastest nor in the front."""
+    config = composed(
+        "experiment=frontier_22b", "planner.tensor=[2]", "planner.pipeline=[8]",
+        "planner.chunks=[1,2]", "planner.micro_batch=[1]", "planner.rows=1", "sharding=zero1",
+    )  # fmt: skip
+    front = search(config, Goal(64, 8)).front
+    expected, fastest = [], float("inf")
+    for seconds, memory, _ in sorted(_everything(config, 64), key=lambda found: found[1::-1]):
+        if seconds < fastest:
+            expected.append((memory, seconds))
+            fastest = seconds
+    assert [(j.peak.total, j.time.seconds) for j in front] == [pytest.approx(p) for p in expected]
+    slow = [layout for layout in front if layout.time.seconds > front[-1].time.seconds]
+    assert any(layout.candidate.layout.splits_backward for layout in slow)
+
+
 def test_least_memory_is_the_least_of_all():
     config = _tiny("planner.objective=memory", "planner.rows=1", "planner.micro_batch=[1]")
     found = search(config, Goal(8, 8))

@@ -1,0 +1,158 @@
+"""Count the bytes of the activations of a stage, which do not depend on the sharding factors.
+
+Activations are counted tensor by tensor (planner/block.py) for all micro-batches in flight, which
+follow from the schedule's lists of actions. If a schedule splits backward passes, the factors of
+the weight gradients, which are inputs and gradients of linear layers, are kept until they are
+multiplied.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from frontier_llm.geometry.message_memory import LOSS_CHUNK_BYTES
+from frontier_llm.geometry.model_chunks import ModelChunk
+from frontier_llm.geometry.pipeline_schedule import held
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.planner.block import chunk_blocks, head_product
+from frontier_llm.planner.candidate import Candidate, StageKind
+from frontier_llm.planner.timeline import shortened
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of a stage's activations, which do not depend on the sharding factors."""
+
+    stage: int
+    """Index of the stage."""
+    kept: int
+    """Bytes kept for backward passes and weight gradients of all micro-batches in flight."""
+    logits: int
+    """Bytes of the logits, and of the part of them that the loss holds in fp32."""
+    working: int
+    """Bytes of the activations of a recomputed layer and of the gradients of the largest matrix
+    product."""
+    exchange: int
+    """Bytes of the buffers for sends between stages."""
+
+
+def least_activations(candidate: Candidate) -> tuple[Activations, ...]:
+    """Return lower bounds on `kinds_activations`, without the lists of split backward passes."""
+    layout = candidate.layout
+    return tuple(
+        stage_activations(layout, kind.first, kind, is_least=True)
+        for kind in candidate.stages.kinds
+    )
+
+
+def stages_activations(candidate: Candidate) -> list[Activations]:
+    """Return the activations of every stage."""
+    layout, kinds = candidate.layout, candidate.stages
+    of_kinds = {kind.first: stage_activations(layout, kind.first, kind) for kind in kinds.kinds}
+    sizes = {kind.first: _kept_bytes(layout, kind) for kind in kinds.kinds}
+    every = []
+    for stage in range(layout.grid.pipeline):
+        first = kinds.kind_of(stage).first
+        kept = _peak(layout, stage, *sizes[first])
+        every.append(replace(of_kinds[first], stage=stage, kept=kept))
+    return every
+
+
+def stage_activations(
+    layout: ResolvedLayout, stage: int, kind: StageKind, *, is_least: bool = False
+) -> Activations:
+    """Count the bytes of a stage's activations.
+
+    Args:
+        layout: layout of the run.
+        stage: position on the pipeline axis.
+        kind: kind of this stage.
+        is_least: whether to return a lower bound, in which no weight gradients wait.
+    """
+    head = head_product(layout)
+    has_head = any(chunk.has_head for chunk in kind.chunks)
+    logits = head.rows * head.columns if has_head else 0
+    boundary = layout.activation_traffic.boundary_bytes() if layout.grid.pipeline > 1 else 0.0
+    kept, factors = _kept_bytes(layout, kind)
+    return Activations(
+        stage=stage,
+        kept=_peak(layout, stage, kept, factors, is_least=is_least),
+        logits=logits * layout.compute_bytes + min(4 * logits, LOSS_CHUNK_BYTES),
+        working=int(_working_elements(layout, kind) * layout.compute_bytes),
+        exchange=int(2 * boundary),
+    )
+
+
+def _kept_bytes(layout: ResolvedLayout, kind: StageKind) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Count the bytes that each virtual stage keeps of a micro-batch.
+
+    Returns:
+        The bytes that are kept from the forward pass to the backward pass or the input gradients,
+        and the bytes that are kept from input gradients to weight gradients.
+    """
+    compute_bytes = layout.compute_bytes
+    kept = [int(_kept_elements(layout, chunk) * compute_bytes) for chunk in kind.chunks]
+    factors = [0] * len(kept)
+    if layout.splits_backward:
+        factors = [int(size * compute_bytes) for size in _factor_elements(layout, kind)]
+    return tuple(kept), tuple(factors)
+
+
+def _kept_elements(layout: ResolvedLayout, chunk: ModelChunk) -> float:
+    """Count the elements that a model chunk keeps for the backward pass of one micro-batch."""
+    is_recomputed = layout.recompute == "full"
+    total = 0.0
+    for block, count in chunk_blocks(layout, chunk):
+        total += count * (block.input_elements if is_recomputed else block.kept_elements)
+    if chunk.has_head:  # input and output of the last norm
+        total += 2.0 * head_product(layout).rows * layout.model.hidden
+    return total
+
+
+def _factor_elements(layout: ResolvedLayout, kind: StageKind) -> Iterator[float]:
+    """Yield the elements that each model chunk keeps for the weight gradients of a micro-batch."""
+    for chunk in kind.chunks:
+        yield sum(count * block.factor_elements for block, count in chunk_blocks(layout, chunk))
+
+
+def _peak(
+    layout: ResolvedLayout,
+    stage: int,
+    kept: tuple[int, ...],
+    factors: tuple[int, ...],
+    *,
+    is_least: bool = False,
+) -> int:
+    """Return the peak bytes that a stage keeps for later actions of a step.
+
+    Args:
+        layout: layout of the run.
+        stage: position on the pipeline axis.
+        kept: for each virtual stage, the bytes kept from the forward pass of a micro-batch until
+            its backward pass or its input gradients.
+        factors: for each virtual stage, the bytes kept from input gradients to weight gradients.
+        is_least: whether passes are counted in their order before backward passes are split.
+    """
+    if layout.schedule_name == "1f1b" and not layout.splits_backward:
+        return kept[0] * min(layout.grid.pipeline - stage, layout.micro_batches)
+    # every schedule reaches its peak within the micro-batches of its steady state
+    short = shortened(layout)
+    return held(short.pass_order if is_least else short.schedule, stage, kept, factors)
+
+
+def _working_elements(layout: ResolvedLayout, kind: StageKind) -> float:
+    """Return an upper bound on the elements of temporary tensors inside a pass.
+
+    Of a layer that is recomputed for input gradients, the activations are replaced by the factors
+    of its weight gradients, which `Activations.kept` contains.
+    """
+    blocks = [block for chunk in kind.chunks for block, _ in chunk_blocks(layout, chunk)]
+    recomputed = 0.0
+    if layout.recompute == "full":
+        replaced = 1 if layout.splits_backward else 0
+        recomputed = max(
+            max(0.0, block.kept_elements - replaced * block.factor_elements) for block in blocks
+        )
+    largest_output = max(
+        product.rows * product.columns for block in blocks for product in block.products
+    )
+    return recomputed + 2.0 * largest_output
