@@ -9,15 +9,11 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.cli import sweep as sweeps
+from frontier_llm.cli import trial_runner as runner
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.sweep import (
-    finished_trial,
-    first_configuration,
-    planned_trial,
-    plugin_defaults,
-    run_trial,
-)
+from frontier_llm.cli.sweep import first_configuration, plugin_defaults
 from frontier_llm.cli.trial import Trial
+from frontier_llm.cli.trial_runner import finished_trial, planned_trial, run_trial
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
@@ -118,7 +114,7 @@ def test_what_an_earlier_try_left_is_removed_once(tmp_path, monkeypatch, task, g
     left.touch()
     monkeypatch.setenv("SLURM_PROCID", task)
     seen = []
-    monkeypatch.setattr(sweeps, "_run", lambda *_: seen.append(left.exists()) or (2, "refused"))
+    monkeypatch.setattr(runner, "_run", lambda *_: seen.append(left.exists()) or (2, "refused"))
     assert run_trial([], tmp_path, 1.0).status == "refused"
     assert seen == [not goes]
 
@@ -147,7 +143,7 @@ def test_a_trial_is_what_its_last_step_and_its_usual_speed_are(tmp_path, monkeyp
         (tmp_path / "run" / "summary.json").write_text('{"ranks": [{"peak_bytes": 7}]}')
         return 0, ""
 
-    monkeypatch.setattr(sweeps, "_run", train)
+    monkeypatch.setattr(runner, "_run", train)
     trial = run_trial(["a=1"], tmp_path, 1.0)
     assert (trial.loss, trial.validation_loss, trial.peak_bytes) == (2.0, 2.5, 7)
     assert trial.tokens_per_second == 42.5

@@ -12,7 +12,7 @@ import re
 import pytest
 import yaml
 
-from frontier_llm.cli.compose import compose, groups
+from frontier_llm.cli.compose import OPTIONAL_GROUPS, compose, groups
 from frontier_llm.cli.experiments import Header
 from frontier_llm.cli.group_files import file_values, leaves, section_of
 from frontier_llm.cli.package_files import CONF
@@ -27,7 +27,7 @@ BASES = {"model": {"gpt", "llama", "mt5"}, "checkpoint": {"base"}}
 CHOICES = {
     group: [name for name in names if name not in BASES.get(group, ())]
     for group, names in groups().items()
-    if group != "experiment"
+    if group not in OPTIONAL_GROUPS
 }
 EXPERIMENTS = groups()["experiment"]
 RULES = {
