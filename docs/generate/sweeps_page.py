@@ -20,13 +20,9 @@ from benchmarks.faults.slurm_lab.cluster import SlurmCluster
 from docs.generate.marked_page import filled
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
-from frontier_llm.cli.sweep_report import (
-    draw_pareto,
-    draw_sensitivity,
-    read,
-    sensitivity_table,
-    table,
-)
+from frontier_llm.cli.sweep_charts import draw_pareto, draw_sensitivity
+from frontier_llm.cli.sweep_report import sensitivity_table, table
+from frontier_llm.cli.sweep_trials import read
 from frontier_llm.cli.trial import Trial
 from frontier_llm.errors import LaunchError
 

@@ -127,9 +127,10 @@ def hydra_task(config: DictConfig) -> float:
     trial = replace(trial or _result(overrides, folder, settings), goal=settings["trial_value"])
     if is_first_task():
         trial.write(folder)
-        total = OmegaConf.select(of_hydra, "sweeper.n_trials")
-        number = f"{of_hydra.job.num + 1}" + (f"/{total}" if total else "")
-        print(f"{number:<10}{trial.status:<14}{trial.speed_text:>30}  {' '.join(overrides)}")
+        total = getattr(of_hydra.sweeper, "n_trials", None)
+        number = f"{of_hydra.job.num + 1}/{total}" if total else f"{of_hydra.job.num + 1}"
+        speed = f"{trial.speed_number:>10} {trial.speed_unit}"
+        print(f"{number:<10}{trial.status:<14}{speed}  {' '.join(overrides)}")
     return trial.value
 
 
@@ -139,7 +140,7 @@ def _result(overrides: Sequence[str], folder: Path, settings: Mapping[str, Any])
         return planned_trial(overrides)
     derived = derived_overrides(overrides, settings)
     trial = run_trial([*overrides, *derived], folder, 60 * float(settings["trial_minutes"]))
-    return replace(trial, overrides=overrides)
+    return replace(trial, overrides=list(overrides))
 
 
 def is_axis(argument: str) -> bool:

@@ -65,11 +65,10 @@ class Trial:
         return "tokens/s per device" if self.goal == "speed_per_device" else "tokens/s"
 
     @property
-    def speed_text(self) -> str:
-        """`speed` with its unit."""
-        speed = self.speed
-        number = format_count(speed) if speed >= 1000 else f"{speed:.1f}"
-        return f"{number} {self.speed_unit}"
+    def speed_number(self) -> str:
+        """`speed` as text, without its unit."""
+        is_small = self.goal == "speed_per_device" and self.speed < 1000
+        return f"{self.speed:.1f}" if is_small else format_count(self.speed)
 
     @classmethod
     def read(cls, folder: Path) -> "Trial":

@@ -5,7 +5,8 @@ from dataclasses import asdict
 
 import pytest
 
-from frontier_llm.cli.sweep_report import axes, main, pareto, read, sensitivity
+from frontier_llm.cli.sweep_report import main
+from frontier_llm.cli.sweep_trials import axes, pareto, read, sensitivity
 from frontier_llm.cli.trial import Trial
 from frontier_llm.errors import DataError
 from frontier_llm.units import GIB
