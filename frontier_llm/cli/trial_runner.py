@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -112,7 +113,17 @@ def planned_trial(overrides: Sequence[str]) -> Trial:
     try:
         with _outside_of_hydra():
             config = decode(compose(overrides))
-        ranks, ranks_per_node = ranks_to_plan(config)
+    except ConfigError as error:
+        return _not_done(overrides, "refused", str(error), time.monotonic() - start)
+    trial = predicted_trial(config, overrides)
+    return replace(trial, seconds=time.monotonic() - start)
+
+
+def predicted_trial(config: RunConfig, overrides: Sequence[str]) -> Trial:
+    """Return the result that the planner predicts for the configuration of a trial."""
+    start = time.monotonic()
+    ranks, ranks_per_node = ranks_to_plan(config)
+    try:
         config = choose_schedule(with_micro_batches(config, ranks), ranks, ranks_per_node)
         found = estimate(Candidate.of(config, ranks, ranks_per_node))
     except ConfigError as error:
@@ -129,6 +140,7 @@ def planned_trial(overrides: Sequence[str]) -> Trial:
         loss=None,
         validation_loss=None,
         ranks=ranks,
+        goal=config.launch.trial_value,
     )
 
 
