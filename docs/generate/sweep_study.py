@@ -6,7 +6,7 @@ is predicted once. The searches then read these predictions, so that many search
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from statistics import fmean, pvariance
@@ -172,33 +172,51 @@ def curves(found: Mapping[str, Sequence[Sequence[Trial]]]) -> dict[str, list[Cur
 
 
 def block(
-    space: Space, found: Mapping[str, Sequence[Sequence[Trial]]], importance: Importance
+    space: Space,
+    found: Mapping[str, Sequence[Sequence[Trial]]],
+    importance: Mapping[str, Importance],
 ) -> list[str]:
-    """Return the lines of the study: convergence, then the importance of axes and of pairs."""
-    unit = space.best.speed_unit
-    alone, pairs = space.shares(1), space.shares(2)
-    rows = [
-        f"| {axis} | {size:.2f} | {alone[(axis,)]:.1%} | "
-        f"{PAPER.index(axis) + 1 if axis in PAPER else '-'} |"
-        for axis, size in importance.alone.items()
-    ]
-    pair_rows = [
-        f"| {' x '.join(pair)} | {size:.2f} | {_of_pair(pairs, pair):.1%} |"
-        for pair, size in list(importance.pairs.items())[:PAIRS]
-    ]
+    """Return the lines of the study: convergence, then the importance of axes and of pairs.
+
+    Args:
+        space: all settings.
+        found: the searches, by the name of their kind.
+        importance: the importance in one search of each kind. That of the first kind orders the
+            tables.
+    """
     return [
         "", *space_text(space, found), "", *convergence_table(curves(found)), "",
         "![best value so far](images/study_convergence.svg)", "",
-        f"| axis | contribution, {unit} | share of the variance, all settings | place in the paper |",
-        "|---|---|---|---|", *rows, "",
-        f"| pair | contribution, {unit} | share of the variance, all settings |",
-        "|---|---|---|", *pair_rows, "",
+        *_axes_table(space, importance), "", *_pairs_table(space, importance), "",
         "![importance of axes and pairs](images/study_importance.svg)", "",
     ]  # fmt: skip
 
 
-def _of_pair(shares: Mapping[tuple[str, ...], float], pair: tuple[str, str]) -> float:
-    return shares[pair] if pair in shares else shares[pair[::-1]]
+def _axes_table(space: Space, importance: Mapping[str, Importance]) -> list[str]:
+    shares = space.shares(1)
+    first = next(iter(importance.values()))
+    lines = _head("axis", importance, ["place in the paper"])
+    for axis in first.alone:
+        sizes = [f"{each.alone[axis]:.2f}" for each in importance.values()]
+        place = str(PAPER.index(axis) + 1) if axis in PAPER else "-"
+        lines.append(f"| {' | '.join([axis, *sizes, f'{shares[(axis,)]:.1%}', place])} |")
+    return lines
+
+
+def _pairs_table(space: Space, importance: Mapping[str, Importance]) -> list[str]:
+    shares = {frozenset(pair): share for pair, share in space.shares(2).items()}
+    lines = _head("pair", importance, [])
+    for pair in list(next(iter(importance.values())).pairs)[:PAIRS]:
+        sizes = [f"{each.pairs[pair]:.2f}" for each in importance.values()]
+        cells = [" x ".join(pair), *sizes, f"{shares[frozenset(pair)]:.1%}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _head(first: str, kinds: Iterable[str], last: Sequence[str]) -> list[str]:
+    names = [first, *(f"contribution, {kind} trials" for kind in kinds), "share of the variance"]
+    cells = [*names, *last]
+    return [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
 
 
 def _texts(keys: Sequence[str] | Mapping[str, Any], setting: Setting) -> list[str]:

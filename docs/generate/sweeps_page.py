@@ -1,13 +1,15 @@
 """Run the examples of docs/sweeps.md, and put their results into the page.
 
     python -m docs.generate.sweeps_page optuna [--page docs/sweeps.md]   12 trials, on this machine
+    python -m docs.generate.sweeps_page laptop [--page docs/sweeps.md]   16 trials, on this machine
     python -m docs.generate.sweeps_page slurm [--page docs/sweeps.md]    6 Slurm jobs; as root
     python -m docs.generate.sweeps_page study [--page docs/sweeps.md]    200 predicted trials
 
-The third command also compares 20 Bayesian with 20 random searches over the same space
-(docs/generate/sweep_study.py). The second command starts a Slurm cluster on this machine (benchmarks/faults/slurm_lab/cluster.py
-names the packages that it needs). Each command prints its block of the page. `--page` also writes
-the block into the page, and the charts into the folder `images` beside it.
+The third command starts a Slurm cluster on this machine (benchmarks/faults/slurm_lab/cluster.py
+names the packages that it needs). The fourth command also compares 20 Bayesian with 20 random
+searches over the same space (docs/generate/sweep_study.py). Each command prints its block of the
+page. `--page` also writes the block into the page, and the charts into the folder `images` beside
+it.
 """
 
 import argparse
@@ -35,16 +37,23 @@ from frontier_llm.cli.sweep_trials import read, read_in_order
 from frontier_llm.cli.trial import Trial
 from frontier_llm.errors import LaunchError
 
-SMALL = (
-    "parallel.pipeline=1", "model.hidden=64", "model.heads=4", "data.sequence_length=64",
-    "data.global_batch=8", "precision=fp32", "trainer.steps=8", "trainer.evaluate_batches=1",
+TINY = (
+    "model.hidden=64", "model.heads=4", "data.sequence_length=64", "precision=fp32",
+    "trainer.steps=8", "trainer.evaluate_batches=1",
 )  # fmt: skip
+SMALL = ("parallel.pipeline=1", "data.global_batch=8", *TINY)
 EXAMPLES = {
     "optuna": (
         "hydra/sweeper=optuna", "hydra.sweeper.n_trials=12", "hydra.sweeper.sampler.seed=1",
         "data.micro_batch=choice(1,2,3,4)", "parallel.tensor=choice(1,2)",
         "optimizer.learning_rate=choice(1e-3,1e30)", "launch.ranks=2", "model.layers=2",
         "trainer.bad_steps_allowed=1", "optimizer.warmup_steps=0", *SMALL,
+    ),
+    "laptop": (
+        f"sweep={sweep_study.SWEEP}", "experiment=laptop_3d", "hydra.sweeper.n_trials=16",
+        "launch.nodes=choice(1,2)", "launch.ranks_per_node=2", "parallel.tensor=choice(1,2)",
+        "parallel.pipeline=choice(1,2)", "data.micro_batch=choice(1,2,4)",
+        "launch.trial_micro_batches=choice(2,4)", "model.layers=4", *TINY,
     ),
     "slurm": (
         "hydra/launcher=submitit_slurm", "hydra.launcher.nodes=1",
@@ -79,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.example == "study":
         lines = study(folder, chosen.page.parent / "images" if chosen.page else folder)
         return _finish(chosen.example, lines, chosen.page)
-    if chosen.example == "optuna":
+    if chosen.example != "slurm":
         run(chosen.example, folder, os.environ)
     else:
         with SlurmCluster(folder.parent / "lab", 2, 4, 2, folder.parent / "local") as cluster:
@@ -106,10 +115,13 @@ def study(folder: Path, images: Path) -> list[str]:
     found = sweep_study.searches(space, SEEDS, len(trials))
     if sweep_study.settings(found[sweep_study.BAYESIAN][0]) != sweep_study.settings(trials):
         raise LaunchError("the search over predictions differs from hydra's search: same seed?")
-    important = importance(trials)
+    important = {
+        sweep_study.BAYESIAN: importance(trials),
+        sweep_study.RANDOM: importance(found[sweep_study.RANDOM][0]),
+    }
     quantity = trials[0].speed_unit
     draw_convergence(sweep_study.curves(found), quantity, images / "study_convergence.svg")
-    draw_importance(important, quantity, images / "study_importance.svg")
+    draw_importance(important[sweep_study.BAYESIAN], quantity, images / "study_importance.svg")
     return ["", *_command("study"), *sweep_study.block(space, found, important)]
 
 

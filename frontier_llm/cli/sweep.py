@@ -75,6 +75,8 @@ def main(arguments: Sequence[str]) -> int:
         *plugin_defaults(config, settings),
         *overrides,
     ]
+    if "hydra/launcher=submitit_slurm" in settings:
+        from frontier_llm.cli import slurm_trials  # noqa: F401  (replaces hydra's launcher)
     for name in _SILENT_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(hydra_task)()
@@ -92,21 +94,24 @@ def first_configuration(arguments: Sequence[str]) -> RunConfig:
 
 
 def plugin_defaults(config: RunConfig, arguments: Sequence[str]) -> list[str]:
-    """Return settings of the chosen launcher and sweeper, which the command line may change."""
-    defaults = []
-    if "hydra/launcher=submitit_slurm" in arguments:
+    """Return settings of the chosen launcher and sweeper, without those that `arguments` give."""
+    defaults: dict[str, Any] = {}
+    on_slurm = "hydra/launcher=submitit_slurm" in arguments
+    if on_slurm:
         job = Job.of(config, 1, (), ())
-        defaults += [
-            f"hydra.launcher.nodes={job.nodes}",
-            f"hydra.launcher.tasks_per_node={job.ranks_per_node}",
-            f"hydra.launcher.cpus_per_task={job.cores_per_rank}",
-            f"hydra.launcher.gpus_per_node={job.devices_per_node}",
-            f"hydra.launcher.array_parallelism={JOBS_AT_ONCE}",
-        ]
+        defaults = {
+            "hydra.launcher.nodes": job.nodes,
+            "hydra.launcher.tasks_per_node": job.ranks_per_node,
+            "hydra.launcher.cpus_per_task": job.cores_per_rank,
+            "hydra.launcher.gpus_per_node": job.devices_per_node,
+            "hydra.launcher.array_parallelism": JOBS_AT_ONCE,
+        }
     if "hydra/sweeper=optuna" in arguments:
-        direction = "minimize" if config.launch.trial_value == "loss" else "maximize"
-        defaults.append(f"hydra.sweeper.direction={direction}")
-    return defaults
+        is_loss = config.launch.trial_value == "loss"
+        defaults["hydra.sweeper.direction"] = "minimize" if is_loss else "maximize"
+        defaults["hydra.sweeper.n_jobs"] = JOBS_AT_ONCE if on_slurm else 1
+    given = set(map(key_of, arguments))
+    return [f"{key}={value}" for key, value in defaults.items() if key not in given]
 
 
 def hydra_task(config: DictConfig) -> float:

@@ -4,19 +4,21 @@ Hydra itself composes the file when `sweep=NAME` chooses it. `frontier_llm.cli.s
 before, because a mistake in it must be refused before the first trial.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from frontier_llm.cli.compose import groups
-from frontier_llm.cli.group_files import file_choices, file_values, overlaid
+from frontier_llm.cli.group_files import file_choices, file_values, leaves, overlaid
 
 GROUP = "sweep"
+_AXES_KEY = "hydra.sweeper.params"
+_WITHOUT_AXES = {"hydra": {"sweeper": {"params": None}}}
 
 
 def file_settings(overrides: Sequence[str]) -> list[str]:
-    """Return the settings of the chosen file as overrides, such as `parallel.tensor=choice(1,2)`.
+    """Return the search of the chosen file as overrides, such as `parallel.tensor=choice(1,2)`.
 
-    They are its plugins of hydra and its axes. Keys that the command line sets are left out.
+    They are its plugins of hydra, with their settings, and its axes. Keys that the command line
+    sets are left out. The other keys of the file are not part of the search.
 
     Args:
         overrides: the command line. Without `sweep=NAME`, or with a name that no file has, there
@@ -28,16 +30,17 @@ def file_settings(overrides: Sequence[str]) -> list[str]:
         return []
     choices = file_choices(GROUP, name)
     plugins = {group: choice for group, choice in choices.items() if group.startswith("hydra/")}
-    settings = {**plugins, **_axes(file_values(GROUP, name))}
+    values = overlaid(_WITHOUT_AXES, file_values(GROUP, name))
+    axes = values["hydra"]["sweeper"]["params"] or {}
+    of_plugins = {
+        key: value
+        for key, value in leaves(values["hydra"], "hydra.")
+        if not key.startswith(_AXES_KEY)
+    }
+    settings = {**plugins, **of_plugins, **axes}
     return [f"{key}={value}" for key, value in settings.items() if key not in given]
 
 
 def key_of(override: str) -> str:
     """Return the key of an override."""
     return override.partition("=")[0].lstrip("+~")
-
-
-def _axes(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `hydra.sweeper.params` of a file."""
-    nested = overlaid({"hydra": {"sweeper": {"params": {}}}}, values)
-    return dict(nested["hydra"]["sweeper"]["params"] or {})
