@@ -21,6 +21,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 
 from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.package_files import CONF
+from frontier_llm.cli.sweep import is_axis
 from frontier_llm.cli.sweep_convergence import Curve, best_so_far, convergence_table
 from frontier_llm.cli.sweep_file import file_settings
 from frontier_llm.cli.sweep_importance import Importance
@@ -52,11 +53,17 @@ class Space:
 
     @classmethod
     def of(cls, sweep: str, overrides: Sequence[str] = ()) -> "Space":
-        """Predict all settings of a file of conf/sweep."""
+        """Predict all settings of a file of conf/sweep.
+
+        Args:
+            sweep: name of the file.
+            overrides: overrides and axes that replace those of the file.
+        """
         axes = axes_of([f"sweep={sweep}", *overrides])
         choices = [key for key in axes if key in groups()]
+        fixed = [f"sweep={sweep}", *(text for text in overrides if not is_axis(text))]
         composed = {
-            chosen: compose([f"sweep={sweep}", *overrides, *_texts(choices, chosen)])
+            chosen: compose([*fixed, *_texts(choices, chosen)])
             for chosen in itertools.product(*(axes[key] for key in choices))
         }
         trials = {}

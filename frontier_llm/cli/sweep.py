@@ -2,6 +2,7 @@
 
     frontier-llm sweep parallel.tensor=1,2 data.micro_batch=1,2          a grid of 4 trials
     frontier-llm sweep hydra/sweeper=optuna 'data.micro_batch=choice(1,2,4)' ...         a search
+    frontier-llm sweep sweep=frontier_175b launch.trial_runner=plan      a search of conf/sweep
     frontier-llm sweep hydra/launcher=submitit_slurm hydra.launcher.account=PROJECT ...
 
 `frontier-llm train -m` is the same. Each trial is a run of `frontier-llm train` with few steps and
@@ -9,6 +10,10 @@ a time limit (`launch.trial_minutes`). Trials run one after the other on this ma
 Slurm job. Their overrides `key=value` come from a grid, or from a search for the highest speed or
 the lowest validation loss (`launch.trial_value`). A trial that is refused, fails or takes too long
 counts as the worst, and the sweep continues.
+
+A file of conf/sweep describes a whole search: the experiment, the sweeper and the axes. `sweep=NAME`
+chooses it, and the command line can replace any of its settings. Your own files lie in DIR/sweep
+(frontier-llm --conf-dir DIR sweep sweep=NAME).
 
 With `launch.trial_runner=plan` the planner predicts the speed of each trial, without devices. The
 same command without this setting measures it.
