@@ -11,9 +11,9 @@ Slurm job. Their overrides `key=value` come from a grid, or from a search for th
 the lowest validation loss (`launch.trial_value`). A trial that is refused, fails or takes too long
 counts as the worst, and the sweep continues.
 
-A file of conf/sweep describes a whole search: the experiment, the sweeper and the axes. `sweep=NAME`
-chooses it, and the command line can replace any of its settings. Your own files lie in DIR/sweep
-(frontier-llm --conf-dir DIR sweep sweep=NAME).
+A file of conf/sweep describes a whole search: the experiment, the sweeper and the axes.
+`sweep=NAME` chooses it, and the command line can replace any of its settings. Your own files lie
+in DIR/sweep (frontier-llm --conf-dir DIR sweep sweep=NAME).
 
 With `launch.trial_runner=plan` the planner predicts the speed of each trial, without devices. The
 same command without this setting measures it.
