@@ -194,7 +194,8 @@ def block(
     return [
         "", *space_text(space, found), "", *convergence_table(curves(found)), "",
         "![best value so far](images/study_convergence.svg)", "",
-        *_axes_table(space, importance), "", *_pairs_table(space, importance), "",
+        *_axes_table(space, importance), "", _order_text(space), "",
+        *_pairs_table(space, importance), "",
         "![importance of axes and pairs](images/study_importance.svg)", "",
     ]  # fmt: skip
 
@@ -208,6 +209,16 @@ def _axes_table(space: Space, importance: Mapping[str, Importance]) -> list[str]
         place = str(PAPER.index(axis) + 1) if axis in PAPER else "-"
         lines.append(f"| {' | '.join([axis, *sizes, f'{shares[(axis,)]:.1%}', place])} |")
     return lines
+
+
+def _order_text(space: Space) -> str:
+    """Return a sentence that compares the exact order of the axes with that of the paper."""
+    shares = {axis: share for (axis,), share in space.shares(1).items() if axis in PAPER}
+    exact = sorted(shares, key=lambda axis: -shares[axis])
+    return (
+        "Of the axes that the paper has, the order by the share of the variance is "
+        f"{', '.join(exact)}. The paper's order is {', '.join(PAPER)} (recalled)."
+    )
 
 
 def _pairs_table(space: Space, importance: Mapping[str, Importance]) -> list[str]:

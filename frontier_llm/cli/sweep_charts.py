@@ -40,17 +40,20 @@ def draw_sensitivity(trials: Sequence[Trial], path: Path) -> None:
 
 
 def draw_importance(found: Importance, unit: str, path: Path, pairs: int = 6) -> None:
-    """Draw the importance of all axes and of the most important pairs."""
+    """Draw the importance of all axes (blue) and of the most important pairs (grey)."""
     bars = {**found.alone, **{" x ".join(pair): size for pair, size in _first(found, pairs)}}
     colours = [_AXIS] * len(found.alone) + [_PAIR] * (len(bars) - len(found.alone))
     figure, axis = _figure()
     axis.barh(list(bars)[::-1], list(bars.values())[::-1], color=colours[::-1])
-    axis.set_xlabel(f"mean absolute contribution, {unit} (axes blue, pairs grey)")
+    axis.set_xlabel(f"contribution, {unit}")
     figure.savefig(path)
 
 
 def draw_convergence(searches: Mapping[str, Sequence[Curve]], quantity: str, path: Path) -> None:
     """Draw the best value so far: the median and the range of each group of searches.
+
+    The vertical axis shows the values after a fifth of the trials. Failed first trials would
+    compress the later differences.
 
     Args:
         searches: the curves of each group of searches, by its name.
@@ -58,11 +61,15 @@ def draw_convergence(searches: Mapping[str, Sequence[Curve]], quantity: str, pat
         path: file to write.
     """
     figure, axis = _figure()
+    shown: list[float] = []
     for (name, curves), colour in zip(searches.items(), (_AXIS, "#c33", "#393"), strict=False):
         low, middle, high = spread(curves)
         numbers = range(1, len(middle) + 1)
         axis.fill_between(numbers, low, high, step="post", alpha=0.15, color=colour)
         axis.step(numbers, middle, where="post", color=colour, label=name)
+        shown += [*low[len(low) // 5 :], *high[len(high) // 5 :]]
+    margin = 0.05 * (max(shown) - min(shown)) or 1.0
+    axis.set_ylim(min(shown) - margin, max(shown) + margin)
     axis.set_xlabel("trials")
     axis.set_ylabel(f"best so far: {quantity}")
     axis.legend()
