@@ -1,11 +1,15 @@
 """Run the examples of docs/sweeps.md, and put their results into the page.
 
     python -m docs.generate.sweeps_page optuna [--page docs/sweeps.md]   12 trials, on this machine
+    python -m docs.generate.sweeps_page laptop [--page docs/sweeps.md]   16 trials, on this machine
     python -m docs.generate.sweeps_page slurm [--page docs/sweeps.md]    6 Slurm jobs; as root
+    python -m docs.generate.sweeps_page study [--page docs/sweeps.md]    200 predicted trials
 
-The second command starts a Slurm cluster on this machine (benchmarks/faults/slurm_lab/cluster.py
-names the packages that it needs). Each command prints its block of the page. `--page` also writes
-the block into the page, and the charts of the first example into the folder `images` beside it.
+The third command starts a Slurm cluster on this machine (benchmarks/faults/slurm_lab/cluster.py
+names the packages that it needs). The fourth command also compares 20 Bayesian with 20 random
+searches over the same space (docs/generate/sweep_study.py). Each command prints its block of the
+page. `--page` also writes the block into the page, and the charts into the folder `images` beside
+it.
 """
 
 import argparse
@@ -17,29 +21,39 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.faults.slurm_lab.cluster import SlurmCluster
+from docs.generate import sweep_study
 from docs.generate.marked_page import filled
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
-from frontier_llm.cli.sweep_report import (
+from frontier_llm.cli.sweep_charts import (
+    draw_convergence,
+    draw_importance,
     draw_pareto,
     draw_sensitivity,
-    read,
-    sensitivity_table,
-    table,
 )
+from frontier_llm.cli.sweep_importance import importance
+from frontier_llm.cli.sweep_report import sensitivity_table, table
+from frontier_llm.cli.sweep_trials import read, read_in_order
 from frontier_llm.cli.trial import Trial
 from frontier_llm.errors import LaunchError
 
-SMALL = (
-    "parallel.pipeline=1", "model.hidden=64", "model.heads=4", "data.sequence_length=64",
-    "data.global_batch=8", "precision=fp32", "trainer.steps=8", "trainer.evaluate_batches=1",
+TINY = (
+    "model.hidden=64", "model.heads=4", "data.sequence_length=64", "precision=fp32",
+    "trainer.steps=8", "trainer.evaluate_batches=1",
 )  # fmt: skip
+SMALL = ("parallel.pipeline=1", "data.global_batch=8", *TINY)
 EXAMPLES = {
     "optuna": (
         "hydra/sweeper=optuna", "hydra.sweeper.n_trials=12", "hydra.sweeper.sampler.seed=1",
         "data.micro_batch=choice(1,2,3,4)", "parallel.tensor=choice(1,2)",
         "optimizer.learning_rate=choice(1e-3,1e30)", "launch.ranks=2", "model.layers=2",
         "trainer.bad_steps_allowed=1", "optimizer.warmup_steps=0", *SMALL,
+    ),
+    "laptop": (
+        f"sweep={sweep_study.SWEEP}", "experiment=laptop_3d", "hydra.sweeper.n_trials=16",
+        "launch.nodes=choice(1,2)", "launch.ranks_per_node=2", "parallel.tensor=choice(1,2)",
+        "parallel.pipeline=choice(1,2)", "data.micro_batch=choice(1,2,4)",
+        "launch.trial_micro_batches=choice(2,4)", "model.layers=4", *TINY,
     ),
     "slurm": (
         "hydra/launcher=submitit_slurm", "hydra.launcher.nodes=1",
@@ -48,6 +62,10 @@ EXAMPLES = {
 }  # fmt: skip
 """Arguments of train.py. Some trials fail on purpose: a learning rate of 1e30 makes the loss NaN,
 and micro-batches of 3 samples do not divide the global batch of 8."""
+STUDY = (f"sweep={sweep_study.SWEEP}", "launch.trial_runner=plan")
+"""Arguments of the study, which is not among the examples because its table is long."""
+SEEDS = 20
+"""Number of searches of each kind in the study."""
 PICTURES = {"pareto": "speed against memory", "sensitivity": "share of the variance of the speed"}
 """Charts of the first example, with their descriptions."""
 
@@ -57,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("example", choices=tuple(EXAMPLES))
+    parser.add_argument("example", choices=(*EXAMPLES, "study"))
     parser.add_argument("--page", type=Path, help="page whose block is replaced")
     parser.add_argument(
         "--folder",
@@ -67,19 +85,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     chosen = parser.parse_args(arguments)
     folder: Path = chosen.folder.absolute() / chosen.example
-    if chosen.example == "optuna":
+    if chosen.example == "study":
+        lines = study(folder, chosen.page.parent / "images" if chosen.page else folder)
+        return _finish(chosen.example, lines, chosen.page)
+    if chosen.example != "slurm":
         run(chosen.example, folder, os.environ)
     else:
         with SlurmCluster(folder.parent / "lab", 2, 4, 2, folder.parent / "local") as cluster:
             run(chosen.example, folder, {"USER": "root", **os.environ, **cluster.environ})
     trials = read(folder)
     lines = block(chosen.example, trials)
-    if chosen.page is not None:
-        page: Path = chosen.page
-        page.write_text(filled(page.read_text(), {chosen.example: lines}))
-        if chosen.example == "optuna":
-            draw_pareto(trials, page.parent / "images" / "sweep_pareto.svg")
-            draw_sensitivity(trials, page.parent / "images" / "sweep_sensitivity.svg")
+    if chosen.page is not None and chosen.example == "optuna":
+        images = chosen.page.parent / "images"
+        draw_pareto(trials, images / "sweep_pareto.svg")
+        draw_sensitivity(trials, images / "sweep_sensitivity.svg")
+    return _finish(chosen.example, lines, chosen.page)
+
+
+def study(folder: Path, images: Path) -> list[str]:
+    """Run the study's sweep and the searches beside it, draw the charts, and return the block.
+
+    Raises:
+        LaunchError: the sweep failed, or the same search over the predictions of all settings
+            has other trials.
+    """
+    run("study", folder, os.environ)
+    trials = read_in_order(folder)
+    space = sweep_study.Space.of(sweep_study.SWEEP)
+    found = sweep_study.searches(space, SEEDS, len(trials))
+    if sweep_study.settings(found[sweep_study.BAYESIAN][0]) != sweep_study.settings(trials):
+        raise LaunchError("the search over predictions differs from hydra's search: same seed?")
+    important = {
+        sweep_study.BAYESIAN: importance(trials),
+        sweep_study.RANDOM: importance(found[sweep_study.RANDOM][0]),
+    }
+    quantity = trials[0].speed_unit
+    draw_convergence(sweep_study.curves(found), quantity, images / "study_convergence.svg")
+    draw_importance(important[sweep_study.BAYESIAN], quantity, images / "study_importance.svg")
+    return ["", *_command("study"), *sweep_study.block(space, found, important)]
+
+
+def _finish(example: str, lines: Sequence[str], page: Path | None) -> int:
+    """Print a block, and write it into the page if there is one; return the exit code."""
+    if page is not None:
+        page.write_text(filled(page.read_text(), {example: lines}))
     print("\n".join(lines))
     return 0
 
@@ -90,7 +139,8 @@ def run(example: str, folder: Path, environ: Mapping[str, str]) -> None:
     Raises:
         LaunchError: the sweep itself failed, not only some of its trials.
     """
-    command = [sys.executable, "train.py", "-m", *EXAMPLES[example], f"hydra.sweep.dir={folder}"]
+    arguments = EXAMPLES.get(example, STUDY)
+    command = [sys.executable, "train.py", "-m", *arguments, f"hydra.sweep.dir={folder}"]
     sweep = subprocess.run(command, cwd=CONF.parent, env=environ, check=False)
     if sweep.returncode:
         raise LaunchError(f"the sweep ended with exit code {sweep.returncode}; see above")
@@ -98,16 +148,21 @@ def run(example: str, folder: Path, environ: Mapping[str, str]) -> None:
 
 def block(example: str, trials: Sequence[Trial]) -> list[str]:
     """Return the lines of an example's block: the command and the tables of its trials."""
-    arguments = [f"'{word}'" if "(" in word else word for word in EXAMPLES[example]]
-    command = textwrap.wrap(
-        " ".join(["python train.py -m", *arguments]), 96, subsequent_indent="  ",
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
-    lines = ["", "```bash", *" \\\n".join(command).split("\n"), "```", "", *table(trials), ""]
+    lines = ["", *_command(example), "", *table(trials), ""]
     if example == "optuna":
         charts = [f"![{text}](images/sweep_{name}.svg)" for name, text in PICTURES.items()]
         lines += [*sensitivity_table(trials), "", *charts, ""]
     return lines
+
+
+def _command(example: str) -> list[str]:
+    """Return the lines of an example's command."""
+    arguments = EXAMPLES.get(example, STUDY)
+    command = textwrap.wrap(
+        " ".join(["python train.py -m", *(f"'{w}'" if "(" in w else w for w in arguments)]),
+        96, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return ["```bash", *" \\\n".join(command).split("\n"), "```"]
 
 
 if __name__ == "__main__":

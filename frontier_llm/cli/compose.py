@@ -21,7 +21,7 @@ from omegaconf import MissingMandatoryValue, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from frontier_llm.cli import search_path  # noqa: F401  (hydra searches --conf-dir, too)
-from frontier_llm.cli.group_files import file_values, leaves, placed, section_of
+from frontier_llm.cli.group_files import file_choices, file_values, leaves, placed, section_of
 from frontier_llm.cli.package_files import CONF, conf_folders
 from frontier_llm.config.decode import decode, keys, nearest, unknown_key
 from frontier_llm.config.renamed import (
@@ -35,7 +35,9 @@ from frontier_llm.config.section import Section
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.elastic import refit
 
-_NOT_KEYS = ("hydra", "experiment")
+OPTIONAL_GROUPS = ("experiment", "sweep")
+"""Groups of which no file is chosen by default. Their files set keys of any section."""
+_NOT_KEYS = ("hydra", *OPTIONAL_GROUPS)
 """Top-level keys of the composed values that are not sections of the configuration."""
 
 
@@ -174,7 +176,7 @@ def _check_choice(override: Override) -> None:
     if choices is None or override.is_delete():
         return
     got = override.value()
-    if got in choices or (group == "experiment" and got is None):
+    if got in choices or (group in OPTIONAL_GROUPS and got is None):
         return
     similar = difflib.get_close_matches(str(got), choices, n=1, cutoff=0.4)
     key = section_of(group)
@@ -193,10 +195,12 @@ def _check_experiment(overrides: Sequence[Override]) -> None:
 
     With `experiment=E sharding=S`, hydra prefers the values of E to those of S. If both set the
     same key to different values, the command line must give the value. The experiments of `conf/`
-    set no key that a file of another group sets. A user's own experiments may.
+    set no key that a file of another group sets. A user's own experiments may. A file of
+    `conf/sweep` may choose the experiment.
     """
     chosen = {o.key_or_group: o.value() for o in overrides if o.key_or_group in groups()}
-    experiment = chosen.pop("experiment", None)
+    of_sweep = file_choices("sweep", str(chosen.pop("sweep"))) if chosen.get("sweep") else {}
+    experiment = chosen.pop("experiment", None) or of_sweep.get("experiment")
     if experiment is None:
         return
     given_keys = [o.key_or_group for o in overrides if "." in o.key_or_group]
@@ -240,7 +244,8 @@ def _unresolved(error: OmegaConfBaseException) -> ConfigError:
 def _refused(overrides: Sequence[Override], error: Exception) -> ConfigError:
     """Build the error for the override that hydra refused and that its message names."""
     known = {name for name, _, _ in keys()}
-    message = str(error).splitlines()[0]
+    lines = str(error).splitlines()
+    message = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     in_quotes = [o for o in overrides if f"'{o.key_or_group}'" in message]
     named = in_quotes or [o for o in overrides if o.key_or_group in message]
     if not named:
@@ -251,4 +256,7 @@ def _refused(overrides: Sequence[Override], error: Exception) -> ConfigError:
     key, got = override.key_or_group, override.value()
     if key not in known and key not in groups():
         return unknown_key(key, "(removed)" if override.is_delete() else got)
+    if key in groups():
+        todo = f"correct the file {got}.yaml of conf/{key} or --conf-dir"
+        return ConfigError(key, got, f"a file that composes ({message})", todo)
     return ConfigError(key, override.input_line, f"key=value ({message})", f"write {key}={got}")

@@ -52,6 +52,24 @@ def file_values(group: str, name: str) -> dict[str, Any]:
     return overlaid(values, own)
 
 
+def file_choices(group: str, name: str) -> dict[str, str]:
+    """Return the files that a file chooses by `override /GROUP: NAME`, by group.
+
+    Choices of the files that it extends are included. Groups of hydra, such as `hydra/sweeper`, are
+    groups, too.
+    """
+    content = OmegaConf.to_container(OmegaConf.load(conf_file(group, name)))
+    assert isinstance(content, dict)
+    choices: dict[str, str] = {}
+    for default in content.get("defaults", []):
+        if isinstance(default, Mapping):
+            of_default = {str(key).split()[-1].lstrip("/"): str(default[key]) for key in default}
+        else:
+            of_default = file_choices(group, default) if default != "_self_" else {}
+        choices |= of_default
+    return choices
+
+
 def overlaid(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """Merge nested values; where both have a key, the value of `top` is taken."""
     values = dict(base)

@@ -2,6 +2,7 @@
 
     frontier-llm sweep parallel.tensor=1,2 data.micro_batch=1,2          a grid of 4 trials
     frontier-llm sweep hydra/sweeper=optuna 'data.micro_batch=choice(1,2,4)' ...         a search
+    frontier-llm sweep sweep=frontier_175b launch.trial_runner=plan      a search of conf/sweep
     frontier-llm sweep hydra/launcher=submitit_slurm hydra.launcher.account=PROJECT ...
 
 `frontier-llm train -m` is the same. Each trial is a run of `frontier-llm train` with few steps and
@@ -9,6 +10,10 @@ a time limit (`launch.trial_minutes`). Trials run one after the other on this ma
 Slurm job. Their overrides `key=value` come from a grid, or from a search for the highest speed or
 the lowest validation loss (`launch.trial_value`). A trial that is refused, fails or takes too long
 counts as the worst, and the sweep continues.
+
+A file of conf/sweep describes a whole search: the experiment, the sweeper and the axes.
+`sweep=NAME` chooses it, and the command line can replace any of its settings. Your own files lie
+in DIR/sweep (frontier-llm --conf-dir DIR sweep sweep=NAME).
 
 With `launch.trial_runner=plan` the planner predicts the speed of each trial, without devices. The
 same command without this setting measures it.
@@ -18,21 +23,14 @@ sweep-report compares the trials. A sweep that is started again in its folder ke
 trials.
 """
 
-import json
-import os
-import shutil
-import signal
-import subprocess
+import logging
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import hydra
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
@@ -42,35 +40,24 @@ from omegaconf import DictConfig, OmegaConf
 from frontier_llm.cli.compose import compose, current_names
 from frontier_llm.cli.launch import Job
 from frontier_llm.cli.package_files import CONF
-from frontier_llm.cli.trial import TRIAL_FILE, Status, Trial
+from frontier_llm.cli.sweep_file import file_settings, key_of
+from frontier_llm.cli.trial import Trial
+from frontier_llm.cli.trial_runner import (
+    derived_overrides,
+    finished_trial,
+    is_first_task,
+    planned_trial,
+    run_trial,
+)
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.config.renamed import current_override, with_current_names
+from frontier_llm.config.renamed import with_current_names
 from frontier_llm.errors import ConfigError, FrontierError
-from frontier_llm.planner.candidate import Candidate, ranks_to_plan
-from frontier_llm.planner.choice import choose
-from frontier_llm.planner.estimate import estimate
-from frontier_llm.telemetry.history import History
 
 MULTIRUN = ("-m", "--multirun")
-TRIAL_DEFAULTS = {
-    "trainer.steps": "12",
-    "trainer.evaluate_every_steps": "null",
-    "trainer.sample_tokens": "0",
-    "checkpoint": "off",
-    "telemetry.wandb": "off",
-    "telemetry.progress": "false",
-}
-"""Settings of a trial unless the command line gives others: a trial only measures."""
-WARM_UP_STEPS = 2
-"""Number of first steps that do not count for a trial's speed."""
-WORST_LOSS = 1e9
-"""The loss that a search receives for a trial that is not done."""
 JOBS_AT_ONCE = 4
 """Default number of trials that run at the same time as Slurm jobs."""
-_TERMINATION_SECONDS = 30.0
-"""Time between SIGTERM and SIGKILL for a trial that takes too long."""
-_OUT_OF_MEMORY = ("out of memory", "SIGKILL")
-"""Words in the output of a trial that ran out of memory. The kernel then kills with SIGKILL."""
+_SILENT_LOGGERS = ("hydra._internal.core_plugins.basic_launcher", "alembic")
+"""Loggers whose lines repeat those of the trials, or that a search does not need."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -83,15 +70,20 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__)
         return 0
     overrides = [current_names(argument) for argument in arguments if argument not in MULTIRUN]
-    _check_plugins(overrides)
-    config = first_configuration(overrides)
+    settings = [*file_settings(overrides), *overrides]
+    _check_plugins(settings)
+    config = first_configuration(settings)
     _check_value(config)
     sys.argv = [  # hydra reads its arguments from here
         "frontier-llm sweep",
         "--multirun",
-        *plugin_defaults(config, overrides),
+        *plugin_defaults(config, settings),
         *overrides,
     ]
+    if "hydra/launcher=submitit_slurm" in settings:
+        from frontier_llm.cli import slurm_trials  # noqa: F401  (replaces hydra's launcher)
+    for name in _SILENT_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(hydra_task)()
     return 0
 
@@ -107,21 +99,24 @@ def first_configuration(arguments: Sequence[str]) -> RunConfig:
 
 
 def plugin_defaults(config: RunConfig, arguments: Sequence[str]) -> list[str]:
-    """Return settings of the chosen launcher and sweeper, which the command line may change."""
-    defaults = []
-    if "hydra/launcher=submitit_slurm" in arguments:
+    """Return settings of the chosen launcher and sweeper, without those that `arguments` give."""
+    defaults: dict[str, Any] = {}
+    on_slurm = "hydra/launcher=submitit_slurm" in arguments
+    if on_slurm:
         job = Job.of(config, 1, (), ())
-        defaults += [
-            f"hydra.launcher.nodes={job.nodes}",
-            f"hydra.launcher.tasks_per_node={job.ranks_per_node}",
-            f"hydra.launcher.cpus_per_task={job.cores_per_rank}",
-            f"hydra.launcher.gpus_per_node={job.devices_per_node}",
-            f"hydra.launcher.array_parallelism={JOBS_AT_ONCE}",
-        ]
+        defaults = {
+            "hydra.launcher.nodes": job.nodes,
+            "hydra.launcher.tasks_per_node": job.ranks_per_node,
+            "hydra.launcher.cpus_per_task": job.cores_per_rank,
+            "hydra.launcher.gpus_per_node": job.devices_per_node,
+            "hydra.launcher.array_parallelism": JOBS_AT_ONCE,
+        }
     if "hydra/sweeper=optuna" in arguments:
-        direction = "maximize" if config.launch.trial_value == "speed" else "minimize"
-        defaults.append(f"hydra.sweeper.direction={direction}")
-    return defaults
+        is_loss = config.launch.trial_value == "loss"
+        defaults["hydra.sweeper.direction"] = "minimize" if is_loss else "maximize"
+        defaults["hydra.sweeper.n_jobs"] = JOBS_AT_ONCE if on_slurm else 1
+    given = set(map(key_of, arguments))
+    return [f"{key}={value}" for key, value in defaults.items() if key not in given]
 
 
 def hydra_task(config: DictConfig) -> float:
@@ -137,120 +132,25 @@ def hydra_task(config: DictConfig) -> float:
     except FrontierError as error:  # hydra would print a traceback
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    given_keys = {override.partition("=")[0] for override in overrides}
     section = {"launch": OmegaConf.to_container(config.launch)}
-    settings = with_current_names(section, given_keys)["launch"]
-    if trial is None:
-        if settings["trial_runner"] == "plan":
-            trial = planned_trial(overrides)
-        else:
-            trial = run_trial(overrides, folder, 60 * float(settings["trial_minutes"]))
-    if _is_first_task():
+    settings = with_current_names(section, set(map(key_of, overrides)))["launch"]
+    trial = replace(trial or _result(overrides, folder, settings), goal=settings["trial_value"])
+    if is_first_task():
         trial.write(folder)
-        print(f"{trial.status:<14}{trial.tokens_per_second:>12.0f} tokens/s  {' '.join(overrides)}")
-    if settings["trial_value"] == "speed":
-        return trial.tokens_per_second
-    return WORST_LOSS if trial.validation_loss is None else trial.validation_loss
+        total = getattr(of_hydra.sweeper, "n_trials", None)
+        number = f"{of_hydra.job.num + 1}/{total}" if total else f"{of_hydra.job.num + 1}"
+        speed = f"{trial.speed_number:>10} {trial.speed_unit}"
+        print(f"{number:<10}{trial.status:<14}{speed}  {' '.join(overrides)}")
+    return trial.value
 
 
-def finished_trial(overrides: Sequence[str], folder: Path) -> Trial | None:
-    """Return the trial that an earlier start of this sweep has finished; None if it must run.
-
-    Raises:
-        ConfigError: the folder contains a trial of another sweep.
-        DataError: the trial's file is damaged.
-    """
-    if not (folder / TRIAL_FILE).exists():
-        return None
-    earlier = Trial.read(folder)
-    if [current_override(text) for text in earlier.overrides] != list(overrides):
-        raise ConfigError(
-            "hydra.sweep.dir",
-            f"{folder.parent}, whose trial {folder.name} has {' '.join(earlier.overrides)}",
-            "the folder of the same sweep, or a new one",
-            f"choose another folder; trial {folder.name} of this sweep has {' '.join(overrides)}",
-        )
-    return earlier if earlier.status == "done" else None
-
-
-def run_trial(overrides: Sequence[str], folder: Path, limit_seconds: float) -> Trial:
-    """Run `frontier-llm train` with these overrides in `folder`/run and return the result.
-
-    The run directory of an earlier attempt is removed, because a run without checkpoints cannot
-    resume.
-    """
-    keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
-    defaults = [f"{key}={value}" for key, value in TRIAL_DEFAULTS.items() if key not in keys]
-    run_dir = folder / "run"
-    if _is_first_task():
-        shutil.rmtree(run_dir, ignore_errors=True)
-    command = [
-        sys.executable,
-        "-m",
-        "frontier_llm",
-        "train",
-        *defaults,
-        *overrides,
-        f"run.dir={run_dir}",
-    ]
-    start = time.monotonic()
-    exit_code, message = _run(command, limit_seconds)
-    seconds = time.monotonic() - start
-    status = _status(exit_code, message)
-    if status != "done":
-        return _not_done(overrides, status, message, seconds)
-    history = History.read(run_dir)
-    speeds = history.column("tokens_per_second")
-    return Trial(
-        overrides=list(overrides),
-        status=status,
-        reason="",
-        seconds=seconds,
-        tokens_per_second=median(speeds[WARM_UP_STEPS:] or speeds),
-        peak_bytes=_peak(run_dir),
-        loss=history.last("loss"),
-        validation_loss=history.last("validation_loss"),
-    )
-
-
-def planned_trial(overrides: Sequence[str]) -> Trial:
-    """Return the result that the planner predicts for a trial."""
-    start = time.monotonic()
-    try:
-        with _outside_of_hydra():
-            config = decode(compose(overrides))
-        ranks, ranks_per_node = ranks_to_plan(config)
-        config = choose(config, ranks, ranks_per_node)
-        found = estimate(Candidate.of(config, ranks, ranks_per_node))
-    except ConfigError as error:
-        return _not_done(overrides, "refused", str(error), time.monotonic() - start)
-    if found.refused:
-        return _not_done(overrides, "refused", f"got: {found.refused}", time.monotonic() - start)
-    return Trial(
-        overrides=list(overrides),
-        status="done",
-        reason="",
-        seconds=time.monotonic() - start,
-        tokens_per_second=found.tokens_per_second,
-        peak_bytes=found.peak.total,
-        loss=None,
-        validation_loss=None,
-    )
-
-
-@contextmanager
-def _outside_of_hydra() -> Iterator[None]:
-    """Suspend the sweep that hydra runs, because hydra composes only outside of its own runs."""
-    of_hydra = GlobalHydra.instance()
-    sweep, of_hydra.hydra = of_hydra.hydra, None
-    try:
-        yield
-    finally:
-        of_hydra.hydra = sweep
-
-
-def _not_done(overrides: Sequence[str], status: Status, reason: str, seconds: float) -> Trial:
-    return Trial(list(overrides), status, reason[-2000:], seconds, 0.0, None, None, None)
+def _result(overrides: Sequence[str], folder: Path, settings: Mapping[str, Any]) -> Trial:
+    """Run or predict a trial; `settings` is its section `launch`."""
+    if settings["trial_runner"] == "plan":
+        return planned_trial(overrides)
+    derived = derived_overrides(overrides, settings)
+    trial = run_trial([*overrides, *derived], folder, 60 * float(settings["trial_minutes"]))
+    return replace(trial, overrides=list(overrides))
 
 
 def is_axis(argument: str) -> bool:
@@ -261,51 +161,13 @@ def is_axis(argument: str) -> bool:
         return False
 
 
-def _is_first_task() -> bool:
-    """Return whether this process writes the trial's files: the first task of a Slurm job does."""
-    return os.environ.get("SLURM_PROCID", "0") == "0"
-
-
-def _run(command: Sequence[str], limit_seconds: float) -> tuple[int | None, str]:
-    """Run a command; return its exit code (None if it took too long) and its stderr."""
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        _, message = process.communicate(timeout=limit_seconds)
-        return process.returncode, message
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)
-    try:
-        _, message = process.communicate(timeout=_TERMINATION_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        _, message = process.communicate()
-    return None, f"ended after {limit_seconds / 60:g} minutes (launch.trial_minutes)\n{message}"
-
-
-def _status(exit_code: int | None, message: str) -> Status:
-    """Return the status of a trial from its exit code (None: it took too long) and its stderr."""
-    if exit_code is None:
-        return "too slow"
-    if exit_code == 0:
-        return "done"
-    if exit_code == 2:
-        return "refused"
-    return "out of memory" if any(word in message for word in _OUT_OF_MEMORY) else "failed"
-
-
-def _peak(run_dir: Path) -> int | None:
-    """Return the peak memory in bytes of the rank that used most; None if it is unknown."""
-    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
-    return max((rank["peak_bytes"] for rank in summary["ranks"]), default=None)
-
-
 def _check_value(config: RunConfig) -> None:
     """Refuse a search for a value that the planner cannot predict."""
     if config.launch.trial_runner == "plan" and config.launch.trial_value == "loss":
         raise ConfigError(
             "launch.trial_value",
             "loss with launch.trial_runner=plan",
-            "speed: the planner does not predict losses",
+            "speed or speed_per_device: the planner does not predict losses",
             "set launch.trial_value=speed or launch.trial_runner=train",
         )
 

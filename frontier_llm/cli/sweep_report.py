@@ -1,33 +1,63 @@
 """Compare the trials of a sweep: `frontier-llm sweep-report runs/sweep-NAME`.
 
-An axis is a setting that differs between the trials of a sweep. Writes three files into the folder:
-sweep.md (a table of all trials, the fastest first, and the influence of each axis on the speed),
-pareto.svg (speed against memory) and sensitivity.svg (influence of each axis). Prints sweep.md.
+An axis is a setting that differs between the trials of a sweep. Writes these files into the folder:
+
+    sweep.md          a table of all trials, the fastest first, and the tables of the charts
+    pareto.svg        speed against memory
+    sensitivity.svg   share of the variance of the speed that each axis explains
+    importance.svg    how much each axis and each pair of axes changes the speed
+    convergence.svg   the best value after each trial
+
+The importances need the extra `sweep` of this package. `--beside` adds other searches over the same
+axes to convergence.svg, for example random ones (hydra/sweeper/sampler=random). Prints sweep.md.
 """
 
 import textwrap
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, pvariance
-from typing import Any
 
 from frontier_llm.cli.options import folder, tool_parser
+from frontier_llm.cli.sweep_charts import (
+    draw_convergence,
+    draw_importance,
+    draw_pareto,
+    draw_sensitivity,
+)
+from frontier_llm.cli.sweep_convergence import Curve, best_so_far, convergence_table
+from frontier_llm.cli.sweep_importance import Importance, importance, is_installed
+from frontier_llm.cli.sweep_trials import (
+    axes,
+    done_trials,
+    pareto,
+    peak_memory,
+    read,
+    read_in_order,
+    sensitivity,
+)
 from frontier_llm.cli.trial import TRIAL_FILE, Trial
-from frontier_llm.units import GIB, format_count, format_seconds
+from frontier_llm.units import GIB, format_seconds
 
 REPORT = "sweep.md"
+_NO_IMPORTANCE = "The importance of pairs of axes needs `pip install 'frontier-llm[sweep]'`."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report of a sweep; return the exit code."""
     parser = tool_parser(__doc__)
     parser.add_argument("folder", type=folder, help="hydra.sweep.dir of the sweep")
-    path: Path = parser.parse_args(arguments).folder
+    parser.add_argument(
+        "--beside", type=folder, nargs="+", default=[], metavar="FOLDER",
+        help="folders of other searches whose convergence is shown beside that of the sweep",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    path: Path = options.folder
     trials = read(path)
-    if not trials:
-        parser.error(f"{path} contains no {TRIAL_FILE}: give the folder of a sweep that has run")
-    text = write(trials)
+    for each in (path, *options.beside):
+        if not any(each.rglob(TRIAL_FILE)):
+            parser.error(
+                f"{each} contains no {TRIAL_FILE}: give the folder of a sweep that has run"
+            )
+    text = write(trials, _importance(trials, path), _convergence(path, options.beside, trials[0]))
     draw_pareto(trials, path / "pareto.svg")
     draw_sensitivity(trials, path / "sensitivity.svg")
     (path / REPORT).write_text(text)
@@ -35,59 +65,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def read(sweep_dir: Path) -> list[Trial]:
-    """Read all trials of a sweep, the fastest first.
+def write(
+    trials: Sequence[Trial],
+    found: Importance | None,
+    searches: Mapping[str, Sequence[Curve]],
+) -> str:
+    """Return the report as Markdown.
 
-    Raises:
-        DataError: the file of a trial is damaged.
+    Args:
+        trials: the trials, the fastest first.
+        found: the importance of the axes; None if its libraries are not installed.
+        searches: the best values so far of this and of other searches.
     """
-    found = [Trial.read(path.parent) for path in sweep_dir.rglob(TRIAL_FILE)]
-    return sorted(found, key=lambda trial: -trial.tokens_per_second)
-
-
-def axes(trials: Sequence[Trial]) -> dict[str, list[str]]:
-    """Return the keys that have more than one value in a sweep.
-
-    Returns:
-        For each key its values in the order of the trials; `-` for a trial that does not set it.
-    """
-    settings = [
-        dict(override.lstrip("+").split("=", 1) for override in trial.overrides) for trial in trials
-    ]
-    keys = sorted({key for setting in settings for key in setting})
-    columns = {key: [setting.get(key, "-") for setting in settings] for key in keys}
-    return {key: values for key, values in columns.items() if len(set(values)) > 1}
-
-
-def sensitivity(trials: Sequence[Trial]) -> dict[str, float]:
-    """Return the share of the variance of the speed that each axis explains, largest first.
-
-    For each value of an axis, take the mean speed of the trials with this value. The share is the
-    variance of these means, weighted by their numbers of trials, divided by the variance of all
-    speeds. An axis without influence has the share 0. An axis that alone determines the speed has
-    the share 1. A trial that is not done counts with speed 0, so that an axis whose values fail has
-    influence.
-    """
-    total = pvariance([trial.tokens_per_second for trial in trials])
-    shares = {key: _variance_between(values, trials) / total if total else 0.0
-              for key, values in axes(trials).items()}  # fmt: skip
-    return dict(sorted(shares.items(), key=lambda item: -item[1]))
-
-
-def pareto(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the done trials that no other trial beats in both speed and memory, fastest first."""
-    front: list[Trial] = []
-    by_speed = sorted(_done(trials), key=lambda trial: (-trial.tokens_per_second, _memory(trial)))
-    for trial in by_speed:
-        if not front or _memory(trial) < _memory(front[-1]):
-            front.append(trial)
-    return front
-
-
-def write(trials: Sequence[Trial]) -> str:
-    """Return the report as Markdown."""
     lines = [
-        f"# Sweep: {len(_done(trials))} of {len(trials)} trials done",
+        f"# Sweep: {len(done_trials(trials))} of {len(trials)} trials done",
         "",
         "Memory is the peak of the rank that used most. An asterisk (*) marks a trial if no other "
         "trial is both faster and smaller in memory.",
@@ -98,23 +89,53 @@ def write(trials: Sequence[Trial]) -> str:
         "",
         *sensitivity_table(trials),
         "",
+        *(importance_table(found, trials[0].speed_unit) if found else [_NO_IMPORTANCE]),
+        "",
+        "## Best value so far",
+        "",
+        *(convergence_table(searches) if searches else []),
+        "",
         "![speed against memory](pareto.svg)",
         "![sensitivity](sensitivity.svg)",
+        *(["![importance](importance.svg)"] if found else []),
+        *(["![convergence](convergence.svg)"] if searches else []),
         "",
     ]
     return "\n".join(lines)
 
 
+def _importance(trials: Sequence[Trial], path: Path) -> Importance | None:
+    """Compute and draw the importance of the axes, if the libraries are installed."""
+    if not is_installed():
+        return None
+    found = importance(trials)
+    draw_importance(found, trials[0].speed_unit, path / "importance.svg")
+    return found
+
+
+def _convergence(
+    path: Path, beside: Sequence[Path], any_trial: Trial
+) -> dict[str, list[list[float]]]:
+    """Compute and draw the convergence of a search and of others."""
+    own, others = best_so_far(read_in_order(path)), map(best_so_far, map(read_in_order, beside))
+    groups = {"this search": [own], "others": list(others)}
+    searches = {name: curves for name, curves in groups.items() if curves and all(curves)}
+    if searches:
+        quantity = "loss" if any_trial.goal == "loss" else any_trial.speed_unit
+        draw_convergence(searches, quantity, path / "convergence.svg")
+    return searches
+
+
 def table(trials: Sequence[Trial]) -> list[str]:
     """Return the table of all trials as lines of Markdown."""
-    columns, done, front = axes(trials), _done(trials), pareto(trials)
-    head = ["tokens/s", "memory GiB", *columns, "duration", "result"]
+    columns, front = axes(trials), pareto(trials)
+    head = [trials[0].speed_unit, "memory GiB", *columns, "duration", "result"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for index, trial in enumerate(trials):
         asterisk = " *" if trial in front else ""
         cells = [
-            format_count(trial.tokens_per_second) + asterisk if trial in done else "-",
-            f"{_memory(trial) / GIB:.2f}" if trial.peak_bytes else "-",
+            trial.speed_number + asterisk if trial.status == "done" else "-",
+            f"{peak_memory(trial) / GIB:.2f}" if trial.peak_bytes else "-",
             *(values[index] for values in columns.values()),
             format_seconds(trial.seconds),
             _outcome(trial),
@@ -129,60 +150,15 @@ def sensitivity_table(trials: Sequence[Trial]) -> list[str]:
     return ["| axis | share of the variance of the speed |", "|---|---|", *rows]
 
 
-def draw_pareto(trials: Sequence[Trial], path: Path) -> None:
-    """Draw speed against memory of all done trials, and a line through those of `pareto`."""
-    figure, axis = _figure()
-    done, front = _done(trials), pareto(trials)
-    axis.scatter(*_memory_and_speed(done), color="#888")
-    axis.plot(
-        *_memory_and_speed(front), "o-", color="#c33", label="no trial is both faster and smaller"
-    )
-    axis.set_xlabel("peak memory of the rank that used most, GiB")
-    axis.set_ylabel("tokens per second")
-    if front:
-        axis.legend()
-    figure.savefig(path)
-
-
-def draw_sensitivity(trials: Sequence[Trial], path: Path) -> None:
-    """Draw the share of the variance of the speed that each axis explains."""
-    figure, axis = _figure()
-    shares = sensitivity(trials)
-    axis.barh(list(shares)[::-1], list(shares.values())[::-1], color="#36c")
-    axis.set_xlim(0, 1)
-    axis.set_xlabel("share of the variance of tokens per second")
-    figure.savefig(path)
-
-
-def _figure() -> tuple[Any, Any]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot.subplots(figsize=(7, 4), layout="constrained")
-
-
-def _memory_and_speed(trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
-    """Return the memory in GiB and the speed in tokens per second of each trial."""
-    memory = [_memory(trial) / GIB for trial in trials]
-    return memory, [trial.tokens_per_second for trial in trials]
-
-
-def _variance_between(values: Sequence[str], trials: Sequence[Trial]) -> float:
-    """Return the variance of the speeds if each trial had the mean speed of its value."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for value, trial in zip(values, trials, strict=True):
-        groups[value].append(trial.tokens_per_second)
-    return pvariance([fmean(group) for group in groups.values() for _ in group])
-
-
-def _done(trials: Sequence[Trial]) -> list[Trial]:
-    return [trial for trial in trials if trial.status == "done"]
-
-
-def _memory(trial: Trial) -> int:
-    return trial.peak_bytes or 0
+def importance_table(found: Importance, unit: str, pairs: int = 6) -> list[str]:
+    """Return the importance of all axes and of the first pairs as lines of Markdown."""
+    rows = [(key, size) for key, size in found.alone.items()]
+    rows += [(" x ".join(pair), size) for pair, size in list(found.pairs.items())[:pairs]]
+    return [
+        f"| axis or pair | mean absolute contribution, {unit} |",
+        "|---|---|",
+        *(f"| {name} | {size:.4g} |" for name, size in rows),
+    ]
 
 
 def _outcome(trial: Trial) -> str:

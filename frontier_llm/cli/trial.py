@@ -8,12 +8,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from frontier_llm.config.launch import TrialValue
 from frontier_llm.errors import DataError
+from frontier_llm.units import format_count
 
 TRIAL_FILE = "trial.json"
 
 Status = Literal["done", "refused", "out of memory", "failed", "too slow"]
 """How a trial ended: "refused" if its configuration is invalid, "too slow" at its time limit."""
+
+WORST_LOSS = 1e9
+"""The loss that a search receives for a trial that is not done."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,35 @@ class Trial:
     """Training loss of the last step, in nats per token; None if the trial is not done."""
     validation_loss: float | None
     """Validation loss after the last step, in nats per token."""
+    ranks: int | None = None
+    """Number of ranks, each of which has one device; None if it is unknown."""
+    goal: TrialValue = "speed"
+    """Quantity that the search optimises (launch.trial_value)."""
+
+    @property
+    def value(self) -> float:
+        """The value that a search receives: `speed`, or the validation loss if that is the goal."""
+        if self.goal == "loss":
+            return WORST_LOSS if self.validation_loss is None else self.validation_loss
+        return self.speed
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second, per device if that is the goal; 0 if the trial is not done."""
+        if self.goal == "speed_per_device":
+            return self.tokens_per_second / self.ranks if self.ranks else 0.0
+        return self.tokens_per_second
+
+    @property
+    def speed_unit(self) -> str:
+        """The unit of `speed`."""
+        return "tokens/s per device" if self.goal == "speed_per_device" else "tokens/s"
+
+    @property
+    def speed_number(self) -> str:
+        """`speed` as text, without its unit."""
+        is_small = self.goal == "speed_per_device" and self.speed < 1000
+        return f"{self.speed:.1f}" if is_small else format_count(self.speed)
 
     @classmethod
     def read(cls, folder: Path) -> "Trial":

@@ -6,6 +6,8 @@ from pydantic import Field
 
 from frontier_llm.config.section import Section
 
+TrialValue = Literal["speed", "speed_per_device", "loss"]
+
 
 class LaunchConfig(Section):
     """Settings of local processes and of a Slurm job (frontier-llm launch).
@@ -38,13 +40,19 @@ class LaunchConfig(Section):
     of two steps is added to them. 0 = the run stops only on a signal or a STOP file."""
     trial_minutes: float = Field(gt=0)
     """Time limit of each trial of a sweep (`train.py -m`). A trial that takes longer has failed."""
-    trial_value: Literal["speed", "loss"]
-    """Quantity that a sweep optimises. `speed`: tokens per second, maximised; `loss`: validation
-    loss, minimised."""
+    trial_value: TrialValue
+    """Quantity that a sweep optimises. `speed`: tokens per second, maximised; `speed_per_device`:
+    tokens per second divided by the number of devices, maximised, which compares trials on
+    different numbers of nodes; `loss`: validation loss, minimised."""
     trial_runner: Literal["train", "plan"] = "train"
     """How a sweep gets the value of a trial. `train`: it starts a run; `plan`: the planner predicts
     speed and memory, which needs no devices. The configurations of older runs do not have this
     key."""
+    trial_micro_batches: int | None = Field(None, ge=1)
+    """Number of micro-batches that each replica of a trial processes per step. data.global_batch of
+    the trial follows from it, whatever its number of replicas. null = data.global_batch counts.
+    Runs that are not trials of a sweep ignore this key. The configurations of older runs do not
+    have it."""
     elastic: bool
     """Whether a run may resume with another number of replicas. Then data.micro_batch and sharding
     factors that are numbers are fitted to this number. The global batch stays the same."""

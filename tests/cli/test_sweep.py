@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.cli import sweep as sweeps
+from frontier_llm.cli import trial_runner as runner
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.sweep import (
+from frontier_llm.cli.sweep import first_configuration, plugin_defaults
+from frontier_llm.cli.trial import Trial
+from frontier_llm.cli.trial_runner import (
+    derived_overrides,
     finished_trial,
-    first_configuration,
     planned_trial,
-    plugin_defaults,
     run_trial,
 )
-from frontier_llm.cli.trial import Trial
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
@@ -98,6 +99,50 @@ def test_a_trial_that_cannot_be_resolved_is_refused():
     assert "data.global_batch" in trial.reason
 
 
+def test_a_batch_follows_from_the_micro_batches_of_a_replica():
+    overrides = [
+        "experiment=frontier_22b", "launch.nodes=4", "data.micro_batch=2", "parallel.tensor=2",
+        "sharding=zero1",
+    ]  # fmt: skip
+    trial = planned_trial([*overrides, "launch.trial_micro_batches=16"])
+    replicas = 4 * 8 // (2 * 8)
+    same = planned_trial([*overrides, f"data.global_batch={16 * 2 * replicas}"])
+    assert trial.status == same.status == "done"
+    assert trial.tokens_per_second == same.tokens_per_second
+    assert trial.tokens_per_second != planned_trial(overrides).tokens_per_second
+    assert (trial.ranks, trial.goal) == (32, "speed")
+
+
+def _derived(*overrides):
+    return derived_overrides(overrides, compose(overrides)["launch"])
+
+
+def test_a_run_receives_the_processes_and_the_batch_of_its_trial(monkeypatch):
+    base = ("launch.ranks_per_node=3", "parallel.pipeline=1", "data.micro_batch=2")
+    batch = "launch.trial_micro_batches=5"
+    assert _derived(*base) == []
+    assert _derived(*base, batch) == ["data.global_batch=40"]  # launch.ranks is 4
+    assert _derived(*base, batch, "launch.nodes=2") == [
+        "launch.ranks=6", "launch.ranks_per_node=3", "data.global_batch=60",
+    ]  # fmt: skip
+    on_slurm = {
+        "SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "8", "SLURM_NNODES": "2",
+        "SLURM_JOB_ID": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+        "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "a[1-2]",
+        "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_NODELIST": "a[1-2]",
+    }  # fmt: skip
+    for name, value in on_slurm.items():
+        monkeypatch.setenv(name, value)
+    assert _derived(*base, batch, "launch.nodes=2") == ["data.global_batch=80"]
+
+
+def test_what_the_ranks_cannot_share_is_left_to_the_rules():
+    overrides = ["parallel.tensor=3", "parallel.pipeline=1", "launch.trial_micro_batches=5"]
+    assert _derived(*overrides) == ["data.global_batch=16"]
+    trial = planned_trial(overrides)
+    assert (trial.status, trial.ranks, trial.value) == ("refused", None, 0.0)
+
+
 def test_the_planner_predicts_no_loss():
     with pytest.raises(ConfigError, match="does not predict losses"):
         sweeps.main(["launch.trial_runner=plan", "launch.trial_value=loss"])
@@ -118,7 +163,7 @@ def test_what_an_earlier_try_left_is_removed_once(tmp_path, monkeypatch, task, g
     left.touch()
     monkeypatch.setenv("SLURM_PROCID", task)
     seen = []
-    monkeypatch.setattr(sweeps, "_run", lambda *_: seen.append(left.exists()) or (2, "refused"))
+    monkeypatch.setattr(runner, "_run", lambda *_: seen.append(left.exists()) or (2, "refused"))
     assert run_trial([], tmp_path, 1.0).status == "refused"
     assert seen == [not goes]
 
@@ -147,7 +192,7 @@ def test_a_trial_is_what_its_last_step_and_its_usual_speed_are(tmp_path, monkeyp
         (tmp_path / "run" / "summary.json").write_text('{"ranks": [{"peak_bytes": 7}]}')
         return 0, ""
 
-    monkeypatch.setattr(sweeps, "_run", train)
+    monkeypatch.setattr(runner, "_run", train)
     trial = run_trial(["a=1"], tmp_path, 1.0)
     assert (trial.loss, trial.validation_loss, trial.peak_bytes) == (2.0, 2.5, 7)
     assert trial.tokens_per_second == 42.5

@@ -1,11 +1,13 @@
 """The table, the picture and the ranking of a sweep."""
 
 import json
-from dataclasses import asdict
+import sys
+from dataclasses import asdict, replace
 
 import pytest
 
-from frontier_llm.cli.sweep_report import axes, main, pareto, read, sensitivity
+from frontier_llm.cli.sweep_report import main
+from frontier_llm.cli.sweep_trials import axes, pareto, read, sensitivity
 from frontier_llm.cli.trial import Trial
 from frontier_llm.errors import DataError
 from frontier_llm.units import GIB
@@ -61,7 +63,9 @@ def test_the_report_has_every_trial_and_why_it_failed(folder, capsys):
     assert "| 210 * | 4.00 | 2 | 2 | 10.0 s | done |" in said
     assert "refused: got: 80 GiB" in said
     assert (folder / "sweep.md").read_text().strip() in said
-    for picture in ("pareto.svg", "sensitivity.svg"):
+    assert "| parallel.tensor | " in said.partition("mean absolute contribution, tokens/s")[2]
+    assert "| 5 | 210 |" in said
+    for picture in ("pareto.svg", "sensitivity.svg", "importance.svg", "convergence.svg"):
         assert "<svg" in (folder / picture).read_text()
 
 
@@ -76,3 +80,29 @@ def test_a_folder_without_trials_is_said(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([str(tmp_path)])
     assert "contains no trial.json" in capsys.readouterr().err
+
+
+def test_other_searches_stand_beside_the_sweep(folder, tmp_path_factory, capsys):
+    others = []
+    for speed in (30, 50):
+        others.append(tmp_path_factory.mktemp("random"))
+        (others[-1] / "0").mkdir()
+        _trial(1, 1, speed).write(others[-1] / "0")
+    assert main([str(folder), "--beside", *map(str, others)]) == 0
+    assert "| trials | this search | others |" in capsys.readouterr().out
+
+
+def test_a_sweep_over_nodes_is_compared_per_device(folder, capsys):
+    for number, (trial, ranks) in enumerate(zip(TRIALS, (1, 1, 8, 8, 8), strict=True)):
+        replace(trial, ranks=ranks, goal="speed_per_device").write(folder / str(number))
+    assert main([str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert said.index("| 110.0 * |") < said.index("| 26.2")
+    assert "tokens/s per device" in said
+
+
+def test_without_the_libraries_the_report_says_what_to_install(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shap", None)
+    assert main([str(folder)]) == 0
+    assert "pip install 'frontier-llm[sweep]'" in capsys.readouterr().out
+    assert not (folder / "importance.svg").exists()

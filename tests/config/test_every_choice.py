@@ -12,7 +12,7 @@ import re
 import pytest
 import yaml
 
-from frontier_llm.cli.compose import compose, groups
+from frontier_llm.cli.compose import OPTIONAL_GROUPS, compose, groups
 from frontier_llm.cli.experiments import Header
 from frontier_llm.cli.group_files import file_values, leaves, section_of
 from frontier_llm.cli.package_files import CONF
@@ -28,7 +28,7 @@ BASES = {"model": {"gpt", "llama", "mt5"}, "checkpoint": {"base"}}
 CHOICES = {
     group: [name for name in names if name not in BASES.get(group, ())]
     for group, names in groups().items()
-    if group != "experiment"
+    if group not in OPTIONAL_GROUPS
 }
 EXPERIMENTS = groups()["experiment"]
 RULES = {
@@ -106,8 +106,9 @@ def test_an_experiment_sets_no_key_of_a_group(experiment):
 def test_the_root_sets_no_key_of_a_group_and_comes_first():
     root, defaults = _root()
     assert defaults[0] == "_self_"
-    assert set(defaults[-1]) == {"experiment"}
-    assert {next(iter(default)).partition("@")[0] for default in defaults[1:-1]} == set(CHOICES)
+    groups_in_order = [next(iter(default)).partition("@")[0] for default in defaults[1:]]
+    assert groups_in_order[-2:] == list(OPTIONAL_GROUPS)
+    assert set(groups_in_order[:-2]) == set(CHOICES)
     keys = {key for key, _ in leaves(root)}
     for group, names in CHOICES.items():
         assert not keys & _keys(group, names[0])

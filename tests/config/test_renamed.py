@@ -6,8 +6,8 @@ import yaml
 from frontier_llm.cli import compose as composition
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
-from frontier_llm.cli.sweep import finished_trial
 from frontier_llm.cli.trial import Trial
+from frontier_llm.cli.trial_runner import finished_trial
 from frontier_llm.config import decode
 from frontier_llm.config.decode import keys
 from frontier_llm.config.renamed import RENAMED_KEYS, current_override, with_current_names

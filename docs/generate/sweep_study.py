@@ -1,0 +1,241 @@
+"""Compare Bayesian with random search on a sweep whose trials the planner predicts.
+
+`docs.generate.sweeps_page study` writes the results into docs/sweeps.md. Each setting of the space
+is predicted once. The searches then read these predictions, so that many searches take seconds.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from statistics import fmean, pvariance
+from typing import Any
+
+import optuna
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Transformer
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from optuna.samplers import BaseSampler, RandomSampler
+
+from frontier_llm.cli.compose import compose, groups
+from frontier_llm.cli.package_files import CONF
+from frontier_llm.cli.sweep import is_axis
+from frontier_llm.cli.sweep_convergence import Curve, best_so_far, convergence_table
+from frontier_llm.cli.sweep_file import file_settings
+from frontier_llm.cli.sweep_importance import Importance
+from frontier_llm.cli.trial import Trial
+from frontier_llm.cli.trial_runner import predicted_trial
+from frontier_llm.config import decode
+
+Setting = tuple[Any, ...]
+"""A value for each axis."""
+SWEEP = "frontier_175b"
+"""File of conf/sweep that is studied."""
+BAYESIAN, RANDOM = "Bayesian", "random"
+PAPER = (
+    "data.micro_batch", "parallel.tensor", "parallel.pipeline", "launch.nodes", "sharding",
+)  # fmt: skip
+"""Ranking of arXiv:2312.12705, as recalled. The paper does not vary the number of micro-batches."""
+NEAR = 0.99
+"""Share of the best speed from which a search counts as successful."""
+PAIRS = 6
+"""Number of pairs in the tables."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """All settings of a sweep with their predicted trials."""
+
+    axes: dict[str, list[Any]]
+    trials: dict[Setting, Trial]
+
+    @classmethod
+    def of(cls, sweep: str, overrides: Sequence[str] = ()) -> "Space":
+        """Predict all settings of a file of conf/sweep.
+
+        Args:
+            sweep: name of the file.
+            overrides: overrides and axes that replace those of the file.
+        """
+        axes = axes_of([f"sweep={sweep}", *overrides])
+        choices = [key for key in axes if key in groups()]
+        fixed = [f"sweep={sweep}", *(text for text in overrides if not is_axis(text))]
+        composed = {
+            chosen: compose([*fixed, *_texts(choices, chosen)])
+            for chosen in itertools.product(*(axes[key] for key in choices))
+        }
+        trials = {}
+        for setting in itertools.product(*axes.values()):
+            values = dict(zip(axes, setting, strict=True))
+            base = deepcopy(composed[tuple(values[key] for key in choices)])
+            for key in axes.keys() - set(choices):
+                section, name = key.split(".")
+                base[section][name] = values[key]
+            trials[setting] = predicted_trial(decode(base), _texts(axes, setting))
+        return cls(axes, trials)
+
+    @property
+    def best(self) -> Trial:
+        """The fastest trial of all."""
+        return max(self.trials.values(), key=lambda trial: trial.speed)
+
+    def search(self, sampler: BaseSampler, count: int) -> list[Trial]:
+        """Return the trials of one search, as hydra's sweeper makes them."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        found = []
+        for _ in range(count):
+            asked = study.ask()
+            setting = tuple(asked.suggest_categorical(key, self.axes[key]) for key in self.axes)
+            found.append(self.trials[setting])
+            study.tell(asked, found[-1].value)
+        return found
+
+    def shares(self, size: int) -> dict[tuple[str, ...], float]:
+        """Return the share of the variance of the speed that each set of `size` axes explains.
+
+        For pairs it is the share beyond those of the two axes. All combinations of the values are
+        there once, so this functional analysis of variance is exact.
+        """
+        total = pvariance(trial.speed for trial in self.trials.values())
+        return {
+            keys: self._beyond_parts(keys) / total
+            for keys in itertools.combinations(self.axes, size)
+        }
+
+    def _beyond_parts(self, keys: tuple[str, ...]) -> float:
+        parts = itertools.chain.from_iterable(
+            itertools.combinations(keys, size) for size in range(1, len(keys))
+        )
+        return self._variance(keys) - sum(map(self._beyond_parts, parts))
+
+    def _variance(self, keys: Sequence[str]) -> float:
+        """Return the variance of the mean speeds of all combinations of values of some axes."""
+        places = [list(self.axes).index(key) for key in keys]
+        speeds = defaultdict(list)
+        for setting, trial in self.trials.items():
+            speeds[tuple(setting[place] for place in places)].append(trial.speed)
+        return pvariance([fmean(group) for group in speeds.values()])
+
+
+def axes_of(overrides: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the axes of a sweep with their values: those of its file and of the command line."""
+    parsed = OverridesParser.create().parse_overrides(
+        [text for text in (*file_settings(overrides), *overrides) if not text.startswith("hydra")]
+    )
+    return {
+        override.get_key_element(): list(override.sweep_iterator(transformer=Transformer.encode))
+        for override in parsed
+        if override.is_choice_sweep()
+    }
+
+
+def searches(space: Space, seeds: int, count: int) -> dict[str, list[list[Trial]]]:
+    """Return the trials of Bayesian and of random searches with the seeds 1, 2, ....
+
+    Args:
+        space: the space to search.
+        seeds: number of searches of each kind.
+        count: number of trials of each search.
+    """
+    bayesian = OmegaConf.load(CONF / "hydra" / "sweeper" / "sampler" / "bayesian.yaml")
+    numbers = range(1, seeds + 1)
+    return {
+        BAYESIAN: [space.search(instantiate(bayesian, seed=seed), count) for seed in numbers],
+        RANDOM: [space.search(RandomSampler(seed=seed), count) for seed in numbers],
+    }
+
+
+def settings(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
+    """Return the values of the axes of trials, whatever the order of their overrides."""
+    given = ("sweep=", "launch.trial_runner=")
+    return [
+        tuple(sorted(text for text in trial.overrides if not text.startswith(given)))
+        for trial in trials
+    ]
+
+
+def space_text(space: Space, found: Mapping[str, Sequence[Sequence[Trial]]]) -> list[str]:
+    """Return sentences about the space, and about how many searches came near its best setting."""
+    done = sum(trial.status == "done" for trial in space.trials.values())
+    best = space.best
+    near = [
+        f"{sum(max(trial.speed for trial in one) >= NEAR * best.speed for one in each)} of "
+        f"{len(each)} {name} searches"
+        for name, each in found.items()
+    ]
+    return [
+        f"The space has {len(space.trials):,} settings; {done:,} of them can run. The best has "
+        f"{best.speed_number} {best.speed_unit}: `{' '.join(best.overrides)}`.",
+        f"{' and '.join(near)} came within {1 - NEAR:.0%} of it.",
+    ]
+
+
+def curves(found: Mapping[str, Sequence[Sequence[Trial]]]) -> dict[str, list[Curve]]:
+    """Return the best values so far of all searches."""
+    return {name: [best_so_far(one) for one in each] for name, each in found.items()}
+
+
+def block(
+    space: Space,
+    found: Mapping[str, Sequence[Sequence[Trial]]],
+    importance: Mapping[str, Importance],
+) -> list[str]:
+    """Return the lines of the study: convergence, then the importance of axes and of pairs.
+
+    Args:
+        space: all settings.
+        found: the searches, by the name of their kind.
+        importance: the importance in one search of each kind. That of the first kind orders the
+            tables.
+    """
+    return [
+        "", *space_text(space, found), "", *convergence_table(curves(found)), "",
+        "![best value so far](images/study_convergence.svg)", "",
+        *_axes_table(space, importance), "", _order_text(space), "",
+        *_pairs_table(space, importance), "",
+        "![importance of axes and pairs](images/study_importance.svg)", "",
+    ]  # fmt: skip
+
+
+def _axes_table(space: Space, importance: Mapping[str, Importance]) -> list[str]:
+    shares = space.shares(1)
+    first = next(iter(importance.values()))
+    lines = _head("axis", importance, ["place in the paper"])
+    for axis in first.alone:
+        sizes = [f"{each.alone[axis]:.2f}" for each in importance.values()]
+        place = str(PAPER.index(axis) + 1) if axis in PAPER else "-"
+        lines.append(f"| {' | '.join([axis, *sizes, f'{shares[(axis,)]:.1%}', place])} |")
+    return lines
+
+
+def _order_text(space: Space) -> str:
+    """Return a sentence that compares the exact order of the axes with that of the paper."""
+    shares = {axis: share for (axis,), share in space.shares(1).items() if axis in PAPER}
+    exact = sorted(shares, key=lambda axis: -shares[axis])
+    return (
+        "Of the axes that the paper has, the order by the share of the variance is "
+        f"{', '.join(exact)}. The paper's order is {', '.join(PAPER)} (recalled)."
+    )
+
+
+def _pairs_table(space: Space, importance: Mapping[str, Importance]) -> list[str]:
+    shares = {frozenset(pair): share for pair, share in space.shares(2).items()}
+    lines = _head("pair", importance, [])
+    for pair in list(next(iter(importance.values())).pairs)[:PAIRS]:
+        sizes = [f"{each.pairs[pair]:.2f}" for each in importance.values()]
+        cells = [" x ".join(pair), *sizes, f"{shares[frozenset(pair)]:.1%}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _head(first: str, kinds: Iterable[str], last: Sequence[str]) -> list[str]:
+    names = [first, *(f"contribution, {kind} trials" for kind in kinds), "share of the variance"]
+    cells = [*names, *last]
+    return [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
+
+
+def _texts(keys: Sequence[str] | Mapping[str, Any], setting: Setting) -> list[str]:
+    return [f"{key}={value}" for key, value in zip(keys, setting, strict=True)]

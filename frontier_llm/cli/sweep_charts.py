@@ -1,0 +1,95 @@
+"""Draw the charts of a sweep's report."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from frontier_llm.cli.sweep_convergence import Curve, spread
+from frontier_llm.cli.sweep_importance import Importance
+from frontier_llm.cli.sweep_trials import done_trials, pareto, peak_memory, sensitivity
+from frontier_llm.cli.trial import Trial
+from frontier_llm.units import GIB
+
+_AXIS, _PAIR = "#36c", "#999"
+"""Colours of the bars of single axes and of pairs."""
+
+
+def draw_pareto(trials: Sequence[Trial], path: Path) -> None:
+    """Draw speed against memory of all done trials, and a line through those of `pareto`."""
+    figure, axis = _figure()
+    front = pareto(trials)
+    axis.scatter(*_memory_and_speed(done_trials(trials)), color="#888")
+    axis.plot(
+        *_memory_and_speed(front), "o-", color="#c33", label="no trial is both faster and smaller"
+    )
+    axis.set_xlabel("peak memory of the rank that used most, GiB")
+    axis.set_ylabel(trials[0].speed_unit)
+    if front:
+        axis.legend()
+    figure.savefig(path)
+
+
+def draw_sensitivity(trials: Sequence[Trial], path: Path) -> None:
+    """Draw the share of the variance of the speed that each axis explains."""
+    figure, axis = _figure()
+    shares = sensitivity(trials)
+    axis.barh(list(shares)[::-1], list(shares.values())[::-1], color="#36c")
+    axis.set_xlim(0, 1)
+    axis.set_xlabel(f"share of the variance of {trials[0].speed_unit}")
+    figure.savefig(path)
+
+
+def draw_importance(found: Importance, unit: str, path: Path, pairs: int = 6) -> None:
+    """Draw the importance of all axes (blue) and of the most important pairs (grey)."""
+    bars = {**found.alone, **{" x ".join(pair): size for pair, size in _first(found, pairs)}}
+    colours = [_AXIS] * len(found.alone) + [_PAIR] * (len(bars) - len(found.alone))
+    figure, axis = _figure()
+    axis.barh(list(bars)[::-1], list(bars.values())[::-1], color=colours[::-1])
+    axis.set_xlabel(f"contribution, {unit}")
+    figure.savefig(path)
+
+
+def draw_convergence(searches: Mapping[str, Sequence[Curve]], quantity: str, path: Path) -> None:
+    """Draw the best value so far: the median and the range of each group of searches.
+
+    The vertical axis shows the values after a fifth of the trials. Failed first trials would
+    compress the later differences.
+
+    Args:
+        searches: the curves of each group of searches, by its name.
+        quantity: name of the value, with its unit.
+        path: file to write.
+    """
+    figure, axis = _figure()
+    shown: list[float] = []
+    for (name, curves), colour in zip(searches.items(), (_AXIS, "#c33", "#393"), strict=False):
+        low, middle, high = spread(curves)
+        numbers = range(1, len(middle) + 1)
+        axis.fill_between(numbers, low, high, step="post", alpha=0.15, color=colour)
+        axis.step(numbers, middle, where="post", color=colour, label=name)
+        shown += [*low[len(low) // 5 :], *high[len(high) // 5 :]]
+    margin = 0.05 * (max(shown) - min(shown)) or 1.0
+    axis.set_ylim(min(shown) - margin, max(shown) + margin)
+    axis.set_xlabel("trials")
+    axis.set_ylabel(f"best so far: {quantity}")
+    axis.legend()
+    figure.savefig(path)
+
+
+def _first(found: Importance, count: int) -> list[tuple[tuple[str, str], float]]:
+    return list(found.pairs.items())[:count]
+
+
+def _figure() -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot.subplots(figsize=(7, 4), layout="constrained")
+
+
+def _memory_and_speed(trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
+    """Return the memory in GiB and the speed of each trial."""
+    memory = [peak_memory(trial) / GIB for trial in trials]
+    return memory, [trial.speed for trial in trials]

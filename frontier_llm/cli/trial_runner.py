@@ -1,0 +1,235 @@
+"""Run one trial of a sweep in processes of its own, or let the planner predict it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+
+from frontier_llm.cli.compose import compose
+from frontier_llm.cli.sweep_file import key_of
+from frontier_llm.cli.trial import TRIAL_FILE, Status, Trial
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.config.renamed import current_override
+from frontier_llm.errors import ConfigError
+from frontier_llm.launch.world import World
+from frontier_llm.planner.candidate import Candidate, ranks_to_plan
+from frontier_llm.planner.choice import choose
+from frontier_llm.planner.estimate import estimate
+from frontier_llm.telemetry.history import History
+
+TRIAL_DEFAULTS = {
+    "trainer.steps": "12",
+    "trainer.evaluate_every_steps": "null",
+    "trainer.sample_tokens": "0",
+    "checkpoint": "off",
+    "telemetry.wandb": "off",
+    "telemetry.progress": "false",
+}
+"""Settings of a trial unless the command line gives others: a trial only measures."""
+WARM_UP_STEPS = 2
+"""Number of first steps that do not count for a trial's speed."""
+_TERMINATION_SECONDS = 30.0
+"""Time between SIGTERM and SIGKILL for a trial that takes too long."""
+_OUT_OF_MEMORY = ("out of memory", "SIGKILL")
+"""Words in the output of a trial that ran out of memory. The kernel then kills with SIGKILL."""
+
+
+def finished_trial(overrides: Sequence[str], folder: Path) -> Trial | None:
+    """Return the trial that an earlier start of this sweep has finished; None if it must run.
+
+    Raises:
+        ConfigError: the folder contains a trial of another sweep.
+        DataError: the trial's file is damaged.
+    """
+    if not (folder / TRIAL_FILE).exists():
+        return None
+    earlier = Trial.read(folder)
+    if [current_override(text) for text in earlier.overrides] != list(overrides):
+        raise ConfigError(
+            "hydra.sweep.dir",
+            f"{folder.parent}, whose trial {folder.name} has {' '.join(earlier.overrides)}",
+            "the folder of the same sweep, or a new one",
+            f"choose another folder; trial {folder.name} of this sweep has {' '.join(overrides)}",
+        )
+    return earlier if earlier.status == "done" else None
+
+
+def run_trial(overrides: Sequence[str], folder: Path, limit_seconds: float) -> Trial:
+    """Run `frontier-llm train` with these overrides in `folder`/run and return the result.
+
+    The run directory of an earlier attempt is removed, because a run without checkpoints cannot
+    resume.
+    """
+    keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
+    defaults = [f"{key}={value}" for key, value in TRIAL_DEFAULTS.items() if key not in keys]
+    run_dir = folder / "run"
+    if is_first_task():
+        shutil.rmtree(run_dir, ignore_errors=True)
+    command = [
+        sys.executable,
+        "-m",
+        "frontier_llm",
+        "train",
+        *defaults,
+        *overrides,
+        f"run.dir={run_dir}",
+    ]
+    start = time.monotonic()
+    exit_code, message = _run(command, limit_seconds)
+    seconds = time.monotonic() - start
+    status = _status(exit_code, message)
+    if status != "done":
+        return _not_done(overrides, status, message, seconds)
+    history = History.read(run_dir)
+    ranks: list[dict[str, Any]] = json.loads((run_dir / "summary.json").read_text())["ranks"]
+    speeds = history.column("tokens_per_second")
+    return Trial(
+        overrides=list(overrides),
+        status=status,
+        reason="",
+        seconds=seconds,
+        tokens_per_second=median(speeds[WARM_UP_STEPS:] or speeds),
+        peak_bytes=max((rank["peak_bytes"] for rank in ranks), default=None),
+        loss=history.last("loss"),
+        validation_loss=history.last("validation_loss"),
+        ranks=len(ranks),
+    )
+
+
+def planned_trial(overrides: Sequence[str]) -> Trial:
+    """Return the result that the planner predicts for a trial."""
+    start = time.monotonic()
+    try:
+        with _outside_of_hydra():
+            config = decode(compose(overrides))
+    except ConfigError as error:
+        return _not_done(overrides, "refused", str(error), time.monotonic() - start)
+    trial = predicted_trial(config, overrides)
+    return replace(trial, seconds=time.monotonic() - start)
+
+
+def predicted_trial(config: RunConfig, overrides: Sequence[str]) -> Trial:
+    """Return the result that the planner predicts for the configuration of a trial."""
+    start = time.monotonic()
+    ranks, ranks_per_node = ranks_to_plan(config)
+    try:
+        config = choose(with_micro_batches(config, ranks), ranks, ranks_per_node)
+        found = estimate(Candidate.of(config, ranks, ranks_per_node))
+    except ConfigError as error:
+        return _not_done(overrides, "refused", str(error), time.monotonic() - start)
+    if found.refused:
+        return _not_done(overrides, "refused", f"got: {found.refused}", time.monotonic() - start)
+    return Trial(
+        overrides=list(overrides),
+        status="done",
+        reason="",
+        seconds=time.monotonic() - start,
+        tokens_per_second=found.tokens_per_second,
+        peak_bytes=found.peak.total,
+        loss=None,
+        validation_loss=None,
+        ranks=ranks,
+        goal=config.launch.trial_value,
+    )
+
+
+def derived_overrides(overrides: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
+    """Return the overrides of a run that follow from the settings of its trial.
+
+    They are the number of processes on this machine, if the trial sets `launch.nodes`, and the
+    global batch, if the trial has `launch.trial_micro_batches`.
+
+    Args:
+        overrides: the settings of the trial.
+        settings: its section `launch`.
+    """
+    sets_nodes = "launch.nodes" in map(key_of, overrides)
+    if not sets_nodes and settings["trial_micro_batches"] is None:
+        return []
+    try:
+        with _outside_of_hydra():
+            config = decode(compose(overrides))
+    except ConfigError:
+        return []  # the run refuses its configuration with the same error
+    world = World.from_environment(os.environ)
+    if world is not None:
+        ranks, processes = world.size, []
+    elif sets_nodes:
+        ranks, per_node = ranks_to_plan(config)
+        processes = [f"launch.ranks={ranks}", f"launch.ranks_per_node={per_node}"]
+    else:
+        ranks, processes = config.launch.ranks, []
+    batch = with_micro_batches(config, ranks).data.global_batch
+    return [*processes, f"data.global_batch={batch}"]
+
+
+def with_micro_batches(config: RunConfig, ranks: int) -> RunConfig:
+    """Return a configuration whose global batch has `launch.trial_micro_batches` per replica.
+
+    It is unchanged if this key is null, or if the ranks are not a multiple of tensor x pipeline,
+    which the rules of the configuration refuse.
+    """
+    parallel, data = config.parallel, config.data
+    replicas, rest = divmod(ranks, parallel.tensor * parallel.pipeline)
+    if config.launch.trial_micro_batches is None or rest:
+        return config
+    batch = config.launch.trial_micro_batches * data.micro_batch * replicas
+    return config.model_copy(update={"data": data.model_copy(update={"global_batch": batch})})
+
+
+@contextmanager
+def _outside_of_hydra() -> Iterator[None]:
+    """Suspend the sweep that hydra runs, because hydra composes only outside of its own runs."""
+    of_hydra = GlobalHydra.instance()
+    sweep, of_hydra.hydra = of_hydra.hydra, None
+    try:
+        yield
+    finally:
+        of_hydra.hydra = sweep
+
+
+def _not_done(overrides: Sequence[str], status: Status, reason: str, seconds: float) -> Trial:
+    return Trial(list(overrides), status, reason[-2000:], seconds, 0.0, None, None, None)
+
+
+def is_first_task() -> bool:
+    """Return whether this process writes the trial's files: the first task of a Slurm job does."""
+    return os.environ.get("SLURM_PROCID", "0") == "0"
+
+
+def _run(command: Sequence[str], limit_seconds: float) -> tuple[int | None, str]:
+    """Run a command; return its exit code (None if it took too long) and its stderr."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        _, message = process.communicate(timeout=limit_seconds)
+        return process.returncode, message
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+    try:
+        _, message = process.communicate(timeout=_TERMINATION_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _, message = process.communicate()
+    return None, f"ended after {limit_seconds / 60:g} minutes (launch.trial_minutes)\n{message}"
+
+
+def _status(exit_code: int | None, message: str) -> Status:
+    """Return the status of a trial from its exit code (None: it took too long) and its stderr."""
+    if exit_code is None:
+        return "too slow"
+    if exit_code == 0:
+        return "done"
+    if exit_code == 2:
+        return "refused"
+    return "out of memory" if any(word in message for word in _OUT_OF_MEMORY) else "failed"
