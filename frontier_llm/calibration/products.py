@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import torch
 
+from frontier_llm.calibration.device import DTYPES
 from frontier_llm.calibration.timing import device, seconds_of
 from frontier_llm.planner.tiles import tile_flops
 
 SHAPES = {
     "cpu": (
-        (256, 64, 192),
+        (256, 256, 256),
         (256, 256, 1024),
         (512, 256, 256),
         (512, 1024, 256),
@@ -28,7 +29,6 @@ SHAPES = {
     ),
 }
 """Measured shapes by type of device: rows, inner size and columns of a product."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HALF_SIZES = tuple(range(0, 1001, 2))
 """Values of `MatrixCurve.half_size` that the fit tries."""
 
@@ -69,8 +69,14 @@ class ProductFigures:
 
 def measure_products(precision: str) -> ProductFigures:
     """Measure all shapes in one number format and fit the speed of products to them."""
-    processors = processor_count()
     samples = [_measure(shape, DTYPES[precision]) for shape in SHAPES[device().type]]
+    return fitted(precision, samples, processor_count())
+
+
+def fitted(
+    precision: str, samples: Sequence[Sample], processors: int | None = None
+) -> ProductFigures:
+    """Return measured samples with the curve that fits them best."""
     tflops, half_size = fit_curve(samples, processors)
     return ProductFigures(precision, tflops, half_size, tuple(samples), processors)
 

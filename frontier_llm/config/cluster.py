@@ -49,6 +49,16 @@ class DeviceConfig(Section):
         return pattern
 
 
+class CollectiveSpeed(Section):
+    """Measured speed of one kind of collective, as that of a ring."""
+
+    latency_us: float = Field(ge=0)
+    """Time of one step around the ring, microseconds. An all-gather or a reduce-scatter of w ranks
+    has w - 1 steps, an all-reduce 2 (w - 1)."""
+    gb_per_second: float = Field(gt=0)
+    """Bytes that each rank sends per second, GB/s."""
+
+
 class LinkConfig(Section):
     """One level of links, such as the links inside a node."""
 
@@ -65,6 +75,11 @@ class LinkConfig(Section):
     contention: float = Field(ge=0, default=0)
     """Loss of bandwidth by doubling the domains that a collective connects: over n nodes, the
     bandwidth is divided by 1 + contention x log2(n)."""
+    collectives: dict[Literal["all_reduce", "all_gather", "reduce_scatter"], CollectiveSpeed] = (
+        Field({})
+    )
+    """Measured speeds of the communication library's collectives between ranks of this level. A
+    collective that is not listed has the latency and the bandwidth of the link."""
     source: str
     """Source of these figures."""
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.bench_pipeline import main
-from benchmarks.pipeline.held_bytes import HeldBytes
+from benchmarks.testbed.held_bytes import HeldBytes
 from benchmarks.pipeline.pipeline_case import CONTENDERS, Case, RankFigures, Sizes, TimedStep
 from benchmarks.pipeline.pipeline_results import check_equal, simulated_seconds
 from frontier_llm.errors import TrainingError
