@@ -3,29 +3,37 @@
 import gc
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.layouts.layout_case import RANKS
+from benchmarks.testbed.foreign_load import busy_seconds
 from benchmarks.testbed.held_bytes import HeldBytes
-from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import AnyBatch, Batch
 from frontier_llm.device.accelerator import keep_freed_memory
-from frontier_llm.device.kernels import resolve
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.model.build import build_model
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import make_groups
-from frontier_llm.trainer.loss_scale import LossScale
+from frontier_llm.trainer.bare_step import bare_step
 from frontier_llm.trainer.phase_timer import MEASURED_STEPS
-from frontier_llm.trainer.states import shard
-from frontier_llm.trainer.step import TrainStep
 
 LEARNING_RATE = 1e-4
 """Learning rate of all layouts; the speed does not depend on it."""
 CPU = torch.device("cpu")
+
+
+class TimedStep(NamedTuple):
+    """One step on one rank."""
+
+    seconds: float
+    """Duration."""
+    own: float
+    """CPU seconds of this rank."""
+    busy: float
+    """Seconds that all cores of the machine worked together."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +42,8 @@ class RankFigures:
 
     peak_bytes: int
     """Peak memory of all tensors, from the first weight to the end of the second step."""
-    step_seconds: tuple[float, ...]
-    """Durations of the timed steps."""
+    steps: tuple[TimedStep, ...]
+    """The timed steps."""
     phases: dict[str, float]
     """Seconds of each phase of a step, from the steps that the trainer itself measures."""
     losses: tuple[float, ...]
@@ -55,36 +63,23 @@ def run_layout(rank: int, config: RunConfig, steps: int) -> RankFigures:
     megatron_cpu.install()
     keep_freed_memory()
     layout = ResolvedLayout.resolve(config, RANKS, RANKS)
-    losses = []
+    groups = make_groups(config.parallel, RANKS, layout.head_stage)
+    batches, losses = _batches(layout, groups.coordinates.data), []
     with HeldBytes() as held:
-        step, batches = build(rank, config, layout)
+        _, step = bare_step(config, layout, groups, CPU)
         for number in (1, 2):
             losses.append(step.run(number, batches, LEARNING_RATE).loss)
     gc.collect()
     gc.freeze()  # as in a training run (trainer/assemble.py)
-    seconds = []
+    timed = []
     for number in range(MEASURED_STEPS, MEASURED_STEPS + steps + 1):
         dist.barrier()
-        start = time.perf_counter()
+        busy, own, start = busy_seconds(), time.process_time(), time.perf_counter()
         losses.append(step.run(number, batches, LEARNING_RATE).loss)
-        seconds.append(time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        timed.append(TimedStep(seconds, time.process_time() - own, busy_seconds() - busy))
     # the first of these steps is the last one that the trainer's timer measures
-    return RankFigures(held.peak, tuple(seconds[1:]), step.timer.laps[-1], tuple(losses))
-
-
-def build(rank: int, config: RunConfig, layout: ResolvedLayout) -> tuple[TrainStep, list[AnyBatch]]:
-    """Build the training step of a rank, and the micro-batches of a step.
-
-    Collective over all ranks.
-    """
-    groups = make_groups(config.parallel, RANKS, layout.head_stage)
-    kernels = resolve(config.kernels, CPU)
-    model = build_model(layout, groups, CPU, kernels, config.trainer.seed)
-    traffic = Traffic(groups.grid, rank)
-    states = shard(config, model, groups, traffic)
-    scale = LossScale(config.precision, layout.precision)
-    step = TrainStep(model, states, groups, config, scale, traffic)
-    return step, _batches(layout, groups.coordinates.data)
+    return RankFigures(held.peak, tuple(timed[1:]), step.timer.laps[-1], tuple(losses))
 
 
 def _batches(layout: ResolvedLayout, replica: int) -> list[AnyBatch]:

@@ -1,6 +1,5 @@
 """Measure durations on the device of this rank, at the same time on all ranks."""
 
-import statistics
 import time
 from collections.abc import Callable
 
@@ -10,7 +9,7 @@ import torch.distributed as dist
 SECONDS = 0.04
 """Minimum duration of one measurement, in seconds."""
 REPETITIONS = 5
-"""Number of measurements, of which the median counts."""
+"""Number of measurements. Only the fastest counts, because other programs can slow down some."""
 
 
 def device() -> torch.device:
@@ -36,7 +35,7 @@ def seconds_of(action: Callable[[], object]) -> float:
     finish()
     if dist.is_initialized():
         dist.barrier()
-    return statistics.median(_measure(action) for _ in range(REPETITIONS))
+    return min(_measure(action) for _ in range(REPETITIONS))
 
 
 def finish() -> None:
