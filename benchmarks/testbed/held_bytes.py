@@ -33,7 +33,7 @@ class HeldBytes(TorchDispatchMode):
         def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
             return self._resize(storage, size)
 
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = resize  # type: ignore[assignment,method-assign]
         super().__enter__()
         return self
 
@@ -73,7 +73,7 @@ class HeldBytes(TorchDispatchMode):
 
     def _resize(self, storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         """Resize a storage, as `UntypedStorage.resize_`."""
-        torch._C.StorageBase.resize_(storage, size)
+        torch._C.StorageBase.resize_(storage, size)  # type: ignore[attr-defined]
         if storage._cdata in self._living:
             self._set_size(storage)
         return storage

@@ -81,12 +81,12 @@ def _measure_kernels(precision: str) -> KernelFigures:
 def _attention_seconds(dtype: torch.dtype) -> tuple[float, float]:
     """Return the seconds of the forward and of the backward pass of causal attention."""
     shape = ATTENTION[device().type]
-    inputs = tuple(_random(shape, dtype).requires_grad_() for _ in range(3))
+    query, key, value = (_random(shape, dtype).requires_grad_() for _ in range(3))
 
     def attend() -> Tensor:
-        return F.scaled_dot_product_attention(*inputs, is_causal=True)
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
-    return _passes(attend, inputs)
+    return _passes(attend, (query, key, value))
 
 
 def _elementwise_bytes_per_second(dtype: torch.dtype) -> float:

@@ -128,10 +128,10 @@ def _others(figures: Figures, values: dict[str, Any]) -> Table:
         table.add_row(f"element-wise kernels, {name}", f"{speed:.1f} GB/s")
     table.add_row("time to start a kernel", f"{device.kernel_seconds * 1e6:.1f} us")
     if figures.links is not None:
-        for name, speed in {"message": figures.links.messages, **figures.links.collectives}.items():
+        for name, link in {"message": figures.links.messages, **figures.links.collectives}.items():
             table.add_row(
                 name.replace("_", "-"),
-                f"{speed.bytes_per_second / 1e9:.2f} GB/s, {speed.latency_seconds * 1e6:.0f} us",
+                f"{link.bytes_per_second / 1e9:.2f} GB/s, {link.latency_seconds * 1e6:.0f} us",
             )
         table.add_row("hidden by computation", f"{figures.links.hidden_share:.0%}")
     host = values["device"]["calibration"]["host"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.geometry.communicators import Communicator
-from frontier_llm.geometry.message_memory import LOSS_CHUNK_BYTES
+from frontier_llm.geometry.message_memory import CPU_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
 from frontier_llm.geometry.model_chunks import ModelChunk, has_shared_table
 from frontier_llm.geometry.pipeline_schedule import held
 from frontier_llm.geometry.resolved import ResolvedLayout
@@ -25,6 +25,7 @@ from frontier_llm.geometry.state_memory import (
     needs_master,
     state_bytes,
 )
+from frontier_llm.planner.backward_peak import BackwardPeak
 from frontier_llm.planner.block import chunk_blocks, head_product
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.timeline import shortened
@@ -86,13 +87,20 @@ def stage_memory(
         activations: bytes of the stage's activations, if they are known already.
     """
     layout, kind = candidate.layout, candidate.stages.kind_of(stage)
-    activations = activations or stage_activations(layout, stage, kind)
+    activations = activations or stage_activations(candidate, stage, kind)
     by_category = _states(layout, kind)
+    if layout.splits_backward:
+        freed, logits, working = 0, activations.logits, activations.working
+        reductions = _reductions(candidate, kind)
+    else:
+        moment = BackwardPeak(candidate, kind, activations.logits, activations.working).fullest()
+        freed, logits, working = moment.freed, moment.logits, moment.working
+        reductions = moment.reductions
     temporary = {
-        "reductions": _reductions(candidate, kind),
-        "activations": activations.kept,
-        "logits": activations.logits,
-        "working": activations.working,
+        "reductions": reductions,
+        "activations": activations.kept - freed,
+        "logits": logits,
+        "working": working,
         "exchange": activations.exchange,
     }
     calibration = candidate.config.cluster.device.calibration
@@ -155,7 +163,7 @@ def kinds_activations(candidate: Candidate) -> tuple[Activations, ...]:
     fullest: dict[int, tuple[int, Activations]] = {}
     for stage in stages:
         kind = kinds.kind_of(stage)
-        activations = stage_activations(layout, stage, kind)
+        activations = stage_activations(candidate, stage, kind)
         total = stage_memory(candidate, stage, activations).total
         if kind.first not in fullest or total > fullest[kind.first][0]:
             fullest[kind.first] = total, activations
@@ -164,25 +172,26 @@ def kinds_activations(candidate: Candidate) -> tuple[Activations, ...]:
 
 def least_activations(candidate: Candidate) -> tuple[Activations, ...]:
     """Return lower bounds on `kinds_activations`, without the lists of split backward passes."""
-    layout = candidate.layout
     return tuple(
-        stage_activations(layout, kind.first, kind, is_least=True)
+        stage_activations(candidate, kind.first, kind, is_least=True)
         for kind in candidate.stages.kinds
     )
 
 
 def stage_activations(
-    layout: ResolvedLayout, stage: int, kind: StageKind, *, is_least: bool = False
+    candidate: Candidate, stage: int, kind: StageKind, *, is_least: bool = False
 ) -> Activations:
     """Count the bytes of a stage's activations.
 
     Args:
-        layout: layout of the run.
+        candidate: the layout.
         stage: position on the pipeline axis.
         kind: kind of this stage.
         is_least: whether to return a lower bound, in which no weight gradients wait.
     """
+    layout, on_cpu = candidate.layout, candidate.config.cluster.device.kind == "cpu"
     compute_bytes, stages = layout.compute_bytes, layout.grid.pipeline
+    loss_chunk = CPU_LOSS_CHUNK_BYTES if on_cpu else LOSS_CHUNK_BYTES
     kept = [int(_kept_elements(layout, chunk) * compute_bytes) for chunk in kind.chunks]
     factors = [0] * len(kept)
     if layout.splits_backward and not is_least:
@@ -194,7 +203,7 @@ def stage_activations(
     return Activations(
         stage=stage,
         kept=_peak(layout, stage, tuple(kept), tuple(factors), is_least=is_least),
-        logits=logits * compute_bytes + min(4 * logits, LOSS_CHUNK_BYTES),
+        logits=logits * compute_bytes + min(4 * logits, loss_chunk),
         working=int(_working_elements(layout, kind) * compute_bytes),
         exchange=int(2 * boundary),
     )
