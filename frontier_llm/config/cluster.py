@@ -8,6 +8,9 @@ from pydantic import Field, field_validator
 from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.config.section import Section
 
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
+"""Names of the communication library's collectives whose speed can be measured."""
+
 
 class DeviceConfig(Section):
     """The device of a rank (on MI250X one GCD, which is half of a package)."""
@@ -75,9 +78,7 @@ class LinkConfig(Section):
     contention: float = Field(ge=0, default=0)
     """Loss of bandwidth by doubling the domains that a collective connects: over n nodes, the
     bandwidth is divided by 1 + contention x log2(n)."""
-    collectives: dict[Literal["all_reduce", "all_gather", "reduce_scatter"], CollectiveSpeed] = (
-        Field({})
-    )
+    collectives: dict[Collective, CollectiveSpeed] = Field({})
     """Measured speeds of the communication library's collectives between ranks of this level. A
     collective that is not listed has the latency and the bandwidth of the link."""
     source: str

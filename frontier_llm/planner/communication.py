@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from frontier_llm.config.cluster import ClusterConfig, CollectiveSpeed, LinkConfig
+from frontier_llm.config.cluster import ClusterConfig, Collective, CollectiveSpeed, LinkConfig
 from frontier_llm.geometry.grid import Grid
 
 
@@ -44,10 +44,10 @@ class Span:
     """Seconds of a call in addition to the latency of its steps."""
     link: str
     """Name of the link that limits the ring's bandwidth."""
-    measured: Mapping[str, CollectiveSpeed] = field(default_factory=dict)
+    measured: Mapping[Collective, CollectiveSpeed] = field(default_factory=dict)
     """Measured speeds of the library's collectives; empty if the ring crosses several levels."""
 
-    def library(self, kind: str, ring_bytes: float, messages: float = 1) -> Cost:
+    def library(self, kind: Collective, ring_bytes: float, messages: float = 1) -> Cost:
         """Return the cost of all-gathers or reduce-scatters of the communication library.
 
         Messages between all pairs of ranks, as for model states on a CPU, cost what `gather` says.
@@ -61,7 +61,7 @@ class Span:
             return self.gather(ring_bytes, messages)
         return self._measured(kind, self.width - 1, ring_bytes, messages)
 
-    def _measured(self, kind: str, steps: int, ring_bytes: float, messages: float) -> Cost:
+    def _measured(self, kind: Collective, steps: int, ring_bytes: float, messages: float) -> Cost:
         speed = self.measured[kind]
         latency = messages * steps * speed.latency_us * 1e-6
         return Cost(latency + ring_bytes / (speed.gb_per_second * 1e9), self.link)
