@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,9 @@ SHAPES = {
     ),
 }
 """Measured shapes by type of device: rows, inner size and columns of a product."""
+COLD_BYTES = {"cpu": 1 << 26, "cuda": 0}
+"""Total size of the operands that a measured product cycles through, by type of device. On a CPU it
+is larger than the caches of a core. The products of a GPU are larger than its caches."""
 HALF_SIZES = tuple(range(0, 1001, 2))
 """Values of `MatrixCurve.half_size` that the fit tries."""
 
@@ -114,7 +118,16 @@ def _work(m: int, k: int, n: int, half_size: float, processors: int | None) -> f
 
 
 def _measure(shape: tuple[int, int, int], dtype: torch.dtype) -> Sample:
+    """Measure a product. A step reads other operands in between, so each call reads new ones."""
     m, k, n = shape
-    left = torch.randn(m, k, device=device()).to(dtype)
-    right = torch.randn(k, n, device=device()).to(dtype)
-    return Sample(m, k, n, seconds_of(lambda: torch.matmul(left, right)))
+    pairs = COLD_BYTES[device().type] // (dtype.itemsize * (m * k + k * n))
+    operands = cycle(
+        [
+            (
+                torch.randn(m, k, device=device()).to(dtype),
+                torch.randn(k, n, device=device()).to(dtype),
+            )
+            for _ in range(max(1, pairs))
+        ]
+    )
+    return Sample(m, k, n, seconds_of(lambda: torch.matmul(*next(operands))))
