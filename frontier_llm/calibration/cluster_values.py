@@ -61,6 +61,7 @@ def _kernels(figures: KernelFigures) -> dict[str, float]:
     return {
         "attention_tflops": round(figures.attention_tflops, 5),
         "attention_backward_tflops": round(figures.attention_backward_tflops, 5),
+        "weight_gradient_ratio": round(figures.weight_gradient_ratio, 3),
         "elementwise_gb_per_second": round(figures.elementwise_bytes_per_second / 1e9, 2),
     }
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from frontier_llm.calibration.timing import device, device_name, seconds_of
+from frontier_llm.device.accumulate import accumulate_product
 from frontier_llm.model.gelu import gelu_tanh
 from frontier_llm.planner.compute import BACKWARD_FLOPS
 
@@ -18,6 +20,11 @@ ATTENTION = {"cpu": (1, 4, 512, 64), "cuda": (1, 32, 4096, 128)}
 """Shape of queries, keys and values by type of device: samples, heads, tokens, head width."""
 LAYER = {"cpu": (512, 512), "cuda": (4096, 4096)}
 """Tokens and hidden size of the element-wise kernels, by type of device."""
+WEIGHT = {"cpu": (256, 384), "cuda": (4096, 4096)}
+"""Tokens and hidden size of a weight gradient, by type of device."""
+COLD_BYTES = {"cpu": 1 << 26, "cuda": 0}
+"""Total size of the operands that a measured product cycles through, by type of device. On a CPU it
+is larger than the caches of a core. The products of a GPU are larger than its caches."""
 FFN = 4
 """Width of the activation function, in hidden sizes."""
 
@@ -32,6 +39,8 @@ class KernelFigures:
     """Speed of causal attention in TFLOP/s. The masked half of the scores is not counted."""
     attention_backward_tflops: float
     """The same for its backward pass, with 2.5 times the operations."""
+    weight_gradient_ratio: float
+    """Seconds of a weight gradient and its addition to fp32 sums, relative to the forward pass."""
     elementwise_bytes_per_second: float
     """Bytes per second of a layer's element-wise kernels, forward and backward pass together. The
     bytes are those of fully fused kernels (planner/block.py)."""
@@ -74,6 +83,7 @@ def _measure_kernels(precision: str) -> KernelFigures:
         precision,
         1e-12 * flops / forward,
         1e-12 * BACKWARD_FLOPS * flops / backward,
+        _weight_gradient_ratio(dtype),
         _elementwise_bytes_per_second(dtype),
     )
 
@@ -87,6 +97,22 @@ def _attention_seconds(dtype: torch.dtype) -> tuple[float, float]:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
     return _passes(attend, (query, key, value))
+
+
+def _weight_gradient_ratio(dtype: torch.dtype) -> float:
+    """Measure the gradients of many weights, because a step does not use the same sums again soon.
+
+    The other side of the ratio is the forward product with as many weights.
+    """
+    tokens, hidden = WEIGHT[device().type]
+    shape = (FFN * hidden, hidden)
+    count = max(1, COLD_BYTES[device().type] // (4 * FFN * hidden * hidden))
+    inputs, gradient = _random((tokens, hidden), dtype), _random((tokens, FFN * hidden), dtype)
+    weights = cycle([_random(shape, dtype) for _ in range(count)])
+    sums = cycle([torch.zeros(shape, device=device()) for _ in range(count)])
+    forward = seconds_of(lambda: F.linear(inputs, next(weights)))
+    backward = seconds_of(lambda: accumulate_product(next(sums), gradient.t(), inputs, add=True))
+    return backward / forward
 
 
 def _elementwise_bytes_per_second(dtype: torch.dtype) -> float:

@@ -4,20 +4,28 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import cycle
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from frontier_llm.calibration.device import COLD_BYTES
 from frontier_llm.calibration.timing import device, finish, seconds_of
-from frontier_llm.collectives.primitives import exchange
+from frontier_llm.collectives.primitives import ReduceScatter, all_gather, exchange
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.wire import all_reduce_bytes, gather_bytes
 
 SIZES = {"cpu": (1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23), "cuda": (1 << 10, 1 << 20, 1 << 26)}
 """Bytes of the tensor of all ranks that are measured, by type of device."""
-SECONDS = 0.15
-"""Duration of the calls of one size."""
-WARM_UP, LEAST_CALLS = 3, 5
+WARM_UP, CALLS = 5, 40
+"""Calls of one size before the measured ones, and measured calls."""
+PRODUCT, PRODUCTS = 256, 8
+"""Size and number of the matrix products between two calls."""
+MOST_TENSORS = 64
+"""Most tensors that the calls cycle through."""
 OVERLAP_ELEMENTS, OVERLAP_SIZE = 1 << 21, 512
 """Elements of a message that is sent during matrix products, and the size of the matrices."""
 OVERLAP_ROUNDS = 7
@@ -38,10 +46,10 @@ class LinkFigures:
 
     ranks: int
     messages: Speed
-    """The messages of which the gathers and scatters of model states consist: on a CPU messages
-    between all pairs of ranks, on a GPU all-gathers of the communication library."""
+    """The gathers of model states: on a CPU messages between all pairs of ranks, on a GPU
+    all-gathers of the communication library."""
     collectives: dict[str, Speed]
-    """The communication library's `all_reduce`, `all_gather` and `reduce_scatter`."""
+    """The collectives that config/cluster.py names."""
     hidden_share: float
     """Share of the shorter time that is saved if messages and matrix products overlap."""
 
@@ -49,14 +57,17 @@ class LinkFigures:
 def measure_links() -> LinkFigures:
     """Measure on this rank. Collective over all ranks; there must be at least two."""
     ranks = dist.get_world_size()
-    collectives = {
-        "all_reduce": _speed(_all_reduce, 2 * (ranks - 1), all_reduce_bytes),
-        "all_gather": _speed(_all_gather, ranks - 1, gather_bytes),
-        "reduce_scatter": _speed(_reduce_scatter, ranks - 1, gather_bytes),
-    }
-    is_cpu = device().type == "cpu"
-    messages = _speed(_pairs, ranks - 1, gather_bytes) if is_cpu else collectives["all_gather"]
-    return LinkFigures(ranks, messages, collectives, _hidden_share())
+    return LinkFigures(
+        ranks,
+        _speed(_gather_states, ranks - 1, gather_bytes),
+        {
+            "all_reduce": _speed(_all_reduce, 2 * (ranks - 1), all_reduce_bytes),
+            "all_gather": _speed(_all_gather, ranks - 1, gather_bytes),
+            "reduce_scatter": _speed(_reduce_scatter, ranks - 1, gather_bytes),
+            "gradient_scatter": _speed(_scatter_gradients, ranks - 1, gather_bytes),
+        },
+        _hidden_share(),
+    )
 
 
 def fit_speed(samples: Sequence[tuple[float, float]], steps: int) -> Speed:
@@ -79,66 +90,85 @@ def fit_speed(samples: Sequence[tuple[float, float]], steps: int) -> Speed:
 
 
 def _speed(
-    make: Callable[[int], Callable[[], None]], steps: int, sent: Callable[[float, int], float]
+    run: Callable[[torch.Tensor], object], steps: int, sent: Callable[[float, int], float]
 ) -> Speed:
     """Measure one kind of collective.
 
     Args:
-        make: returns a function that runs a collective of a number of bytes.
+        run: runs the collective on a tensor of [ranks, elements] fp32.
         steps: steps around a ring in a call.
         sent: bytes that each rank sends, from the bytes of all ranks and the number of ranks.
     """
     ranks = dist.get_world_size()
-    samples = [(sent(size, ranks), _median_seconds(make(size))) for size in SIZES[device().type]]
+    samples = [(sent(size, ranks), _added_seconds(run, size)) for size in SIZES[device().type]]
     return fit_speed(samples, steps)
 
 
-def _median_seconds(action: Callable[[], None]) -> float:
-    """Return the median seconds of a call. The number of calls is the same on all ranks."""
-    for _ in range(WARM_UP):
-        action()
-    start = time.perf_counter()
-    action()
-    finish()
-    calls = torch.tensor(SECONDS / (time.perf_counter() - start), device=device())
-    dist.all_reduce(calls, dist.ReduceOp.MIN)
-    times = []
-    for _ in range(max(LEAST_CALLS, int(calls))):
-        start = time.perf_counter()
-        action()
-        finish()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def _added_seconds(run: Callable[[torch.Tensor], object], size: int) -> float:
+    """Return the seconds that a collective of `size` bytes adds to matrix products before it.
 
-
-def _parts(size: int) -> torch.Tensor:
-    """Return [ranks, elements] fp32 zeros that take `size` bytes."""
+    In a step, ranks compute between collectives. Then they do not start at exactly the same time,
+    the threads of the communication library sleep, and the tensors are not in the caches.
+    """
     ranks = dist.get_world_size()
-    return torch.zeros(ranks, max(1, size // 4 // ranks), device=device())
+    shape = (ranks, max(1, size // 4 // ranks))
+    count = max(1, min(MOST_TENSORS, COLD_BYTES[device().type] // size))
+    tensors = cycle([torch.zeros(shape, device=device()) for _ in range(count)])
+    left, right = (torch.randn(PRODUCT, PRODUCT, device=device()) for _ in range(2))
+    computing, both = [], []
+    for number in range(WARM_UP + CALLS):
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(PRODUCTS):
+            left @ right
+        finish()
+        middle = time.perf_counter()
+        run(next(tensors))
+        finish()
+        if number >= WARM_UP:
+            computing.append(middle - start)
+            both.append(time.perf_counter() - start)
+    seconds = torch.tensor([statistics.median(both) - statistics.median(computing)])
+    seconds = seconds.to(device())
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return max(1e-9, float(seconds))
 
 
-def _all_reduce(size: int) -> Callable[[], None]:
-    tensor = _parts(size)
-    return lambda: _drop(dist.all_reduce(tensor))
+def _all_reduce(tensor: torch.Tensor) -> object:
+    return dist.all_reduce(tensor)
 
 
-def _all_gather(size: int) -> Callable[[], None]:
-    whole = _parts(size)
-    own, flat = whole[0].clone(), whole.view(-1)
-    return lambda: _drop(dist.all_gather_into_tensor(flat, own))
+def _all_gather(tensor: torch.Tensor) -> object:
+    return dist.all_gather_into_tensor(tensor.view(-1), tensor[dist.get_rank()].clone())
 
 
-def _reduce_scatter(size: int) -> Callable[[], None]:
-    whole = _parts(size)
-    own, flat = whole[0].clone(), whole.view(-1)
-    return lambda: _drop(dist.reduce_scatter_tensor(own, flat))
+def _reduce_scatter(tensor: torch.Tensor) -> object:
+    return dist.reduce_scatter_tensor(torch.empty_like(tensor[0]), tensor.view(-1))
 
 
-def _pairs(size: int) -> Callable[[], None]:
-    sent = _parts(size)
-    received, world = sent.clone(), dist.group.WORLD
+def _gather_states(tensor: torch.Tensor) -> object:
+    work = all_gather(
+        tensor.view(-1), dist.group.WORLD, _traffic(), "calibrate", pairwise=_is_cpu()
+    )
+    return work.wait()
+
+
+def _scatter_gradients(tensor: torch.Tensor) -> object:
+    world = dist.group.WORLD
     assert world is not None
-    return lambda: exchange(sent, received, world, pairwise=True).wait()
+    flat = tensor.view(-1)
+    return ReduceScatter(flat, world, _traffic(), "calibrate", pairwise=_is_cpu()).wait()
+
+
+def _is_cpu() -> bool:
+    return device().type == "cpu"
+
+
+@cache
+def _traffic() -> Traffic:
+    """Return a counter for the bytes, which nobody reads."""
+    ranks = dist.get_world_size()
+    return Traffic(Grid(1, ranks, 1, ranks), dist.get_rank())
 
 
 def _hidden_share() -> float:
@@ -155,7 +185,8 @@ def _hidden_share() -> float:
     def send() -> None:
         exchange(sent, received, world, pairwise=is_cpu).wait()
 
-    message = _median_seconds(send)
+    send()
+    message = statistics.median(_once(send) for _ in range(OVERLAP_ROUNDS))
     product = seconds_of(lambda: left @ right)
     numbers = torch.tensor([message, product], device=device())
     dist.all_reduce(numbers, dist.ReduceOp.MAX)
@@ -185,7 +216,3 @@ def _once(action: Callable[[], None]) -> float:
     action()
     finish()
     return time.perf_counter() - start
-
-
-def _drop(result: object) -> None:
-    """Ignore a result."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from frontier_llm.calibration.device import DTYPES
+from frontier_llm.calibration.device import COLD_BYTES, DTYPES
 from frontier_llm.calibration.timing import device, seconds_of
 from frontier_llm.planner.tiles import tile_flops
 
@@ -30,9 +30,6 @@ SHAPES = {
     ),
 }
 """Measured shapes by type of device: rows, inner size and columns of a product."""
-COLD_BYTES = {"cpu": 1 << 26, "cuda": 0}
-"""Total size of the operands that a measured product cycles through, by type of device. On a CPU it
-is larger than the caches of a core. The products of a GPU are larger than its caches."""
 HALF_SIZES = tuple(range(0, 1001, 2))
 """Values of `MatrixCurve.half_size` that the fit tries."""
 
@@ -121,13 +118,10 @@ def _measure(shape: tuple[int, int, int], dtype: torch.dtype) -> Sample:
     """Measure a product. A step reads other operands in between, so each call reads new ones."""
     m, k, n = shape
     pairs = COLD_BYTES[device().type] // (dtype.itemsize * (m * k + k * n))
-    operands = cycle(
-        [
-            (
-                torch.randn(m, k, device=device()).to(dtype),
-                torch.randn(k, n, device=device()).to(dtype),
-            )
-            for _ in range(max(1, pairs))
-        ]
-    )
+    shapes = ((m, k), (k, n))
+    operands = cycle([[_random(shape, dtype) for shape in shapes] for _ in range(max(1, pairs))])
     return Sample(m, k, n, seconds_of(lambda: torch.matmul(*next(operands))))
+
+
+def _random(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, device=device()).to(dtype)

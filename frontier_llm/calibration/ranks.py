@@ -85,6 +85,7 @@ def combine(figures: Sequence[Figures]) -> Figures:
             same[0],
             attention_tflops=mean(k.attention_tflops for k in same),
             attention_backward_tflops=mean(k.attention_backward_tflops for k in same),
+            weight_gradient_ratio=mean(k.weight_gradient_ratio for k in same),
             elementwise_bytes_per_second=mean(k.elementwise_bytes_per_second for k in same),
         )
         for same in zip(*(one.kernels for one in devices), strict=True)

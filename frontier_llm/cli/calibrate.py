@@ -124,6 +124,8 @@ def _others(figures: Figures, values: dict[str, Any]) -> Table:
         forward, backward = of_format.attention_tflops, of_format.attention_backward_tflops
         table.add_row(f"attention, {name}", f"{forward:.4g} TFLOP/s")
         table.add_row(f"attention, {name}, backward", f"{backward:.4g} TFLOP/s")
+        ratio = f"{of_format.weight_gradient_ratio:.2f} of the forward product"
+        table.add_row(f"weight gradient, {name}", ratio)
         speed = of_format.elementwise_bytes_per_second / 1e9
         table.add_row(f"element-wise kernels, {name}", f"{speed:.1f} GB/s")
     table.add_row("time to start a kernel", f"{device.kernel_seconds * 1e6:.1f} us")

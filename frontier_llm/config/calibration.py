@@ -30,6 +30,9 @@ class KernelSpeeds(Section):
     """Speed of the forward pass of fused causal attention, TFLOP/s without the masked half."""
     attention_backward_tflops: float = Field(gt=0)
     """The same for its backward pass, which computes 2.5 times the operations."""
+    weight_gradient_ratio: float = Field(gt=0)
+    """Seconds of a weight gradient, with its addition to the fp32 sums, relative to the seconds of
+    the forward product."""
     elementwise_gb_per_second: float = Field(gt=0)
     """Bytes per second, in GB/s, of the norms, the activation function and the residual additions
     of a layer, forward and backward pass together. The bytes are those of fully fused kernels."""

@@ -8,8 +8,9 @@ from pydantic import Field, field_validator
 from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.config.section import Section
 
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
-"""Names of the communication library's collectives whose speed can be measured."""
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "gradient_scatter"]
+"""Collectives whose speed can be measured: three of the communication library, and the
+reduce-scatter of gradients (collectives/primitives.py), which on a CPU is not the library's."""
 
 
 class DeviceConfig(Section):
@@ -79,7 +80,7 @@ class LinkConfig(Section):
     """Loss of bandwidth by doubling the domains that a collective connects: over n nodes, the
     bandwidth is divided by 1 + contention x log2(n)."""
     collectives: dict[Collective, CollectiveSpeed] = Field({})
-    """Measured speeds of the communication library's collectives between ranks of this level. A
+    """Measured speeds of collectives between ranks of this level. A
     collective that is not listed has the latency and the bandwidth of the link."""
     source: str
     """Source of these figures."""

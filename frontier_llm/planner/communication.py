@@ -47,13 +47,11 @@ class Span:
     measured: Mapping[Collective, CollectiveSpeed] = field(default_factory=dict)
     """Measured speeds of the library's collectives; empty if the ring crosses several levels."""
 
-    def library(self, kind: Collective, ring_bytes: float, messages: float = 1) -> Cost:
-        """Return the cost of all-gathers or reduce-scatters of the communication library.
-
-        Messages between all pairs of ranks, as for model states on a CPU, cost what `gather` says.
+    def collective(self, kind: Collective, ring_bytes: float, messages: float = 1) -> Cost:
+        """Return the cost of all-gathers or reduce-scatters, as measured if they were measured.
 
         Args:
-            kind: `all_gather` or `reduce_scatter`.
+            kind: the collective; not `all_reduce`.
             ring_bytes: bytes that one rank sends in all calls together.
             messages: number of calls.
         """

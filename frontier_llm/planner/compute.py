@@ -73,10 +73,12 @@ class Speed:
         flash = curve.tflops * calibration.attention_share
         self._attention_tflops = flash, flash * BACKWARD_SPEED
         self._elementwise_bytes_per_second: float | None = None
+        self.weight_gradient_ratio: float | None = None
         measured = calibration.kernels.get(precision)  # type: ignore[call-overload]
         if measured is not None:
             self._attention_tflops = measured.attention_tflops, measured.attention_backward_tflops
             self._elementwise_bytes_per_second = measured.elementwise_gb_per_second * 1e9
+            self.weight_gradient_ratio = measured.weight_gradient_ratio
         self._element_bytes = COMPUTE_BYTES[precision]
         self._bytes_per_second: float = device.memory_gb_per_second * 1e9 * calibration.memory_share
         self.kernel_seconds: float = calibration.kernel_us * 1e-6
@@ -175,7 +177,12 @@ def _input_gradient(product: Product, speed: Speed) -> float:
 
 
 def _weight_gradient(product: Product, speed: Speed) -> float:
-    """Return the seconds of the product that computes the gradient of a product's weight."""
+    """Return the seconds of the product that computes the gradient of a product's weight.
+
+    A measured ratio contains the addition to the sums.
+    """
+    if speed.weight_gradient_ratio is not None:
+        return speed.product(product) * speed.weight_gradient_ratio
     m, k, n = product
     return speed.product(Product(k, m, n))
 

@@ -279,8 +279,8 @@ class LayoutTime:
             messages = 2 * all_reduces + layers
             share = all_reduces / messages if messages else 0.0  # of reduce-scatters
             return (
-                group.library("all_gather", (1 - share) * sent, all_reduces + layers).seconds
-                + group.library("reduce_scatter", share * sent, all_reduces).seconds
+                group.collective("all_gather", (1 - share) * sent, all_reduces + layers).seconds
+                + group.collective("reduce_scatter", share * sent, all_reduces).seconds
             )
         return group.all_reduce(sent, all_reduces).seconds
 
