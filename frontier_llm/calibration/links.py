@@ -20,7 +20,7 @@ from frontier_llm.geometry.wire import all_reduce_bytes, gather_bytes
 
 SIZES = {"cpu": (1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23), "cuda": (1 << 10, 1 << 20, 1 << 26)}
 """Bytes of the tensor of all ranks that are measured, by type of device."""
-WARM_UP, CALLS = 5, 40
+WARM_UP, CALLS = 5, 60
 """Calls of one size before the measured ones, and measured calls."""
 PRODUCT, PRODUCTS = 256, 8
 """Size and number of the matrix products between two calls."""
@@ -105,7 +105,7 @@ def _speed(
 
 
 def _added_seconds(run: Callable[[torch.Tensor], object], size: int) -> float:
-    """Return the seconds that a collective of `size` bytes adds to matrix products before it.
+    """Return the seconds of a collective of `size` bytes that follows matrix products.
 
     In a step, ranks compute between collectives. Then they do not start at exactly the same time,
     the threads of the communication library sleep, and the tensors are not in the caches.
@@ -115,10 +115,9 @@ def _added_seconds(run: Callable[[torch.Tensor], object], size: int) -> float:
     count = max(1, min(MOST_TENSORS, COLD_BYTES[device().type] // size))
     tensors = cycle([torch.zeros(shape, device=device()) for _ in range(count)])
     left, right = (torch.randn(PRODUCT, PRODUCT, device=device()) for _ in range(2))
-    computing, both = [], []
+    seconds = []
     for number in range(WARM_UP + CALLS):
         dist.barrier()
-        start = time.perf_counter()
         for _ in range(PRODUCTS):
             left @ right
         finish()
@@ -126,12 +125,19 @@ def _added_seconds(run: Callable[[torch.Tensor], object], size: int) -> float:
         run(next(tensors))
         finish()
         if number >= WARM_UP:
-            computing.append(middle - start)
-            both.append(time.perf_counter() - start)
-    seconds = torch.tensor([statistics.median(both) - statistics.median(computing)])
-    seconds = seconds.to(device())
-    dist.all_reduce(seconds, dist.ReduceOp.MAX)
-    return max(1e-9, float(seconds))
+            seconds.append(time.perf_counter() - middle)
+    mean = torch.tensor(_trimmed_mean(seconds), device=device())
+    dist.all_reduce(mean)
+    return float(mean) / ranks
+
+
+def _trimmed_mean(values: Sequence[float]) -> float:
+    """Return the mean without the smallest and the largest tenth.
+
+    A step has many collectives, whose times vary a lot: their mean counts.
+    """
+    tenth = len(values) // 10
+    return statistics.mean(sorted(values)[tenth : len(values) - tenth])
 
 
 def _all_reduce(tensor: torch.Tensor) -> object:
