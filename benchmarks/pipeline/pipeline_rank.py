@@ -10,9 +10,9 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from benchmarks.pipeline.held_bytes import HeldBytes
 from benchmarks.pipeline.megatron_schedules import MegatronPipeline
 from benchmarks.pipeline.pipeline_case import Case, Contender, RankFigures, TimedStep
+from benchmarks.testbed.held_bytes import HeldBytes
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.data.batch import AnyBatch, Batch
 from frontier_llm.device.accelerator import keep_freed_memory

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.generate.gpu_table import measured
+from docs.generate.layout_table import layouts
 from docs.generate.marked_page import filled, keep_current
 from docs.generate.results import RESULTS, ROOT, Row, load, select
 from frontier_llm.cli.options import run_command
@@ -351,6 +352,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
         "collectives": collectives,
     },
     "data.md": {"preprocess": preprocess},
+    "planner.md": {"layouts": lambda: layouts(load("planner_layouts"))},
     "gpu.md": {"measured": gpu},
     "checkpoint.md": {"kills": kills},
     "reliability.md": {"faults": faults, "elastic": elastic, "starts": starts},

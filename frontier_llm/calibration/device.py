@@ -1,19 +1,49 @@
-"""Measure memory bandwidth, the speed of attention and the time to start a kernel."""
+"""Measure memory bandwidth, attention, element-wise kernels and the time to start a kernel."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch import Tensor
+from torch.nn import functional as F
 
-from frontier_llm.calibration.products import DTYPES
 from frontier_llm.calibration.timing import device, device_name, seconds_of
+from frontier_llm.device.accumulate import accumulate_product
+from frontier_llm.model.gelu import gelu_tanh
+from frontier_llm.planner.compute import BACKWARD_FLOPS
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 STREAM_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Elements of the fp32 tensor with which bandwidth is measured, by type of device."""
 ATTENTION = {"cpu": (1, 4, 512, 64), "cuda": (1, 32, 4096, 128)}
 """Shape of queries, keys and values by type of device: samples, heads, tokens, head width."""
-ATTENTION_FORMATS = {"cpu": "fp32", "cuda": "bf16"}
-"""Number format in which attention is measured, by type of device."""
+LAYER = {"cpu": (512, 512), "cuda": (4096, 4096)}
+"""Tokens and hidden size of the element-wise kernels, by type of device."""
+WEIGHT = {"cpu": (256, 384), "cuda": (4096, 4096)}
+"""Tokens and hidden size of a weight gradient, by type of device."""
+COLD_BYTES = {"cpu": 1 << 26, "cuda": 0}
+"""Total size of the operands that a measured product cycles through, by type of device. On a CPU it
+is larger than the caches of a core. The products of a GPU are larger than its caches."""
+FFN = 4
+"""Width of the activation function, in hidden sizes."""
+
+
+@dataclass(frozen=True)
+class KernelFigures:
+    """Measured speeds in one number format."""
+
+    precision: str
+    """Number format: `fp32`, `bf16` or `fp16`."""
+    attention_tflops: float
+    """Speed of causal attention in TFLOP/s. The masked half of the scores is not counted."""
+    attention_backward_tflops: float
+    """The same for its backward pass, with 2.5 times the operations."""
+    weight_gradient_ratio: float
+    """Seconds of a weight gradient and its addition to fp32 sums, relative to the forward pass."""
+    elementwise_bytes_per_second: float
+    """Bytes per second of a layer's element-wise kernels, forward and backward pass together. The
+    bytes are those of fully fused kernels (planner/block.py)."""
 
 
 @dataclass(frozen=True)
@@ -22,21 +52,18 @@ class DeviceFigures:
 
     name: str
     memory_bytes_per_second: float
-    attention_format: str
-    attention_tflops: float
-    """Speed of causal attention in TFLOP/s. The masked half of the scores is not counted."""
+    kernels: tuple[KernelFigures, ...]
+    """One element per number format."""
     kernel_seconds: float
     """Seconds from the start of a tiny kernel to the start of the next one."""
 
 
-def measure_device() -> DeviceFigures:
-    """Measure the device of this machine."""
-    attention_format = ATTENTION_FORMATS[device().type]
+def measure_device(precisions: tuple[str, ...]) -> DeviceFigures:
+    """Measure the device of this rank in some number formats."""
     return DeviceFigures(
         name=device_name(),
         memory_bytes_per_second=_memory_bytes_per_second(),
-        attention_format=attention_format,
-        attention_tflops=_attention_tflops(DTYPES[attention_format]),
+        kernels=tuple(_measure_kernels(precision) for precision in precisions),
         kernel_seconds=_kernel_seconds(),
     )
 
@@ -47,13 +74,76 @@ def _memory_bytes_per_second() -> float:
     return 2 * 4 * tensor.numel() / seconds_of(lambda: tensor.add_(1.0))
 
 
-def _attention_tflops(dtype: torch.dtype) -> float:
+def _measure_kernels(precision: str) -> KernelFigures:
+    dtype = DTYPES[precision]
     samples, heads, tokens, width = ATTENTION[device().type]
-    query, key, value = (
-        torch.randn(samples, heads, tokens, width, device=device(), dtype=dtype) for _ in range(3)
+    flops = 2 * samples * heads * tokens * tokens * width
+    forward, backward = _attention_seconds(dtype)
+    return KernelFigures(
+        precision,
+        1e-12 * flops / forward,
+        1e-12 * BACKWARD_FLOPS * flops / backward,
+        _weight_gradient_ratio(dtype),
+        _elementwise_bytes_per_second(dtype),
     )
-    seconds = seconds_of(lambda: scaled_dot_product_attention(query, key, value, is_causal=True))
-    return 2e-12 * samples * heads * tokens * tokens * width / seconds
+
+
+def _attention_seconds(dtype: torch.dtype) -> tuple[float, float]:
+    """Return the seconds of the forward and of the backward pass of causal attention."""
+    shape = ATTENTION[device().type]
+    query, key, value = (_random(shape, dtype).requires_grad_() for _ in range(3))
+
+    def attend() -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    return _passes(attend, (query, key, value))
+
+
+def _weight_gradient_ratio(dtype: torch.dtype) -> float:
+    """Measure the gradients of many weights, because a step does not use the same sums again soon.
+
+    The other side of the ratio is the forward product with as many weights.
+    """
+    tokens, hidden = WEIGHT[device().type]
+    shape = (FFN * hidden, hidden)
+    count = max(1, COLD_BYTES[device().type] // (4 * FFN * hidden * hidden))
+    inputs, gradient = _random((tokens, hidden), dtype), _random((tokens, FFN * hidden), dtype)
+    weights = cycle([_random(shape, dtype) for _ in range(count)])
+    sums = cycle([torch.zeros(shape, device=device()) for _ in range(count)])
+    forward = seconds_of(lambda: F.linear(inputs, next(weights)))
+    backward = seconds_of(lambda: accumulate_product(next(sums), gradient.t(), inputs, add=True))
+    return backward / forward
+
+
+def _elementwise_bytes_per_second(dtype: torch.dtype) -> float:
+    """Measure the element-wise kernels of a layer: two norms, two additions and GELU."""
+    tokens, hidden = LAYER[device().type]
+    inputs = _random((tokens, hidden), dtype).requires_grad_()
+    weight, bias = (_random((hidden,), dtype).requires_grad_() for _ in range(2))
+    wide = _random((tokens, FFN * hidden), dtype).requires_grad_()
+    normed = _passes(lambda: F.layer_norm(inputs, (hidden,), weight, bias), (inputs, weight, bias))
+    activated = _passes(lambda: gelu_tanh(wide), (wide,))
+    added = seconds_of(lambda: inputs.detach() + inputs.detach())
+    seconds = 2 * (sum(normed) + added) + sum(activated)
+    # a norm and an activation function read and write a tensor, an addition reads two
+    elements = tokens * hidden * (2 * (2 + 3) + 2 * FFN)
+    # the backward pass of an addition only passes its gradient on
+    return 3 * elements * dtype.itemsize / seconds
+
+
+def _passes(run: Callable[[], Tensor], inputs: tuple[Tensor, ...]) -> tuple[float, float]:
+    """Return the seconds of a forward pass and of its backward pass."""
+    output = run()
+    gradient = torch.ones_like(output)
+
+    def backward() -> None:
+        torch.autograd.grad(output, inputs, gradient, retain_graph=True)
+
+    return seconds_of(run), seconds_of(backward)
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, device=device()).to(dtype)
 
 
 def _kernel_seconds() -> float:

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import NamedTuple
 
 import torch
 
+from frontier_llm.calibration.device import COLD_BYTES, DTYPES
 from frontier_llm.calibration.timing import device, seconds_of
 from frontier_llm.planner.tiles import tile_flops
 
 SHAPES = {
     "cpu": (
-        (256, 64, 192),
+        (256, 256, 256),
         (256, 256, 1024),
         (512, 256, 256),
         (512, 1024, 256),
@@ -28,7 +30,6 @@ SHAPES = {
     ),
 }
 """Measured shapes by type of device: rows, inner size and columns of a product."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HALF_SIZES = tuple(range(0, 1001, 2))
 """Values of `MatrixCurve.half_size` that the fit tries."""
 
@@ -69,8 +70,14 @@ class ProductFigures:
 
 def measure_products(precision: str) -> ProductFigures:
     """Measure all shapes in one number format and fit the speed of products to them."""
-    processors = processor_count()
     samples = [_measure(shape, DTYPES[precision]) for shape in SHAPES[device().type]]
+    return fitted(precision, samples, processor_count())
+
+
+def fitted(
+    precision: str, samples: Sequence[Sample], processors: int | None = None
+) -> ProductFigures:
+    """Return measured samples with the curve that fits them best."""
     tflops, half_size = fit_curve(samples, processors)
     return ProductFigures(precision, tflops, half_size, tuple(samples), processors)
 
@@ -108,7 +115,13 @@ def _work(m: int, k: int, n: int, half_size: float, processors: int | None) -> f
 
 
 def _measure(shape: tuple[int, int, int], dtype: torch.dtype) -> Sample:
+    """Measure a product. A step reads other operands in between, so each call reads new ones."""
     m, k, n = shape
-    left = torch.randn(m, k, device=device()).to(dtype)
-    right = torch.randn(k, n, device=device()).to(dtype)
-    return Sample(m, k, n, seconds_of(lambda: torch.matmul(left, right)))
+    pairs = COLD_BYTES[device().type] // (dtype.itemsize * (m * k + k * n))
+    shapes = ((m, k), (k, n))
+    operands = cycle([[_random(shape, dtype) for shape in shapes] for _ in range(max(1, pairs))])
+    return Sample(m, k, n, seconds_of(lambda: torch.matmul(*next(operands))))
+
+
+def _random(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, device=device()).to(dtype)

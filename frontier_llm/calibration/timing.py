@@ -1,18 +1,19 @@
-"""Measure durations on the device of this machine."""
+"""Measure durations on the device of this rank, at the same time on all ranks."""
 
 import time
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 
-SECONDS = 0.05
+SECONDS = 0.04
 """Minimum duration of one measurement, in seconds."""
-REPETITIONS = 3
-"""Number of measurements. Only the fastest counts, because other processes can slow down some."""
+REPETITIONS = 5
+"""Number of measurements. Only the fastest counts, because other programs can slow down some."""
 
 
 def device() -> torch.device:
-    """Return the GPU, or the CPU of a machine without a GPU."""
+    """Return the GPU of this rank, or the CPU of a machine without a GPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -20,14 +21,27 @@ def device_name() -> str:
     """Return the name of the device."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    return f"a CPU with {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"a CPU with {threads} {'thread' if threads == 1 else 'threads'} per rank"
 
 
 def seconds_of(action: Callable[[], object]) -> float:
-    """Return the seconds of one call of `action`. A first call, as warm-up, is not measured."""
+    """Return the seconds of one call of `action`. A first call, as warm-up, is not measured.
+
+    If there are several ranks, all measure the same action at the same time, as in training: ranks
+    share the memory of the machine, and on a CPU its caches and its clock speed.
+    """
     action()
-    _finish()
+    finish()
+    if dist.is_initialized():
+        dist.barrier()
     return min(_measure(action) for _ in range(REPETITIONS))
+
+
+def finish() -> None:
+    """Wait until the device has finished all work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _measure(action: Callable[[], object]) -> float:
@@ -37,12 +51,6 @@ def _measure(action: Callable[[], object]) -> float:
         action()
         calls += 1
         if calls % 16 == 0:  # a GPU only queues the calls, which takes less time than running them
-            _finish()
-    _finish()
+            finish()
+    finish()
     return (time.perf_counter() - start) / calls
-
-
-def _finish() -> None:
-    """Wait until the device has finished all work."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

@@ -1,15 +1,16 @@
 """Measure this machine for the planner: `frontier-llm calibrate [cluster=NAME]`.
 
-Measures matrix products of many shapes in each number format, the memory bandwidth, attention, the
-time to start a kernel, and collectives between `--ranks` processes on this machine. Fits the
-constants of config/calibration.py to the measurements and prints them. `--write NAME` copies the
-file of `cluster` to cluster/NAME.yaml in --conf-dir or conf/, and replaces the values that were
-measured.
+Starts `--ranks` processes that measure at the same time: matrix products of many shapes, attention
+and element-wise kernels in each number format, the memory bandwidth, the time to start a kernel,
+messages and collectives between the ranks, and steps of tiny models, which show the work of the
+CPU. Fits the constants of config/calibration.py to the measurements and prints them. `--write NAME`
+copies the file of `cluster` to cluster/NAME.yaml in --conf-dir or conf/, and replaces the values
+that were measured.
 """
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,14 @@ import yaml
 from rich.table import Table
 
 from frontier_llm.calibration import timing
-from frontier_llm.calibration.device import DeviceFigures, measure_device
-from frontier_llm.calibration.links import LinkFigures, measure_links
-from frontier_llm.calibration.products import ProductFigures, measure_products
+from frontier_llm.calibration.cluster_values import measured
+from frontier_llm.calibration.host import CASES, TinyCase
+from frontier_llm.calibration.ranks import Figures, measure
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, tool_parser
 from frontier_llm.cli.package_files import new_conf_file
-from frontier_llm.config import decode
+from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 
 FORMATS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}
@@ -38,14 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = wide_console()
     cluster = decode(compose(options.overrides)).cluster
     path = None if options.write is None else cluster_file(options.write)
-    # The links come first: their ranks are forked, which must happen before torch starts threads.
-    links = measure_links(options.ranks) if options.ranks > 1 else None
-    products = [measure_products(name) for name in FORMATS[timing.device().type]]
-    device = measure_device()
-    for table in _tables(products, device, links):
+    tiny = {case: _tiny(case, options.ranks) for case in CASES}
+    figures = measure(options.ranks, FORMATS[timing.device().type], tiny)
+    values = measured(cluster.model_dump(mode="json"), figures, tiny)
+    for table in (_products(figures), _others(figures, values)):
         console.print(table)
     if path:
-        _write(path, measured(cluster.model_dump(mode="json"), products, device, links))
+        _write(path, values)
         console.print(f"written: {path}; use it with cluster={path.stem}")
     return 0
 
@@ -66,53 +66,6 @@ def cluster_file(name: str) -> Path:
     return path
 
 
-def measured(
-    cluster: dict[str, Any],
-    products: Sequence[ProductFigures],
-    device: DeviceFigures,
-    links: LinkFigures | None,
-) -> dict[str, Any]:
-    """Return the content of the new cluster file: `cluster` with the measured values replaced.
-
-    Args:
-        cluster: content of the file that the calibration is based on.
-        products: measured speed of matrix products, one element per number format.
-        device: measured speed of memory, attention and kernel starts.
-        links: measured all-gathers between the ranks; None if there was only one rank.
-    """
-    source = f"measured on {device.name} by frontier-llm calibrate"
-    calibration = dict(cluster["device"]["calibration"])
-    product_tflops = next(p.tflops for p in products if p.precision == device.attention_format)
-    calibration |= {
-        "products": {
-            **calibration["products"],
-            **{
-                p.precision: {"tflops": round(p.tflops, 5), "half_size": round(p.half_size, 1)}
-                for p in products
-            },
-        },
-        "attention_share": round(device.attention_tflops / product_tflops, 3),
-        "kernel_us": round(device.kernel_seconds * 1e6, 2),
-        "source": f"{source}; hidden_share, memory and channels from the file it is based on",
-    }
-    measured_gb = device.memory_bytes_per_second / 1e9
-    nominal_gb = cluster["device"]["memory_gb_per_second"]
-    calibration["memory_share"] = round(min(1.0, measured_gb / nominal_gb), 3)
-    new_device: dict[str, Any] = {**cluster["device"], "calibration": calibration}
-    new_device["processors"] = products[0].processors
-    if measured_gb > nominal_gb:
-        new_device |= {"memory_gb_per_second": round(measured_gb, 1), "source": source}
-    local_link = dict(cluster["links"][0])
-    if links is not None:
-        local_link |= {
-            "latency_us": round(links.latency_seconds * 1e6, 1),
-            "gb_per_second": round(links.bytes_per_second / 1e9, 2),
-            "efficiency": 1.0,
-            "source": f"{source}: all-gathers between {links.ranks} ranks",
-        }
-    return {**cluster, "device": new_device, "links": [local_link, *cluster["links"][1:]]}
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = tool_parser(__doc__)
     parser.add_argument(
@@ -131,13 +84,22 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_intermixed_args(arguments)
 
 
-def _tables(
-    products: Sequence[ProductFigures], device: DeviceFigures, links: LinkFigures | None
-) -> Iterator[Table]:
-    table = Table(title=f"Matrix products on {device.name}", title_justify="left")
+def _tiny(case: TinyCase, ranks: int) -> RunConfig:
+    """Return the configuration of a tiny model, whose kernels do almost no work."""
+    overrides = ["model=gpt_tiny", f"model.layers={case.layers}", "model.hidden=32",
+                 "model.heads=2", "model.vocabulary=64", "data.vocabulary=64",
+                 "data.sequence_length=8", "data.micro_batch=1",
+                 f"data.global_batch={case.micro_batches * ranks}", "parallel.pipeline=1",
+                 "precision=fp32", "checkpoint=off"]  # fmt: skip
+    config: RunConfig = decode(compose(overrides))
+    return config
+
+
+def _products(figures: Figures) -> Table:
+    table = Table(title=f"Matrix products on {figures.device.name}", title_justify="left")
     for column in ("format", "m", "k", "n", "TFLOP/s", "fitted", "error"):
         table.add_column(column)
-    for of_format in products:
+    for of_format in figures.products:
         for sample in of_format.samples:
             fitted_tflops = of_format.curve(sample.rows, sample.inner, sample.columns)
             table.add_row(
@@ -147,17 +109,37 @@ def _tables(
                 f"{fitted_tflops:.4g}",
                 f"{fitted_tflops / sample.tflops - 1:+.0%}",
             )
-    yield table
+    return table
+
+
+def _others(figures: Figures, values: dict[str, Any]) -> Table:
+    """Return the table of all other measurements; `values` are those of the new cluster file."""
     table = Table(title="Other measurements", title_justify="left")
     table.add_column("quantity")
     table.add_column("measured")
+    device = figures.device
     table.add_row("memory bandwidth", f"{device.memory_bytes_per_second / 1e9:.1f} GB/s")
-    table.add_row("attention", f"{device.attention_tflops:.4g} TFLOP/s")
+    for of_format in device.kernels:
+        name = of_format.precision
+        forward, backward = of_format.attention_tflops, of_format.attention_backward_tflops
+        table.add_row(f"attention, {name}", f"{forward:.4g} TFLOP/s")
+        table.add_row(f"attention, {name}, backward", f"{backward:.4g} TFLOP/s")
+        ratio = f"{of_format.weight_gradient_ratio:.2f} of the forward product"
+        table.add_row(f"weight gradient, {name}", ratio)
+        speed = of_format.elementwise_bytes_per_second / 1e9
+        table.add_row(f"element-wise kernels, {name}", f"{speed:.1f} GB/s")
     table.add_row("time to start a kernel", f"{device.kernel_seconds * 1e6:.1f} us")
-    if links is not None:
-        table.add_row("all-gather, bandwidth", f"{links.bytes_per_second / 1e9:.2f} GB/s")
-        table.add_row("all-gather, latency", f"{links.latency_seconds * 1e6:.0f} us")
-    yield table
+    if figures.links is not None:
+        for name, link in {"message": figures.links.messages, **figures.links.collectives}.items():
+            table.add_row(
+                name.replace("_", "-"),
+                f"{link.bytes_per_second / 1e9:.2f} GB/s, {link.latency_seconds * 1e6:.0f} us",
+            )
+        table.add_row("hidden by computation", f"{figures.links.hidden_share:.0%}")
+    host = values["device"]["calibration"]["host"]
+    for name in ("layer", "micro_batch", "step"):
+        table.add_row(f"CPU, per {name.replace('_', '-')}", f"{host[name + '_us']:.0f} us")
+    return table
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from frontier_llm.config.engine import HostTimes
 from frontier_llm.config.section import Section
 
 
@@ -22,12 +23,33 @@ class MatrixCurve(Section):
     """Matrix size, in rows, below which products are slow on a device without `processors`."""
 
 
+class KernelSpeeds(Section):
+    """Speeds of kernels in one compute format that `frontier-llm calibrate` measured."""
+
+    attention_tflops: float = Field(gt=0)
+    """Speed of the forward pass of fused causal attention, TFLOP/s without the masked half."""
+    attention_backward_tflops: float = Field(gt=0)
+    """The same for its backward pass, which computes 2.5 times the operations."""
+    weight_gradient_ratio: float = Field(gt=0)
+    """Seconds of a weight gradient, with its addition to the fp32 sums, relative to the seconds of
+    the forward product."""
+    elementwise_gb_per_second: float = Field(gt=0)
+    """Bytes per second, in GB/s, of the norms, the activation function and the residual additions
+    of a layer, forward and backward pass together. The bytes are those of fully fused kernels."""
+
+
 class CalibrationConfig(Section):
     """Constants that `frontier-llm calibrate` measures or benchmarks/planner_accuracy.py fits."""
 
     products: dict[Literal["fp32", "bf16", "fp16"], MatrixCurve]
     """Speed of matrix products by compute format. The planner predicts times only for the formats
     that are listed."""
+    kernels: dict[Literal["fp32", "bf16", "fp16"], KernelSpeeds] = Field({})
+    """Measured speeds of other kernels by compute format. A format that is not listed has the
+    speeds of `attention_share`, of `memory_share` and of the engine's `elementwise_factor`."""
+    host: HostTimes | None = None
+    """Measured times of this program on the CPU of a rank; null = those of `planner.engine`. On a
+    cluster without devices, they are added to the times of the kernels."""
     attention_share: float = Field(gt=0)
     """Speed of a fused attention kernel as a share of `tflops`. The masked half of causal attention
     is not counted as work."""

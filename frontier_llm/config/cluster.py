@@ -8,6 +8,10 @@ from pydantic import Field, field_validator
 from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.config.section import Section
 
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "gradient_scatter"]
+"""Collectives whose speed can be measured: three of the communication library, and the
+reduce-scatter of gradients (collectives/primitives.py), which on a CPU is not the library's."""
+
 
 class DeviceConfig(Section):
     """The device of a rank (on MI250X one GCD, which is half of a package)."""
@@ -49,6 +53,16 @@ class DeviceConfig(Section):
         return pattern
 
 
+class CollectiveSpeed(Section):
+    """Measured speed of one kind of collective, as that of a ring."""
+
+    latency_us: float = Field(ge=0)
+    """Time of one step around the ring, microseconds. An all-gather or a reduce-scatter of w ranks
+    has w - 1 steps, an all-reduce 2 (w - 1)."""
+    gb_per_second: float = Field(gt=0)
+    """Bytes that each rank sends per second, GB/s."""
+
+
 class LinkConfig(Section):
     """One level of links, such as the links inside a node."""
 
@@ -65,6 +79,9 @@ class LinkConfig(Section):
     contention: float = Field(ge=0, default=0)
     """Loss of bandwidth by doubling the domains that a collective connects: over n nodes, the
     bandwidth is divided by 1 + contention x log2(n)."""
+    collectives: dict[Collective, CollectiveSpeed] = Field({})
+    """Measured speeds of collectives between ranks of this level. A
+    collective that is not listed has the latency and the bandwidth of the link."""
     source: str
     """Source of these figures."""
 

@@ -13,7 +13,8 @@ class HostTimes(Section):
     """Time that the CPU of a rank takes to start the work of its device, microseconds.
 
     The CPU runs ahead of the device. A pass takes at least as long as its work on the CPU, which
-    decides the speed of small layers. On a cluster without devices (`kind: cpu`) nothing is added.
+    decides the speed of small layers. On a cluster without devices (`kind: cpu`) the same core
+    computes: only times that were measured there (`cluster.device.calibration.host`) are added.
     """
 
     layer_us: float = Field(1185.0, ge=0)

@@ -20,6 +20,8 @@ BUFFER_BYTES = 64
 """Buffer sizes are multiples of this many bytes (collectives/slots.py)."""
 LOSS_CHUNK_BYTES = 128 * MIB
 """Size of the fp32 logits that the loss computes at a time on a GPU: enough to fill it."""
+CPU_LOSS_CHUNK_BYTES = 2**19
+"""The same on a CPU: small enough for its caches."""
 
 
 def refresh_is_lossy(formats: StateFormats, factors: Factors, compute_bytes: int) -> bool:

@@ -16,10 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from frontier_llm.geometry.message_memory import LOSS_CHUNK_BYTES
-
-CHUNK_BYTES = 2**19
-"""Size of the fp32 copy of some tokens' logits on a CPU: small enough for its caches."""
+from frontier_llm.geometry.message_memory import CPU_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
 
 
 def token_losses(
@@ -121,7 +118,7 @@ def _chunks(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
     Yields:
         (the range of k tokens, [k, v] fp32 with undefined contents, the same memory each time).
     """
-    limit = CHUNK_BYTES if logits.device.type == "cpu" else LOSS_CHUNK_BYTES
+    limit = CPU_LOSS_CHUNK_BYTES if logits.device.type == "cpu" else LOSS_CHUNK_BYTES
     width = logits.shape[1]
     tokens = min(len(logits), max(1, limit // (4 * max(1, width))))
     scratch = torch.empty(tokens, width, dtype=torch.float32, device=logits.device)

@@ -9,7 +9,7 @@ multiplied.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from frontier_llm.geometry.message_memory import LOSS_CHUNK_BYTES
+from frontier_llm.geometry.message_memory import CPU_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
 from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.geometry.pipeline_schedule import held
 from frontier_llm.geometry.resolved import ResolvedLayout
@@ -37,9 +37,8 @@ class Activations:
 
 def least_activations(candidate: Candidate) -> tuple[Activations, ...]:
     """Return lower bounds on `kinds_activations`, without the lists of split backward passes."""
-    layout = candidate.layout
     return tuple(
-        stage_activations(layout, kind.first, kind, is_least=True)
+        stage_activations(candidate, kind.first, kind, is_least=True)
         for kind in candidate.stages.kinds
     )
 
@@ -47,7 +46,7 @@ def least_activations(candidate: Candidate) -> tuple[Activations, ...]:
 def stages_activations(candidate: Candidate) -> list[Activations]:
     """Return the activations of every stage."""
     layout, kinds = candidate.layout, candidate.stages
-    of_kinds = {kind.first: stage_activations(layout, kind.first, kind) for kind in kinds.kinds}
+    of_kinds = {kind.first: stage_activations(candidate, kind.first, kind) for kind in kinds.kinds}
     sizes = {kind.first: _kept_bytes(layout, kind) for kind in kinds.kinds}
     every = []
     for stage in range(layout.grid.pipeline):
@@ -58,16 +57,18 @@ def stages_activations(candidate: Candidate) -> list[Activations]:
 
 
 def stage_activations(
-    layout: ResolvedLayout, stage: int, kind: StageKind, *, is_least: bool = False
+    candidate: Candidate, stage: int, kind: StageKind, *, is_least: bool = False
 ) -> Activations:
     """Count the bytes of a stage's activations.
 
     Args:
-        layout: layout of the run.
+        candidate: the layout.
         stage: position on the pipeline axis.
         kind: kind of this stage.
         is_least: whether to return a lower bound, in which no weight gradients wait.
     """
+    layout, on_cpu = candidate.layout, candidate.config.cluster.device.kind == "cpu"
+    loss_chunk = CPU_LOSS_CHUNK_BYTES if on_cpu else LOSS_CHUNK_BYTES
     head = head_product(layout)
     has_head = any(chunk.has_head for chunk in kind.chunks)
     logits = head.rows * head.columns if has_head else 0
@@ -76,7 +77,7 @@ def stage_activations(
     return Activations(
         stage=stage,
         kept=_peak(layout, stage, kept, factors, is_least=is_least),
-        logits=logits * layout.compute_bytes + min(4 * logits, LOSS_CHUNK_BYTES),
+        logits=logits * layout.compute_bytes + min(4 * logits, loss_chunk),
         working=int(_working_elements(layout, kind) * layout.compute_bytes),
         exchange=int(2 * boundary),
     )

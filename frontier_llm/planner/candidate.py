@@ -4,10 +4,11 @@ Most stages of a large pipeline have equal layers, so the planner evaluates each
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from itertools import groupby
+from typing import Literal, TypeVar
 
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.model import ModelConfig
@@ -28,6 +29,17 @@ it has the embedding, the head and a final norm. Stages with equal content are o
 
 
 @dataclass(frozen=True)
+class UnitRun:
+    """Consecutive units of equal kind and size."""
+
+    what: Literal["table", "layer", "norm", "head"]
+    elements: int
+    """Elements of each unit on one tensor rank."""
+    count: int
+    """Number of the units."""
+
+
+@dataclass(frozen=True)
 class StageKind:
     """Pipeline stages with equal model chunks, which compute and store the same amounts."""
 
@@ -44,6 +56,8 @@ class StageKind:
     """Sizes of the sharding units (parameters that are gathered together: one layer, the embedding
     or the head): pairs of the elements of a unit on one tensor rank and the number of such units,
     ascending. The padding that the sharding factors require is not included."""
+    chunk_units: tuple[tuple[UnitRun, ...], ...]
+    """For each model chunk, its units in the order of the forward pass, without padding."""
     largest_table: int
     """Elements of the largest table (embedding or positions) on one tensor rank; 0 without one."""
 
@@ -73,6 +87,10 @@ class StageKinds:
                 count=count,
                 chunks=self._layout.chunks_of_stage(self._shapes.index(shape)),
                 units=self._units(self._shapes.index(shape)),
+                chunk_units=tuple(
+                    _runs(self._layouts([chunk]))
+                    for chunk in self._layout.chunks_of_stage(self._shapes.index(shape))
+                ),
                 largest_table=self._largest_table(self._shapes.index(shape)),
             )
             for shape, count in Counter(self._shapes).items()
@@ -110,9 +128,11 @@ class StageKinds:
         return max((units[name].size for name in TABLES if name in units), default=0)
 
     def _unit_layouts(self, stage: int) -> dict[str, FlatLayout]:
+        return self._layouts(self._layout.chunks_of_stage(stage))
+
+    def _layouts(self, chunks: Sequence[ModelChunk]) -> dict[str, FlatLayout]:
         layout = self._layout
-        chunks, tensor = layout.chunks_of_stage(stage), layout.grid.tensor
-        return unit_layouts(layout.model, chunks, layout.sequence_length, tensor)
+        return unit_layouts(layout.model, chunks, layout.sequence_length, layout.grid.tensor)
 
 
 @dataclass(frozen=True)
@@ -168,6 +188,20 @@ class Candidate:
         """Name of the schedule; if weight gradients wait, with their largest number."""
         waiting = self.layout.waiting_weights
         return self.layout.schedule_name + (f"+{waiting}" if waiting else "")
+
+
+def _runs(units: Mapping[str, FlatLayout]) -> tuple[UnitRun, ...]:
+    """Return the units of a model chunk, given by name in the order of the forward pass."""
+    sizes = groupby((_what(name), unit.size) for name, unit in units.items())
+    return tuple(UnitRun(what, size, len(list(equal))) for (what, size), equal in sizes)
+
+
+def _what(unit: str) -> Literal["table", "layer", "norm", "head"]:
+    if unit in TABLES:
+        return "table"
+    if unit == "head":
+        return "head"
+    return "layer" if unit.startswith("layers.") else "norm"
 
 
 def _shape(model: ModelConfig, chunks: tuple[ModelChunk, ...]) -> Shape:

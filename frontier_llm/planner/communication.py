@@ -12,10 +12,11 @@ slowest level (Patarasuk and Yuan, 2009). All-reduces of few bytes over many nod
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from frontier_llm.config.cluster import ClusterConfig, LinkConfig
+from frontier_llm.config.cluster import ClusterConfig, Collective, CollectiveSpeed, LinkConfig
 from frontier_llm.geometry.grid import Grid
 
 
@@ -43,6 +44,25 @@ class Span:
     """Seconds of a call in addition to the latency of its steps."""
     link: str
     """Name of the link that limits the ring's bandwidth."""
+    measured: Mapping[Collective, CollectiveSpeed] = field(default_factory=dict)
+    """Measured speeds of the library's collectives; empty if the ring crosses several levels."""
+
+    def collective(self, kind: Collective, ring_bytes: float, messages: float = 1) -> Cost:
+        """Return the cost of all-gathers or reduce-scatters, as measured if they were measured.
+
+        Args:
+            kind: the collective; not `all_reduce`.
+            ring_bytes: bytes that one rank sends in all calls together.
+            messages: number of calls.
+        """
+        if kind not in self.measured:
+            return self.gather(ring_bytes, messages)
+        return self._measured(kind, self.width - 1, ring_bytes, messages)
+
+    def _measured(self, kind: Collective, steps: int, ring_bytes: float, messages: float) -> Cost:
+        speed = self.measured[kind]
+        latency = messages * steps * speed.latency_us * 1e-6
+        return Cost(latency + ring_bytes / (speed.gb_per_second * 1e9), self.link)
 
     def gather(self, ring_bytes: float, messages: float = 1) -> Cost:
         """Return the cost of all-gathers or reduce-scatters.
@@ -56,6 +76,8 @@ class Span:
 
     def all_reduce(self, ring_bytes: float, messages: float = 1) -> Cost:
         """Return the cost of all-reduces; arguments as for `gather`."""
+        if "all_reduce" in self.measured:
+            return self._measured("all_reduce", 2 * (self.width - 1), ring_bytes, messages)
         ring = 2 * (self.width - 1) * self.step_seconds
         latency = messages * (self.start_seconds + min(ring, self.tree_seconds))
         return Cost(latency + ring_bytes / self.bandwidth, self.link)
@@ -92,7 +114,8 @@ class Network:
         slowest, bandwidth = min(crossed, key=lambda pair: pair[1])
         step_seconds = max(link.latency_us for link, _ in crossed) * 1e-6
         start = self._start_seconds
-        return Span(width, bandwidth, step_seconds, tree_seconds, start, slowest.name)
+        measured = crossed[0][0].collectives if len(crossed) == 1 else {}
+        return Span(width, bandwidth, step_seconds, tree_seconds, start, slowest.name, measured)
 
     def send(self, distance: int, sent_bytes: float) -> Cost:
         """Return the cost of a send to the rank at `distance` while all other ranks send too."""

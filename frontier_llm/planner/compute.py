@@ -19,9 +19,9 @@ from frontier_llm.geometry.resolved import COMPUTE_BYTES, ResolvedLayout
 from frontier_llm.planner.block import Block, Product, chunk_blocks, head_product
 from frontier_llm.planner.tiles import tile_flops
 
-FLASH_BACKWARD = 2.5 / 0.8
-"""Seconds of fused attention's backward pass, relative to its forward pass: 2.5 times the
-operations at 0.8 of the speed (Dao, arXiv:2307.08691, sections 3.1.2 and 4.1)."""
+BACKWARD_FLOPS, BACKWARD_SPEED = 2.5, 0.8
+"""Operations and speed of fused attention's backward pass, relative to its forward pass (Dao,
+arXiv:2307.08691, sections 3.1.2 and 4.1)."""
 SCORE_PASSES, SCORE_PASSES_BACKWARD = 4.5, 5.5
 """Number of times that the passes of unfused attention read or write its scores. Forward: the first
 product writes them; the kernel that scales, masks and normalises reads and writes them; the second
@@ -70,7 +70,15 @@ class Speed:
         self._processors = device.processors
         self._flops_per_second: float = curve.tflops * 1e12
         self._half_size: float = curve.half_size
-        self._attention_flops_per_second: float = curve.tflops * 1e12 * calibration.attention_share
+        flash = curve.tflops * calibration.attention_share
+        self._attention_tflops = flash, flash * BACKWARD_SPEED
+        self._elementwise_bytes_per_second: float | None = None
+        self.weight_gradient_ratio: float | None = None
+        measured = calibration.kernels.get(precision)  # type: ignore[call-overload]
+        if measured is not None:
+            self._attention_tflops = measured.attention_tflops, measured.attention_backward_tflops
+            self._elementwise_bytes_per_second = measured.elementwise_gb_per_second * 1e9
+            self.weight_gradient_ratio = measured.weight_gradient_ratio
         self._element_bytes = COMPUTE_BYTES[precision]
         self._bytes_per_second: float = device.memory_gb_per_second * 1e9 * calibration.memory_share
         self.kernel_seconds: float = calibration.kernel_us * 1e-6
@@ -89,9 +97,27 @@ class Speed:
             flops / self._flops_per_second, moved_bytes / self._bytes_per_second
         )
 
-    def attention(self, flops: float) -> float:
-        """Return the seconds of a fused attention kernel that does `flops` operations."""
-        return flops / self._attention_flops_per_second
+    def attention(self, flops: float) -> tuple[float, float]:
+        """Return the seconds of fused attention, forward and backward.
+
+        Args:
+            flops: operations of the forward pass; the backward pass has 2.5 times as many.
+        """
+        forward, backward = self._attention_tflops
+        return flops / (forward * 1e12), BACKWARD_FLOPS * flops / (backward * 1e12)
+
+    def elementwise(self, fused_bytes: float, factor: float, kernels: int) -> float:
+        """Return the seconds of the element-wise kernels of a layer.
+
+        Args:
+            fused_bytes: bytes that fully fused kernels read and write.
+            factor: bytes of the kernels of the engine, relative to these; measured speeds contain
+                it.
+            kernels: number of kernels.
+        """
+        if self._elementwise_bytes_per_second is None:
+            return self.moved(fused_bytes * factor, kernels)
+        return fused_bytes / self._elementwise_bytes_per_second + kernels * self.kernel_seconds
 
     def moved(self, moved_bytes: float, kernels: int = 1) -> float:
         """Return the seconds of element-wise kernels that read and write `moved_bytes` in total."""
@@ -114,8 +140,8 @@ def chunk_seconds(
     for block, count in chunk_blocks(layout, chunk):
         products = [speed.product(product) for product in block.products]
         attention, attention_backward = _attention(layout, block, speed, engine)
-        moved_bytes = block.moved_elements * compute_bytes * engine.elementwise_factor
-        elementwise = speed.moved(moved_bytes, block.kernels)
+        fused_bytes = block.moved_elements * compute_bytes
+        elementwise = speed.elementwise(fused_bytes, engine.elementwise_factor, block.kernels)
         block_forward = sum(products) + attention + elementwise
         forward += count * block_forward
         products_inputs = sum(_input_gradient(product, speed) for product in block.products)
@@ -151,7 +177,12 @@ def _input_gradient(product: Product, speed: Speed) -> float:
 
 
 def _weight_gradient(product: Product, speed: Speed) -> float:
-    """Return the seconds of the product that computes the gradient of a product's weight."""
+    """Return the seconds of the product that computes the gradient of a product's weight.
+
+    A measured ratio contains the addition to the sums.
+    """
+    if speed.weight_gradient_ratio is not None:
+        return speed.product(product) * speed.weight_gradient_ratio
     m, k, n = product
     return speed.product(Product(k, m, n))
 
@@ -161,10 +192,7 @@ def _attention(
 ) -> tuple[float, float]:
     """Return the forward and the backward seconds of attention without its projections."""
     if engine.fused_attention:
-        return (
-            speed.attention(block.attention_flops),
-            speed.attention(block.attention_flops * FLASH_BACKWARD),
-        )
+        return speed.attention(block.attention_flops)
     # Without fusion each head has two products, which include the masked half of the scores, and
     # the scores are written to memory and read again.
     tokens, width = layout.lengths.decoder, layout.model.head_dim

@@ -3,16 +3,31 @@
 The CPU starts the kernels of a pass one after the other and runs ahead of the device. If the
 kernels are short, the device waits for it, so a pass takes at least as long as its work on the CPU.
 The two times vary from layer to layer, so passes for which both are about equal take a little
-longer than either: (device^5 + host^5)^(1/5) seconds.
+longer than either: (device^5 + host^5)^(1/5) seconds. On a cluster without devices one core does
+both, so the times add up.
 """
 
-from frontier_llm.config.engine import HostTimes
+from frontier_llm.config.cluster import DeviceConfig
+from frontier_llm.config.engine import EngineConfig, HostTimes
 
 SHARPNESS = 5
 """Exponent that joins the times of the device and of the CPU. With a larger one, the longer of the
 two would count alone."""
+OURS = EngineConfig().name
+"""Name of the engine that describes this program."""
 NO_HOST = HostTimes(layer_us=0, tensor_us=0, tensor_rank_us=0, micro_batch_us=0, step_us=0)
 """Times on a cluster without devices, where the CPU computes itself."""
+
+
+def host_times(device: DeviceConfig, engine: EngineConfig) -> HostTimes:
+    """Return the times of the CPU: those of the engine, or those that were measured on the machine.
+
+    Measured times are those of this program, so they do not hold for another engine.
+    """
+    measured = device.calibration.host
+    if measured is not None and engine.name == OURS:
+        return measured
+    return NO_HOST if device.kind == "cpu" else engine.host
 
 
 class Host:

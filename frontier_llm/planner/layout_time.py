@@ -4,6 +4,7 @@ It consists of computation, tensor parallel communication and sends between stag
 bound on the step with any sharding factors, and a search computes it once for all of them.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,7 @@ from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
 from frontier_llm.planner.compute import Seconds, Speed, chunk_seconds
-from frontier_llm.planner.host import NO_HOST, Host, with_host
+from frontier_llm.planner.host import Host, host_times, with_host
 from frontier_llm.planner.pass_bound import least_pass_seconds
 from frontier_llm.planner.timeline import ActionSeconds, Send, pass_seconds
 
@@ -35,6 +36,8 @@ class ChunkPasses:
     """Seconds of the CPU outside the layers, during which the device waits."""
     splits: bool
     """Whether the schedule splits backward passes."""
+    overlaps_host: bool
+    """Whether the CPU works while the device computes, because they are different processors."""
 
     @cached_property
     def on_device(self) -> ActionSeconds:
@@ -54,8 +57,8 @@ class ChunkPasses:
     @cached_property
     def actions(self) -> ActionSeconds:
         """Seconds of each kind of action."""
-        device = self.on_device
-        forward, *others = map(with_host, device, self.host)
+        joined = with_host if self.overlaps_host else operator.add
+        forward, *others = map(joined, self.on_device, self.host)
         return ActionSeconds(forward + self.outside, *others)
 
     @cached_property
@@ -116,8 +119,7 @@ class LayoutTime:
         cluster, layout = candidate.config.cluster, candidate.layout
         self.engine = candidate.config.planner.engine
         self.speed = Speed(cluster.device, layout.precision)
-        times = self.engine.host if self.speed.has_host else NO_HOST
-        self.host = Host(times, layout.grid.tensor)
+        self.host = Host(host_times(cluster.device, self.engine), layout.grid.tensor)
         self.groups = GridGroups(Network(cluster, layout.grid.ranks_per_node), layout.grid)
         self._stages = candidate.stages
         self._layout = layout
@@ -215,7 +217,8 @@ class LayoutTime:
             compute = chunk_seconds(layout, chunk, self.speed, self.engine)
             outside = self.host.micro_batch_seconds / len(kind.chunks)
             tensor = self._tensor_seconds(chunk, compute)
-            passes = ChunkPasses(compute, tensor, self._host_seconds(chunk), outside, splits)
+            host = self._host_seconds(chunk)
+            passes = ChunkPasses(compute, tensor, host, outside, splits, self.speed.has_host)
             chunks.append(passes)
         return tuple(chunks)
 
@@ -275,7 +278,12 @@ class LayoutTime:
         # per layer, two all-reduces in each forward and in each backward pass
         all_reduces = layers * (6 if layout.recompute == "full" else 4)
         if layout.sequence_parallel:  # an all-gather and a reduce-scatter replace each all-reduce
-            return group.gather(sent, 2 * all_reduces + layers).seconds
+            messages = 2 * all_reduces + layers
+            share = all_reduces / messages if messages else 0.0  # of reduce-scatters
+            return (
+                group.collective("all_gather", (1 - share) * sent, all_reduces + layers).seconds
+                + group.collective("reduce_scatter", share * sent, all_reduces).seconds
+            )
         return group.all_reduce(sent, all_reduces).seconds
 
     def _sends(self, kind: StageKind) -> int:

@@ -21,6 +21,7 @@ from frontier_llm.geometry.state_memory import (
     state_bytes,
 )
 from frontier_llm.planner.activations import Activations, stage_activations, stages_activations
+from frontier_llm.planner.backward_peak import BackwardPeak
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.units import GIB, MIB
 
@@ -63,13 +64,20 @@ def stage_memory(
         activations: bytes of the stage's activations, if they are known already.
     """
     layout, kind = candidate.layout, candidate.stages.kind_of(stage)
-    activations = activations or stage_activations(layout, stage, kind)
+    activations = activations or stage_activations(candidate, stage, kind)
     by_category = _states(layout, kind)
+    if layout.splits_backward:
+        freed, logits, working = 0, activations.logits, activations.working
+        reductions = _reductions(candidate, kind)
+    else:
+        moment = BackwardPeak(candidate, kind, activations.logits, activations.working).fullest()
+        freed, logits, working = moment.freed, moment.logits, moment.working
+        reductions = moment.reductions
     temporary = {
-        "reductions": _reductions(candidate, kind),
-        "activations": activations.kept,
-        "logits": activations.logits,
-        "working": activations.working,
+        "reductions": reductions,
+        "activations": activations.kept - freed,
+        "logits": logits,
+        "working": working,
         "exchange": activations.exchange,
     }
     calibration = candidate.config.cluster.device.calibration
@@ -141,7 +149,7 @@ def kinds_activations(
     """
     layout, kinds = candidate.layout, candidate.stages
     if not layout.splits_backward:
-        return tuple(stage_activations(layout, kind.first, kind) for kind in kinds.kinds)
+        return tuple(stage_activations(candidate, kind.first, kind) for kind in kinds.kinds)
     # Stages of a kind differ only in their kept activations and in their communicators.
     fullest: dict[tuple[int, int], Activations] = {}
     calibration = candidate.config.cluster.device.calibration

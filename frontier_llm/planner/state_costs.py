@@ -78,7 +78,11 @@ class StateCosts:
         width, stride = self._group(digit)
         is_inside = self._groups.is_inside_node(width, stride)
         message_format = self._formats.grads if is_inside else self._formats.grads_across
-        return self._ring(digit, elements * message_format.element_bytes)
+        scattered = elements * message_format.element_bytes
+        if width == 1 or message_format.is_quantised:  # parts in slots are sent as in a gather
+            return self._ring(digit, scattered)
+        sent = gather_bytes(scattered, width)
+        return self._groups.data(width, stride).collective("gradient_scatter", sent, self._messages)
 
     def _gather_again(self, elements: float) -> Cost:
         """Return the cost of gathers for a backward pass, from a second copy if there is one."""

@@ -138,6 +138,8 @@ class _Stage:
         elements, factors = self._costs.elements, candidate.factors
         compute_bytes = candidate.layout.compute_bytes
         accumulation = layout.speed.moved(float(elements) * layout.engine.accumulation_bytes)
+        if layout.speed.weight_gradient_ratio is not None:
+            accumulation = 0.0  # measured with the products
         all_chunks = sum(chunk.seconds for chunk in passes.chunks)
         forward, backward = passes.compute_forward, passes.compute_backward + accumulation
         gather = self._exposed(self._costs.gather.seconds, forward)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from benchmarks.bench_pipeline import main
-from benchmarks.pipeline.held_bytes import HeldBytes
 from benchmarks.pipeline.pipeline_case import CONTENDERS, Case, RankFigures, Sizes, TimedStep
 from benchmarks.pipeline.pipeline_results import check_equal, simulated_seconds
+from benchmarks.testbed.held_bytes import HeldBytes
 from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.pipeline_schedule import make_schedule
 from frontier_llm.planner.timeline import ActionSeconds, Send, simulate
@@ -86,6 +86,19 @@ def test_only_new_tensors_that_live_count():
         del second, third
     assert (held.current, held.peak) == (0, 6 * KIB)
     assert view.numel() == 99 * KIB
+
+
+def test_memory_that_is_freed_by_resizing_does_not_count():
+    with HeldBytes() as held:
+        buffer = torch.zeros(KIB, dtype=torch.uint8)
+        buffer.untyped_storage().resize_(0)
+        assert held.current == 0
+        other = buffer.new_zeros(2 * KIB)
+        buffer.untyped_storage().resize_(KIB)
+        assert held.current == 3 * KIB
+        del other
+    buffer.untyped_storage().resize_(5 * KIB)
+    assert (held.current, held.peak) == (KIB, 3 * KIB)
 
 
 def test_activations_count_until_their_backward_pass():

@@ -2,26 +2,35 @@
 
 import pytest
 
-from frontier_llm.calibration.device import DeviceFigures
-from frontier_llm.calibration.links import LinkFigures
-from frontier_llm.calibration.products import ProductFigures
-from frontier_llm.cli.calibrate import cluster_file, main, measured
+from frontier_llm.calibration.cluster_values import measured
+from frontier_llm.calibration.device import DeviceFigures, KernelFigures
+from frontier_llm.calibration.host import CASES, host_times
+from frontier_llm.calibration.links import LinkFigures, Speed, fit_speed
+from frontier_llm.calibration.products import ProductFigures, Sample
+from frontier_llm.calibration.ranks import Figures, combine
+from frontier_llm.cli.calibrate import _tiny, cluster_file, main
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config.cluster import ClusterConfig
+from frontier_llm.config.engine import HostTimes
 from frontier_llm.errors import ConfigError
 
-PRODUCTS = [
-    ProductFigures("fp32", 0.05, 20.0, ()),
-    ProductFigures("bf16", 0.3, 30.0, ()),
-]
-DEVICE = DeviceFigures("a test", 5e9, "bf16", 0.1, 3e-6)
+PRODUCTS = (
+    ProductFigures("fp32", 0.05, 20.0, (Sample(64, 64, 64, 1e-4),)),
+    ProductFigures("bf16", 0.3, 30.0, (Sample(64, 64, 64, 2e-5),)),
+)
+DEVICE = DeviceFigures("a test", 5e9, (KernelFigures("bf16", 0.1, 0.05, 1.5, 2e9),), 3e-6)
+LINKS = LinkFigures(2, Speed(50e-6, 1.5e9), {"all_reduce": Speed(70e-6, 1e9)}, 0.25)
+TINY = {case: _tiny(case, 2) for case in CASES}
+SECONDS = dict(zip(CASES, (0.1, 0.25, 0.45), strict=True))
+
+
+def figures(links=LINKS, seconds=SECONDS):
+    return Figures(2, PRODUCTS, DEVICE, links, seconds)
 
 
 @pytest.mark.parametrize("name", ["a/b", "", "../x", "cpu_laptop"])
 def test_a_name_that_cannot_be_written_is_refused_before_measuring(name, monkeypatch):
-    monkeypatch.setattr(
-        "frontier_llm.cli.calibrate.measure_links", lambda _: pytest.fail("measured")
-    )
+    monkeypatch.setattr("frontier_llm.cli.calibrate.measure", lambda *_: pytest.fail("measured"))
     with pytest.raises(ConfigError, match="--write"):
         main(["--write", name])
     assert cluster_file("my-own_1").name == "my-own_1.yaml"
@@ -29,24 +38,49 @@ def test_a_name_that_cannot_be_written_is_refused_before_measuring(name, monkeyp
 
 def test_measured_figures_replace_the_files():
     before = composed("cluster=cpu_laptop").cluster
-    links = LinkFigures(2, 50e-6, 1.5e9)
-    values = measured(before.model_dump(mode="json"), PRODUCTS, DEVICE, links)
+    values = measured(before.model_dump(mode="json"), figures(), TINY)
     cluster = ClusterConfig.model_validate(values)
-    calibration = cluster.device.calibration
+    calibration, link = cluster.device.calibration, cluster.links[0]
     assert calibration.products["bf16"].tflops == 0.3
     assert calibration.products["fp32"].half_size == 20
     assert calibration.memory_share == 0.5  # of 10 GB/s
     assert calibration.kernel_us == 3
     assert calibration.attention_share == 0.333
-    assert (cluster.links[0].gb_per_second, cluster.links[0].latency_us) == (1.5, 50)
+    assert calibration.hidden_share == 0.25
+    assert calibration.kernels["bf16"].weight_gradient_ratio == 1.5
+    assert (link.gb_per_second, link.latency_us) == (1.5, 50)
+    assert link.collectives["all_reduce"].latency_us == 70
     assert "measured on a test" in calibration.source
-    assert "measured on a test" in cluster.links[0].source
+    assert "measured on a test" in link.source
+
+
+def test_on_a_cpu_the_host_takes_what_the_kernels_do_not():
+    before = composed("cluster=cpu_laptop").cluster
+    values = measured(before.model_dump(mode="json"), figures(), TINY)
+    host = ClusterConfig.model_validate(values).device.calibration.host
+    plain = host_times(SECONDS, dict.fromkeys(CASES, 0.0), HostTimes())
+    assert 0 < host.layer_us < plain.layer_us
+    # four layers more, in four micro-batches, take 0.2 s
+    assert plain.layer_us * (1 + plain.backward_share) == pytest.approx(0.2e6 / 16)
+    # three micro-batches more take 0.15 s, of which two layers take a part
+    assert plain.micro_batch_us == pytest.approx(0.05e6 - 2 * 0.2e6 / 16)
 
 
 def test_what_was_not_measured_stays():
     before = composed("cluster=a100_80g").cluster
-    values = measured(before.model_dump(mode="json"), PRODUCTS, DEVICE, None)
+    values = measured(before.model_dump(mode="json"), figures(links=None), TINY)
     cluster = ClusterConfig.model_validate(values)
     assert cluster.links == before.links
     assert cluster.device.memory_gib == before.device.memory_gib
     assert cluster.device.calibration.hidden_share == before.device.calibration.hidden_share
+
+
+def test_ranks_count_alike():
+    slower = {case: 3 * seconds for case, seconds in SECONDS.items()}
+    steps = combine([figures(), figures(seconds=slower)]).tiny_steps
+    assert steps == pytest.approx({case: 2 * seconds for case, seconds in SECONDS.items()})
+
+
+def test_latency_and_bandwidth_are_found_again():
+    samples = [(sent, 2 * 30e-6 + sent / 2e9) for sent in (1e3, 1e5, 1e6, 8e6)]
+    assert fit_speed(samples, steps=2) == pytest.approx(Speed(30e-6, 2e9))

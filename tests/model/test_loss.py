@@ -35,14 +35,16 @@ def losses_and_gradient(world: World, vocabulary: int, width: int, dtype: torch.
     return losses.detach(), own.grad
 
 
-@pytest.mark.parametrize("chunk_bytes", [4 * 40, loss.CHUNK_BYTES], ids=["one_token", "all"])
+@pytest.mark.parametrize(
+    "chunk_bytes", [4 * 40, loss.CPU_LOSS_CHUNK_BYTES], ids=["one_token", "all"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("ranks", "width"), [(1, 40), (1, 48), (2, 24), (3, 20)])
 def test_losses_and_gradients_are_those_of_torch(
     ranks: int, width: int, dtype: torch.dtype, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With three ranks of 20 columns, the last rank has nothing but padding."""
-    monkeypatch.setattr(loss, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(loss, "CPU_LOSS_CHUNK_BYTES", chunk_bytes)
     vocabulary = 40
     logits, labels, grads = inputs(vocabulary, dtype)
     reference = logits.float().requires_grad_()
@@ -90,4 +92,4 @@ def test_no_tensor_of_the_logits_size_is_made_in_fp32() -> None:
         return max(sizes)
 
     (largest,) = run_ranks(largest_allocation, 1)
-    assert 0 < largest <= 2 * loss.CHUNK_BYTES
+    assert 0 < largest <= 2 * loss.CPU_LOSS_CHUNK_BYTES

@@ -3,6 +3,7 @@
 import pytest
 
 from frontier_llm.cli.experiments import composed
+from frontier_llm.config.cluster import CollectiveSpeed
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.planner.communication import GridGroups, Network
 
@@ -94,3 +95,15 @@ def test_the_ends_of_a_pipeline_may_lie_further_apart_than_its_stages(frontier):
 def test_smaller_nodes_than_the_clusters_end_where_they_say(frontier):
     assert Network(frontier, 4).span(8, 1).link == "network"
     assert Network(frontier, 8).span(8, 1).link == "node"
+
+
+def test_measured_collectives_replace_those_of_the_link():
+    cluster = composed("cluster=cpu_laptop").cluster
+    speed = CollectiveSpeed(latency_us=100, gb_per_second=0.5)
+    link = cluster.links[0].model_copy(update={"collectives": {"all_reduce": speed}})
+    measured = cluster.model_copy(update={"links": (link,)})
+    before, after = (Network(each, 4).span(3, 1) for each in (cluster, measured))
+    # four steps around the ring in each of two calls
+    assert after.all_reduce(1e9, 2).seconds == pytest.approx(2 + 2 * 4 * 100e-6)
+    assert after.gather(1e9, 2) == before.gather(1e9, 2)
+    assert after.collective("all_gather", 1e9, 2) == before.gather(1e9, 2)

@@ -5,7 +5,7 @@ import pytest
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config.engine import EngineConfig, HostTimes
 from frontier_llm.planner.candidate import Candidate
-from frontier_llm.planner.host import Host, with_host
+from frontier_llm.planner.host import Host, host_times, with_host
 from frontier_llm.planner.step_time import step_time
 
 
@@ -43,6 +43,33 @@ def test_small_layers_wait_for_the_host():
 
 def test_a_cpu_does_not_wait_for_itself():
     assert _parts("cpu_laptop", "fp32")["host"] == 0
+
+
+def test_on_a_cpu_measured_times_are_added():
+    measured = "+cluster.device.calibration.host"
+    overrides = (f"{measured}={{layer_us:1000,backward_share:2,micro_batch_us:0,step_us:7}}",)
+    config = composed(
+        "model=gpt_125m", "data=text", "data.path=/x", "cluster=cpu_laptop", "precision=fp32",
+        "parallel.pipeline=1", "data.global_batch=16", "data.sequence_length=128", *overrides,
+    )  # fmt: skip
+    candidate = Candidate.of(config, 4, 4)
+    without = _parts("cpu_laptop", "fp32")
+    parts = step_time(candidate).parts
+    # a micro-batch, 12 layers, forward and twice as long backward
+    expected = candidate.layout.micro_batches * 12 * 3e-3
+    assert parts["host"] == pytest.approx(expected)
+    assert parts["compute"] == without["compute"]
+    assert parts["update"] == pytest.approx(without["update"] + 7e-6)
+
+
+def test_measured_times_are_those_of_this_program():
+    device = composed("cluster=a100_80g").cluster.device
+    times = HostTimes(layer_us=1)
+    calibration = device.calibration.model_copy(update={"host": times})
+    device = device.model_copy(update={"calibration": calibration})
+    other = EngineConfig(name="other")
+    assert host_times(device, EngineConfig()) == times
+    assert host_times(device, other) == other.host
 
 
 def test_the_defaults_of_older_runs_are_those_of_this_program():

@@ -1,0 +1,1 @@
+"""Compare planned and measured layouts on CPU ranks, for planner_layouts.py."""

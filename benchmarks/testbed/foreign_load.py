@@ -1,0 +1,49 @@
+"""Notice other programs that compute on this machine while a benchmark measures."""
+
+import os
+import time
+from pathlib import Path
+
+QUIET_CORES = 0.1
+"""Other programs may use this many cores while times are measured."""
+SAMPLE_SECONDS = 1.0
+"""Time over which the load of an idle machine is sampled."""
+_STAT = Path("/proc/stat")
+
+
+def busy_seconds() -> float:
+    """Return the seconds that all cores together have worked since the start of the machine.
+
+    0 on systems without /proc/stat: then no load is noticed.
+    """
+    if not _STAT.exists():
+        return 0.0
+    # proc(5): user, nice, system, idle, iowait, irq, softirq, steal; the first two include guests
+    ticks = [int(tick) for tick in _STAT.read_text().split()[1:9]]
+    return (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK")
+
+
+def is_disturbed(busy: float, own: float, seconds: float) -> bool:
+    """Return whether other programs have used more than `QUIET_CORES` cores.
+
+    Args:
+        busy: increase of `busy_seconds`.
+        own: CPU seconds of the benchmark's own processes.
+        seconds: duration of the measurement.
+    """
+    return busy - own > QUIET_CORES * seconds
+
+
+def wait_until_quiet(limit_seconds: float) -> bool:
+    """Wait until no other program computes; return False after the time limit.
+
+    The processes of the benchmark must not compute meanwhile.
+    """
+    end = time.monotonic() + limit_seconds
+    while True:
+        busy, start = busy_seconds(), time.monotonic()
+        time.sleep(SAMPLE_SECONDS)
+        if not is_disturbed(busy_seconds() - busy, 0.0, time.monotonic() - start):
+            return True
+        if time.monotonic() > end:
+            return False

@@ -1,0 +1,58 @@
+"""Layouts are calibrated, planned and measured, and memory is planned to a few percent."""
+
+import json
+
+import pytest
+
+from benchmarks.layouts.layout_case import LAYOUTS, RANKS, Sizes
+from benchmarks.layouts.layout_rank import RankFigures, TimedStep, run_layout
+from benchmarks.layouts.layout_results import make_row
+from benchmarks.planner_layouts import main
+from benchmarks.testbed.foreign_load import is_disturbed
+from benchmarks.testbed.forked import on_ranks
+
+SIZES = Sizes(layers=4, hidden=128, heads=4, vocabulary=1024, sequence=128, batch=8)
+
+
+@pytest.mark.slow
+def test_it_runs(tmp_path, capfd):
+    file = tmp_path / "figures.json"
+    small = ["--layouts", "tensor", "1f1b", "--quick", "--json", str(file)]
+    assert main(small) == 0
+    found = json.loads(file.read_text())
+    assert [row["layout"] for row in found["rows"]] == ["tensor", "1f1b"]
+    assert min(row["seconds"] for row in found["rows"]) > 0
+    assert found["cluster"]["links"][0]["collectives"]["all_reduce"]["gb_per_second"] > 0
+    assert "mean of absolute errors" in capfd.readouterr().out
+
+
+def test_there_are_twelve_layouts_of_different_configurations():
+    configs = {SIZES.config(layout).model_dump_json(exclude={"run"}) for layout in LAYOUTS}
+    assert len(configs) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout", ["replicated", "zero1", "zero2", "zero1, bf16", "tensor", "1f1b", "interleaved"]
+)
+def test_the_peak_of_tensors_is_as_planned(layout):
+    """Within 4%, and not more than planned: the categories are counted or upper bounds."""
+    config = SIZES.config(layout)
+    row = make_row(layout, config, [on_ranks(run_layout, RANKS, config, 1)])
+    assert -0.005 < row.memory_error < 0.04, row.by_category
+
+
+def test_disturbed_steps_do_not_count():
+    assert not is_disturbed(busy=2.0, own=1.95, seconds=1.0)
+    assert is_disturbed(busy=2.0, own=1.8, seconds=1.0)
+    config = SIZES.config("zero1")
+    # seconds, CPU seconds of this rank, and of all programs
+    quiet, disturbed = TimedStep(1.0, 1.0, 2.0), TimedStep(3.0, 1.5, 6.0)
+
+    def row(*steps):
+        figures = RankFigures(1, steps, {}, ())
+        return make_row("zero1", config, [[figures, figures]])
+
+    assert (row(quiet, disturbed).seconds, row(quiet, disturbed).counted_steps) == (1.0, 1)
+    assert row(disturbed).is_disturbed
+    assert row(disturbed).seconds == 3.0
