@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from frontier_llm.calibration.device import KernelFigures
-from frontier_llm.calibration.host import TinyCase, host_times
+from frontier_llm.calibration.host_times import TinyCase, host_times
 from frontier_llm.calibration.links import LinkFigures, Speed
 from frontier_llm.calibration.products import ProductFigures
 from frontier_llm.calibration.ranks import Figures

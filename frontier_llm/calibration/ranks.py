@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from frontier_llm.calibration.device import DeviceFigures, measure_device
-from frontier_llm.calibration.host import TinyCase, measure_steps
+from frontier_llm.calibration.host_times import TinyCase, measure_steps
 from frontier_llm.calibration.links import LinkFigures, measure_links
 from frontier_llm.calibration.products import ProductFigures, fitted, measure_products
 from frontier_llm.config.run import RunConfig

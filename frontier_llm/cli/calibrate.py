@@ -19,7 +19,7 @@ from rich.table import Table
 
 from frontier_llm.calibration import timing
 from frontier_llm.calibration.cluster_values import measured
-from frontier_llm.calibration.host import CASES, TinyCase
+from frontier_llm.calibration.host_times import CASES, TinyCase
 from frontier_llm.calibration.ranks import Figures, measure
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console

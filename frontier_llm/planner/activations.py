@@ -33,6 +33,10 @@ class Activations:
     product."""
     exchange: int
     """Bytes of the buffers for sends between stages."""
+    per_layer: tuple[int, ...]
+    """For each model chunk, the bytes that a backward pass frees with each layer, at least."""
+    matrix: tuple[int, ...]
+    """For each model chunk, the bytes of the gradient of the largest matrix in a layer."""
 
 
 def least_activations(candidate: Candidate) -> tuple[Activations, ...]:
@@ -80,6 +84,8 @@ def stage_activations(
         logits=logits * layout.compute_bytes + min(4 * logits, loss_chunk),
         working=int(_working_elements(layout, kind) * layout.compute_bytes),
         exchange=int(2 * boundary),
+        per_layer=tuple(_layer_bytes(layout, chunk) for chunk in kind.chunks),
+        matrix=tuple(_matrix_bytes(layout, chunk) for chunk in kind.chunks),
     )
 
 
@@ -107,6 +113,22 @@ def _kept_elements(layout: ResolvedLayout, chunk: ModelChunk) -> float:
     if chunk.has_head:  # input and output of the last norm
         total += 2.0 * head_product(layout).rows * layout.model.hidden
     return total
+
+
+def _layer_bytes(layout: ResolvedLayout, chunk: ModelChunk) -> int:
+    """Return the bytes that the layer of a chunk with the fewest activations keeps."""
+    is_recomputed = layout.recompute == "full"
+    elements = [
+        block.input_elements if is_recomputed else block.kept_elements
+        for block, _ in chunk_blocks(layout, chunk)
+    ]
+    return int(min(elements, default=0) * layout.compute_bytes)
+
+
+def _matrix_bytes(layout: ResolvedLayout, chunk: ModelChunk) -> int:
+    blocks = chunk_blocks(layout, chunk)
+    sizes = [p.inner * p.columns for block, _ in blocks for p in block.products]
+    return max(sizes, default=0) * layout.compute_bytes
 
 
 def _factor_elements(layout: ResolvedLayout, kind: StageKind) -> Iterator[float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from frontier_llm.geometry.partition import Digit
 from frontier_llm.geometry.state_memory import FP32_BYTES
-from frontier_llm.planner.block import chunk_blocks
+from frontier_llm.planner.activations import Activations
 from frontier_llm.planner.candidate import Candidate, StageKind, UnitRun
 
 
@@ -37,22 +37,28 @@ class Moment:
 class BackwardPeak:
     """The moments of the backward passes of one kind of stage, with whole backward passes."""
 
-    def __init__(self, candidate: Candidate, kind: StageKind, logits: int, working: int) -> None:
+    def __init__(self, candidate: Candidate, kind: StageKind, activations: Activations) -> None:
         """Initialise.
 
         Args:
             candidate: the layout.
             kind: kind of the stage.
-            logits: bytes of logits.
-            working: bytes of the temporary tensors inside a layer.
+            activations: the activations of the stage.
         """
         self._candidate, self._layout, self._kind = candidate, candidate.layout, kind
-        self._logits, self._working = logits, working
+        self._activations = activations
+        # bytes of buffers by the elements of a unit, as most units are equal
+        self._buffer_bytes: dict[int, tuple[int, int]] = {}
 
     def fullest(self) -> Moment:
         """Return the moment with the most memory."""
+        kind, per_layer = self._kind, self._activations.per_layer
+        distinct = {  # most chunks of a stage have equal layers
+            (units, per_layer[index], kind.chunks[index].has_head): index
+            for index, units in enumerate(kind.chunk_units)
+        }
         return max(
-            (moment for index in range(len(self._kind.chunks)) for moment in self._moments(index)),
+            (moment for index in distinct.values() for moment in self._moments(index)),
             key=lambda moment: moment.added,
         )
 
@@ -63,8 +69,9 @@ class BackwardPeak:
         """
         chunk, runs = self._kind.chunks[index], self._kind.chunk_units[index]
         hops, in_flight = self._hops(), self._layout.units_in_flight
-        per_layer, logits = self._layer_bytes(index), self._logits if chunk.has_head else 0
-        under_way, freed = self._left_over(), 0
+        per_layer = self._activations.per_layer[index]
+        logits = self._activations.logits if chunk.has_head else 0
+        working, under_way, freed = self._activations.working, self._left_over(), 0
         standing = self._tied_bytes(index)  # of a table that is also the head
         if logits:
             yield Moment(0, sum(under_way) + standing, logits, 0)
@@ -76,7 +83,7 @@ class BackwardPeak:
             for number in range(min(run.count, limit)):
                 before = freed + number * per_layer if is_layer else freed
                 now = standing + sum(under_way) + written + self._gradient_bytes(run, index)
-                yield Moment(before, now, logits, self._working if is_layer else 0)
+                yield Moment(before, now, logits, working if is_layer else 0)
                 while len(under_way) >= hops:  # each start ends a hop of every reduction
                     under_way.popleft()
                 under_way.append(sent)
@@ -84,16 +91,6 @@ class BackwardPeak:
                 while len(under_way) > in_flight:
                     under_way.popleft()
             freed += run.count * per_layer if is_layer else 0
-
-    def _layer_bytes(self, index: int) -> int:
-        """Return the activations that a backward pass frees with each layer, at least."""
-        layout = self._layout
-        is_recomputed = layout.recompute == "full"
-        elements = [
-            block.input_elements if is_recomputed else block.kept_elements
-            for block, _ in chunk_blocks(layout, self._kind.chunks[index])
-        ]
-        return int(min(elements, default=0) * layout.compute_bytes)
 
     def _left_over(self) -> deque[int]:
         """Return the buffers of reductions that an earlier backward pass has started.
@@ -118,6 +115,11 @@ class BackwardPeak:
         return max(1, sum(factors.width(digit) > 1 for digit in digits))
 
     def _buffers(self, elements: int) -> tuple[int, int]:
+        if elements not in self._buffer_bytes:
+            self._buffer_bytes[elements] = self._count_buffers(elements)
+        return self._buffer_bytes[elements]
+
+    def _count_buffers(self, elements: int) -> tuple[int, int]:
         """Return the bytes of a unit's buffer while it is written, and during its reduction.
 
         Buffers of quantised gradients are message buffers (geometry/message_memory.py). A
@@ -155,9 +157,7 @@ class BackwardPeak:
             return 0
         if run.what != "layer":
             return run.elements * compute_bytes
-        blocks = chunk_blocks(self._layout, self._kind.chunks[index])
-        sizes = [p.inner * p.columns for block, _ in blocks for p in block.products]
-        return max(sizes) * compute_bytes
+        return self._activations.matrix[index]
 
     def _tied_bytes(self, index: int) -> int:
         """Return the bytes of the gradient of a table that is also the head, and of its buffer."""

@@ -70,7 +70,7 @@ def stage_memory(
         freed, logits, working = 0, activations.logits, activations.working
         reductions = _reductions(candidate, kind)
     else:
-        moment = BackwardPeak(candidate, kind, activations.logits, activations.working).fullest()
+        moment = BackwardPeak(candidate, kind, activations).fullest()
         freed, logits, working = moment.freed, moment.logits, moment.working
         reductions = moment.reductions
     temporary = {

@@ -4,7 +4,7 @@ import pytest
 
 from frontier_llm.calibration.cluster_values import measured
 from frontier_llm.calibration.device import DeviceFigures, KernelFigures
-from frontier_llm.calibration.host import CASES, host_times
+from frontier_llm.calibration.host_times import CASES, host_times
 from frontier_llm.calibration.links import LinkFigures, Speed, fit_speed
 from frontier_llm.calibration.products import ProductFigures, Sample
 from frontier_llm.calibration.ranks import Figures, combine

@@ -73,11 +73,13 @@ def test_the_mt5_table_shows_the_experiment_as_it_is(name):
     assert own.config.data.global_batch == 1024
 
 
-def test_pure_data_parallelism_fits_or_not_as_the_page_says():
-    """The page says that ZeRO-1 of mt5_xxl fits only with tensor ranks."""
-    assert mt5_tables.experiment_estimate("mt5_xxl").refused is None
-    pure = ["parallel.tensor=1", "sharding=zero1"]
-    assert "memory" in mt5_tables.experiment_estimate("mt5_xxl", *pure).refused
+def test_pure_data_parallelism_fills_the_memory_as_the_page_says():
+    pure = mt5_tables.experiment_estimate("mt5_xxl", "parallel.tensor=1", "sharding=zero1")
+    assert pure.refused is None
+    assert pure.peak.total > 0.95 * 80 * 2**30
+    for stage in mt5_tables.STAGES:
+        tensor = mt5_tables.experiment_estimate("mt5_xxl", f"sharding=zero{stage}")
+        assert tensor.peak.total < 0.5 * 80 * 2**30
 
 
 @pytest.mark.parametrize("name", ["mt5_7b", "mt5_xxl"])
