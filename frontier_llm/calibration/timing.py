@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -9,7 +10,8 @@ import torch.distributed as dist
 SECONDS = 0.04
 """Minimum duration of one measurement, in seconds."""
 REPETITIONS = 5
-"""Number of measurements. Only the fastest counts, because other programs can slow down some."""
+"""Number of measurements. Their median counts, as a step takes about as long as the median step:
+the fastest measurement may have run at a higher clock speed, and other programs slow down some."""
 
 
 def device() -> torch.device:
@@ -35,7 +37,7 @@ def seconds_of(action: Callable[[], object]) -> float:
     finish()
     if dist.is_initialized():
         dist.barrier()
-    return min(_measure(action) for _ in range(REPETITIONS))
+    return median(_measure(action) for _ in range(REPETITIONS))
 
 
 def finish() -> None:

@@ -3,20 +3,45 @@
 The collectives and their bytes are those that geometry/state_traffic.py counts. Data ranks are
 numbered by four digits (params, grads, optimizer, replica; geometry/partition.py). Each collective
 runs along one digit: between the data ranks that differ only in this digit.
+
+Messages in integer formats are quantised before they are sent and dequantised when they have
+arrived. These kernels read and write memory (collectives/blockwise.py) and are computation, so that
+they are not hidden.
 """
+
+from dataclasses import dataclass
 
 from frontier_llm.config.engine import EngineConfig
 from frontier_llm.geometry.formats import Format
 from frontier_llm.geometry.partition import Digit
+from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.geometry.wire import all_reduce_bytes, gather_bytes
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups
+from frontier_llm.planner.compute import Speed
+
+
+@dataclass(frozen=True)
+class ConversionSeconds:
+    """Seconds to quantise and dequantise the messages of each flow."""
+
+    gather: float
+    """Parameters of one forward pass."""
+    gather_again: float
+    """Parameters of one backward pass."""
+    scatter: float
+    """Gradients of one micro-batch."""
+    sums: float
+    """Gradients that are summed once per step."""
+    refresh: float
+    """Updated parameters, once per step."""
 
 
 class StateCosts:
     """Costs of communicating the model states of one kind of stage.
 
     Attributes:
+        conversions: seconds to quantise and dequantise messages.
         elements: parameters of the stage on one tensor rank, padding included.
         gather: gathers of all parameters for one forward pass.
         gather_again: gathers of all parameters for one backward pass.
@@ -26,10 +51,16 @@ class StateCosts:
     """
 
     def __init__(
-        self, candidate: Candidate, kind: StageKind, groups: GridGroups, engine: EngineConfig
+        self,
+        candidate: Candidate,
+        kind: StageKind,
+        groups: GridGroups,
+        engine: EngineConfig,
+        speed: Speed,
     ) -> None:
         factors = candidate.factors
         self._layout, self._groups, self._engine = candidate.layout, groups, engine
+        self._speed = speed
         self._formats = candidate.layout.formats
         elements = sum(count * factors.padded(size) for size, count in kind.units)
         units = sum(count for _, count in kind.units)
@@ -50,6 +81,18 @@ class StateCosts:
         self.refresh = _added(
             self._refresh("optimizer", grads_shard), self._refresh("grads", params_shard)
         )
+        formats, owners = self._formats, factors.optimizer // factors.params
+        is_sharded = factors.grads > 1
+        self.conversions = ConversionSeconds(
+            gather=self._gather_conversion(factors.params, elements, formats.params),
+            gather_again=self._gather_conversion(factors.params, elements, formats.params_backward),
+            scatter=(
+                self._scatter_conversion("params", elements)
+                + self._scatter_conversion("grads", params_shard)
+            ) * is_sharded,
+            sums=self._scatter_conversion("optimizer", grads_shard),
+            refresh=self._gather_conversion(owners, params_shard, formats.refresh),
+        )  # fmt: skip
 
     def _gather(self, digit: Digit, elements: float, message_format: Format) -> Cost:
         """Return the cost of all-gathers along a digit that produce `elements` in total."""
@@ -71,18 +114,48 @@ class StateCosts:
         return Cost(gathered.seconds * width / (width - 1), gathered.link)
 
     def _scatter(self, digit: Digit, elements: float) -> Cost:
-        """Return the cost of reduce-scatters of `elements` along a digit.
-
-        The message format may differ between groups inside a node and groups across nodes.
-        """
-        width, stride = self._group(digit)
-        is_inside = self._groups.is_inside_node(width, stride)
-        message_format = self._formats.grads if is_inside else self._formats.grads_across
+        """Return the cost of reduce-scatters of `elements` along a digit."""
+        (width, stride), message_format = self._group(digit), self._scatter_format(digit)
         scattered = elements * message_format.element_bytes
         if width == 1 or message_format.is_quantised:  # parts in slots are sent as in a gather
             return self._ring(digit, scattered)
         sent = gather_bytes(scattered, width)
         return self._groups.data(width, stride).collective("gradient_scatter", sent, self._messages)
+
+    def _gather_conversion(self, parts: int, elements: float, message_format: Format) -> float:
+        """Return the seconds of the kernels of gathers: one part is quantised, all are dequantised.
+
+        Args:
+            parts: number of ranks whose parts are gathered.
+            elements: elements that are gathered in total.
+            message_format: format of the messages.
+        """
+        compute_bytes = self._layout.compute_bytes
+        if parts == 1 or message_format.is_lossless(compute_bytes):
+            return 0.0
+        converted = elements * (1 + 1 / parts)
+        moved_bytes = converted * (compute_bytes + message_format.element_bytes)
+        return self._speed.moved(moved_bytes, 2 * self._messages)
+
+    def _scatter_conversion(self, digit: Digit, elements: float) -> float:
+        """Return the seconds of the kernels of reduce-scatters of `elements` fp32 gradients.
+
+        The parts of the other ranks are quantised. A rank adds the parts that have arrived to its
+        own, which it reads and writes once.
+        """
+        message_format, (width, _) = self._scatter_format(digit), self._group(digit)
+        if width == 1 or not message_format.is_quantised:
+            return 0.0
+        sent = elements * (width - 1) / width
+        moved_bytes = sent * (FP32_BYTES + 2 * message_format.element_bytes)
+        moved_bytes += 2 * FP32_BYTES * elements / width
+        return self._speed.moved(moved_bytes, 2 * self._messages)
+
+    def _scatter_format(self, digit: Digit) -> Format:
+        """Return the format of gradients, which may differ inside a node and between nodes."""
+        width, stride = self._group(digit)
+        is_inside = self._groups.is_inside_node(width, stride)
+        return self._formats.grads if is_inside else self._formats.grads_across
 
     def _gather_again(self, elements: float) -> Cost:
         """Return the cost of gathers for a backward pass, from a second copy if there is one."""

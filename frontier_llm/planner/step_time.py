@@ -134,7 +134,7 @@ class _Stage:
 
     def __init__(self, candidate: Candidate, layout: LayoutTime, passes: Passes) -> None:
         self._layout, self._units = layout, sum(count for _, count in passes.kind.units)
-        self._costs = StateCosts(candidate, passes.kind, layout.groups, layout.engine)
+        self._costs = StateCosts(candidate, passes.kind, layout.groups, layout.engine, layout.speed)
         elements, factors = self._costs.elements, candidate.factors
         compute_bytes = candidate.layout.compute_bytes
         accumulation = layout.speed.moved(float(elements) * layout.engine.accumulation_bytes)
@@ -142,8 +142,12 @@ class _Stage:
             accumulation = 0.0  # measured with the products
         all_chunks = sum(chunk.seconds for chunk in passes.chunks)
         forward, backward = passes.compute_forward, passes.compute_backward + accumulation
-        gather = self._exposed(self._costs.gather.seconds, forward)
-        gather_again, reduce = self._backward_costs(backward)
+        conversions = self._costs.conversions
+        sent_gather = self._exposed(self._costs.gather.seconds, forward)
+        sent_again, sent_reduce = self._backward_costs(backward)
+        gather = sent_gather + conversions.gather
+        gather_again = sent_again + conversions.gather_again
+        reduce = sent_reduce + conversions.scatter
         self.per_micro_batch = {
             "compute": forward + backward,
             "tensor": passes.tensor.seconds,
@@ -160,9 +164,10 @@ class _Stage:
         )
         sums = Cost(self._replica_sums(backward), self._costs.sums.link)
         tied = _tied_cost(candidate, passes.kind, layout.groups)
+        refresh = self._refresh(forward)
         self.per_step = {
-            "reduce_states": sums.seconds + tied.seconds,
-            "refresh_params": self._refresh(forward),
+            "reduce_states": sums.seconds + conversions.sums + tied.seconds,
+            "refresh_params": refresh + conversions.refresh,
             "update": update_seconds(elements // factors.optimizer, layout.speed, compute_bytes)
             + layout.host.step_seconds,
         }
@@ -170,13 +175,13 @@ class _Stage:
         self.costs_per_micro_batch = [
             passes.tensor,
             passes.exchange,
-            Cost(self.per_micro_batch["gather_params"], costs.gather.link),
-            Cost(self.per_micro_batch["reduce_grads"], costs.scatter.link),
+            Cost(sent_gather + sent_again, costs.gather.link),
+            Cost(sent_reduce, costs.scatter.link),
         ]
         self.costs_per_step = [
             sums,
             tied,
-            Cost(self.per_step["refresh_params"], costs.refresh.link),
+            Cost(refresh, costs.refresh.link),
         ]
 
     @property

@@ -1,0 +1,65 @@
+"""The seconds to quantise and dequantise messages, against the bytes that the kernels move."""
+
+import pytest
+
+from frontier_llm.cli.experiments import composed
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.layout_time import LayoutTime
+from frontier_llm.planner.state_costs import StateCosts
+from frontier_llm.planner.step_time import step_time
+
+
+def _costs(*overrides, ranks=16):
+    config = composed(
+        "experiment=amsp_llama_7b", "sharding=zero3", "data.global_batch=16", *overrides
+    )
+    candidate = Candidate.of(config, ranks, 8)
+    time = LayoutTime(candidate)
+    kind = time.passes[0].kind
+    costs = StateCosts(candidate, kind, time.groups, time.engine, time.speed)
+    messages = sum(count for _, count in kind.units)
+    return costs, lambda moved_bytes: time.speed.moved(moved_bytes, 2 * messages)
+
+
+def test_plain_messages_are_not_converted():
+    conversions = _costs()[0].conversions
+    assert set(vars(conversions).values()) == {0.0}
+
+
+def test_a_gather_quantises_one_part_and_dequantises_all():
+    costs, moved = _costs("collectives=zeropp")
+    n, bits = costs.elements, 8 + 16 / 256  # a scale of 16 bits per block of 256 elements
+    expected = moved((n + n / 16) * (2 + bits / 8))
+    assert costs.conversions.gather == pytest.approx(expected)
+    assert costs.conversions.gather_again == pytest.approx(expected)
+    assert costs.conversions.refresh == 0, "zero3 stores no other parameters than it updates"
+
+
+def test_a_scatter_quantises_and_adds_the_parts_of_the_other_ranks():
+    costs, moved = _costs("collectives=zeropp")
+    n, bits = costs.elements, 4 + 16 / 256  # int4 between nodes
+    expected = moved(15 / 16 * n * (4 + 2 * bits / 8) + 8 * n / 16)
+    assert costs.conversions.scatter == pytest.approx(expected)
+    assert costs.conversions.sums == 0
+
+
+def test_gradients_of_zero1_are_quantised_once_per_step():
+    costs, moved = _costs("collectives=zeropp", "sharding=zero1")
+    n = costs.elements
+    assert (costs.conversions.gather, costs.conversions.scatter) == (0, 0)
+    assert costs.conversions.sums > 0
+    assert costs.conversions.refresh == pytest.approx(moved((n + n / 16) * (2 + 1 + 2 / 256)))
+
+
+def test_conversions_are_part_of_a_step_and_no_communication():
+    config = composed("experiment=amsp_llama_7b", "sharding=zero3", "collectives=zeropp")
+    candidate = Candidate.of(config, 1024, 8)
+    time = LayoutTime(candidate)
+    costs = StateCosts(candidate, time.passes[0].kind, time.groups, time.engine, time.speed)
+    step, converted = step_time(candidate, time), costs.conversions
+    in_step = step.parts["gather_params"] + step.parts["reduce_grads"]
+    sent = sum(seconds for link, seconds in step.exposed.items() if link != "")
+    per_micro_batch = converted.gather + converted.gather_again + converted.scatter
+    expected = candidate.layout.micro_batches * per_micro_batch
+    rest = step.parts["reduce_states"] + step.parts["refresh_params"]
+    assert in_step + rest - sent == pytest.approx(expected + converted.sums + converted.refresh)
