@@ -1,6 +1,6 @@
 # make train      install, then train a small GPT on real text in parallel and report on it
 # make test       install, then run all tests
-# make test-exhaustive  run the combinations of choices that the other tests cover
+# make test-exhaustive  run long tests of what the other tests cover in part
 # make test-fast  the same without the slow tests, in under two minutes
 # make test-gpu-model  run training steps on simulated CUDA tensors; installs a CUDA build of torch (5 GB)
 # make layer-kernels   count the kernels that a GPU starts per layer, without a GPU

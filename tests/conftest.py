@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive",
         action="store_true",
-        help="also run combinations of choices that other tests cover",
+        help="also run long tests of what other tests cover in part",
     )
 
 

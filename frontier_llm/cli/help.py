@@ -96,9 +96,11 @@ def _description(section: str) -> Iterator[str]:
 
 
 def _default(key: str, defaults: Mapping[str, Any]) -> str:
-    """Return the default of a key in parentheses; nothing if it is longer than 60 characters."""
+    """Return the default of a key in parentheses; nothing if it is long or in no file of conf/."""
     value: Any = defaults
     for part in key.split("."):
+        if part not in value:
+            return ""
         value = value[part]
     written = (
         "null"

@@ -12,6 +12,7 @@ from docs.generate.gpu_table import measured
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.exhaustive
 def test_a_rehearsal_runs_the_code_of_the_slices(tmp_path: Path) -> None:
     """Without the slices that other tests of this suite run as well."""
     names = ["device", "checkpoints", "kernels"]

@@ -14,6 +14,7 @@ from benchmarks.testbed.forked import on_ranks
 SIZES = Sizes(layers=4, hidden=128, heads=4, vocabulary=1024, sequence=128, batch=8)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_it_runs(tmp_path, capfd):
     file = tmp_path / "figures.json"

@@ -122,6 +122,7 @@ def test_nothing_to_search_for_and_wrong_keys_are_refused(tmp_path, capsys):
         main(["--stage", "model=gpt_tiny", "many", *AXES])
 
 
+@pytest.mark.exhaustive
 def test_optuna_searches_the_first_stage(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     (tmp_path / "text.txt").write_text("\n\n".join([Path(__file__).read_text()] * 8))

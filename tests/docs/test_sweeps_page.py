@@ -49,6 +49,7 @@ def space():
     return sweep_study.Space.of(sweep_study.SWEEP, SMALL_STUDY)
 
 
+@pytest.mark.exhaustive
 def test_the_searches_of_the_study_are_those_of_the_command(space, tmp_path):
     command = [
         sys.executable, "-m", "frontier_llm", "sweep", *STUDY, *SMALL_STUDY,

@@ -61,7 +61,7 @@ def train_and_evaluate(world: World, kernels: str) -> tuple[list[float], dict[st
 @pytest.mark.parametrize(
     ("kernels", "graphs"),
     [
-        ("compiled", 2),  # a layer in training and in evaluation
+        pytest.param("compiled", 2, marks=pytest.mark.exhaustive),  # in training and in evaluation
         ("elementwise", 3),  # rotary positions, an activation, and its backward pass
     ],
 )
@@ -80,6 +80,7 @@ def test_compiled_functions_equal_one_process() -> None:
     compare(ranks, [*overrides, "kernels=elementwise"], MODELS["untied_gqa_swiglu"], 2)
 
 
+@pytest.mark.exhaustive
 def test_compiled_functions_of_an_encoder_decoder_equal_one_process() -> None:
     compare(2, ["sharding=zero3", "recompute=full", "kernels=elementwise"], [*TINY_T5], 2)
 
