@@ -117,7 +117,7 @@ def test_code_for_amd_fuses_and_spills_nothing(chip):
         assert compiled.metadata.shared <= SHARED_BYTES, name_of(variant)
 
 
-@pytest.mark.parametrize("chip", covering(NVIDIA, ["sm_90a"]))
+@pytest.mark.parametrize("chip", covering(NVIDIA, NVIDIA))
 def test_code_for_nvidia_fuses_and_spills_nothing_and_has_wide_loads(chip, monkeypatch, capfd):
     monkeypatch.setattr(triton.knobs.nvidia, "dump_ptxas_log", True)
     for variant in VARIANTS:

@@ -11,12 +11,14 @@ from frontier_llm.config import decode
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.exhaustive
 def test_the_page_has_a_row_for_everything_that_can_be_chosen():
     text = page()
     for name in [*models(), *groups()["experiment"], *groups()["cluster"]]:
         assert f"| `{name}` |" in text
 
 
+@pytest.mark.exhaustive
 def test_the_page_is_current(capsys):
     assert tables.main([]) == 0, capsys.readouterr().err
 

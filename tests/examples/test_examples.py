@@ -62,6 +62,7 @@ def test_own_model_has_the_losses_of_one_process(tmp_path):
     assert all(float(row[1]) == pytest.approx(float(row[2]), rel=1e-4) for row in rows)
 
 
+@pytest.mark.exhaustive
 def test_a_trained_model_is_loaded_with_transformers(tmp_path, text):
     """The training runs on this machine: `sbatch` is hidden."""
     pytest.importorskip("transformers")

@@ -72,7 +72,11 @@ def looked_up(names: set[str]) -> set[str]:
 
 CASES = [
     *((name, "fp32") for name in LAYOUTS if name != "sequence_recompute"),
-    *((name, "bf16") for name in ("untied", "sequence_recompute", "zero2_bf16_messages")),
+    ("untied", "bf16"),
+    *(
+        pytest.param(name, "bf16", marks=pytest.mark.exhaustive)
+        for name in ("sequence_recompute", "zero2_bf16_messages")
+    ),
 ]
 
 
