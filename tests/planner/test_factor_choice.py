@@ -29,7 +29,10 @@ def _config(experiment, ranks, sharding="amsp"):
     batch = config.data.micro_batch * max(1024, ranks)
     data = config.data.model_copy(update={"global_batch": batch})
     parallel = config.parallel.model_copy(update={"sequence": config.parallel.tensor > 1})
-    return config.model_copy(update={"data": data, "parallel": parallel})
+    # the search would try schedules that split backward passes also where the experiment has none
+    engine = config.planner.engine.model_copy(update={"splits_backward": False})
+    planner = config.planner.model_copy(update={"engine": engine})
+    return config.model_copy(update={"data": data, "parallel": parallel, "planner": planner})
 
 
 def _estimated(config, ranks):
@@ -41,7 +44,7 @@ def _estimated(config, ranks):
 
 
 def _best_of_the_search(config, ranks):
-    """Return the fastest step of a search over the factors and schedules of this cut."""
+    """Return the fastest step of a search over the factors of this cut."""
     parallel, data = config.parallel, config.data
     cut = {
         "tensor": (parallel.tensor,), "pipeline": (parallel.pipeline,),
