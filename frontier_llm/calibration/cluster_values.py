@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from frontier_llm.calibration.device import KernelFigures
-from frontier_llm.calibration.host_times import TinyCase, host_times
+from frontier_llm.calibration.host_times import Configs, SmallCase, host_times
 from frontier_llm.calibration.links import LinkFigures, Speed
 from frontier_llm.calibration.products import ProductFigures
 from frontier_llm.calibration.ranks import Figures
@@ -12,19 +12,16 @@ from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.engine import EngineConfig, HostTimes
 from frontier_llm.config.run import RunConfig
 from frontier_llm.planner.candidate import Candidate
-from frontier_llm.planner.host import NO_HOST
 from frontier_llm.planner.step_time import step_time
 
 
-def measured(
-    cluster: dict[str, Any], figures: Figures, tiny: Mapping[TinyCase, RunConfig]
-) -> dict[str, Any]:
+def measured(cluster: dict[str, Any], figures: Figures, small: Configs) -> dict[str, Any]:
     """Return the content of the new cluster file: `cluster` with the measured values replaced.
 
     Args:
         cluster: content of the file that the calibration is based on.
         figures: what was measured.
-        tiny: configuration of each tiny model whose steps were measured.
+        small: configurations of the small models whose steps were measured.
     """
     device = figures.device
     source = f"measured on {device.name} by frontier-llm calibrate"
@@ -53,7 +50,11 @@ def measured(
         calibration["hidden_share"] = round(figures.links.hidden_share, 3)
         local_link |= _link(figures.links, source)
     changed = {**cluster, "device": new_device, "links": [local_link, *cluster["links"][1:]]}
-    calibration["host"] = _host(changed, figures, tiny).model_dump(mode="json")
+    hosts = {
+        precision: _host(changed, figures, precision, cases).model_dump(mode="json")
+        for precision, cases in small.items()
+    }
+    calibration["host"] = {**calibration["host"], **hosts}
     return changed
 
 
@@ -89,19 +90,20 @@ def _speed(speed: Speed) -> dict[str, float]:
 
 
 def _host(
-    values: dict[str, Any], figures: Figures, tiny: Mapping[TinyCase, RunConfig]
+    values: dict[str, Any],
+    figures: Figures,
+    precision: str,
+    cases: Mapping[SmallCase, RunConfig],
 ) -> HostTimes:
-    """Return the times of the CPU, given the content of a cluster file without them."""
-    planned = dict.fromkeys(tiny, 0.0)
+    """Return the times of the CPU in one format, given a cluster file without them."""
+    planned = dict.fromkeys(cases, 0.0)
     if values["device"]["kind"] == "cpu":
-        cluster = ClusterConfig.model_validate(values)
-        device = cluster.device
-        without = device.calibration.model_copy(update={"host": NO_HOST})
-        device = device.model_copy(update={"calibration": without})
-        cluster = cluster.model_copy(update={"device": device})
-        for case, config in tiny.items():
+        calibration = {**values["device"]["calibration"], "host": {}}
+        device = {**values["device"], "calibration": calibration}
+        cluster = ClusterConfig.model_validate({**values, "device": device})
+        for case, config in cases.items():
             candidate = Candidate.of(config, figures.ranks, figures.ranks).with_cluster(cluster)
             planned[case] = step_time(candidate).seconds
-    times = host_times(figures.tiny_steps, planned, EngineConfig().host)
+    times = host_times(figures.small_steps[precision], planned, EngineConfig().host)
     names = ("layer_us", "micro_batch_us", "step_us")
     return times.model_copy(update={name: round(getattr(times, name), 1) for name in names})

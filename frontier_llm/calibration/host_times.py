@@ -1,7 +1,10 @@
-"""Measure steps of tiny models, and compute from them the times of the CPU of a rank.
+"""Measure steps of small models, and compute from them the times of the CPU of a rank.
 
-The kernels of a tiny model do almost no work. Its steps take as long as the program needs to start
-them: in Python, in torch and in autograd.
+On a GPU the models are so small that their kernels do almost no work: their steps take as long as
+the program needs to start them, in Python, in torch and in autograd. On a CPU the same core starts
+the kernels and computes, and its caches are full of operands when the program goes on. So the
+models have layers of a usual size, and the planned times of their kernels are subtracted. The rest
+also contains small kernels that the planner does not count, such as copies.
 """
 
 import statistics
@@ -18,48 +21,49 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch, Batch
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.parallel import megatron_cpu
-from frontier_llm.parallel.groups import make_groups
+from frontier_llm.parallel.groups import Groups, make_groups
 from frontier_llm.trainer.bare_step import bare_step
 
-WARM_UP, STEPS = 5, 25
+WARM_UP, STEPS = 3, 9
 """Steps before the measured ones, and measured steps."""
+SIZES = {
+    "cpu": {"hidden": 256, "heads": 4, "tokens": 256, "vocabulary": 1024},
+    "cuda": {"hidden": 32, "heads": 2, "tokens": 8, "vocabulary": 64},
+}
+"""Sizes of the models, by type of device."""
 
 
-class TinyCase(NamedTuple):
-    """Size of a tiny model and of its step."""
+class SmallCase(NamedTuple):
+    """Number of layers of a small model, and of micro-batches per step."""
 
     layers: int
     micro_batches: int
 
 
-CASES = (TinyCase(2, 1), TinyCase(2, 4), TinyCase(6, 4))
+CASES = (SmallCase(2, 1), SmallCase(2, 4), SmallCase(6, 4))
 """The measured cases: a base, one with more micro-batches, and one with more layers too."""
 
 
-def measure_steps(configs: Mapping[TinyCase, RunConfig]) -> dict[TinyCase, float]:
+Configs = Mapping[str, Mapping[SmallCase, RunConfig]]
+"""Configurations of the small models, by number format and case."""
+Seconds = dict[str, dict[SmallCase, float]]
+"""Seconds of a step, by number format and case."""
+
+
+def measure_steps(configs: Configs) -> Seconds:
     """Return the median seconds of a step of each case. Collective over all ranks."""
     if device().type == "cpu":
         megatron_cpu.install()
-    ranks = dist.get_world_size()
-    config = next(iter(configs.values()))
-    groups = make_groups(config.parallel, ranks, head_stage=0)
-    seconds = {}
-    for case, config in configs.items():
-        layout = ResolvedLayout.resolve(config, ranks, ranks)
-        _, step = bare_step(config, layout, groups, device())
-        batches = _batches(layout)
-        times = []
-        for number in range(1, WARM_UP + STEPS + 1):
-            dist.barrier()
-            start = time.perf_counter()
-            step.run(number, batches, learning_rate=1e-4)
-            times.append(time.perf_counter() - start)
-        seconds[case] = statistics.median(times[WARM_UP:])
-    return seconds
+    any_config = next(iter(next(iter(configs.values())).values()))
+    groups = make_groups(any_config.parallel, dist.get_world_size(), head_stage=0)
+    return {
+        precision: {case: _step_seconds(config, groups) for case, config in cases.items()}
+        for precision, cases in configs.items()
+    }
 
 
 def host_times(
-    measured: Mapping[TinyCase, float], planned: Mapping[TinyCase, float], defaults: HostTimes
+    measured: Mapping[SmallCase, float], planned: Mapping[SmallCase, float], defaults: HostTimes
 ) -> HostTimes:
     """Return the seconds that the planned times of kernels and messages do not contain.
 
@@ -91,3 +95,18 @@ def _batches(layout: ResolvedLayout) -> list[AnyBatch]:
     positions = torch.arange(layout.sequence_length).expand_as(tokens)
     batch = Batch(tokens, tokens, positions).to(device())
     return [batch] * layout.micro_batches
+
+
+def _step_seconds(config: RunConfig, groups: Groups) -> float:
+    """Return the median seconds of a step of one model."""
+    ranks = dist.get_world_size()
+    layout = ResolvedLayout.resolve(config, ranks, ranks)
+    _, step = bare_step(config, layout, groups, device())
+    batches = _batches(layout)
+    times = []
+    for number in range(1, WARM_UP + STEPS + 1):
+        dist.barrier()
+        start = time.perf_counter()
+        step.run(number, batches, learning_rate=1e-4)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[WARM_UP:])

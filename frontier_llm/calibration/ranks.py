@@ -6,7 +6,7 @@ All ranks measure the same at the same time, because the ranks of a run compute 
 import os
 import pickle
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,10 +17,9 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from frontier_llm.calibration.device import DeviceFigures, measure_device
-from frontier_llm.calibration.host_times import TinyCase, measure_steps
+from frontier_llm.calibration.host_times import Configs, Seconds, measure_steps
 from frontier_llm.calibration.links import LinkFigures, measure_links
 from frontier_llm.calibration.products import ProductFigures, fitted, measure_products
-from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import keep_freed_memory
 from frontier_llm.errors import LaunchError
 from frontier_llm.launch.cores import share
@@ -39,11 +38,11 @@ class Figures:
     device: DeviceFigures
     links: LinkFigures | None
     """None if there was only one rank."""
-    tiny_steps: dict[TinyCase, float]
-    """Seconds of a step of tiny models."""
+    small_steps: Seconds
+    """Seconds of a step of small models."""
 
 
-def measure(ranks: int, precisions: Sequence[str], tiny: Mapping[TinyCase, RunConfig]) -> Figures:
+def measure(ranks: int, precisions: Sequence[str], small: Configs) -> Figures:
     """Measure on `ranks` new processes; return the means over the ranks.
 
     On a machine with GPUs, each rank uses the GPU whose number is the rank.
@@ -51,7 +50,7 @@ def measure(ranks: int, precisions: Sequence[str], tiny: Mapping[TinyCase, RunCo
     Args:
         ranks: number of processes.
         precisions: number formats to measure.
-        tiny: configuration of each tiny model whose steps are measured.
+        small: configurations of the small models whose steps are measured.
 
     Raises:
         LaunchError: the machine has GPUs, but fewer than ranks.
@@ -63,7 +62,7 @@ def measure(ranks: int, precisions: Sequence[str], tiny: Mapping[TinyCase, RunCo
         )
     with tempfile.TemporaryDirectory(prefix="calibrate_") as name:
         folder = Path(name)
-        arguments = (ranks, folder, tuple(precisions), dict(tiny))
+        arguments = (ranks, folder, tuple(precisions), small)
         multiprocessing.spawn(_run_rank, args=arguments, nprocs=ranks)
         found = [pickle.loads((folder / f"{rank}").read_bytes()) for rank in range(ranks)]
     return combine(found)
@@ -103,7 +102,12 @@ def combine(figures: Sequence[Figures]) -> Figures:
             mean(one.kernel_seconds for one in devices),
         ),
         first.links,
-        {case: mean(one.tiny_steps[case] for one in figures) for case in first.tiny_steps},
+        {
+            precision: {
+                case: mean(one.small_steps[precision][case] for one in figures) for case in cases
+            }
+            for precision, cases in first.small_steps.items()
+        },
     )
 
 
@@ -112,7 +116,7 @@ def _run_rank(
     ranks: int,
     folder: Path,
     precisions: tuple[str, ...],
-    tiny: dict[TinyCase, RunConfig],
+    small: Configs,
 ) -> None:
     """Measure as one rank; write the figures to a file whose name is the rank."""
     torch.set_num_threads(share(ranks, os.environ))
@@ -133,7 +137,7 @@ def _run_rank(
         tuple(measure_products(precision) for precision in precisions),
         measure_device(precisions),
         measure_links() if ranks > 1 else None,
-        measure_steps(tiny),
+        measure_steps(small),
     )
     (folder / f"{rank}").write_bytes(pickle.dumps(figures))
     dist.barrier()

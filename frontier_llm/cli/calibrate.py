@@ -2,7 +2,7 @@
 
 Starts `--ranks` processes that measure at the same time: matrix products of many shapes, attention
 and element-wise kernels in each number format, the memory bandwidth, the time to start a kernel,
-messages and collectives between the ranks, and steps of tiny models, which show the work of the
+messages and collectives between the ranks, and steps of small models, which show the work of the
 CPU. Fits the constants of config/calibration.py to the measurements and prints them. `--write NAME`
 copies the file of `cluster` to cluster/NAME.yaml in --conf-dir or conf/, and replaces the values
 that were measured.
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from frontier_llm.calibration import timing
 from frontier_llm.calibration.cluster_values import measured
-from frontier_llm.calibration.host_times import CASES, TinyCase
+from frontier_llm.calibration.host_times import CASES, SIZES, SmallCase
 from frontier_llm.calibration.ranks import Figures, measure
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
@@ -39,9 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = wide_console()
     cluster = decode(compose(options.overrides)).cluster
     path = None if options.write is None else cluster_file(options.write)
-    tiny = {case: _tiny(case, options.ranks) for case in CASES}
-    figures = measure(options.ranks, FORMATS[timing.device().type], tiny)
-    values = measured(cluster.model_dump(mode="json"), figures, tiny)
+    formats = FORMATS[timing.device().type]
+    small = {
+        precision: {case: small_config(precision, case, options.ranks) for case in CASES}
+        for precision in formats
+    }
+    figures = measure(options.ranks, formats, small)
+    values = measured(cluster.model_dump(mode="json"), figures, small)
     for table in (_products(figures), _others(figures, values)):
         console.print(table)
     if path:
@@ -84,13 +88,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_intermixed_args(arguments)
 
 
-def _tiny(case: TinyCase, ranks: int) -> RunConfig:
-    """Return the configuration of a tiny model, whose kernels do almost no work."""
-    overrides = ["model=gpt_tiny", f"model.layers={case.layers}", "model.hidden=32",
-                 "model.heads=2", "model.vocabulary=64", "data.vocabulary=64",
-                 "data.sequence_length=8", "data.micro_batch=1",
+def small_config(precision: str, case: SmallCase, ranks: int) -> RunConfig:
+    """Return the configuration of a small model whose steps are measured."""
+    sizes = SIZES[timing.device().type]
+    overrides = ["model=gpt_tiny", f"model.layers={case.layers}",
+                 f"model.hidden={sizes['hidden']}", f"model.heads={sizes['heads']}",
+                 f"model.vocabulary={sizes['vocabulary']}",
+                 f"data.vocabulary={sizes['vocabulary']}",
+                 f"data.sequence_length={sizes['tokens']}", "data.micro_batch=1",
                  f"data.global_batch={case.micro_batches * ranks}", "parallel.pipeline=1",
-                 "precision=fp32", "checkpoint=off"]  # fmt: skip
+                 f"precision={precision}", "checkpoint=off"]  # fmt: skip
     config: RunConfig = decode(compose(overrides))
     return config
 
@@ -136,9 +143,10 @@ def _others(figures: Figures, values: dict[str, Any]) -> Table:
                 f"{link.bytes_per_second / 1e9:.2f} GB/s, {link.latency_seconds * 1e6:.0f} us",
             )
         table.add_row("hidden by computation", f"{figures.links.hidden_share:.0%}")
-    host = values["device"]["calibration"]["host"]
-    for name in ("layer", "micro_batch", "step"):
-        table.add_row(f"CPU, per {name.replace('_', '-')}", f"{host[name + '_us']:.0f} us")
+    for precision, times in values["device"]["calibration"]["host"].items():
+        for name in ("layer", "micro_batch", "step"):
+            microseconds = f"{times[name + '_us']:.0f} us"
+            table.add_row(f"CPU, {precision}, per {name.replace('_', '-')}", microseconds)
     return table
 
 

@@ -47,9 +47,10 @@ class CalibrationConfig(Section):
     kernels: dict[Literal["fp32", "bf16", "fp16"], KernelSpeeds] = Field({})
     """Measured speeds of other kernels by compute format. A format that is not listed has the
     speeds of `attention_share`, of `memory_share` and of the engine's `elementwise_factor`."""
-    host: HostTimes | None = None
-    """Measured times of this program on the CPU of a rank; null = those of `planner.engine`. On a
-    cluster without devices, they are added to the times of the kernels."""
+    host: dict[Literal["fp32", "bf16", "fp16"], HostTimes] = Field({})
+    """Measured times of this program on the CPU of a rank, by compute format. A format that is not
+    listed has the times of `planner.engine`. On a cluster without devices, they are added to the
+    times of the kernels."""
     attention_share: float = Field(gt=0)
     """Speed of a fused attention kernel as a share of `tflops`. The masked half of causal attention
     is not counted as work."""

@@ -19,14 +19,15 @@ NO_HOST = HostTimes(layer_us=0, tensor_us=0, tensor_rank_us=0, micro_batch_us=0,
 """Times on a cluster without devices, where the CPU computes itself."""
 
 
-def host_times(device: DeviceConfig, engine: EngineConfig) -> HostTimes:
+def host_times(device: DeviceConfig, engine: EngineConfig, precision: str) -> HostTimes:
     """Return the times of the CPU: those of the engine, or those that were measured on the machine.
 
     Measured times are those of this program, so they do not hold for another engine.
     """
-    measured = device.calibration.host
+    measured = device.calibration.host.get(precision)  # type: ignore[call-overload]
     if measured is not None and engine.name == OURS:
-        return measured
+        times: HostTimes = measured
+        return times
     return NO_HOST if device.kind == "cpu" else engine.host
 
 

@@ -119,7 +119,8 @@ class LayoutTime:
         cluster, layout = candidate.config.cluster, candidate.layout
         self.engine = candidate.config.planner.engine
         self.speed = Speed(cluster.device, layout.precision)
-        self.host = Host(host_times(cluster.device, self.engine), layout.grid.tensor)
+        times = host_times(cluster.device, self.engine, layout.precision)
+        self.host = Host(times, layout.grid.tensor)
         self.groups = GridGroups(Network(cluster, layout.grid.ranks_per_node), layout.grid)
         self._stages = candidate.stages
         self._layout = layout

@@ -8,7 +8,7 @@ from frontier_llm.calibration.host_times import CASES, host_times
 from frontier_llm.calibration.links import LinkFigures, Speed, fit_speed
 from frontier_llm.calibration.products import ProductFigures, Sample
 from frontier_llm.calibration.ranks import Figures, combine
-from frontier_llm.cli.calibrate import _tiny, cluster_file, main
+from frontier_llm.cli.calibrate import cluster_file, main, small_config
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.engine import HostTimes
@@ -20,12 +20,12 @@ PRODUCTS = (
 )
 DEVICE = DeviceFigures("a test", 5e9, (KernelFigures("bf16", 0.1, 0.05, 1.5, 2e9),), 3e-6)
 LINKS = LinkFigures(2, Speed(50e-6, 1.5e9), {"all_reduce": Speed(70e-6, 1e9)}, 0.25)
-TINY = {case: _tiny(case, 2) for case in CASES}
-SECONDS = dict(zip(CASES, (0.1, 0.25, 0.45), strict=True))
+SMALL = {"fp32": {case: small_config("fp32", case, 2) for case in CASES}}
+SECONDS = dict(zip(CASES, (1.0, 2.5, 4.5), strict=True))
 
 
 def figures(links=LINKS, seconds=SECONDS):
-    return Figures(2, PRODUCTS, DEVICE, links, seconds)
+    return Figures(2, PRODUCTS, DEVICE, links, {"fp32": seconds})
 
 
 @pytest.mark.parametrize("name", ["a/b", "", "../x", "cpu_laptop"])
@@ -38,7 +38,7 @@ def test_a_name_that_cannot_be_written_is_refused_before_measuring(name, monkeyp
 
 def test_measured_figures_replace_the_files():
     before = composed("cluster=cpu_laptop").cluster
-    values = measured(before.model_dump(mode="json"), figures(), TINY)
+    values = measured(before.model_dump(mode="json"), figures(), SMALL)
     cluster = ClusterConfig.model_validate(values)
     calibration, link = cluster.device.calibration, cluster.links[0]
     assert calibration.products["bf16"].tflops == 0.3
@@ -56,19 +56,19 @@ def test_measured_figures_replace_the_files():
 
 def test_on_a_cpu_the_host_takes_what_the_kernels_do_not():
     before = composed("cluster=cpu_laptop").cluster
-    values = measured(before.model_dump(mode="json"), figures(), TINY)
-    host = ClusterConfig.model_validate(values).device.calibration.host
+    values = measured(before.model_dump(mode="json"), figures(), SMALL)
+    host = ClusterConfig.model_validate(values).device.calibration.host["fp32"]
     plain = host_times(SECONDS, dict.fromkeys(CASES, 0.0), HostTimes())
-    assert 0 < host.layer_us < plain.layer_us
-    # four layers more, in four micro-batches, take 0.2 s
-    assert plain.layer_us * (1 + plain.backward_share) == pytest.approx(0.2e6 / 16)
-    # three micro-batches more take 0.15 s, of which two layers take a part
-    assert plain.micro_batch_us == pytest.approx(0.05e6 - 2 * 0.2e6 / 16)
+    assert 0 < host.layer_us < 0.95 * plain.layer_us
+    # four layers more, in four micro-batches, take 2 s
+    assert plain.layer_us * (1 + plain.backward_share) == pytest.approx(2e6 / 16)
+    # three micro-batches more take 1.5 s, of which two layers take a part
+    assert plain.micro_batch_us == pytest.approx(0.5e6 - 2 * 2e6 / 16)
 
 
 def test_what_was_not_measured_stays():
     before = composed("cluster=a100_80g").cluster
-    values = measured(before.model_dump(mode="json"), figures(links=None), TINY)
+    values = measured(before.model_dump(mode="json"), figures(links=None), SMALL)
     cluster = ClusterConfig.model_validate(values)
     assert cluster.links == before.links
     assert cluster.device.memory_gib == before.device.memory_gib
@@ -77,7 +77,7 @@ def test_what_was_not_measured_stays():
 
 def test_ranks_count_alike():
     slower = {case: 3 * seconds for case, seconds in SECONDS.items()}
-    steps = combine([figures(), figures(seconds=slower)]).tiny_steps
+    steps = combine([figures(), figures(seconds=slower)]).small_steps["fp32"]
     assert steps == pytest.approx({case: 2 * seconds for case, seconds in SECONDS.items()})
 
 

@@ -46,7 +46,7 @@ def test_a_cpu_does_not_wait_for_itself():
 
 
 def test_on_a_cpu_measured_times_are_added():
-    measured = "+cluster.device.calibration.host"
+    measured = "+cluster.device.calibration.host.fp32"
     overrides = (f"{measured}={{layer_us:1000,backward_share:2,micro_batch_us:0,step_us:7}}",)
     config = composed(
         "model=gpt_125m", "data=text", "data.path=/x", "cluster=cpu_laptop", "precision=fp32",
@@ -65,11 +65,12 @@ def test_on_a_cpu_measured_times_are_added():
 def test_measured_times_are_those_of_this_program():
     device = composed("cluster=a100_80g").cluster.device
     times = HostTimes(layer_us=1)
-    calibration = device.calibration.model_copy(update={"host": times})
+    calibration = device.calibration.model_copy(update={"host": {"fp32": times}})
     device = device.model_copy(update={"calibration": calibration})
     other = EngineConfig(name="other")
-    assert host_times(device, EngineConfig()) == times
-    assert host_times(device, other) == other.host
+    assert host_times(device, EngineConfig(), "fp32") == times
+    assert host_times(device, EngineConfig(), "bf16") == EngineConfig().host
+    assert host_times(device, other, "fp32") == other.host
 
 
 def test_the_defaults_of_older_runs_are_those_of_this_program():
