@@ -71,7 +71,7 @@ def run_trial(overrides: Sequence[str], folder: Path, limit_seconds: float) -> T
     The run directory of an earlier attempt is removed, because a run without checkpoints cannot
     resume.
     """
-    keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
+    keys = set(map(key_of, overrides))
     defaults = [f"{key}={value}" for key, value in TRIAL_DEFAULTS.items() if key not in keys]
     run_dir = folder / "run"
     if is_first_task():

@@ -165,6 +165,8 @@ def _reason(best: FactorChoice, other: FactorChoice) -> str:
     """Name the part of a step that takes longest in addition with the other factors."""
     assert best.time is not None
     assert other.time is not None
+    if other.seconds < best.seconds:
+        return f", but less than {FREE_SHARE:.0%} of the memory is free"
     more = {name: seconds - best.time.parts[name] for name, seconds in other.time.parts.items()}
     part = max(more, key=lambda name: more[name])
     if more[part] <= 0:

@@ -87,6 +87,17 @@ def test_memory_is_left_free_where_that_costs_little():
     assert fastest.seconds < choice.seconds <= (1 + FREE_COST) * fastest.seconds
 
 
+def test_a_faster_next_best_is_explained_by_its_memory():
+    config = _config("mt5_xl", 64)
+    planner = config.planner.model_copy(update={"optimizer": (32, 64)})
+    config = config.model_copy(update={"planner": planner})
+    fastest = choose_factors(config, 64, 8)[1]
+    share = fastest.peak.total / ((1 - FREE_SHARE / 2) * 80 * 2**30)
+    planner = planner.model_copy(update={"memory_share": share, "params": (1,), "grads": (1,)})
+    text = str(choose_factors(config.model_copy(update={"planner": planner}), 64, 8)[1])
+    assert "per step, but less than 5% of the memory is free" in text
+
+
 def test_a_choice_says_what_was_chosen_and_what_the_next_best_costs():
     text = str(choose_factors(_config("amsp_llama_7b", 64), 64, 8)[1])
     assert text.startswith("factors 1/1/64 (parameters/gradients/optimizer states), ")
