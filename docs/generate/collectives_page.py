@@ -20,6 +20,7 @@ from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.state_traffic import StateTraffic
+from frontier_llm.geometry.wire import gather_bytes
 
 PAGE = CONF.parent / "docs" / "collectives.md"
 NODES, PER_NODE = 4, 8
@@ -33,7 +34,8 @@ MICRO_BATCHES = (1, 4, 16)
 SIGNS = {"tested": "yes", "untested": "not run", "refused": "refused"}
 
 """Cells of the table of combinations."""
-IN_BF16 = "collectives.grads_format=bf16"
+IN_BF16 = "collectives=bf16"
+"""Override that sends gradients in bf16."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,9 @@ class Scheme:
 
 
 SCHEMES = (
-    Scheme("`sharding=zero3`, all in bf16", (DATA, DATA, DATA), IN_BF16),
+    Scheme("`sharding=zero3 collectives=bf16`", (DATA, DATA, DATA), IN_BF16),
     Scheme("`sharding=zero3 collectives=zeropp`", (DATA, DATA, DATA), "collectives=zeropp"),
-    Scheme("`sharding=zeropp`, all in bf16", (PER_NODE, DATA, DATA), IN_BF16),
+    Scheme("`sharding=zeropp collectives=bf16`", (PER_NODE, DATA, DATA), IN_BF16),
     Scheme("`sharding=zeropp collectives=zeropp`", (PER_NODE, DATA, DATA), "collectives=zeropp"),
 )
 
@@ -79,10 +81,20 @@ def volumes() -> Iterator[str]:
         + " |"
     )
     yield "|---|" + "---|" * (2 * len(MICRO_BATCHES))
-    zero3 = [leaves_a_node(SCHEMES[0], m) for m in MICRO_BATCHES]
+    zero3 = [zero3_in_rings(m) for m in MICRO_BATCHES]
+    yield _row("ZeRO-3 in bf16, in rings", zero3, zero3)
     yield _row("ZeRO++ as published, without scales", [published(m) for m in MICRO_BATCHES], zero3)
     for scheme in SCHEMES:
         yield _row(scheme.name, [leaves_a_node(scheme, m) for m in MICRO_BATCHES], zero3)
+
+
+def zero3_in_rings(micro_batches: int) -> float:
+    """Return the volume of ZeRO-3 in multiples of the 16-bit model.
+
+    Two gathers and a reduce-scatter are rings over all ranks. In a ring one rank of each node sends
+    to another node.
+    """
+    return micro_batches * 3 * gather_bytes(1.0, DATA)
 
 
 def published(micro_batches: int) -> float:
@@ -97,16 +109,17 @@ def published(micro_batches: int) -> float:
 def leaves_a_node(scheme: Scheme, micro_batches: int) -> float:
     """Return what the ranks of a node send to other nodes in a step, relative to the 16-bit model.
 
-    Collectives in plain formats use rings. Quantised gradients are sent between pairs of ranks.
+    Gathers and gradients in fp32 use rings. Other gradients are sent between pairs of ranks.
     """
-    factors = Factors(*scheme.factors, DATA)
+    formats = _formats(scheme.collectives)
+    factors = Factors(*scheme.factors, DATA, formats.encodes_sums)
     size = factors.padded(ELEMENTS + SMALL)
     traffic = StateTraffic(
         Grid(1, DATA, 1, PER_NODE),
         factors,
         micro_batches,
         params_bytes=2,
-        formats=_formats(scheme.collectives),
+        formats=formats,
     )
     by_rank = [traffic.unit(rank, size, decayed=ELEMENTS) for rank in range(PER_NODE)]
     inter_bytes = sum(sent.inter for of_rank in by_rank for sent in of_rank.values())

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from docs.generate.predictions import BF16_GRADIENTS, BF16_SUMS, predict, tokens_per_device
+from docs.generate.predictions import BF16_GRADIENTS, predict, tokens_per_device
 from frontier_llm.cli.experiments import Header, composed
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
@@ -63,7 +63,7 @@ class Curves(NamedTuple):
 
     def config(self, *overrides: str) -> RunConfig:
         """Return the configuration of the experiment, with gradients of two bytes."""
-        return composed(f"experiment={self.experiment}", BF16_GRADIENTS, BF16_SUMS, *overrides)
+        return composed(f"experiment={self.experiment}", BF16_GRADIENTS, *overrides)
 
 
 CURVES = {

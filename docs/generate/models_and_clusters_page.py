@@ -17,6 +17,7 @@ from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.planner.choice import choose
 from frontier_llm.units import GIB, format_count
 
 PAGE = CONF.parent / "docs" / "models_and_clusters.md"
@@ -104,7 +105,8 @@ def _experiments() -> Iterator[str]:
     yield ""
     yield (
         "*Factors* are the numbers of ranks over which parameters, gradients and optimizer states "
-        "are sharded. *Model states* is the memory of these three on the fullest rank in mixed "
+        "are sharded; with `sharding=amsp`, those that the planner chooses for this number of "
+        "ranks. *Model states* is the memory of these three on the fullest rank in mixed "
         "precision, including gathered parameters but not activations, next to the memory of the "
         "device."
     )
@@ -113,6 +115,7 @@ def _experiments() -> Iterator[str]:
     for name in groups()["experiment"]:
         header = Header.read(CONF / "experiment" / f"{name}.yaml")
         config = composed(f"experiment={name}")
+        config = choose(config, header.ranks, config.cluster.ranks_per_node)
         rows.append((f"`{name}`", *_layout_cells(config, header)))
     columns = (
         "name|model|cluster|ranks|tensor x pipeline x data|sequence|global batch|"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from docs.generate.predictions import BF16_GRADIENTS, BF16_SUMS
+from docs.generate.predictions import BF16_GRADIENTS
 from frontier_llm.cli.experiments import composed
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate, estimate
@@ -48,7 +48,6 @@ def study_estimate(model: str, nodes: int, stage: int) -> Estimate:
         f"data.global_batch={ranks * SAMPLES_PER_GPU}",
         f"data.micro_batch={SAMPLES_PER_GPU}",
         BF16_GRADIENTS,
-        BF16_SUMS,
     )
     return estimate(Candidate.of(config, ranks, GPUS_PER_NODE))
 

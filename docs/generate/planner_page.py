@@ -13,7 +13,6 @@ from benchmarks.planner_accuracy import errors, in_sample, left_out, table_choic
 from benchmarks.published.tables import TABLES
 from docs.generate import frontier_tables, mt5_tables
 from docs.generate.marked_page import filled, keep_current
-from docs.generate.predictions import BF16_GRADIENTS, BF16_SUMS
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.experiments import composed
 from frontier_llm.cli.options import run_command
@@ -134,10 +133,7 @@ def amsp_table() -> Iterator[str]:
 
 def _amsp_cells(model: str, ranks: int, paper_factors: tuple[int, int, int]) -> Iterator[str]:
     """Yield the cells of a row of the AMSP table, from the chosen factors on."""
-    recompute = "full" if model == "30b" else "none"
-    experiment = f"experiment=amsp_llama_{model}"
-    overrides = (experiment, BF16_GRADIENTS, BF16_SUMS, f"recompute={recompute}")
-    config = composed(*overrides)
+    config = composed(f"experiment=amsp_llama_{model}")
     only_factors_free = config.planner.model_copy(
         update={
             "tensor": (1,),

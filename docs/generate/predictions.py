@@ -4,10 +4,8 @@ from frontier_llm.config import RunConfig
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate, estimate
 
-BF16_GRADIENTS = "collectives.grads_format=bf16"
+BF16_GRADIENTS = "collectives=bf16"
 """Override that sends gradients in two bytes per element, as the papers do."""
-BF16_SUMS = "planner.engine.sums_bytes=2"
-"""Override for sums of gradients over replicas in bf16, as in AMSP and DeepSpeed."""
 
 
 def predict(config: RunConfig, ranks: int, **data: int) -> Estimate:

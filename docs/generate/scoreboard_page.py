@@ -16,7 +16,6 @@ from docs.generate.marked_page import filled, keep_current
 from docs.generate.models_and_clusters_page import composed
 from docs.generate.mt5_tables import study_estimate
 from docs.generate.planner_page import AMSP_PAPER_FACTORS
-from docs.generate.predictions import BF16_GRADIENTS
 from docs.generate.results import load, select
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
@@ -170,14 +169,7 @@ def _without_recompute(config: RunConfig, model: str) -> str:
 
 
 def _amsp(model: str, *overrides: str) -> RunConfig:
-    recompute = "full" if model == "30b" else "none"
-    return composed(
-        f"experiment=amsp_llama_{model}",
-        "planner.engine=internevo",
-        BF16_GRADIENTS,
-        f"recompute={recompute}",
-        *overrides,
-    )
+    return composed(f"experiment=amsp_llama_{model}", "planner.engine=internevo", *overrides)
 
 
 def _zeropp() -> Iterator[Figure]:

@@ -87,7 +87,7 @@ def amsp() -> Iterator[str]:
     """Yield the table that compares the bytes sent per element with those of AMSP."""
     yield (
         "| model | params, grads, optimizer | ranks | micro-batches | AMSP's flows | here, "
-        "`grads_format=fp32` | `bf16` |"
+        "`collectives=plain` | `collectives=bf16` |"
     )
     yield "|" + "---|" * 7
     for experiment, numbers in AMSP_CHOICES.items():
@@ -141,9 +141,7 @@ def _choice(experiment: str, numbers: tuple[int, int, int], ranks: int) -> Itera
     keys = ("params", "grads", "optimizer")
     chosen = [f"sharding.{key}={number}" for key, number in zip(keys, numbers, strict=True)]
     where = [f"experiment={experiment}", f"launch.ranks={ranks}", "launch.ranks_per_node=8"]
-    layouts = [
-        _layout(*where, *chosen, f"collectives.grads_format={name}") for name in ("fp32", "bf16")
-    ]
+    layouts = [_layout(*where, *chosen, f"collectives={preset}") for preset in ("plain", "bf16")]
     first = layouts[0]
     yield ", ".join(map(str, numbers))
     yield str(ranks)

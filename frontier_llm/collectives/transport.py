@@ -1,4 +1,4 @@
-"""Gathers and reductions of model states, over one or more process groups, in any format.
+"""Gathers, reductions and sums of model states, over process groups, in any format.
 
 `Transport.gather` fills a buffer from the parts that the ranks hold. In a lossless format the parts
 are gathered in place, group by group. In other formats each rank encodes its part into a slot (a
@@ -10,7 +10,11 @@ over two groups encodes once: the second group gathers the slots that the first 
 group every rank sends every other rank its part, and the receiver sums in fp32. A rank's own
 summand is never rounded.
 
-Both are generators of steps for a Chain (handles.py). frontier_llm/sharding calls them.
+`Transport.all_reduce` gives every rank the sum of a buffer. Except in fp32, it is a reduction and a
+gather of the sums, which together send as few bytes as a ring. Each summand is rounded once, and
+each sum once.
+
+All are generators of steps for a Chain (handles.py). frontier_llm/sharding calls them.
 
 Source: the quantised gathers (qwZ) and reductions (qgZ) of ZeRO++ (arXiv:2306.10209). Differences:
 the owner of a part also uses the decoded values, and no re-ordering is needed, since parts lie in
@@ -25,7 +29,7 @@ import torch.distributed as dist
 
 from frontier_llm.collectives.blockwise import PART_SEED_STRIDE, BlockKernels
 from frontier_llm.collectives.handles import Handle, Steps
-from frontier_llm.collectives.primitives import ReduceScatter, all_gather, exchange
+from frontier_llm.collectives.primitives import ReduceScatter, all_gather, all_reduce, exchange
 from frontier_llm.collectives.slots import BufferPool, Slots
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.formats import Format, StateFormats
@@ -102,13 +106,18 @@ class Transport:
         """Return the format of gradients that are scattered over a group."""
         return self.formats.grads_over(self.traffic.nodes(group))
 
-    def needs_feedback(self, group: dist.ProcessGroup) -> bool:
-        """Whether gradients scattered over a group are quantised and cross nodes.
+    def needs_feedback(self, group: dist.ProcessGroup, *, sums: bool = False) -> bool:
+        """Whether gradients that are sent over a group are quantised and cross nodes.
 
         The formats of step 1 decide for all steps, since later steps quantise the same or less.
+
+        Args:
+            group: the ranks.
+            sums: whether the gradients are summed over replicas, and not scattered.
         """
-        nodes = self.traffic.nodes(group)
-        return len(set(nodes)) > 1 and self._formats_at(1).grads_over(nodes).is_quantised
+        nodes, formats = self.traffic.nodes(group), self._formats_at(1)
+        fmt = formats.sums if sums else formats.grads_over(nodes)
+        return len(set(nodes)) > 1 and fmt.is_quantised
 
     def gather(
         self,
@@ -117,6 +126,7 @@ class Transport:
         fmt: Format,
         border: int,
         name: str,
+        residual: torch.Tensor | None = None,
     ) -> Steps:
         """Fill a buffer from the parts that the ranks hold.
 
@@ -131,6 +141,8 @@ class Transport:
             fmt: format on the wire.
             border: only elements of `buffer` before this index are quantised.
             name: the collective under which the bytes are counted.
+            residual: [elements of this rank's part] bf16 rounding errors of the last gather (see
+                BlockKernels.quantise), or None.
         """
         hops = [group for group in groups if group is not None]
         if not hops or buffer.numel() == 0:
@@ -145,7 +157,8 @@ class Transport:
         elements = buffer.numel() // count
         parts = buffer.view(count, elements)
         slots, seed = self._take_slots(fmt, elements, count, border), self._next_seeds(1)
-        self.kernels.quantise(parts[own : own + 1], slots.only(own), seed=seed)
+        errors = None if residual is None else residual.view(1, elements)
+        self.kernels.quantise(parts[own : own + 1], slots.only(own), errors, seed)
         sent = slots.data.view(-1)
         yield from self._gather_hops(sent, hops, own, count, name, elements * itemsize)
         self.kernels.dequantise(slots, parts)
@@ -161,6 +174,7 @@ class Transport:
         out: torch.Tensor,
         *,
         add: bool = False,
+        fmt: Format | None = None,
     ) -> Steps:
         """Reduce-scatter a buffer over one group after the other.
 
@@ -178,15 +192,17 @@ class Transport:
             out: [n / ranks] fp32, receives this rank's part of the sum. It may be a view of this
                 part of `buffer`. It must not be touched until the steps are done.
             add: whether the sum is added to `out` instead of replacing it.
+            fmt: format on the wire; None = that of gradients, which depends on the group.
         """
         hops = [(g, r) for g, r in zip(groups, residuals, strict=True) if g is not None]
         for group, residual in hops if buffer.numel() else ():
-            fmt = self.scatter_format(group)
+            sent_format = fmt or self.scatter_format(group)
             elements = buffer.numel() // group.size()
-            if fmt.is_quantised:
-                buffer = yield from self._scatter(buffer, group, fmt, border, name, residual)
+            if sent_format.is_quantised:
+                scatter = self._scatter(buffer, group, sent_format, border, name, residual)
+                buffer = yield from scatter
             else:
-                sent = buffer.to(DTYPES[fmt.name])
+                sent = buffer.to(DTYPES[sent_format.name])
                 if sent is not buffer:
                     self.pool.give_back(buffer)
                 last_out = out if group is hops[-1][0] and not add else None
@@ -201,6 +217,37 @@ class Transport:
         elif buffer.data_ptr() != out.data_ptr():
             out.copy_(buffer)
         self.pool.give_back(buffer)
+
+    def all_reduce(
+        self,
+        buffer: torch.Tensor,
+        group: dist.ProcessGroup,
+        border: int,
+        name: str,
+        residual: torch.Tensor | None = None,
+    ) -> Steps:
+        """Replace a buffer by its sum over a group, in the format of sums. Collective over `group`.
+
+        Afterwards all ranks hold the same bits.
+
+        Args:
+            buffer: [n] fp32; n is divisible by the size of the group, unless the format is fp32. It
+                must not be touched until the steps are done.
+            group: the ranks.
+            border: only elements of `buffer` before this index are quantised.
+            name: the collective under which the bytes are counted.
+            residual: [n] bf16 rounding errors of the last call (see BlockKernels.quantise), or
+                None. This rank's part has those of the sums that it sends.
+        """
+        fmt = self.formats.sums
+        if fmt.is_lossless(buffer.element_size()):
+            yield all_reduce(buffer, group, self.traffic, name)
+            return
+        own, count = group.rank(), group.size()
+        own_sum = buffer.view(count, -1)[own]
+        yield from self.reduce(buffer, (group,), border, name, (residual,), own_sum, fmt=fmt)
+        of_sums = None if residual is None else residual.view(count, -1)[own]
+        yield from self.gather(buffer, (group,), fmt, border, name, of_sums)
 
     def _scatter(
         self,
@@ -273,7 +320,8 @@ class Transport:
         """Borrow one slot per part from the pool."""
         size = fmt.slot_bytes(elements, count, border)
         data = self.pool.take(count * size).view(count, size)
-        small = torch.float16 if self.compute_dtype == torch.float16 else torch.bfloat16
+        is_fp16 = self.compute_dtype == torch.float16 and fmt.is_quantised
+        small = torch.float16 if is_fp16 else torch.bfloat16
         return Slots(data, fmt, elements, border, small)
 
     def _next_seeds(self, parts: int) -> int:

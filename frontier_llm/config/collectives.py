@@ -34,6 +34,10 @@ class CollectivesConfig(Section):
     fp32."""
     grads_across_format: FormatName | None
     """Format of gradients in a reduce-scatter between several nodes; null = `grads_format`."""
+    sums_format: FormatName
+    """Format of gradients that are summed over the replicas of the optimizer states. In fp32 the
+    sum is one all-reduce. In other formats it is a reduce-scatter and a gather, both in this
+    format; the sums are computed in fp32."""
     block_elements: int = Field(ge=32, le=8192, multiple_of=32)
     """Elements per scale. Smaller blocks lose less precision and send more scales."""
     scales_format: Literal["fp32", "bf16"]
@@ -64,6 +68,7 @@ class CollectivesConfig(Section):
             self.refresh_format,
             self.grads_format,
             self.grads_across_format or self.grads_format,
+            self.sums_format,
         )
 
     @property

@@ -44,8 +44,9 @@ class EngineConfig(Section):
     """Bytes that the loss moves per logit, forward and backward pass together."""
     accumulation_bytes: float = Field(8.0, ge=0)
     """Bytes moved per parameter of a rank to add a micro-batch's gradient to the sums."""
-    sums_bytes: int = Field(4, ge=1)
-    """Bytes per element of the gradients that are summed over replicas."""
+    sums_bytes: int | None = Field(None, ge=1)
+    """Bytes per element of the gradients that are summed over replicas; null = those of
+    `collectives.sums_format`."""
     overlaps: bool = True
     """Whether gathers of parameters, reductions of gradients and the gather of updated parameters
     overlap with computation."""

@@ -22,7 +22,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "sharding": ("replicated", "zero1", "zero2", "zero3", "mics", "zeropp"),
     "pipeline": ("none", "1f1b", "interleaved"),
     "precision": ("fp32", "bf16", "fp16"),
-    "collectives": ("plain", "zeropp", "zeropp_feedback"),
+    "collectives": ("plain", "bf16", "zeropp", "zeropp_feedback"),
     "device": ("cpu", "cuda", "hip"),
 }
 TESTED_DEVICES = ("cpu",)
@@ -71,6 +71,11 @@ _TRAITS_OF_PRESETS: dict[str, Cell] = {
         "gradients between nodes": "floats",
         "all formats": "floats",
     },
+    "bf16": {
+        "error feedback": "off",
+        "gradients between nodes": "floats",
+        "all formats": "floats",
+    },
     "zeropp": {
         "error feedback": "off",
         "gradients between nodes": "integers",
@@ -105,10 +110,12 @@ def traits_of(config: RunConfig) -> Cell:
     """Return the properties of a configuration on which refusals depend, by name."""
     collectives = config.collectives
     across = collectives.grads_across_format or collectives.grads_format
+    between_nodes = (across, collectives.sums_format)
+    are_integers = any(name.startswith("int") for name in between_nodes)
     return {
         "precision": config.precision.name,
         "error feedback": "on" if collectives.error_feedback else "off",
-        "gradients between nodes": "integers" if across.startswith("int") else "floats",
+        "gradients between nodes": "integers" if are_integers else "floats",
         "all formats": "not all floats" if collectives.is_quantised else "floats",
         "until_step": "null" if collectives.until_step is None else "set",
     }

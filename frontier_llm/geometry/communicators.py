@@ -113,10 +113,11 @@ def _digit(layout: ResolvedLayout, stage: int, digit: Digit) -> Communicator:
     """
     grid, factors = layout.grid, layout.factors
     members = [grid.rank(Coordinates(0, r, stage)) for r in factors.group(digit, 0)]
-    scatters = factors.optimizer > 1 if digit == "optimizer" else factors.grads > 1
-    formats = layout.formats.grads_over([grid.node(rank) for rank in members])
+    reduces = digit in ("optimizer", "replica") or factors.grads > 1
+    over_nodes = layout.formats.grads_over([grid.node(rank) for rank in members])
+    message_format = layout.formats.sums if digit == "replica" else over_nodes
     near, far = _near_and_far(layout, members[0], members[1:])
-    if digit == "replica" or not scatters or formats.name == "fp32":
+    if not reduces or message_format.name == "fp32":
         near = far = 0
     return Communicator(f"{digit} of states", len(members), near, far)
 

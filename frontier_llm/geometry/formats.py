@@ -140,6 +140,8 @@ class StateFormats:
     """Format of gradients in reduce-scatters between ranks of one node."""
     grads_across: Format = FP32
     """Format of gradients in reduce-scatters between ranks of several nodes."""
+    sums: Format = FP32
+    """Format of gradients that are summed over replicas."""
 
     @classmethod
     def at(cls, config: CollectivesConfig, step: int = 1) -> "StateFormats":
@@ -165,18 +167,27 @@ class StateFormats:
             refresh=make(config.refresh_format),
             grads=make(config.grads_format),
             grads_across=make(config.grads_across_format or config.grads_format),
+            sums=make(config.sums_format),
         )
 
     def any_encoded(self, compute_bytes: int) -> bool:
         """Whether any message is encoded if parameters have `compute_bytes` bytes per element.
 
-        Parameters are encoded if they are sent in fewer bits than they have, gradients if they are
-        sent as integers. Gradients in bf16 are only cast.
+        Parameters are encoded if they are sent in fewer bits than they have, gradients in
+        reduce-scatters if they are sent as integers (in bf16 they are only cast), and sums over
+        replicas if they are not sent in fp32.
         """
         gathered = (self.params, self.params_backward, self.refresh)
-        return any(not params.is_lossless(compute_bytes) for params in gathered) or any(
-            grads.is_quantised for grads in (self.grads, self.grads_across)
+        return (
+            any(not params.is_lossless(compute_bytes) for params in gathered)
+            or any(grads.is_quantised for grads in (self.grads, self.grads_across))
+            or self.encodes_sums
         )
+
+    @property
+    def encodes_sums(self) -> bool:
+        """Whether sums over replicas are sent in parts, in fewer bits than fp32."""
+        return not self.sums.is_lossless(FP32.bits // 8)
 
     def grads_over(self, nodes: Sequence[int]) -> Format:
         """Return the format of gradients in a reduce-scatter; `nodes` has the node of each rank."""

@@ -41,14 +41,17 @@ def feedback_bytes(config: CollectivesConfig, grid: Grid, factors: Factors, elem
     if not config.error_feedback:
         return 0
     formats, total = StateFormats.at(config), 0
-    # elements that a rank passes to the reduce-scatter along each digit
-    scattered: dict[Digit, int] = {"optimizer": elements // factors.grads}
+    # elements that a rank passes to the reduction along each digit
+    scattered: dict[Digit, int] = {
+        "optimizer": elements // factors.grads,
+        "replica": elements // factors.optimizer,
+    }
     if factors.grads > 1:
         scattered |= {"params": elements, "grads": elements // factors.params}
     ranks = grid.data_group(0)
     for digit, count in scattered.items():
         nodes = {grid.node(ranks[member]) for member in factors.group(digit, 0)}
-        if len(nodes) > 1 and formats.grads_across.is_quantised:
+        if len(nodes) > 1 and _of_reduction(formats, digit).is_quantised:
             total += FEEDBACK_BYTES * count
     return total
 
@@ -115,6 +118,18 @@ def _buffers(
             exchanged = max(slots(grads_format, parts, intervals) for grads_format in quantised)
             yield from [(exchanged, "flow"), (exchanged, "flow")]  # sent and received slots
             yield size // intervals // parts * FP32_BYTES, "flow"  # the fp32 sum
+    replicas = factors.width("replica")
+    if formats.encodes_sums and replicas > 1:
+        summed = slots(formats.sums, replicas, o)
+        yield summed, "flow"  # slots that are sent in the reduction, and then those of the gather
+        if formats.sums.is_quantised:
+            yield summed, "flow"  # received slots
+            yield size // o // replicas * FP32_BYTES, "flow"  # the fp32 sum
+
+
+def _of_reduction(formats: StateFormats, digit: Digit) -> Format:
+    """Return the format of gradients that are reduced between nodes along a digit."""
+    return formats.sums if digit == "replica" else formats.grads_across
 
 
 def _rounded(count: int) -> int:

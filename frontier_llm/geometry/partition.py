@@ -86,6 +86,9 @@ class Factors:
     optimizer: int
     data: int
     """Number of data-parallel ranks."""
+    divides_sums: bool = False
+    """Whether sums over replicas are computed in parts, one part per replica. Optimizer intervals
+    are then padded so that they can be divided."""
 
     def __post_init__(self) -> None:
         assert _divide((self.params, self.grads, self.optimizer, self.data)), self
@@ -135,9 +138,11 @@ class Factors:
 
         Args:
             block: each optimizer interval is a multiple of this number of elements, for example of
-                a quantisation block, and of ALIGNED_ELEMENTS.
+                a quantisation block, and of ALIGNED_ELEMENTS. If sums are divided, each part of an
+                optimizer interval is.
         """
-        return self.optimizer * math.lcm(block, ALIGNED_ELEMENTS)
+        parts = self.data if self.divides_sums else self.optimizer
+        return parts * math.lcm(block, ALIGNED_ELEMENTS)
 
     def digits(self, rank: int) -> Digits:
         """Return the digits of a data rank."""

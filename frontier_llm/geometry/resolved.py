@@ -113,6 +113,8 @@ class ResolvedLayout:
         factors = Factors(1, 1, 1, grid.data)
         if not ignore_sharding:
             factors = Factors.resolve(sharding, grid.data, data_ranks_per_node(grid))
+        formats = StateFormats.at(config.collectives)
+        factors = replace(factors, divides_sums=formats.encodes_sums)
         compute_format = precision or config.precision.name
         schedule_name, waiting_weights = _schedule(parallel)
         return cls(
@@ -133,7 +135,7 @@ class ResolvedLayout:
             factors=factors,
             units_in_flight=sharding.units_in_flight,
             collectives=config.collectives,
-            formats=StateFormats.at(config.collectives),
+            formats=formats,
         )
 
     def with_factors(self, factors: Factors) -> "ResolvedLayout":

@@ -10,6 +10,7 @@ per step, a rank takes part in these flows:
                            pass, unless the unit stays gathered (unit_gathers.count_gathers)
     reduce_grads    M      reduce-scatter n along params, then n/p along grads; nothing if g = 1
     reduce_states   1      reduce-scatter n/g along optimizer, then all-reduce n/o along replica
+                           (if sums are not sent in fp32: reduce-scatter and all-gather n/o)
     refresh_params  1      all-gather n/g along optimizer, then n/p along grads
 
 A collective over a single rank sends nothing. Bytes are counted as for rings (wire.py). With gloo,
@@ -23,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from frontier_llm.geometry.formats import Format, StateFormats
+from frontier_llm.geometry.formats import FP32, Format, StateFormats
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.partition import Digit, Factors
 from frontier_llm.geometry.wire import Sent, all_reduce_bytes, gather_bytes, pairs_sent, ring_sent
@@ -43,6 +44,8 @@ class Flow(NamedTuple):
     """Name of the flow, such as `gather_params`."""
     digit: Digit
     sent_bytes: float
+    pairs: bool = False
+    """Whether these are messages between all pairs of ranks; otherwise a ring."""
 
 
 class Cut(NamedTuple):
@@ -102,11 +105,11 @@ class StateTraffic:
         border = elements if decayed is None else decayed
         sent: defaultdict[str, Sent] = defaultdict(Sent)
         position = self.grid.coordinates(rank).data
-        for name, digit, sent_bytes in self._flows(rank, elements, gathers, border):
-            if sent_bytes:
-                by_link = pairs_sent if self._in_pairs(name, digit, rank) else ring_sent
-                group = self._group(digit, rank, position)
-                sent[name] += by_link(self.grid, rank, group, sent_bytes)
+        for flow in self._flows(rank, elements, gathers, border):
+            if flow.sent_bytes:
+                by_link = pairs_sent if flow.pairs else ring_sent
+                group = self._group(flow.digit, rank, position)
+                sent[flow.name] += by_link(self.grid, rank, group, flow.sent_bytes)
         return dict(sent)
 
     def rank(self, rank: int, units: Sequence[int]) -> dict[str, Sent]:
@@ -138,26 +141,47 @@ class StateTraffic:
         yield self._scatter("reduce_grads", "params", over_params, times, rank)
         yield self._scatter("reduce_grads", "grads", over_grads, times, rank)
         yield self._scatter("reduce_states", "optimizer", over_optimizer, 1, rank)
-        sums = all_reduce_bytes(optimizer_length * self.sums_bytes, factors.width("replica"))
-        yield Flow("reduce_states", "replica", sums)
+        optimizer_start = factors.optimizer_interval(elements, position).start
+        yield from self._sums(optimizer_length, border - optimizer_start, formats.sums)
         refreshed = Cut(over_grads.parts * over_optimizer.parts, optimizer_length, params_border)
         yield from self._refresh(refreshed, formats.refresh)
 
     def _gather(self, digit: Digit, cut: Cut, times: int, message_format: Format) -> Flow:
         if self.formats is None or message_format.is_lossless(round(self.params_bytes)):
             total_bytes = cut.parts * cut.elements * self.params_bytes
-            return Flow("gather_params", digit, times * gather_bytes(total_bytes, cut.parts))
-        slot = message_format.slot_bytes(cut.elements, cut.parts, cut.border)
-        return Flow("gather_params", digit, times * slot * (cut.parts - 1))
+            sent_bytes = times * gather_bytes(total_bytes, cut.parts)
+            return Flow("gather_params", digit, sent_bytes, self.pairs)
+        sent_bytes = times * _slots_bytes(cut, message_format)
+        return Flow("gather_params", digit, sent_bytes, self.pairs)
 
     def _scatter(self, name: str, digit: Digit, cut: Cut, times: int, rank: int) -> Flow:
         message_format = self._scatter_format(digit, rank)
-        if message_format is not None and message_format.is_quantised:
-            slot = message_format.slot_bytes(cut.elements, cut.parts, cut.border)
-            return Flow(name, digit, times * slot * (cut.parts - 1))
-        element_bytes = self.grads_bytes if message_format is None else message_format.element_bytes
-        total_bytes = cut.parts * cut.elements * element_bytes
-        return Flow(name, digit, times * gather_bytes(total_bytes, cut.parts))
+        if message_format is None:
+            total_bytes = cut.parts * cut.elements * self.grads_bytes
+            return Flow(name, digit, times * gather_bytes(total_bytes, cut.parts), self.pairs)
+        return self._scatter_in(message_format, name, digit, cut, times)
+
+    def _scatter_in(
+        self, message_format: Format, name: str, digit: Digit, cut: Cut, times: int
+    ) -> Flow:
+        """Return a reduce-scatter, which is a ring only in fp32 (primitives.ReduceScatter)."""
+        if message_format.is_quantised:
+            return Flow(name, digit, times * _slots_bytes(cut, message_format), pairs=True)
+        total_bytes = cut.parts * cut.elements * message_format.element_bytes
+        pairs = self.pairs or message_format.bits < FP32.bits
+        return Flow(name, digit, times * gather_bytes(total_bytes, cut.parts), pairs)
+
+    def _sums(self, elements: int, border: int, message_format: Format) -> Iterator[Flow]:
+        """Yield the sums of `elements` over replicas, of which `border` may be quantised."""
+        replicas = self.factors.width("replica")
+        if self.formats is None or message_format.is_lossless(FP32.bits // 8):
+            sent_bytes = all_reduce_bytes(elements * self.sums_bytes, replicas)
+            yield Flow("reduce_states", "replica", sent_bytes)
+            return
+        cut = Cut(replicas, elements // replicas, max(0, min(border, elements)))
+        yield self._scatter_in(message_format, "reduce_states", "replica", cut, 1)
+        gathered = _slots_bytes(cut, message_format)
+        yield Flow("reduce_states", "replica", gathered, self.pairs)
 
     def _refresh(self, cut: Cut, message_format: Format) -> Iterator[Flow]:
         """Yield the gather along `optimizer`, and the gather of its result along `grads`."""
@@ -166,8 +190,10 @@ class StateTraffic:
         if self.formats is not None and not message_format.is_lossless(round(self.params_bytes)):
             part_bytes = message_format.slot_bytes(cut.elements, cut.parts, cut.border)
         gathered = part_bytes * optimizer_width
-        yield Flow("refresh_params", "optimizer", gather_bytes(gathered, optimizer_width))
-        yield Flow("refresh_params", "grads", gather_bytes(gathered * grads_width, grads_width))
+        sent_bytes = gather_bytes(gathered, optimizer_width)
+        yield Flow("refresh_params", "optimizer", sent_bytes, self.pairs)
+        sent_bytes = gather_bytes(gathered * grads_width, grads_width)
+        yield Flow("refresh_params", "grads", sent_bytes, self.pairs)
 
     def _scatter_format(self, digit: Digit, rank: int) -> Format | None:
         """Return the format of gradients that are scattered along a digit; None = not given."""
@@ -176,17 +202,12 @@ class StateTraffic:
         group = self._group(digit, rank, self.grid.coordinates(rank).data)
         return self.formats.grads_over([self.grid.node(member) for member in group])
 
-    def _in_pairs(self, name: str, digit: Digit, rank: int) -> bool:
-        """Whether the collectives of a flow are messages between all pairs of ranks.
-
-        Sums over replicas are always rings. Quantised reduce-scatters are always pairs.
-        """
-        if digit == "replica":
-            return False
-        reduce_format = self._scatter_format(digit, rank) if name.startswith("reduce") else None
-        return self.pairs or (reduce_format is not None and reduce_format.is_quantised)
-
     def _group(self, digit: Digit, rank: int, position: int) -> list[int]:
         """Return the ranks of the group along a digit; `position` is the data rank of `rank`."""
         ranks = self.grid.data_group(rank)
         return [ranks[member] for member in self.factors.group(digit, position)]
+
+
+def _slots_bytes(cut: Cut, message_format: Format) -> int:
+    """Return the bytes of the slots that a rank sends to the other ranks in one collective."""
+    return message_format.slot_bytes(cut.elements, cut.parts, cut.border) * (cut.parts - 1)

@@ -10,6 +10,7 @@ from frontier_llm.config.parallel import ScheduleName
 from frontier_llm.config.planner import Recompute, Sizes
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.elastic import divisors
+from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.partition import Factors
 
 DEFAULT_CHUNKS = (1, 2, 4, 8)
@@ -136,15 +137,18 @@ def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
 
 def legal_factors(config: RunConfig, data: int) -> tuple[Factors, ...]:
     """Return every legal set of sharding factors for `data` data ranks, in ascending order."""
-    planner = config.planner
-    return _legal_factors(data, planner.params, planner.grads, planner.optimizer)
+    planner, formats = config.planner, StateFormats.at(config.collectives)
+    sizes = planner.params, planner.grads, planner.optimizer
+    return _legal_factors(data, formats.encodes_sums, *sizes)
 
 
 @lru_cache
-def _legal_factors(data: int, *restrictions: Sizes | None) -> tuple[Factors, ...]:
+def _legal_factors(
+    data: int, divides_sums: bool, *restrictions: Sizes | None
+) -> tuple[Factors, ...]:
     allowed = [[d for d in divisors(data) if sizes is None or d in sizes] for sizes in restrictions]
     return tuple(
-        Factors(params, grads, optimizer, data)
+        Factors(params, grads, optimizer, data, divides_sums)
         for params, grads, optimizer in product(*allowed)
         if grads % params == 0 and optimizer % grads == 0
     )

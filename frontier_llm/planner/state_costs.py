@@ -90,7 +90,8 @@ class StateCosts:
                 self._scatter_conversion("params", elements)
                 + self._scatter_conversion("grads", params_shard)
             ) * is_sharded,
-            sums=self._scatter_conversion("optimizer", grads_shard),
+            sums=self._scatter_conversion("optimizer", grads_shard)
+            + self._sums_conversion(elements / factors.optimizer),
             refresh=self._gather_conversion(owners, params_shard, formats.refresh),
         )  # fmt: skip
 
@@ -115,7 +116,10 @@ class StateCosts:
 
     def _scatter(self, digit: Digit, elements: float) -> Cost:
         """Return the cost of reduce-scatters of `elements` along a digit."""
-        (width, stride), message_format = self._group(digit), self._scatter_format(digit)
+        return self._scatter_in(self._scatter_format(digit), digit, elements)
+
+    def _scatter_in(self, message_format: Format, digit: Digit, elements: float) -> Cost:
+        width, stride = self._group(digit)
         scattered = elements * message_format.element_bytes
         if width == 1 or message_format.is_quantised:  # parts in slots are sent as in a gather
             return self._ring(digit, scattered)
@@ -143,7 +147,22 @@ class StateCosts:
         The parts of the other ranks are quantised. A rank adds the parts that have arrived to its
         own, which it reads and writes once.
         """
-        message_format, (width, _) = self._scatter_format(digit), self._group(digit)
+        return self._reduction_conversion(self._scatter_format(digit), digit, elements)
+
+    def _sums_conversion(self, elements: float) -> float:
+        """Return the seconds of the kernels of sums of `elements` over replicas.
+
+        The sums of a rank's part are encoded, and all parts are decoded.
+        """
+        (width, _), message_format = self._group("replica"), self._formats.sums
+        if width == 1 or not self._sums_encoded:
+            return 0.0
+        moved_bytes = elements * (1 + 1 / width) * (FP32_BYTES + message_format.element_bytes)
+        gather_seconds = self._speed.moved(moved_bytes, 2 * self._messages)
+        return gather_seconds + self._reduction_conversion(message_format, "replica", elements)
+
+    def _reduction_conversion(self, message_format: Format, digit: Digit, elements: float) -> float:
+        width, _ = self._group(digit)
         if width == 1 or not message_format.is_quantised:
             return 0.0
         sent = elements * (width - 1) / width
@@ -175,11 +194,19 @@ class StateCosts:
 
     def _all_reduce(self, elements: float) -> Cost:
         """Return the cost of summing `elements` over replicas."""
-        width, stride = self._group("replica")
+        (width, stride), message_format = self._group("replica"), self._formats.sums
         if width == 1:
             return self._no_cost("replica")
-        sent = all_reduce_bytes(elements * self._engine.sums_bytes, width)
+        if self._sums_encoded:
+            scattered = self._scatter_in(message_format, "replica", elements)
+            return _added(scattered, self._ring("replica", elements * message_format.element_bytes))
+        sent = all_reduce_bytes(elements * (self._engine.sums_bytes or FP32_BYTES), width)
         return self._groups.data(width, stride).all_reduce(sent, self._messages)
+
+    @property
+    def _sums_encoded(self) -> bool:
+        """Whether sums over replicas are a reduce-scatter and a gather of encoded parts."""
+        return self._formats.encodes_sums and self._engine.sums_bytes is None
 
     def _no_cost(self, digit: Digit) -> Cost:
         width, stride = self._group(digit)

@@ -21,7 +21,6 @@ import torch.distributed as dist
 
 from frontier_llm.collectives.blockwise import RESIDUAL_DTYPE
 from frontier_llm.collectives.handles import Steps
-from frontier_llm.collectives.primitives import all_reduce
 from frontier_llm.collectives.transport import DTYPES, Transport
 from frontier_llm.device.accumulate import accumulate_product
 from frontier_llm.geometry.partition import Digit
@@ -149,7 +148,13 @@ class UnitGradients:
                 self.shard,
             )
         if groups.replica_group is not None:
-            yield all_reduce(self.shard, groups.replica_group, transport.traffic, "reduce_states")
+            yield from transport.all_reduce(
+                self.shard,
+                groups.replica_group,
+                unit.quantised_border(unit.optimizer_interval),
+                "reduce_states",
+                self.residuals.get("replica"),
+            )
 
     def _target(self, index: int) -> tuple[torch.Tensor, bool]:
         """Return where a parameter's gradient is added up, and whether nothing is there yet."""
@@ -201,7 +206,8 @@ def _make_residuals(
 ) -> dict[Digit, torch.Tensor]:
     """Allocate rounding errors, at first 0, for each group in which gradients cross nodes."""
     reduced: dict[Digit, tuple[dist.ProcessGroup | None, int]] = {
-        "optimizer": (groups.optimizer_group, unit.grads_interval.length)
+        "optimizer": (groups.optimizer_group, unit.grads_interval.length),
+        "replica": (groups.replica_group, unit.optimizer_interval.length),
     }
     if groups.factors.grads > 1:
         reduced["params"] = (groups.params_group, unit.layout.size)
@@ -209,5 +215,5 @@ def _make_residuals(
     return {
         digit: torch.zeros(elements, dtype=RESIDUAL_DTYPE, device=unit.buffer.device)
         for digit, (group, elements) in reduced.items()
-        if group is not None and transport.needs_feedback(group)
+        if group is not None and transport.needs_feedback(group, sums=digit == "replica")
     }

@@ -177,6 +177,57 @@ def test_two_hops_take_the_format_of_their_links() -> None:
         )
 
 
+def all_reduce(
+    world: World, code: Format, elements: int, feedback: bool, rounds: int
+) -> tuple[torch.Tensor, torch.Tensor, Sent, list[int]]:
+    """Sum over all ranks, several times; return the summand and the mean of the sums."""
+    traffic = Traffic(Grid(1, world.size, 1, world.ranks_per_node), world.rank)
+    kernels, formats = choose_kernels("auto", CPU), StateFormats(sums=code)
+    transport = Transport(lambda _: formats, traffic, kernels, torch.float32, CPU, world.rank)
+    whole, total = mine(world.rank, elements, torch.float32), torch.zeros(elements)
+    errors = torch.zeros(elements, dtype=torch.bfloat16) if feedback else None
+    allocated = []
+    for _ in range(rounds):
+        buffer = whole.clone()
+        Chain(transport.all_reduce(buffer, world_group(), elements - 9, "sums", errors)).wait()
+        assert not transport.pool._lent, "buffers were not given back"
+        allocated.append(transport.pool.allocated_bytes)
+        total += buffer
+    return whole, total / rounds, traffic.take()["sums"], allocated
+
+
+@pytest.mark.parametrize("code", [FP32, BF16, INT8, INT4], ids=lambda code: code.name)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_sum_is_the_same_on_all_ranks_and_each_number_in_it_is_rounded_once(
+    size: int, code: Format
+) -> None:
+    elements = size * 51
+    ranks = run_ranks(all_reduce, size, code, elements, False, 2)
+    exact = sum(whole for whole, *_ in ranks)
+    assert isinstance(exact, torch.Tensor)
+    relative = {"fp32": 1e-6, "bf16": 2**-8}.get(code.name, 0.51 / code.largest)
+    # a part of the sum has the rounding errors of its summands, and its own when it is sent
+    rounded = sum(float(whole.abs().max()) for whole, *_ in ranks) + float(exact.abs().max())
+    slot = code.slot_bytes(51, size, elements - 9)
+    reduced = 51 * 2 if code.name == "bf16" else slot  # in bf16 the summands are sent without slots
+    each_way = (slot + reduced if code.name != "fp32" else 2 * 51 * 4) * (size - 1)
+    for _, mean, sent, allocated in ranks:
+        assert torch.equal(mean, ranks[0][1])
+        assert (mean - exact).abs().max() <= relative * rounded
+        assert sent.intra == pytest.approx(2 * each_way)
+        assert allocated[0] == allocated[1], "the second round uses the first one's buffers"
+    assert torch.equal(ranks[0][1], exact) == (code is FP32 and size == 2)
+
+
+def test_error_feedback_makes_the_mean_of_many_sums_exact() -> None:
+    worst = {}
+    for feedback in (False, True):
+        ranks = run_ranks(all_reduce, 2, INT4, 64, feedback, 60, ranks_per_node=1)
+        exact = sum(whole for whole, *_ in ranks)
+        worst[feedback] = (ranks[0][1] - exact).abs().max()
+    assert worst[True] < 0.1 * worst[False]
+
+
 def test_every_part_of_every_message_has_a_rounding_seed_of_its_own() -> None:
     seeds = []
     for rank in range(4):

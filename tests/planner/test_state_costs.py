@@ -51,6 +51,23 @@ def test_gradients_of_zero1_are_quantised_once_per_step():
     assert costs.conversions.refresh == pytest.approx(moved((n + n / 16) * (2 + 1 + 2 / 256)))
 
 
+def test_sums_over_replicas_are_sent_in_their_format_and_converted():
+    factors = ("sharding.params=1", "sharding.grads=1", "sharding.optimizer=1")
+    plain, _ = _costs(*factors)
+    two_bytes, _ = _costs(*factors, "collectives.sums_format=bf16")
+    integers, moved = _costs(*factors, "collectives.sums_format=int4")
+    assert two_bytes.sums.seconds == pytest.approx(plain.sums.seconds / 2, rel=0.3)
+    assert integers.sums.seconds < two_bytes.sums.seconds / 2
+    n, sent_bytes = integers.elements, (4 + 16 / 256) / 8
+    scattered = moved(15 / 16 * n * (4 + 2 * sent_bytes) + 8 * n / 16)
+    gathered = moved((n + n / 16) * (4 + sent_bytes))
+    assert integers.conversions.sums == pytest.approx(scattered + gathered)
+    for engine in ("deepspeed", "megatron_core"):
+        theirs, _ = _costs(*factors, f"planner.engine={engine}", "collectives.sums_format=int4")
+        same, _ = _costs(*factors, f"planner.engine={engine}")
+        assert theirs.sums == same.sums, "another program has a format of its own"
+
+
 def test_conversions_are_part_of_a_step_and_no_communication():
     config = composed("experiment=amsp_llama_7b", "sharding=zero3", "collectives=zeropp")
     candidate = Candidate.of(config, 1024, 8)

@@ -62,19 +62,29 @@ LAYOUTS = {
     ),
     "zero2": (4, "bf16", factors((1, 4, 4))),
     "zeropp": (4, "fp32", factors((2, 4, 4))),
+    "sums_int8": (
+        4,
+        "fp32",
+        ["collectives.sums_format=int8", "collectives.error_feedback=true", *factors((1, 1, 1))],
+    ),
+    "sums_bf16": (4, "bf16", ["collectives.sums_format=bf16", *factors((2, 2, 2))]),
     "zero3_recompute": (4, "bf16", ["recompute=full", *factors((4, 4, 4))]),
     "t5": (4, "fp32", [*TINY_T5, "parallel.pipeline=2", *factors((2, 2, 2))]),
 }  # fmt: skip
 STEPS = 3
 
 
-@pytest.mark.parametrize("layout", covering(LAYOUTS, ["pipeline", "zero2", "zeropp"]))
+@pytest.mark.parametrize("layout", covering(LAYOUTS, ["pipeline", "zero2", "zeropp", "sums_int8"]))
 def test_losses_stay_near_plain_ones_and_replicas_are_equal(layout: str) -> None:
     """int8 and int4 blocks move a loss by less than bf16's bound, 1%."""
     size, precision, overrides = LAYOUTS[layout]
-    alone = [o for o in overrides if not o.startswith(("parallel.", "sharding.", "recompute"))]
+    alone = [
+        o
+        for o in overrides
+        if not o.startswith(("parallel.", "sharding.", "recompute", "collectives"))
+    ]
     expected = reference(tuple(alone), STEPS)[0]
-    values = tiny_values(*overrides, *ZEROPP)
+    values = tiny_values(*ZEROPP, *overrides)
     ranks = run_ranks(train, size, values, precision, STEPS, ranks_per_node=2)
     for rank in ranks:
         np.testing.assert_allclose(rank["losses"], expected, rtol=1e-2)
@@ -225,16 +235,18 @@ def go_on(world: World, values: dict[str, Any]) -> list[list[float]]:
     return losses
 
 
-@pytest.mark.parametrize("cut", [(1, 1, 2), (1, 2, 2), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("cut", [(1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2)], ids=str)
 def test_a_loaded_state_goes_on_to_the_bit(cut: tuple[int, int, int]) -> None:
-    values = tiny_values(*factors(cut), *ZEROPP)
+    values = tiny_values(*factors(cut), *ZEROPP, "collectives.sums_format=int4")
     for straight, again, once_more in run_ranks(go_on, 2, values, ranks_per_node=1):
         assert straight == again == once_more
 
 
-@pytest.mark.parametrize("cut", [(1, 1, 2), (1, 2, 2), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("cut", [(1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2)], ids=str)
 def test_going_back_brings_no_rounding_errors_along(cut: tuple[int, int, int]) -> None:
-    values = tiny_values(*factors(cut), "collectives=zeropp_feedback")
+    values = tiny_values(
+        *factors(cut), "collectives=zeropp_feedback", "collectives.sums_format=int4"
+    )
     for straight, again, once_more in run_ranks(go_on, 2, values, ranks_per_node=1):
         assert again == once_more
         assert again != straight, "nothing was kept: this test sees nothing"

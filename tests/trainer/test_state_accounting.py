@@ -18,6 +18,8 @@ pytestmark = pytest.mark.slow
 FLOWS = ("gather_params", "reduce_grads", "reduce_states", "refresh_params")
 TELLING = [(1, 1, 4), (1, 2, 4), (2, 4, 4), (4, 4, 4)]
 """Chains in which each flow has a hop of its own."""
+REPLICATED = [(1, 1, 1), (1, 1, 2), (2, 2, 2)]
+"""Chains with replicas of the optimizer states: on two nodes, and on both nodes."""
 FEW = "model.layers=3"
 """The first layer, the last one, and one between them."""
 LAYOUTS = {
@@ -43,6 +45,11 @@ FORMATS = {
     "zeropp_feedback": [
         "collectives=zeropp_feedback", "collectives.grads_format=int8",
         "collectives.scales_format=fp32",
+    ],
+    "sums_bf16": ["collectives.sums_format=bf16"],
+    "sums_int4": [
+        "collectives=zeropp_feedback", "collectives.sums_format=int4",
+        "collectives.block_elements=64",
     ],
 }  # fmt: skip
 
@@ -100,6 +107,8 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
         ("untied", "bf16", "zeropp_feedback"),
         pytest.param("recompute", "fp32", "zeropp", marks=pytest.mark.exhaustive),
         ("pipeline2_chunks2_tensor2_data2", "fp32", "zeropp"),
+        ("data4", "bf16", "sums_bf16"),
+        ("untied", "fp32", "sums_int4"),
     ],
 )
 def test_predicted_is_counted_is_sent(layout: str, precision: str, collectives: str) -> None:
@@ -107,7 +116,10 @@ def test_predicted_is_counted_is_sent(layout: str, precision: str, collectives: 
     data = 2 if "tensor=2" in str(overrides) else 4
     every = data == 2 or (layout, precision, collectives) == ("data4", "fp32", "plain")
     selected = chains(data) if every else TELLING
-    selected = selected if collectives == "plain" else selected[1:3]
+    if collectives.startswith("sums"):
+        selected = REPLICATED
+    elif collectives != "plain":
+        selected = selected[1:3]
     formats = [f"collectives.grads_format={precision}", *FORMATS[collectives]]
     cases = [(tiny_values(*overrides, *factors(chain), *formats), precision) for chain in selected]
     for rank in run_ranks(in_turn, size, account, cases, ranks_per_node=2):

@@ -138,12 +138,12 @@ def _describe_formats(context: TrainerContext) -> str:
     text = (
         f"{config.name}: parameters {params} forward, {config.params_backward_format or params} "
         f"backward, {config.refresh_format} after the update; gradients {config.grads_format} "
-        f"inside a node, {between} between nodes; blocks of {config.block_elements}; norms and "
-        f"biases (tensors without weight decay) in 16 bits; {kernels.name} kernels "
-        f"({kernels.reason})"
+        f"inside a node, {between} between nodes, {config.sums_format} in sums over replicas; "
+        f"blocks of {config.block_elements}; norms and biases (tensors without weight decay) in "
+        f"16 bits; {kernels.name} kernels ({kernels.reason})"
     )
     grid = context.groups.grid
-    if context.states.factors.optimizer == 1:
+    if context.states.factors.optimizer == 1 and config.sums_format == "fp32":
         text += "; no effect: with these sharding factors nothing is gathered or scattered"
     elif grid.same_node(0, grid.size - 1):
         text += "; all ranks share a node, where sending may be faster than quantising"
