@@ -11,6 +11,9 @@ from frontier_llm.cli.experiments import Header, composed
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config.rules import check
 from frontier_llm.geometry.inventory import count_parameters
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.choice import choose
+from frontier_llm.planner.estimate import estimate
 from frontier_llm.units import GIB
 
 pytestmark = pytest.mark.slow
@@ -64,16 +67,24 @@ def test_tensor_parallelism_stays_inside_a_node(name):
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_states_of_an_experiment_fit_its_devices(name):
     config = composed(f"experiment={name}")
-    layout = resolved(config, _header(name).ranks)
+    ranks = _header(name).ranks
+    layout = resolved(choose(config, ranks, config.cluster.ranks_per_node), ranks)
     assert layout.fullest_stage_bytes < 0.9 * config.cluster.device.memory_gib * GIB
 
 
 @pytest.mark.parametrize("name", [n for n in EXPERIMENTS if n.startswith("amsp_")])
-def test_amsps_experiments_use_the_papers_factors(name):
+def test_amsps_experiments_name_the_papers_factors_and_reach_its_mfu(name):
     text = (CONF / "experiment" / f"{name}.yaml").read_text()
-    paper = re.search(r"# The paper's factors: \((\d+), (\d+), (\d+)\)", text).groups()
-    factors = resolved(composed(f"experiment={name}"), _header(name).ranks).factors
-    assert (factors.params, factors.grads, factors.optimizer) == tuple(map(int, paper))
+    *paper, preset = re.search(
+        r"# The paper's factors: \((\d+), (\d+), (\d+)\), with sharding=(\w+)", text
+    ).groups()
+    sharding = composed(f"experiment={name}", f"sharding={preset}").sharding
+    assert (sharding.params, sharding.grads, sharding.optimizer) == tuple(map(int, paper))
+    published = int(re.search(r"(\d+)% MFU at 1024 GPUs", text)[1])
+    config = composed(f"experiment={name}")
+    planned = estimate(Candidate.of(choose(config, 1024, 8), 1024, 8))
+    assert not planned.refused
+    assert planned.mfu > published / 100
 
 
 @pytest.mark.parametrize("name", [n for n in EXPERIMENTS if n != "laptop_3d"])

@@ -3,7 +3,14 @@
 import pytest
 
 from docs.generate import collectives_page
-from docs.generate.collectives_page import SCHEMES, leaves_a_node, main, published, support
+from docs.generate.collectives_page import (
+    SCHEMES,
+    leaves_a_node,
+    main,
+    published,
+    support,
+    zero3_in_rings,
+)
 
 
 def test_the_page_is_current(capsys):
@@ -24,8 +31,11 @@ def test_volumes_by_hand():
     """4 nodes of 8 ranks: gradients in int4 each micro-batch, a refresh in int8 each step."""
     zero3, _, _, zeropp = SCHEMES
     for micro_batches in (1, 4, 16):
-        rings = 3 * micro_batches * (1 - 1 / 32)
-        assert leaves_a_node(zero3, micro_batches) == pytest.approx(rings, rel=1e-3)
+        rings = zero3_in_rings(micro_batches)
+        assert rings == pytest.approx(3 * micro_batches * (1 - 1 / 32))
+        # two gathers are rings; each of 8 ranks sends its gradients to 24 ranks of other nodes
+        direct = micro_batches * (2 * (1 - 1 / 32) + 8 * 24 / 32)
+        assert leaves_a_node(zero3, micro_batches) == pytest.approx(direct, rel=1e-3)
         by_hand = (0.25 * micro_batches + 0.5) * (1 - 1 / 4)
         assert leaves_a_node(zeropp, micro_batches) == pytest.approx(by_hand, rel=0.02)
         assert leaves_a_node(zeropp, micro_batches) < rings / 4, "ZeRO++ promises a quarter"
@@ -34,6 +44,6 @@ def test_volumes_by_hand():
 
 def test_every_precision_preset_and_device_has_a_verdict():
     rows = [line.strip("| ").split(" | ") for line in support() if line.startswith("| ")][1:]
-    assert len(rows) == 9
+    assert len(rows) == 12
     assert ["fp16", "`zeropp_feedback`", "refused", "refused", "refused"] in rows
     assert ["bf16", "`zeropp`", "yes", "not run", "not run"] in rows

@@ -120,12 +120,12 @@ def test_without_a_known_speed_the_smallest_factors_that_fit_are_chosen():
 
 
 def test_what_is_given_stays():
-    config = composed("experiment=amsp_llama_7b")
+    config = composed("experiment=amsp_llama_7b", "sharding=amsp_1_1_8")
     assert choose_factors(config, 1024, 8) == (config, None)
     restricted = _config("amsp_llama_7b", 64)
     planner = restricted.planner.model_copy(update={"optimizer": (8,)})
     chosen = choose(restricted.model_copy(update={"planner": planner}), 64, 8)
-    assert Candidate.of(chosen, 64, 8).factors == Factors(1, 1, 8, 64)
+    assert Candidate.of(chosen, 64, 8).factors == Factors(1, 1, 8, 64, divides_sums=True)
 
 
 def test_what_never_fits_says_how_much_it_needs():

@@ -28,8 +28,8 @@ def test_every_experiment_fits_its_cluster(name):
 @pytest.mark.parametrize(
     ("overrides", "ranks"),
     [
-        (["experiment=amsp_llama_13b", "sharding.grads=1", "sharding.params=1"], 64),
-        (["experiment=amsp_llama_7b", "data.micro_batch=8"], 64),
+        (["experiment=amsp_llama_13b", "sharding=zero1"], 64),
+        (["experiment=amsp_llama_7b", "sharding=amsp_1_1_8", "data.micro_batch=8"], 64),
         (["experiment=frontier_22b", "parallel.pipeline=2"], 16),
     ],
 )

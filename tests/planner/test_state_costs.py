@@ -53,7 +53,7 @@ def test_gradients_of_zero1_are_quantised_once_per_step():
 
 def test_sums_over_replicas_are_sent_in_their_format_and_converted():
     factors = ("sharding.params=1", "sharding.grads=1", "sharding.optimizer=1")
-    plain, _ = _costs(*factors)
+    plain, _ = _costs(*factors, "collectives=plain")
     two_bytes, _ = _costs(*factors, "collectives.sums_format=bf16")
     integers, moved = _costs(*factors, "collectives.sums_format=int4")
     assert two_bytes.sums.seconds == pytest.approx(plain.sums.seconds / 2, rel=0.3)
