@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from frontier_llm.cli.compose import groups
 from frontier_llm.errors import ConfigError
 
 BuilderModule = Literal["ours", "torch_peers", "deepspeed_peer"]
@@ -43,7 +44,7 @@ OUR_FACTORS: dict[str, tuple[str, str, str]] = {
 """Values of sharding.params, sharding.grads and sharding.optimizer: the numbers of ranks over which
 each state is sharded. The name `ours-P-G-O` stands for any other values P, G and O. A preset of
 `collectives=` may follow a name: `ours-zero3+zeropp`, `ours-zeropp+zeropp`."""
-PRESETS = ("plain", "zeropp", "zeropp_feedback")
+PRESETS = tuple(groups()["collectives"])
 """Presets of `collectives=`: the formats in which states are sent."""
 PEERS = (
     Contender("ddp", "torch DistributedDataParallel (bf16: autocast)", "torch_peers"),

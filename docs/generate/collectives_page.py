@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from docs.generate.marked_page import filled, keep_current
+from docs.generate.zeropp_parts import planned
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
@@ -65,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def files() -> dict[Path, str]:
     """Return the page with its tables."""
-    return {PAGE: filled(PAGE.read_text(), {"bytes": volumes(), "support": support()})}
+    tables = {"bytes": volumes(), "support": support(), "zeropp parts": planned()}
+    return {PAGE: filled(PAGE.read_text(), tables)}
 
 
 def volumes() -> Iterator[str]:

@@ -21,3 +21,19 @@ def predict(config: RunConfig, ranks: int, **data: int) -> Estimate:
 def tokens_per_device(estimated: Estimate) -> float:
     """Return the tokens per second of one device."""
     return estimated.tokens_per_second / estimated.candidate.grid.size
+
+
+def with_network(config: RunConfig, node_gbits: float | None) -> RunConfig:
+    """Return a configuration with another network.
+
+    Args:
+        config: the configuration.
+        node_gbits: Gbit/s of a node, which its ranks share; None = the network of the cluster file.
+    """
+    if node_gbits is None:
+        return config
+    cluster = config.cluster
+    rate = node_gbits / 8 / cluster.ranks_per_node
+    network = cluster.links[-1].model_copy(update={"gb_per_second": rate})
+    changed = cluster.model_copy(update={"links": (*cluster.links[:-1], network)})
+    return config.model_copy(update={"cluster": changed})

@@ -16,6 +16,7 @@ from docs.generate.marked_page import filled, keep_current
 from docs.generate.models_and_clusters_page import composed
 from docs.generate.mt5_tables import study_estimate
 from docs.generate.planner_page import AMSP_PAPER_FACTORS
+from docs.generate.predictions import with_network
 from docs.generate.results import load, select
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
@@ -204,26 +205,15 @@ def _zeropp() -> Iterator[Figure]:
 
 def _zeropp_gain(what: str, published: str, node_gbits: float | None) -> Figure:
     """Return the predicted speed-up of ZeRO++ over ZeRO-3, on a network of a given rate."""
-    plain = _with_network(composed("experiment=zeropp_18b", "sharding=zero3", "collectives=plain"),
+    plain = with_network(composed("experiment=zeropp_18b", "sharding=zero3", "collectives=plain"),
                           node_gbits)  # fmt: skip
-    ours = _with_network(composed("experiment=zeropp_18b"), node_gbits)
+    ours = with_network(composed("experiment=zeropp_18b"), node_gbits)
     seconds = [estimate(Candidate.of(c, 384, 16)).time.seconds for c in (plain, ours)]
     predicted = seconds[0] / seconds[1]
     error = f"{predicted / 2.16 - 1:+.1%}" if node_gbits is None else ""
     note = "our formats and batch"
     return Figure(f"{what}: ZeRO++ over ZeRO-3", published, f"{predicted:.2f}x", error, seen="no",
                   note=note)  # fmt: skip
-
-
-def _with_network(config: RunConfig, node_gbits: float | None) -> RunConfig:
-    """Return a configuration with another network: Gbit/s of a node, shared by its ranks."""
-    if node_gbits is None:
-        return config
-    cluster = config.cluster
-    rate = node_gbits / 8 / cluster.ranks_per_node
-    network = cluster.links[-1].model_copy(update={"gb_per_second": rate})
-    changed = cluster.model_copy(update={"links": (*cluster.links[:-1], network)})
-    return config.model_copy(update={"cluster": changed})
 
 
 def _datastates() -> Iterator[Figure]:
