@@ -3,15 +3,16 @@
 The figures are predicted for the paper's 18B model on 384 V100, at two rates of the network.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from docs.generate.predictions import with_network
-from frontier_llm.cli.compose import compose
 from frontier_llm.cli.experiments import composed
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.geometry.state_traffic import StateTraffic
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import estimate
-from frontier_llm.planner.state_layout import StateLayout
 
 RANKS, RANKS_PER_NODE = 384, 16
 NODE_GBITS = (100, 400)
@@ -70,6 +71,23 @@ def _seconds(parts: Parts, node_gbits: float) -> float:
 
 def _leaves_a_node(parts: Parts) -> float:
     """Return the bytes that the ranks of a node send to other nodes in a step."""
-    where = f"launch.ranks={RANKS}", f"launch.ranks_per_node={RANKS_PER_NODE}"
-    flows = StateLayout.of(compose(["experiment=zeropp_18b", *where, *parts.overrides])).sent()
-    return sum(sent.inter for by_rank in flows.values() for sent in by_rank[:RANKS_PER_NODE])
+    config = composed("experiment=zeropp_18b", *parts.overrides)
+    layout = ResolvedLayout.resolve(config, RANKS, RANKS_PER_NODE)
+    traffic = StateTraffic(
+        layout.grid,
+        layout.factors,
+        layout.micro_batches,
+        params_bytes=layout.compute_bytes,
+        formats=layout.formats,
+    )
+    buffers, gathers = layout.unit_layouts(0), layout.gathers(0)
+    units = Counter(
+        (buffer.size, buffer.decayed, gathers[name]) for name, buffer in buffers.items()
+    )
+    sent = (
+        count * flow.inter
+        for rank in range(RANKS_PER_NODE)
+        for (size, decayed, times), count in units.items()
+        for flow in traffic.unit(rank, size, times, decayed).values()
+    )
+    return sum(sent)

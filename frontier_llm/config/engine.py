@@ -55,6 +55,9 @@ class EngineConfig(Section):
     second_copy_ranks: int | None = Field(None, ge=1)
     """If set, backward passes gather parameters from a second copy that is sharded over this many
     neighbouring ranks (ZeRO++, arXiv:2306.10209)."""
+    exchanges_gradients: bool = True
+    """Whether gradients in bf16 are sent directly to the ranks that sum them, and not in rings.
+    Integers are always sent directly."""
     split_exchange: bool = False
     """Whether each tensor rank sends only its part of a stage's output to the next stage, whose
     tensor ranks then gather the parts."""

@@ -9,6 +9,10 @@ use the links of all ranks of the group in this domain, so the bandwidths of the
 slowest level limits the bandwidth of the ring. Each step of the ring takes the latency of the
 slowest level (Patarasuk and Yuan, 2009). All-reduces of few bytes over many nodes use a tree
 (Sanders, Speck and Traeff, 2009).
+
+In an exchange every rank sends a message to every other rank of the group. Each rank then sends all
+its bytes for other domains over its own link, so that many more bytes leave a domain than in a ring
+if the domain has several ranks of the group.
 """
 
 import math
@@ -36,6 +40,8 @@ class Span:
     """Number of ranks."""
     bandwidth: float
     """Bytes per second around the group's ring."""
+    exchange_bandwidth: float
+    """Bytes per second of a rank in an exchange of messages between all pairs of ranks."""
     step_seconds: float
     """Latency of one step around the ring."""
     tree_seconds: float
@@ -74,6 +80,17 @@ class Span:
         latency = messages * (self.start_seconds + (self.width - 1) * self.step_seconds)
         return Cost(latency + ring_bytes / self.bandwidth, self.link)
 
+    def exchange(self, sent_bytes: float, messages: float = 1) -> Cost:
+        """Return the cost of exchanges, in which each rank sends `sent_bytes` to all others.
+
+        Args:
+            sent_bytes: bytes that one rank sends in all calls together.
+            messages: number of calls. A call takes the latency of a message, since all messages of
+                a rank are sent at once.
+        """
+        latency = messages * (self.start_seconds + self.step_seconds)
+        return Cost(latency + sent_bytes / self.exchange_bandwidth, self.link)
+
     def all_reduce(self, ring_bytes: float, messages: float = 1) -> Cost:
         """Return the cost of all-reduces; arguments as for `gather`."""
         if "all_reduce" in self.measured:
@@ -95,6 +112,7 @@ class Network:
         extent = (width - 1) * stride + 1  # from the first to the last rank of the group
         crossed: list[tuple[LinkConfig, float]] = []  # links with the bandwidth of the ring
         tree_seconds, lower_domains, lower_size = 0.0, width, 1
+        exchange_seconds = 0.0  # per byte that a rank sends in an exchange
         for link, domain_size in self._levels:
             if extent > lower_size:
                 # ranks of the group in one domain of the level below, whose links add up
@@ -104,18 +122,29 @@ class Network:
                 shared = 1 + link.contention * math.log2(connected)
                 bandwidth = link.gb_per_second * 1e9 * link.efficiency / shared
                 crossed.append((link, bandwidth * members))
+                crossing = (width - members) / (width - 1)  # share of a rank's bytes
+                exchange_seconds = max(exchange_seconds, crossing / bandwidth)
                 inside = domain_size is not None
                 depth = connected - 1 if inside else math.ceil(math.log2(connected))
                 tree_seconds += 2 * depth * link.latency_us * 1e-6
                 lower_domains = domains
             lower_size = domain_size or lower_size
         if not crossed:
-            return Span(width, math.inf, 0.0, 0.0, 0.0, self._levels[0][0].name)
+            return Span(width, math.inf, math.inf, 0.0, 0.0, 0.0, self._levels[0][0].name)
         slowest, bandwidth = min(crossed, key=lambda pair: pair[1])
         step_seconds = max(link.latency_us for link, _ in crossed) * 1e-6
         start = self._start_seconds
         measured = crossed[0][0].collectives if len(crossed) == 1 else {}
-        return Span(width, bandwidth, step_seconds, tree_seconds, start, slowest.name, measured)
+        return Span(
+            width,
+            bandwidth,
+            1 / exchange_seconds,
+            step_seconds,
+            tree_seconds,
+            start,
+            slowest.name,
+            measured,
+        )
 
     def send(self, distance: int, sent_bytes: float) -> Cost:
         """Return the cost of a send to the rank at `distance` while all other ranks send too."""

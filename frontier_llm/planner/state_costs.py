@@ -12,7 +12,7 @@ they are not hidden.
 from dataclasses import dataclass
 
 from frontier_llm.config.engine import EngineConfig
-from frontier_llm.geometry.formats import Format
+from frontier_llm.geometry.formats import FP32, Format
 from frontier_llm.geometry.partition import Digit
 from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.geometry.wire import all_reduce_bytes, gather_bytes
@@ -120,11 +120,15 @@ class StateCosts:
 
     def _scatter_in(self, message_format: Format, digit: Digit, elements: float) -> Cost:
         width, stride = self._group(digit)
-        scattered = elements * message_format.element_bytes
-        if width == 1 or message_format.is_quantised:  # parts in slots are sent as in a gather
-            return self._ring(digit, scattered)
-        sent = gather_bytes(scattered, width)
-        return self._groups.data(width, stride).collective("gradient_scatter", sent, self._messages)
+        if width == 1:
+            return self._no_cost(digit)
+        sent = gather_bytes(elements * message_format.element_bytes, width)
+        span = self._groups.data(width, stride)
+        in_bf16 = FP32.bits > message_format.bits and self._engine.exchanges_gradients
+        is_measured = "gradient_scatter" in span.measured
+        if message_format.is_quantised or (in_bf16 and not is_measured):
+            return span.exchange(sent, self._messages)
+        return span.collective("gradient_scatter", sent, self._messages)
 
     def _gather_conversion(self, parts: int, elements: float, message_format: Format) -> float:
         """Return the seconds of the kernels of gathers: one part is quantised, all are dequantised.

@@ -74,6 +74,19 @@ def test_more_nodes_share_the_network(frontier):
     assert two > many
 
 
+def test_an_exchange_sends_all_bytes_for_other_nodes_over_a_ranks_own_link(frontier):
+    groups = GridGroups(Network(frontier, 8), Grid(1, 64, 1, 8))
+    network = frontier.links[-1]
+    rate = network.gb_per_second * 1e9 * network.efficiency / (1 + 3 * network.contention)
+    everywhere = groups.data(64, 1)
+    assert everywhere.exchange_bandwidth == pytest.approx(rate * 63 / 56)
+    assert everywhere.bandwidth > 5 * everywhere.exchange_bandwidth
+    one_per_node = groups.data(8, 8)
+    assert one_per_node.exchange_bandwidth == pytest.approx(one_per_node.bandwidth)
+    sent = 1e9
+    assert everywhere.exchange(sent).seconds == pytest.approx(sent / rate * 56 / 63, rel=1e-3)
+
+
 def test_one_rank_talks_to_nobody(frontier):
     assert Network(frontier, 8).span(1, 1).gather(0.0, 5).seconds == 0
 

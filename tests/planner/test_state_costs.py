@@ -52,15 +52,15 @@ def test_gradients_of_zero1_are_quantised_once_per_step():
 
 
 def test_sums_over_replicas_are_sent_in_their_format_and_converted():
-    factors = ("sharding.params=1", "sharding.grads=1", "sharding.optimizer=1")
+    factors = ("sharding=amsp_1_1_8",)  # a replica on each of two nodes
     plain, _ = _costs(*factors, "collectives=plain")
     two_bytes, _ = _costs(*factors, "collectives.sums_format=bf16")
     integers, moved = _costs(*factors, "collectives.sums_format=int4")
     assert two_bytes.sums.seconds == pytest.approx(plain.sums.seconds / 2, rel=0.3)
     assert integers.sums.seconds < two_bytes.sums.seconds / 2
-    n, sent_bytes = integers.elements, (4 + 16 / 256) / 8
-    scattered = moved(15 / 16 * n * (4 + 2 * sent_bytes) + 8 * n / 16)
-    gathered = moved((n + n / 16) * (4 + sent_bytes))
+    n, sent_bytes = integers.elements / 8, (4 + 16 / 256) / 8
+    scattered = moved(n / 2 * (4 + 2 * sent_bytes) + 8 * n / 2)
+    gathered = moved((n + n / 2) * (4 + sent_bytes))
     assert integers.conversions.sums == pytest.approx(scattered + gathered)
     for engine in ("deepspeed", "megatron_core"):
         theirs, _ = _costs(*factors, f"planner.engine={engine}", "collectives.sums_format=int4")
