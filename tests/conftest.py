@@ -33,7 +33,7 @@ LONGEST = (
     "trainer/test_deferred_weights", "trainer/test_state_accounting",
     "trainer/test_sharding_parity", "model/test_flex", "cli/test_train_command",
     "convert/test_convert", "checkpoint/test_layouts",
-    "health/test_watchdog", "launch/test_launcher", "cli/test_funnel",
+    "health/test_watchdog", "launch/test_launcher", "cli/test_funnel", "cli/test_slurm_trials",
     "collectives/test_triton_compilation", "benchmarks/test_kill_loop",
 )  # fmt: skip
 """Files that take the most time, the longest first."""
