@@ -71,7 +71,7 @@ def test_the_best_layouts_are_printed_and_written(capsys, tmp_path):
 
 
 def test_tables_are_narrow_and_columns_of_links_keep_the_order_of_the_cluster(capsys):
-    code, out, _ = _run(capsys, "experiment=frontier_1t_tp8", "planner.tokens=1e12")
+    code, out, _ = _run(capsys, "experiment=frontier_1t_tp8", "planner.tensor=[8]")
     assert code == 0
     lines = [line.rstrip() for line in out.splitlines() if not line.startswith("Layout 1: par")]
     assert max(map(len, lines)) <= 120
