@@ -52,7 +52,7 @@ CLUSTER = "this_machine"
 """Name of the cluster file that the calibration writes."""
 ATTEMPTS = 3
 """Most calibrations. The last one counts, even if other programs have computed meanwhile."""
-QUICK = {"layers": 2, "hidden": 64, "heads": 2, "vocabulary": 256, "sequence": 32, "steps": 1,
+QUICK = {"layers": 4, "hidden": 64, "heads": 2, "vocabulary": 256, "sequence": 32, "steps": 1,
          "rounds": 1, "patience": 0}  # fmt: skip
 
 

@@ -4,8 +4,11 @@ The variables are set before torch is imported: a process that ran multi-threade
 must not fork.
 """
 
+import getpass
 import os
+import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -33,10 +36,28 @@ LONGEST = (
     "trainer/test_deferred_weights", "trainer/test_state_accounting",
     "trainer/test_sharding_parity", "model/test_flex", "cli/test_train_command",
     "convert/test_convert", "checkpoint/test_layouts",
-    "health/test_watchdog", "launch/test_launcher", "cli/test_funnel",
+    "health/test_watchdog", "launch/test_launcher", "cli/test_funnel", "cli/test_slurm_trials",
     "collectives/test_triton_compilation", "benchmarks/test_kill_loop",
 )  # fmt: skip
 """Files that take the most time, the longest first."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the temporary files of tests and of their processes in a folder that pytest removes.
+
+    Ranks end without Python's exit handlers, so wandb and torchrun leave folders. Only the kernels
+    that torch has compiled stay in their usual folder, where the next tests find them.
+    """
+    compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    folder = str(tmp_path_factory.mktemp("temporary"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(
+            "TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+        )
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from frontier_llm import __version__
-from frontier_llm.cli.options import run_command
+from frontier_llm.cli.options import refuse_search, run_command
 from frontier_llm.cli.package_files import CONF_DIR_OPTION, CONF_DIR_VARIABLE
 from frontier_llm.errors import ConfigError
 
@@ -68,9 +68,9 @@ def _dispatch(given: Sequence[str]) -> int:
     if name not in COMMANDS:
         raise _unknown(name)
     sys.argv = [f"frontier-llm {name}", *rest]  # argparse shows this name in its help
+    refuse_search(name, rest)
     module = import_module(f"frontier_llm.cli.{COMMANDS[name].module}")
-    code: int = module.main(rest)
-    return code
+    return int(module.main(rest))
 
 
 def take_conf_dir(given: Sequence[str]) -> list[str]:

@@ -31,6 +31,14 @@ GIVE_RANKS = (RANKS, "launch.ranks", "launch.nodes", "planner.nodes")
 """Columns or overrides that give the number of ranks."""
 ALTERNATIVES = "|"
 """Separates the values of a cell of which the fastest is taken."""
+OTHER_NAMES = {
+    "gpus": RANKS,
+    "gcds": RANKS,
+    "devices": RANKS,
+    "nodes": "planner.nodes",
+    "measured_tokens_per_second_per_gpu": "measured_tokens_per_second",
+}
+"""Columns of the tables of other programs, with the column of the same meaning."""
 Row = dict[str, str]
 
 
@@ -110,7 +118,7 @@ def _check_columns(path: Path, columns: Sequence[str], overrides: Sequence[str])
     known |= {RANKS, NAME, ROUNDING, ENGINE, *QUANTITIES}
     for column in columns:
         if column not in known:
-            similar = nearest(column)
+            similar = OTHER_NAMES.get(column) or nearest(column)
             raise ConfigError(
                 names,
                 repr(column),

@@ -8,10 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.errors import FrontierError
+from frontier_llm.errors import ConfigError, FrontierError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, the same as in a shell."""
+MULTIRUN = {"-m", "--multirun"}
+"""Options that make `train` a sweep; hydra's own programs have the same."""
+TRIAL_VARIABLE = "FRONTIER_LLM_TRIAL"
+"""Environment variable of the trials of a sweep."""
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -102,6 +106,25 @@ def parse_bench(
     if parser.parse_known_args(arguments)[0].quick:
         parser.set_defaults(**quick)
     return parser.parse_args(arguments)
+
+
+def refuse_search(command: str, arguments: Sequence[str]) -> None:
+    """Refuse `sweep=NAME` in a command without a search, because it would ignore the axes.
+
+    A trial is an exception: its command line contains the name of its search.
+
+    Raises:
+        ConfigError: the command is not a sweep and chooses a file of conf/sweep.
+    """
+    names = [word.partition("=")[2] for word in arguments if word.lstrip("+").startswith("sweep=")]
+    is_search = command == "sweep" or MULTIRUN & set(arguments) or TRIAL_VARIABLE in os.environ
+    if names and names[0] != "null" and not is_search:
+        raise ConfigError(
+            "sweep",
+            names[0],
+            f"no file of conf/sweep: frontier-llm {command} uses one configuration, not a search",
+            f"run frontier-llm sweep sweep={names[0]}, or choose an experiment=NAME instead",
+        )
 
 
 def run_command(main: Callable[[], int]) -> int:

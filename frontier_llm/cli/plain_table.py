@@ -15,6 +15,7 @@ def plain_table(title: str, columns: Sequence[str]) -> Table:
         caption_justify="left",
         box=HORIZONTALS,
         pad_edge=False,
+        collapse_padding=True,
     )
     for column in columns:
         table.add_column(column)

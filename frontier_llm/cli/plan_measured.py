@@ -43,7 +43,7 @@ def compare(options: argparse.Namespace, console: Console) -> int:
     if options.fit:
         with DelayedProgress(console) as progress:
             fitted = fit_cluster(runs, progress)
-        _print_fit(runs[0].candidates[0].config.cluster, fitted, console)
+        _print_fit(runs[0].candidates[0].config.cluster, fitted, len(runs), console)
     return 0
 
 
@@ -141,15 +141,19 @@ def _parts(predictions: Sequence[Prediction]) -> Table:
     return table
 
 
-def _print_fit(cluster: ClusterConfig, fitted: Fitted, console: Console) -> None:
-    """Print what a fit of the cluster's constants gains, and the constants."""
+def _print_fit(cluster: ClusterConfig, fitted: Fitted, rows: int, console: Console) -> None:
+    """Print what a fit of the cluster's constants gains, and the constants.
+
+    `rows` is the number of rows of the table, of which a fit may use a part.
+    """
     table = plain_table(f"Constants of {cluster.name}", ["constant", "in the file", "fitted"])
     for name, value in fitted.constants.items():
         table.add_row(name, f"{fitted.start[name]:.4g}", f"{value:.4g}")
     console.print(table)
     how = f"in {fitted.folds} parts" if fitted.folds < fitted.rows else "one row at a time"
+    used = f" of {fitted.rows} evenly spaced rows" if fitted.rows < rows else ""
     console.print(
-        f"mean error: {fitted.before.mean:.1%} with the constants of the file; "
+        f"mean error{used}: {fitted.before.mean:.1%} with the constants of the file; "
         f"{fitted.left_out.mean:.1%} for rows left out of the fit ({how}); "
         f"{fitted.in_sample.mean:.1%} for the fitted rows themselves",
         soft_wrap=True,

@@ -14,30 +14,43 @@ from frontier_llm.units import GIB, format_bytes, format_count
 
 MOST_STAGES = 8
 """Maximum number of stages whose memory is printed; --json writes all stages."""
+SHARED = ("TP", "schedule", "micro", "recompute", "wire")
+"""Columns that are left out if all layouts have the same value."""
+EXAMPLE_WIDTH = 72
+"""Characters per line of the column with examples of refused layouts."""
 
 
 def layouts_table(found: Found) -> Table:
-    """Return the table of the best layouts, one row per layout."""
-    exposed = (link for layout in found.best for link in layout.time.exposed)
-    links = list(dict.fromkeys(link for link in exposed if link))
-    columns = ["", "TP", "PPxC", "schedule", "DP", "micro", "P/G/OS", "recompute", "wire", "step s"]
-    columns += ["tokens/s", "MFU", "HFU", "peak GiB", "bubble"]
-    columns += [f"{link} s" for link in links] + ["ckpt s"]
+    """Return the table of the best layouts, one row per layout.
+
+    Some columns are left out where they say nothing: choices that all layouts share, which the
+    caption names, seconds that are 0 for all layouts, and an HFU that equals the MFU.
+    """
+    rows = [_row(layout) for layout in found.best]
     best = found.best[0]
+    same = [name for name in SHARED if len(rows) > 1 and len({row[name] for row in rows}) == 1]
+    zero = [
+        name for name in rows[0] if name.endswith(" s") and not any(float(r[name]) for r in rows)
+    ]
+    equal = ["HFU"] if all(row["HFU"] == row["MFU"] for row in rows) else []
+    columns = [name for name in rows[0] if name not in (*same, *zero, *equal)]
     title = (
         f"{best.candidate.config.model.name} on {best.candidate.grid.size} ranks of "
         f"{best.candidate.config.cluster.name}, {best.candidate.config.data.global_batch} samples "
         f"per step: {found.examined} legal combinations, {found.timed} with a predicted time"
     )
-    table = plain_table(title, columns)
-    for number, layout in enumerate(found.best, start=1):
-        table.add_row(str(number), *_row(layout, links))
+    table = plain_table(title, ["", *columns])
+    for number, row in enumerate(rows, start=1):
+        table.add_row(str(number), *(row[name] for name in columns))
     table.caption = (
         "PPxC: stages x chunks per stage; schedule: parallel.schedule+"
         "parallel.waiting_weights; P/G/OS: data ranks over which parameters, gradients and "
         "optimizer states are sharded; columns of links: seconds of communication that does not "
         "overlap with computation"
     )
+    if same:
+        shared = ", ".join(f"{name} {rows[0][name]}" for name in same)
+        table.caption += f"; all layouts: {shared}"
     return table
 
 
@@ -60,17 +73,14 @@ def details(layout: Estimate) -> Iterator[Table]:
         share = f"{seconds / layout.time.seconds:.1%}"
         table.add_row(name.replace("_", " "), f"{seconds:.4g}", share)
     yield table
-    names = [
-        name
-        for name in layout.memory[0].by_category
-        if any(memory.by_category[name] for memory in layout.memory)
-    ]
     stages = layout.memory[:: max(1, -(-len(layout.memory) // MOST_STAGES))]
-    columns = ["stage", *names, "total"]
+    columns = ["stage", *(str(memory.stage) for memory in stages)]
     table = plain_table("Layout 1: peak memory per rank, GiB", columns)
-    for memory in stages:
-        sizes = [memory.by_category[name] / GIB for name in names]
-        table.add_row(str(memory.stage), *map(_short, sizes), _short(memory.total / GIB))
+    for name in layout.memory[0].by_category:
+        if any(memory.by_category[name] for memory in layout.memory):
+            sizes = [memory.by_category[name] / GIB for memory in stages]
+            table.add_row(name, *map(_short, sizes))
+    table.add_row("total", *(_short(memory.total / GIB) for memory in stages))
     if layout.peak.host_bytes:
         table.caption = f"and {format_bytes(layout.peak.host_bytes)} of main memory per rank"
     yield table
@@ -95,7 +105,7 @@ def cost_table(found: Found, tokens: float) -> Table:
         )
     table.caption = (
         "a failure loses half the time between two checkpoints on average; the time of restarts "
-        "is not included; unknown: cluster.operation lacks the power or the failures of a node"
+        "is not included; unknown: set cluster.operation.node_watts or .node_hours_per_failure"
     )
     return table
 
@@ -106,7 +116,8 @@ def _known(value: float | None) -> str:
 
 def refusals_table(found: Found) -> Table:
     """Return the table of refused layouts by reason."""
-    table = plain_table("Refused layouts", ["reason", "count", "for example"])
+    table = plain_table("Refused layouts", ["reason", "count"])
+    table.add_column("for example", max_width=EXAMPLE_WIDTH)
     for reason, count in sorted(found.refused.items(), key=lambda item: (-item[1], item[0])):
         table.add_row(reason, str(count), found.examples.get(reason, ""))
     return table
@@ -118,13 +129,13 @@ def scaling_table(config: RunConfig, points: Sequence[Point]) -> Table:
         f"{config.model.name} on {config.cluster.name}: strong scaling with "
         f"{config.data.global_batch} samples per step; weak scaling starts with the same number"
     )
-    columns = ["nodes", "ranks", "strong: tokens/s", "efficiency", "MFU", "layout"]
-    table = plain_table(title, [*columns, "weak: tokens/s", "efficiency", "MFU", "layout"])
+    columns = ["scaling", "nodes", "ranks", "tokens/s", "efficiency", "MFU", "layout"]
+    table = plain_table(title, columns)
     for point in points:
         found = point.strong or point.weak
-        ranks = str(found.candidate.grid.size) if found else ""
-        strong = _point(point.strong, point.strong_efficiency)
-        table.add_row(str(point.nodes), ranks, *strong, *_point(point.weak, point.weak_efficiency))
+        size = (str(point.nodes), str(found.candidate.grid.size) if found else "")
+        table.add_row("strong", *size, *_point(point.strong, point.strong_efficiency))
+        table.add_row("weak", *size, *_point(point.weak, point.weak_efficiency))
     return table
 
 
@@ -140,29 +151,30 @@ def _point(layout: Estimate | None, efficiency: float | None) -> list[str]:
     ]
 
 
-def _row(layout: Estimate, links: Sequence[str]) -> list[str]:
-    """Return the columns of one layout in the order of `layouts_table`, without the number."""
+def _row(layout: Estimate) -> dict[str, str]:
+    """Return the columns of one layout by their titles, in their order."""
     candidate, time = layout.candidate, layout.time
     config, factors = candidate.config, candidate.factors
     collectives = config.collectives
-    return [
-        str(candidate.grid.tensor),
-        f"{candidate.grid.pipeline}x{config.parallel.chunks}",
-        candidate.schedule,
-        str(candidate.grid.data),
-        str(config.data.micro_batch),
-        f"{factors.params}/{factors.grads}/{factors.optimizer}",
-        config.recompute,
-        collectives.name if collectives.name != "plain" else collectives.grads_format,
-        f"{time.seconds:.3f}",
-        format_count(layout.tokens_per_second),
-        _percent(layout.mfu),
-        _percent(layout.hfu),
-        f"{layout.peak.total / GIB:.1f}",
-        f"{time.bubble_fraction:.1%}",
-        *(f"{time.exposed.get(link, 0.0):.3f}" for link in links),
-        f"{time.parts['checkpoint']:.3f}",
-    ]
+    exposed = {f"{k.name} s": f"{time.exposed.get(k.name, 0.0):.3f}" for k in config.cluster.links}
+    return {
+        "TP": str(candidate.grid.tensor),
+        "PPxC": f"{candidate.grid.pipeline}x{config.parallel.chunks}",
+        "schedule": candidate.schedule,
+        "DP": str(candidate.grid.data),
+        "micro": str(config.data.micro_batch),
+        "P/G/OS": f"{factors.params}/{factors.grads}/{factors.optimizer}",
+        "recompute": config.recompute,
+        "wire": collectives.name if collectives.name != "plain" else collectives.grads_format,
+        "step s": f"{time.seconds:.3f}",
+        "tokens/s": format_count(layout.tokens_per_second),
+        "MFU": _percent(layout.mfu),
+        "HFU": _percent(layout.hfu),
+        "peak GiB": f"{layout.peak.total / GIB:.1f}",
+        "bubble": f"{time.bubble_fraction:.1%}",
+        **exposed,
+        "ckpt s": f"{time.parts['checkpoint']:.3f}",
+    }
 
 
 def _percent(share: float | None) -> str:

@@ -39,6 +39,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from frontier_llm.cli.compose import compose, current_names
 from frontier_llm.cli.launch import Job
+from frontier_llm.cli.options import MULTIRUN
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.cli.sweep_file import file_settings, key_of
 from frontier_llm.cli.trial import Trial
@@ -53,7 +54,6 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.renamed import with_current_names
 from frontier_llm.errors import ConfigError, FrontierError
 
-MULTIRUN = ("-m", "--multirun")
 JOBS_AT_ONCE = 4
 """Default number of trials that run at the same time as Slurm jobs."""
 _SILENT_LOGGERS = ("hydra._internal.core_plugins.basic_launcher", "alembic")

@@ -17,7 +17,7 @@ from typing import Any
 
 from frontier_llm.cli.compose import compose, fitted
 from frontier_llm.cli.help import help_text
-from frontier_llm.cli.options import run_command
+from frontier_llm.cli.options import MULTIRUN, run_command
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import StopRequested
 from frontier_llm.launch import failure, slurm
@@ -35,8 +35,6 @@ from frontier_llm.trainer import changes, checkpoint_places, run_directory
 
 PRINT_CONFIG = {"--cfg", "--cfg=job"}
 """Options that print the composed configuration and stop; hydra's own programs have the same."""
-MULTIRUN = {"-m", "--multirun"}
-"""Options that make this command a sweep; hydra's own programs have the same."""
 MEETING_TIMEOUT = timedelta(minutes=5)
 """Limit of the rendezvous. Under srun, nodes may start minutes apart."""
 CORPUS_TIMEOUT = timedelta(hours=4)

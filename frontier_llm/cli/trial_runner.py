@@ -17,6 +17,7 @@ from typing import Any
 from hydra.core.global_hydra import GlobalHydra
 
 from frontier_llm.cli.compose import compose
+from frontier_llm.cli.options import TRIAL_VARIABLE
 from frontier_llm.cli.sweep_file import key_of
 from frontier_llm.cli.trial import TRIAL_FILE, Status, Trial
 from frontier_llm.config import RunConfig, decode
@@ -210,7 +211,8 @@ def is_first_task() -> bool:
 
 def _run(command: Sequence[str], limit_seconds: float) -> tuple[int | None, str]:
     """Run a command; return its exit code (None if it took too long) and its stderr."""
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    environ = {**os.environ, TRIAL_VARIABLE: "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
     try:
         _, message = process.communicate(timeout=limit_seconds)
         return process.returncode, message

@@ -16,11 +16,12 @@ Buffers for NVLink SHARP are not counted.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
-from frontier_llm.geometry.grid import Coordinates
+from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.inventory import shared_parameters
-from frontier_llm.geometry.partition import DIGITS, Digit
+from frontier_llm.geometry.partition import DIGITS, Digit, Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.units import MIB
 
@@ -112,14 +113,32 @@ def _digit(layout: ResolvedLayout, stage: int, digit: Digit) -> Communicator:
     fp32 gradients are reduced in rings. In other formats each rank sends every other rank its part.
     """
     grid, factors = layout.grid, layout.factors
-    members = [grid.rank(Coordinates(0, r, stage)) for r in factors.group(digit, 0)]
+    place = grid.rank(Coordinates(0, 0, stage)) % grid.ranks_per_node
+    near, far = _digit_places(grid, factors, digit, place)
+    ranks = 1 + near + far
     reduces = digit in ("optimizer", "replica") or factors.grads > 1
-    over_nodes = layout.formats.grads_over([grid.node(rank) for rank in members])
+    over_nodes = layout.formats.grads_over([0, 1] if far else [0])
     message_format = layout.formats.sums if digit == "replica" else over_nodes
-    near, far = _near_and_far(layout, members[0], members[1:])
     if not reduces or message_format.name == "fp32":
         near = far = 0
-    return Communicator(f"{digit} of states", len(members), near, far)
+    return Communicator(f"{digit} of states", ranks, near, far)
+
+
+@lru_cache(maxsize=1 << 14)
+def _digit_places(grid: Grid, factors: Factors, digit: Digit, place: int) -> tuple[int, int]:
+    """Count the other ranks of a digit's group on the first rank's node, and on other nodes.
+
+    Cached, because a search asks for the stages of many layouts, whose groups are equal.
+
+    Args:
+        grid: all ranks.
+        factors: the sharding factors.
+        digit: the digit of the data rank.
+        place: position of the first rank on its node.
+    """
+    offsets = [grid.rank(Coordinates(0, data_rank, 0)) for data_rank in factors.group(digit, 0)]
+    near = sum(place + offset < grid.ranks_per_node for offset in offsets[1:])
+    return near, len(offsets) - 1 - near
 
 
 def _near_and_far(layout: ResolvedLayout, rank: int, others: Iterable[int]) -> tuple[int, int]:

@@ -1,15 +1,17 @@
 """Layouts are calibrated, planned and measured, and memory is planned to a few percent."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.layouts.layout_case import LAYOUTS, RANKS, Sizes
 from benchmarks.layouts.layout_rank import RankFigures, TimedStep, run_layout
 from benchmarks.layouts.layout_results import make_row
-from benchmarks.planner_layouts import main
+from benchmarks.planner_layouts import QUICK, main
 from benchmarks.testbed.foreign_load import is_disturbed
 from benchmarks.testbed.forked import on_ranks
+from frontier_llm.geometry.resolved import ResolvedLayout
 
 SIZES = Sizes(layers=4, hidden=128, heads=4, vocabulary=4096, sequence=128, batch=8)
 
@@ -30,6 +32,12 @@ def test_it_runs(tmp_path, capfd):
 def test_there_are_twelve_layouts_of_different_configurations():
     configs = {SIZES.config(layout).model_dump_json(exclude={"run"}) for layout in LAYOUTS}
     assert len(configs) == 12
+
+
+def test_the_model_of_the_smoke_test_fits_every_layout():
+    sizes = replace(SIZES, layers=QUICK["layers"], heads=QUICK["heads"])
+    for layout in LAYOUTS:
+        assert ResolvedLayout.resolve(sizes.config(layout), RANKS, RANKS).grid.size == RANKS
 
 
 @pytest.mark.slow

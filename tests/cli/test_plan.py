@@ -1,6 +1,7 @@
 """frontier-llm plan: what it prints, what it writes, what it refuses."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -67,6 +68,20 @@ def test_the_best_layouts_are_printed_and_written(capsys, tmp_path):
     assert f"{best['step_seconds']:.3f}" in out
     assert "Refused" in out
     assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_tables_are_narrow_and_columns_of_links_keep_the_order_of_the_cluster(capsys):
+    code, out, _ = _run(capsys, "experiment=frontier_1t_tp8", "planner.tensor=[8]")
+    assert code == 0
+    lines = [line.rstrip() for line in out.splitlines() if not line.startswith("Layout 1: par")]
+    assert max(map(len, lines)) <= 120
+    heads = next(line for line in lines if "PPxC" in line)
+    links = [link.name for link in decode(compose(["cluster=frontier_mi250x"])).cluster.links]
+    shown = [name for name in re.findall(r"(\S+) s\b", heads) if name in links]
+    assert len(shown) > 1
+    assert shown == [name for name in links if name in shown]
+    assert "HFU" not in heads, "nothing is recomputed, so HFU is MFU"
+    assert "all layouts: TP 8, recompute none" in " ".join(lines)
 
 
 def test_presets_of_collectives_compete_where_that_is_asked_for(capsys, conf, tmp_path):

@@ -108,6 +108,7 @@ def test_the_engine_of_a_row_decides(tmp_path):
     ("change", "words"),
     [
         ({"model.hiddens": "1"}, ["model.hiddens", "did you mean model.hidden"]),
+        ({"gpus": "8"}, ["gpus", "did you mean ranks"]),
         ({"data.micro_batch": ""}, ["row 1, data.micro_batch", "empty cell", "null"]),
         ({"data.micro_batch": "x"}, ["row 1, data.micro_batch"]),
         ({"data.micro_batch": "3"}, ["row 1, data.global_batch"]),

@@ -9,6 +9,7 @@ import pytest
 
 from frontier_llm.cli import sweep as sweeps
 from frontier_llm.cli.compose import compose, groups
+from frontier_llm.cli.main import main
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
 from frontier_llm.cli.sweep import first_configuration, plugin_defaults
 from frontier_llm.cli.sweep_file import file_settings
@@ -144,3 +145,11 @@ def test_a_search_runs_from_any_folder_with_a_file_of_the_user(own, tmp_path):
 
 def _environ(conf_dir):
     return {**os.environ, "PYTHONPATH": str(ROOT), CONF_DIR_VARIABLE: str(conf_dir)}
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "dry-run", "launch"])
+def test_a_command_without_a_search_refuses_a_search(command, capsys):
+    assert main([command, "sweep=frontier_175b", "plan=dry_run"]) == 2
+    shown = capsys.readouterr().err
+    assert "run frontier-llm sweep sweep=frontier_175b" in shown
+    assert "Traceback" not in shown

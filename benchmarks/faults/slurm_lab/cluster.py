@@ -34,7 +34,12 @@ def missing() -> str:
     absent = [program for program in PROGRAMS if shutil.which(program) is None]
     if absent:
         return f"not installed: {', '.join(absent)}"
-    return "" if os.geteuid() == 0 else "root is needed to make network namespaces"
+    if os.geteuid():
+        return "root is needed to make network namespaces"
+    permitted = subprocess.run(
+        ["unshare", "--net", "--mount", "true"], capture_output=True, check=False
+    )
+    return "" if permitted.returncode == 0 else "this container may not make namespaces"
 
 
 class SlurmCluster:
