@@ -14,6 +14,16 @@
 
 enum { FP32 = 0, BF16 = 1 }; /* dtypes */
 
+/* The format of a message; native_blockwise.py has the same fields. */
+typedef struct {
+    int64_t block;       /* elements per block */
+    int32_t bits;        /* 8 or 4 */
+    int32_t scale_dtype; /* FP32 or BF16 */
+    int32_t stochastic;  /* whether rounding is stochastic */
+    int32_t run;         /* elements per run that is rotated, at least 16; 0 = none */
+    float factor;        /* 1 / sqrt(run) */
+} Format;
+
 static inline int32_t bits_of(float x) {
     int32_t bits;
     memcpy(&bits, &x, 4);
@@ -41,6 +51,72 @@ static inline float noise(uint32_t index, uint32_t seed) {
     x = (x ^ (x >> 15)) * 0x846CA68Bu;
     x ^= x >> 16;
     return (float)(int32_t)(x >> 8) * 0x1p-24f;
+}
+
+/* A vector of VECTOR values and its bits. Operations on vectors that the processor does not have are
+ * compiled to several smaller ones. */
+#define VECTOR 16
+typedef float Vector __attribute__((vector_size(4 * VECTOR)));
+typedef int32_t Bits __attribute__((vector_size(4 * VECTOR)));
+
+/* The indices of the lanes that lie a stride apart. */
+#define PARTNERS(s)                                                                               \
+    0 ^ s, 1 ^ s, 2 ^ s, 3 ^ s, 4 ^ s, 5 ^ s, 6 ^ s, 7 ^ s, 8 ^ s, 9 ^ s, 10 ^ s, 11 ^ s, 12 ^ s,  \
+        13 ^ s, 14 ^ s, 15 ^ s
+#ifdef __clang__
+#define SWAP(v, s) __builtin_shufflevector(v, v, PARTNERS(s))
+#else
+#define SWAP(v, s) __builtin_shuffle(v, (Bits){PARTNERS(s)})
+#endif
+
+/* Replace the pairs (a, b) of a vector that lie a stride apart by (a + b, a - b): add the partner
+ * to each lane, after the sign of each b was changed. */
+#define PAIRS(v, s) (SWAP(v, s) + (Vector)((Bits)(v) ^ (((lanes & s) != 0) & sign)))
+
+/* Multiply each run of x by the Walsh-Hadamard matrix; n is a multiple of `run`. Strides within a
+ * vector come first, then two strides per pass over the block, and one if a single one is left. */
+static void transform(float *x, int n, int run) {
+    const Bits lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const int32_t sign = INT32_MIN;
+    for (int i = 0; i < n; i += VECTOR) {
+        Vector v;
+        memcpy(&v, x + i, sizeof v);
+        v = PAIRS(v, 1);
+        v = PAIRS(v, 2);
+        v = PAIRS(v, 4);
+        v = PAIRS(v, 8);
+        memcpy(x + i, &v, sizeof v);
+    }
+    int stride = VECTOR;
+    for (; 2 * stride < run; stride *= 4)
+        for (int first = 0; first < n; first += 4 * stride)
+            for (int i = first; i < first + stride; i++) {
+                float a = x[i], b = x[i + stride];
+                float c = x[i + 2 * stride], d = x[i + 3 * stride];
+                float ab = a + b, cd = c + d, a_b = a - b, c_d = c - d;
+                x[i] = ab + cd;
+                x[i + stride] = a_b + c_d;
+                x[i + 2 * stride] = ab - cd;
+                x[i + 3 * stride] = a_b - c_d;
+            }
+    if (stride < run)
+        for (int first = 0; first < n; first += 2 * stride)
+            for (int i = first; i < first + stride; i++) {
+                float a = x[i], b = x[i + stride];
+                x[i] = a + b;
+                x[i + stride] = a - b;
+            }
+}
+
+/* Return how many of n values are in full runs. */
+static int rotated_of(int n, const Format *f) { return f->run ? n & -f->run : 0; }
+
+/* Rotate the full runs of a block of n values. The rotation is its own inverse. */
+static void rotate(float *x, int n, const Format *f) {
+    int rotated = rotated_of(n, f);
+    transform(x, rotated, f->run);
+    for (int i = 0; i < rotated; i++)
+        x[i] *= f->factor;
 }
 
 /* Compares bits as integers: they order like the magnitudes, with NaN above infinity. */
@@ -119,44 +195,65 @@ static const float *load(const void *values, int dtype, const uint16_t *residual
     return copy;
 }
 
-/* Overwrite the residual with the rounding errors of a block. */
-static void store_errors(const float *x, const int8_t *q, int n, float scale,
-                         uint16_t *residual) {
+/* Write the values of n integers with a scale. */
+static void decode(const int8_t *q, int n, float scale, const Format *f, float *x) {
+    int rotated = rotated_of(n, f);
+    if (rotated) {
+        float run_scale = scale * f->factor;
+        for (int i = 0; i < rotated; i++)
+            x[i] = (float)q[i];
+        transform(x, rotated, f->run);
+        for (int i = 0; i < rotated; i++)
+            x[i] *= run_scale;
+    }
+    for (int i = rotated; i < n; i++)
+        x[i] = (float)q[i] * scale;
+}
+
+/* Overwrite the residual with the rounding errors of a block: its values less the decoded ones. */
+static void store_errors(const float *x, const float *decoded, int n, uint16_t *residual) {
     for (int i = 0; i < n; i++) {
-        float lost = x[i] - (float)q[i] * scale;
+        float lost = x[i] - decoded[i];
         residual[i] = isfinite(lost) ? to_bf16(lost) : 0;
     }
 }
 
 /* The functions below are called by native_blockwise.py; blockwise.py documents their arguments.
- * `block` is the number of elements per block, and dtypes are FP32 or BF16. */
-void frontier_quantise(const void *values, int dtype, int64_t n, int64_t block, int bits,
-                       int scale_dtype, int stochastic, uint32_t seed, uint16_t *residual,
-                       void *scales, uint8_t *packed) {
-    float copy[MAX_BLOCK_ELEMENTS];
+ * dtypes are FP32 or BF16. */
+void frontier_quantise(const void *values, int dtype, int64_t n, const Format *f, uint32_t seed,
+                       uint16_t *residual, void *scales, uint8_t *packed) {
+    float copy[MAX_BLOCK_ELEMENTS], rotated[MAX_BLOCK_ELEMENTS];
     int8_t q[MAX_BLOCK_ELEMENTS];
-    float limit = bits == 8 ? 127.0f : 7.0f;
-    for (int64_t first = 0, index = 0; first < n; first += block, index++) {
-        int count = (int)(n - first < block ? n - first : block);
+    float limit = f->bits == 8 ? 127.0f : 7.0f;
+    for (int64_t first = 0, index = 0; first < n; first += f->block, index++) {
+        int count = (int)(n - first < f->block ? n - first : f->block);
         const float *x = load(values, dtype, residual, first, count, copy);
-        float scale = scale_of(largest_magnitude(x, count), limit, scale_dtype);
+        const float *y = x;
+        if (f->run) {
+            memcpy(rotated, x, (size_t)count * sizeof *x);
+            rotate(rotated, count, f);
+            y = rotated;
+        }
+        float scale = scale_of(largest_magnitude(y, count), limit, f->scale_dtype);
         int usable = scale > 0.0f && isfinite(scale);
-        int8_t *integers = bits == 8 ? (int8_t *)packed : q;
+        int8_t *integers = f->bits == 8 ? (int8_t *)packed : q;
         if (!usable)
             memset(integers, 0, (size_t)count);
-        else if (stochastic)
-            round_stochastic(x, count, 1.0f / scale, limit, (uint32_t)first, seed, integers);
+        else if (f->stochastic)
+            round_stochastic(y, count, 1.0f / scale, limit, (uint32_t)first, seed, integers);
         else
-            round_nearest(x, count, 1.0f / scale, integers);
-        if (bits == 4)
-            pack_4(q, count, (int)block / 2, packed);
-        if (residual)
-            store_errors(x, integers, count, scale, residual + first);
-        if (scale_dtype == FP32)
+            round_nearest(y, count, 1.0f / scale, integers);
+        if (f->bits == 4)
+            pack_4(q, count, (int)f->block / 2, packed);
+        if (residual) {
+            decode(integers, count, scale, f, rotated);
+            store_errors(x, rotated, count, residual + first);
+        }
+        if (f->scale_dtype == FP32)
             ((float *)scales)[index] = scale;
         else
             ((uint16_t *)scales)[index] = (uint16_t)((uint32_t)bits_of(scale) >> 16);
-        packed += block * bits / 8;
+        packed += f->block * f->bits / 8;
     }
 }
 
@@ -166,51 +263,58 @@ static inline float scale_at(const void *scales, int dtype, int64_t index) {
 }
 
 /* Return a block's integers: in place if they have 8 bits, else unpacked in the last argument. */
-static const int8_t *integers_of(const uint8_t *packed, int n, int half, int bits,
+static const int8_t *integers_of(const uint8_t *packed, int n, const Format *f,
                                  int8_t *unpacked) {
-    if (bits == 8)
+    if (f->bits == 8)
         return (const int8_t *)packed;
-    unpack_4(packed, n, half, unpacked);
+    unpack_4(packed, n, (int)f->block / 2, unpacked);
     return unpacked;
 }
 
-void frontier_dequantise(const void *scales, int scale_dtype, const uint8_t *packed, int64_t n,
-                         int64_t block, int bits, void *out, int dtype) {
+void frontier_dequantise(const void *scales, const uint8_t *packed, int64_t n, const Format *f,
+                         void *out, int dtype) {
     int8_t q[MAX_BLOCK_ELEMENTS];
-    for (int64_t first = 0, index = 0; first < n; first += block, index++) {
-        int count = (int)(n - first < block ? n - first : block);
-        float scale = scale_at(scales, scale_dtype, index);
-        const int8_t *integers = integers_of(packed, count, (int)block / 2, bits, q);
-        if (dtype == BF16) {
-            uint16_t *target = (uint16_t *)out + first;
-            for (int i = 0; i < count; i++)
-                target[i] = to_bf16((float)integers[i] * scale);
+    float x[MAX_BLOCK_ELEMENTS];
+    for (int64_t first = 0, index = 0; first < n; first += f->block, index++) {
+        int count = (int)(n - first < f->block ? n - first : f->block);
+        float scale = scale_at(scales, f->scale_dtype, index);
+        const int8_t *integers = integers_of(packed, count, f, q);
+        if (dtype == FP32) {
+            decode(integers, count, scale, f, (float *)out + first);
         } else {
-            float *target = (float *)out + first;
+            uint16_t *target = (uint16_t *)out + first;
+            decode(integers, count, scale, f, x);
             for (int i = 0; i < count; i++)
-                target[i] = (float)integers[i] * scale;
+                target[i] = to_bf16(x[i]);
         }
-        packed += block * bits / 8;
+        packed += f->block * f->bits / 8;
     }
 }
 
 /* Strides are in bytes. All ranks' values of a block are added while its sum is in the cache. */
-void frontier_add_up(const uint8_t *scales, int64_t scales_stride, int scale_dtype,
-                     const uint8_t *packed, int64_t packed_stride, int ranks, int skip,
-                     int64_t n, int64_t block, int bits, float *total) {
+void frontier_add_up(const uint8_t *scales, int64_t scales_stride, const uint8_t *packed,
+                     int64_t packed_stride, int ranks, int skip, int64_t n, const Format *f,
+                     float *total) {
     int8_t q[MAX_BLOCK_ELEMENTS];
-    for (int64_t first = 0, index = 0; first < n; first += block, index++) {
-        int count = (int)(n - first < block ? n - first : block);
-        float *target = total + first;
+    float sums[MAX_BLOCK_ELEMENTS];
+    for (int64_t first = 0, index = 0; first < n; first += f->block, index++) {
+        int count = (int)(n - first < f->block ? n - first : f->block);
+        float *target = f->run ? sums : total + first;
+        if (f->run)
+            memset(sums, 0, (size_t)count * sizeof *sums);
         for (int rank = 0; rank < ranks; rank++) {
             if (rank == skip)
                 continue;
-            float scale = scale_at(scales + rank * scales_stride, scale_dtype, index);
-            const int8_t *integers =
-                integers_of(packed + rank * packed_stride, count, (int)block / 2, bits, q);
+            float scale = scale_at(scales + rank * scales_stride, f->scale_dtype, index);
+            const int8_t *integers = integers_of(packed + rank * packed_stride, count, f, q);
             for (int i = 0; i < count; i++)
                 target[i] += (float)integers[i] * scale;
         }
-        packed += block * bits / 8;
+        if (f->run) {
+            rotate(sums, count, f);
+            for (int i = 0; i < count; i++)
+                total[first + i] += sums[i];
+        }
+        packed += f->block * f->bits / 8;
     }
 }

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from frontier_llm.collectives.blockwise import BlockKernels, TorchKernels
+from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.slots import Slots
+from frontier_llm.collectives.torch_blockwise import TorchKernels
 from frontier_llm.geometry.formats import Format
 
 # formats in which kernels are compared with the reference
@@ -13,6 +14,7 @@ _TESTED_FORMATS = (
     Format("int8", block_elements=64, scale_bytes=4),
     Format("int4", block_elements=64, scale_bytes=2),
     Format("int4", block_elements=64, scale_bytes=2, is_stochastic=True),
+    Format("int4", block_elements=64, scale_bytes=2, rotation_elements=32),
 )
 
 

@@ -15,7 +15,9 @@ import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from typing_extensions import override
@@ -29,6 +31,19 @@ COMPILERS = ("cc", "gcc", "clang")
 COMPILE_TIMEOUT_SECONDS = 60
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 """The values of FP32 and BF16 in blockwise.c."""
+
+
+class _Format(ctypes.Structure):
+    """The struct Format of blockwise.c."""
+
+    _fields_ = (
+        ("block", ctypes.c_int64),
+        ("bits", ctypes.c_int32),
+        ("scale_dtype", ctypes.c_int32),
+        ("stochastic", ctypes.c_int32),
+        ("run", ctypes.c_int32),
+        ("factor", ctypes.c_float),
+    )
 
 
 @dataclass(frozen=True)
@@ -55,10 +70,7 @@ class NativeKernels(PartKernels):
             _address(values),
             _DTYPE_CODES[values.dtype],
             ctypes.c_int64(values.numel()),
-            ctypes.c_int64(fmt.block_elements),
-            fmt.bits,
-            _DTYPE_CODES[scales.dtype],
-            int(fmt.is_stochastic),
+            _format(fmt),
             ctypes.c_uint32(seed),
             None if residual is None else _address(residual),
             _address(scales),
@@ -76,11 +88,9 @@ class NativeKernels(PartKernels):
             return
         self.library.frontier_dequantise(
             _address(scales),
-            _DTYPE_CODES[scales.dtype],
             _address(packed),
             ctypes.c_int64(out.numel()),
-            ctypes.c_int64(fmt.block_elements),
-            fmt.bits,
+            _format(fmt),
             _address(out),
             _DTYPE_CODES[out.dtype],
         )
@@ -97,13 +107,11 @@ class NativeKernels(PartKernels):
         assert total.dtype == torch.float32
         self.library.frontier_add_up(
             *_rows(scales),
-            _DTYPE_CODES[scales.dtype],
             *_rows(packed),
             len(packed),
             -1 if skip is None else skip,
             ctypes.c_int64(total.numel()),
-            ctypes.c_int64(fmt.block_elements),
-            fmt.bits,
+            _format(fmt),
             _address(total),
         )
 
@@ -115,6 +123,15 @@ def load() -> NativeKernels:
         OSError: there is no compiler, or it failed; the message has its output.
     """
     return NativeKernels(library=ctypes.CDLL(str(_find_or_compile(_cache_folder()))))
+
+
+@cache
+def _format(fmt: Format) -> Any:
+    """Return a pointer to a format, as an argument of the functions of blockwise.c."""
+    scale_dtype = _DTYPE_CODES[torch.float32 if fmt.scale_bytes == 4 else torch.bfloat16]
+    rotation = (fmt.rotation_elements, fmt.rotation_factor) if fmt.rotation_elements else (0, 1.0)
+    fields = (fmt.block_elements, fmt.bits, scale_dtype, int(fmt.is_stochastic), *rotation)
+    return ctypes.byref(_Format(*fields))
 
 
 def _address(tensor: torch.Tensor) -> ctypes.c_void_p:

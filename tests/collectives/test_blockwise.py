@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontier_llm.collectives import native_blockwise
-from frontier_llm.collectives.blockwise import TorchKernels
 from frontier_llm.collectives.kernel_choice import choose_kernels, verify
 from frontier_llm.collectives.slots import Slots
+from frontier_llm.collectives.torch_blockwise import TorchKernels
 from frontier_llm.geometry.formats import Format
 
 CPU = torch.device("cpu")
@@ -34,6 +34,12 @@ codes = st.builds(
     scale_bytes=st.sampled_from([2, 4]),
     is_stochastic=st.booleans(),
 )
+rotated_codes = st.builds(
+    lambda code, shape: replace(code, block_elements=shape[0], rotation_elements=shape[1]),
+    codes,
+    st.sampled_from([(32, 16), (32, 32), (64, 32), (160, 16), (128, 128), (256, 64), (512, 512)]),
+)
+all_codes = st.one_of(codes, rotated_codes)
 lengths = st.one_of(st.integers(0, 5), st.integers(0, 500))
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 
@@ -133,7 +139,7 @@ def test_error_feedback_corrects_a_sum():
 
 @needs_compiler
 @settings(max_examples=200, deadline=None)  # the first one may compile
-@given(lengths, codes, dtypes, st.booleans(), st.integers(0, 2**32 - 1), st.data())
+@given(lengths, all_codes, dtypes, st.booleans(), st.integers(0, 2**32 - 1), st.data())
 def test_native_kernels_make_the_same_bits(elements, code, dtype, feedback, seed, data):
     border = data.draw(st.integers(0, 3 * elements))
     skip = data.draw(st.sampled_from([None, 0, 1, 2]))
@@ -227,16 +233,21 @@ def test_kernels_with_a_wrong_bit_are_rejected(monkeypatch):
 
 
 SHAPES = (
-    # block, bytes of a scale, elements, border, part that is skipped
-    (512, 2, 1300, 2 * 1300 + 517, 0),
-    (160, 4, 333, 333 + 100, 2),
-    (32, 2, 1, 2, 1),
-    (64, 4, 64, 3 * 64, None),
-    (256, 2, 4096 + 512, 4096 + 512 + 4096 + 272, 1),
-    (8192, 2, 8192 + 16, 8192, None),
+    # block, elements per run, bytes of a scale, elements, border, part that is skipped
+    (512, 0, 2, 1300, 2 * 1300 + 517, 0),
+    (160, 0, 4, 333, 333 + 100, 2),
+    (32, 0, 2, 1, 2, 1),
+    (64, 0, 4, 64, 3 * 64, None),
+    (256, 0, 2, 4096 + 512, 4096 + 512 + 4096 + 272, 1),
+    (8192, 0, 2, 8192 + 16, 8192, None),
+    (32, 32, 2, 333, 333 + 110, 1),
+    (160, 16, 4, 352, 352 + 100, None),
+    (256, 64, 2, 4096 + 512, 4096 + 512 + 4096 + 272, 0),
+    (8192, 8192, 4, 8192 + 16, 8192 + 16, None),
 )
 """Parts of one program and of several, with and without a border inside a part, blocks whose half
-is a power of two or not, and lengths and borders that vectors divide or not."""
+is a power of two or not, runs that are a block or a part of one, and lengths and borders that
+vectors divide or not."""
 TRITON_CASES = list(
     itertools.product(
         SHAPES, ("int8", "int4"), (False, True), (torch.float32, torch.bfloat16, torch.float16)
@@ -257,8 +268,8 @@ def compare_triton(device: str, cases) -> None:
     """Compare the bits of Triton's kernels with those of the reference."""
     from frontier_llm.collectives.triton_blockwise import TritonKernels
 
-    for (block, scale_bytes, elements, border, skip), name, stochastic, dtype in cases:
-        code = Format(name, block, scale_bytes, stochastic)
+    for (block, run, scale_bytes, elements, border, skip), name, stochastic, dtype in cases:
+        code = Format(name, block, scale_bytes, stochastic, run)
         case = (code, dtype, elements, border, stochastic, 0xF2345678, skip)
         compare(TritonKernels(), *case, device=torch.device(device))
     compare(TritonKernels(), Format("bf16"), torch.float32, 100, 0, False, 0, None,

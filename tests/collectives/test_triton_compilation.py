@@ -6,6 +6,7 @@ were spilled to memory, shared memory, and the width of loads and stores.
 """
 
 import re
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -24,6 +25,11 @@ from tests.covering import covering
 INT8, INT4 = Format("int8", 256, 4), Format("int4", 256, 2)
 ROUNDED = Format("int4", 256, 2, is_stochastic=True)
 LONG, UNEVEN = Format("int8", 8192, 2), Format("int4", 160, 2, is_stochastic=True)
+ROTATED, ROTATED_ROUNDED = (
+    replace(INT4, rotation_elements=64),
+    replace(ROUNDED, rotation_elements=256),
+)
+ROTATED_LONG = replace(LONG, rotation_elements=1024)
 """Formats; errors are kept if rounding is stochastic."""
 VALUES = ("*fp32", "*bf16", "*fp16")
 NVIDIA = {"sm_80": 80, "sm_90a": 90}
@@ -58,8 +64,10 @@ def _add_up(fmt):
 VARIANTS = [
     *(_quantise(values, fmt) for values, fmt in product(VALUES, (INT8, INT4, ROUNDED))),
     *(_dequantise(out, fmt) for out, fmt in product(VALUES, (INT8, INT4))),
-    *(_add_up(fmt) for fmt in (INT8, INT4)),
+    *(_add_up(fmt) for fmt in (INT8, INT4, ROTATED)),
     *(make("*bf16", fmt) for make in (_quantise, _dequantise) for fmt in (LONG, UNEVEN)),
+    *(_quantise("*bf16", fmt) for fmt in (ROTATED_ROUNDED, ROTATED_LONG)),
+    _dequantise("*bf16", ROTATED_ROUNDED),
 ]
 """Of the kernels: a function, the types of its arguments, the format, its other constants."""
 
