@@ -175,23 +175,37 @@ static void unpack_4(const uint8_t *packed, int n, int half, int8_t *q) {
         q[half + i] = (int8_t)((int8_t)packed[i] >> 4);
 }
 
-/* Return the block as floats: in place if it is fp32 without residual, else converted in copy. */
-static const float *load(const void *values, int dtype, const uint16_t *residual, int64_t first,
-                         int n, float *copy) {
+/* Add a block of another buffer, times a sign, to x. */
+static void accumulate(float *x, const void *values, int dtype, int64_t first, int n, float sign) {
+    if (dtype == FP32) {
+        const float *y = (const float *)values + first;
+        for (int i = 0; i < n; i++)
+            x[i] += sign * y[i];
+    } else {
+        const uint16_t *y = (const uint16_t *)values + first;
+        for (int i = 0; i < n; i++)
+            x[i] += sign * from_bf16(y[i]);
+    }
+}
+
+/* Return the block that is quantised: in place if it is fp32 without base and residual, else
+ * computed in copy. */
+static const float *load(const void *values, int dtype, const void *base, int base_dtype,
+                         const uint16_t *residual, int64_t first, int n, float *copy) {
     if (dtype == FP32) {
         const float *x = (const float *)values + first;
-        if (!residual)
+        if (!base && !residual)
             return x;
-        for (int i = 0; i < n; i++)
-            copy[i] = x[i] + from_bf16(residual[first + i]);
+        memcpy(copy, x, (size_t)n * sizeof *x);
     } else {
         const uint16_t *x = (const uint16_t *)values + first;
         for (int i = 0; i < n; i++)
             copy[i] = from_bf16(x[i]);
-        if (residual)
-            for (int i = 0; i < n; i++)
-                copy[i] = copy[i] + from_bf16(residual[first + i]);
     }
+    if (base)
+        accumulate(copy, base, base_dtype, first, n, -1.0f);
+    if (residual)
+        accumulate(copy, residual, BF16, first, n, 1.0f);
     return copy;
 }
 
@@ -220,14 +234,15 @@ static void store_errors(const float *x, const float *decoded, int n, uint16_t *
 
 /* The functions below are called by native_blockwise.py; blockwise.py documents their arguments.
  * dtypes are FP32 or BF16. */
-void frontier_quantise(const void *values, int dtype, int64_t n, const Format *f, uint32_t seed,
-                       uint16_t *residual, void *scales, uint8_t *packed) {
+void frontier_quantise(const void *values, int dtype, int64_t n, const void *base, int base_dtype,
+                       const Format *f, uint32_t seed, uint16_t *residual, void *scales,
+                       uint8_t *packed) {
     float copy[MAX_BLOCK_ELEMENTS], rotated[MAX_BLOCK_ELEMENTS];
     int8_t q[MAX_BLOCK_ELEMENTS];
     float limit = f->bits == 8 ? 127.0f : 7.0f;
     for (int64_t first = 0, index = 0; first < n; first += f->block, index++) {
         int count = (int)(n - first < f->block ? n - first : f->block);
-        const float *x = load(values, dtype, residual, first, count, copy);
+        const float *x = load(values, dtype, base, base_dtype, residual, first, count, copy);
         const float *y = x;
         if (f->run) {
             memcpy(rotated, x, (size_t)count * sizeof *x);
@@ -271,21 +286,31 @@ static const int8_t *integers_of(const uint8_t *packed, int n, const Format *f,
     return unpacked;
 }
 
+/* Write or add decoded values to a block of a buffer. */
+static void store(const float *x, int n, int add, void *out, int dtype, int64_t first) {
+    float *wide = (float *)out + first;
+    uint16_t *narrow = (uint16_t *)out + first;
+    if (dtype == FP32)
+        for (int i = 0; i < n; i++)
+            wide[i] = add ? wide[i] + x[i] : x[i];
+    else
+        for (int i = 0; i < n; i++)
+            narrow[i] = to_bf16(add ? from_bf16(narrow[i]) + x[i] : x[i]);
+}
+
 void frontier_dequantise(const void *scales, const uint8_t *packed, int64_t n, const Format *f,
-                         void *out, int dtype) {
+                         void *out, int dtype, int add) {
     int8_t q[MAX_BLOCK_ELEMENTS];
     float x[MAX_BLOCK_ELEMENTS];
     for (int64_t first = 0, index = 0; first < n; first += f->block, index++) {
         int count = (int)(n - first < f->block ? n - first : f->block);
         float scale = scale_at(scales, f->scale_dtype, index);
         const int8_t *integers = integers_of(packed, count, f, q);
-        if (dtype == FP32) {
+        if (dtype == FP32 && !add) {
             decode(integers, count, scale, f, (float *)out + first);
         } else {
-            uint16_t *target = (uint16_t *)out + first;
             decode(integers, count, scale, f, x);
-            for (int i = 0; i < count; i++)
-                target[i] = to_bf16(x[i]);
+            store(x, count, add, out, dtype, first);
         }
         packed += f->block * f->bits / 8;
     }

@@ -35,12 +35,17 @@ a block is much larger than the others and R is the block, m and s become smalle
 any block, m grows at most by sqrt(R). A value that is not finite makes its run not finite, and
 hence its block. So do finite values whose sums exceed fp32.
 
+A message can carry differences. With a `base`, x is the value to be sent less the base, both in
+fp32, and `dequantise` adds the decoded difference to what a receiver holds. If every receiver holds
+the base, including the rank that sends, then all of them hold the same bits afterwards. The next
+difference contains the error of this one, so that errors do not add up.
+
 Every operation is rounded once to fp32 (a product by 1/Q or c, a sum, a division, a product, a
 rounding to an integer), so that C and Triton can reproduce it.
 
 Sources: symmetric blocks as in ZeRO++ (arXiv:2306.10209); the rounding of scales differs. The
 rotation before quantisation as in SDP4Bit (arXiv:2410.15526), where it is used for gradients in 4
-bits.
+bits, as are the differences of weights.
 """
 
 from abc import ABC, abstractmethod
@@ -76,6 +81,7 @@ class BlockKernels(ABC):
         residual: torch.Tensor | None = None,
         seed: int = 0,
         skip: int | None = None,
+        base: torch.Tensor | None = None,
     ) -> None:
         """Write each part of a buffer into its slot.
 
@@ -87,15 +93,21 @@ class BlockKernels(ABC):
             seed: 32-bit seed of stochastic rounding of the first part that is written. From each
                 written part to the next it grows by PART_SEED_STRIDE, modulo 2**32.
             skip: index of a part that is not written.
+            base: [parts, m] fp32, bf16 or fp16, contiguous, read only. It is subtracted from
+                elements that are quantised, in fp32, before the residual is added. The other
+                elements are written as they are.
         """
 
     @abstractmethod
-    def dequantise(self, slots: Slots, parts: torch.Tensor) -> None:
+    def dequantise(self, slots: Slots, parts: torch.Tensor, *, add: bool = False) -> None:
         """Read each part of a buffer from its slot, as written by `quantise`.
 
         Args:
             slots: [parts, bytes].
             parts: [parts, m] fp32, bf16 or fp16, contiguous, overwritten.
+            add: whether elements that are quantised are added to the old values of `parts`, in
+                fp32, and rounded once to the dtype of `parts`. The other elements are overwritten
+                in any case.
         """
 
     @abstractmethod
@@ -120,6 +132,7 @@ class PartKernels(BlockKernels):
         residual: torch.Tensor | None = None,
         seed: int = 0,
         skip: int | None = None,
+        base: torch.Tensor | None = None,
     ) -> None:
         for i in range(len(parts)):
             if i == skip:
@@ -129,18 +142,19 @@ class PartKernels(BlockKernels):
                 small.copy_(parts[i, quantised:])
             if quantised:
                 errors = None if residual is None else residual[i, :quantised]
+                start = None if base is None else base[i, :quantised]
                 values = parts[i, :quantised]
-                self.quantise_part(values, slots.fmt, scales, packed, errors, seed)
+                self.quantise_part(values, slots.fmt, scales, packed, errors, seed, start)
             seed = (seed + PART_SEED_STRIDE) & _UINT32_MASK
 
     @override
-    def dequantise(self, slots: Slots, parts: torch.Tensor) -> None:
+    def dequantise(self, slots: Slots, parts: torch.Tensor, *, add: bool = False) -> None:
         for i, out in enumerate(parts):
             quantised, scales, small, packed = slots.sections(i)
             if quantised < slots.elements:
                 out[quantised:].copy_(small)
             if quantised:
-                self.dequantise_part(scales, packed, slots.fmt, out[:quantised])
+                self.dequantise_part(scales, packed, slots.fmt, out[:quantised], add=add)
 
     @override
     def add_up(self, slots: Slots, total: torch.Tensor, skip: int | None = None) -> None:
@@ -160,6 +174,7 @@ class PartKernels(BlockKernels):
         packed: torch.Tensor,
         residual: torch.Tensor | None,
         seed: int,
+        base: torch.Tensor | None,
     ) -> None:
         """Quantise the first elements of a part.
 
@@ -170,13 +185,20 @@ class PartKernels(BlockKernels):
             packed: [bytes] uint8, overwritten.
             residual: [n]; see `quantise`.
             seed: 32-bit seed of stochastic rounding.
+            base: [n]; see `quantise`.
         """
 
     @abstractmethod
     def dequantise_part(
-        self, scales: torch.Tensor, packed: torch.Tensor, fmt: Format, out: torch.Tensor
+        self,
+        scales: torch.Tensor,
+        packed: torch.Tensor,
+        fmt: Format,
+        out: torch.Tensor,
+        *,
+        add: bool,
     ) -> None:
-        """Dequantise into `out`, [n]; the other arguments are those of `quantise_part`."""
+        """Dequantise into `out`, [n], or add to it; the others are those of `quantise_part`."""
 
     @abstractmethod
     def add_up_parts(

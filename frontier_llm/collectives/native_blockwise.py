@@ -63,13 +63,16 @@ class NativeKernels(PartKernels):
         packed: torch.Tensor,
         residual: torch.Tensor | None,
         seed: int,
+        base: torch.Tensor | None,
     ) -> None:
-        if values.dtype not in _DTYPE_CODES:
-            values = values.float()
+        values = _readable(values)
+        base = None if base is None else _readable(base)
         self.library.frontier_quantise(
             _address(values),
             _DTYPE_CODES[values.dtype],
             ctypes.c_int64(values.numel()),
+            None if base is None else _address(base),
+            0 if base is None else _DTYPE_CODES[base.dtype],
             _format(fmt),
             ctypes.c_uint32(seed),
             None if residual is None else _address(residual),
@@ -79,11 +82,17 @@ class NativeKernels(PartKernels):
 
     @override
     def dequantise_part(
-        self, scales: torch.Tensor, packed: torch.Tensor, fmt: Format, out: torch.Tensor
+        self,
+        scales: torch.Tensor,
+        packed: torch.Tensor,
+        fmt: Format,
+        out: torch.Tensor,
+        *,
+        add: bool,
     ) -> None:
         if out.dtype not in _DTYPE_CODES:
-            wide = torch.empty_like(out, dtype=torch.float32)
-            self.dequantise_part(scales, packed, fmt, wide)
+            wide = out.float()
+            self.dequantise_part(scales, packed, fmt, wide, add=add)
             out.copy_(wide)
             return
         self.library.frontier_dequantise(
@@ -93,6 +102,7 @@ class NativeKernels(PartKernels):
             _format(fmt),
             _address(out),
             _DTYPE_CODES[out.dtype],
+            int(add),
         )
 
     @override
@@ -123,6 +133,11 @@ def load() -> NativeKernels:
         OSError: there is no compiler, or it failed; the message has its output.
     """
     return NativeKernels(library=ctypes.CDLL(str(_find_or_compile(_cache_folder()))))
+
+
+def _readable(values: torch.Tensor) -> torch.Tensor:
+    """Return values in a dtype that blockwise.c reads."""
+    return values if values.dtype in _DTYPE_CODES else values.float()
 
 
 @cache

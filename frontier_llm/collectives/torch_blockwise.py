@@ -33,12 +33,15 @@ class TorchKernels(PartKernels):
         packed: torch.Tensor,
         residual: torch.Tensor | None,
         seed: int,
+        base: torch.Tensor | None,
     ) -> None:
         start, byte = 0, 0  # in `values` and in `packed`
         for rows, length in _block_shapes(values.numel(), fmt.block_elements):
             count, size = rows * length, rows * min(length, fmt.block_elements * fmt.bits // 8)
             stop = start + count
             blocks = values[start:stop].view(rows, length).float()
+            if base is not None:
+                blocks = blocks - base[start:stop].view(rows, length).float()
             errors = None if residual is None else residual[start:stop].view(rows, length)
             if errors is not None:
                 blocks = blocks + errors.float()
@@ -54,11 +57,18 @@ class TorchKernels(PartKernels):
 
     @override
     def dequantise_part(
-        self, scales: torch.Tensor, packed: torch.Tensor, fmt: Format, out: torch.Tensor
+        self,
+        scales: torch.Tensor,
+        packed: torch.Tensor,
+        fmt: Format,
+        out: torch.Tensor,
+        *,
+        add: bool,
     ) -> None:
         for start, integers, scale in _blocks_of(scales, packed, fmt, out.numel()):
-            block_values = _decode(integers.float(), scale, fmt)
-            out[start : start + integers.numel()].view(integers.shape).copy_(block_values)
+            target = out[start : start + integers.numel()].view(integers.shape)
+            decoded = _decode(integers.float(), scale, fmt)
+            target.copy_(target.float() + decoded if add else decoded)
 
     @override
     def add_up_parts(

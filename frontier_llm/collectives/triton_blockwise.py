@@ -67,10 +67,12 @@ class TritonKernels(BlockKernels):
         residual: torch.Tensor | None = None,
         seed: int = 0,
         skip: int | None = None,
+        base: torch.Tensor | None = None,
     ) -> None:
         constants = _constants(slots)
         _quantise[_grid(slots, constants, len(parts))](
             parts,
+            parts if base is None else base,
             parts if residual is None else residual,
             *_arguments(slots),
             len(parts) if skip is None else skip,  # no part has this index
@@ -78,16 +80,17 @@ class TritonKernels(BlockKernels):
             largest=slots.fmt.largest,
             inverse=1 / slots.fmt.largest,
             stochastic=slots.fmt.is_stochastic,
+            difference=base is not None,
             feedback=residual is not None,
             **constants,
             **LAUNCH_OPTIONS,
         )
 
     @override
-    def dequantise(self, slots: Slots, parts: torch.Tensor) -> None:
+    def dequantise(self, slots: Slots, parts: torch.Tensor, *, add: bool = False) -> None:
         constants = _constants(slots)
         grid = _grid(slots, constants, len(parts))
-        _dequantise[grid](parts, *_arguments(slots), **constants, **LAUNCH_OPTIONS)
+        _dequantise[grid](parts, *_arguments(slots), add=add, **constants, **LAUNCH_OPTIONS)
 
     @override
     def add_up(self, slots: Slots, total: torch.Tensor, skip: int | None = None) -> None:
@@ -132,6 +135,15 @@ def _grid(slots: Slots, constants: dict[str, Any], parts: int) -> tuple[int, int
 
 
 @triton.jit
+def _load_values(values, base, mask, difference: tl.constexpr):
+    """Return what is quantised, before the residual is added: values, or their differences."""
+    x = tl.load(values, mask, 0.0).to(tl.float32)
+    if difference:
+        x -= tl.load(base, mask, 0.0).to(tl.float32)
+    return x
+
+
+@triton.jit
 def _store_error(residual, mask, error):
     """Store an error, or 0 where it is not finite."""
     error = tl.where(magnitude(error) < 0x7F800000, error, 0.0)
@@ -140,12 +152,16 @@ def _store_error(residual, mask, error):
 
 @triton.jit(do_not_specialize=["skip", "seed"])
 def _quantise(
-    values, residual, slots, slot_bytes, elements, border, skip, seed,
+    values, base, residual, slots, slot_bytes, elements, border, skip, seed,
     block: tl.constexpr, half: tl.constexpr, rows: tl.constexpr, bits: tl.constexpr,
     run: tl.constexpr, run_factor: tl.constexpr, scale_type: tl.constexpr, small_type: tl.constexpr,
-    largest: tl.constexpr, inverse: tl.constexpr, stochastic: tl.constexpr, feedback: tl.constexpr,
+    largest: tl.constexpr, inverse: tl.constexpr, stochastic: tl.constexpr,
+    difference: tl.constexpr, feedback: tl.constexpr,
 ):  # fmt: skip
-    """Quantise blocks of part `program_id(1)`; `feedback`: `residual` is read and written."""
+    """Quantise blocks of part `program_id(1)`.
+
+    `difference`: `base` is subtracted; `feedback`: `residual` is read and written.
+    """
     part = tl.program_id(1).to(tl.int64)  # part * elements can exceed 32 bits
     if part == skip:
         return
@@ -153,6 +169,7 @@ def _quantise(
         slots, slot_bytes, elements, border, part, scale_type, small_type, block
     )
     values += part * elements
+    base += part * elements
     residual += part * elements
     row, first, second, exists = locate_blocks(block, half, rows)
     if (tl.program_id(0) + 1) * rows * block > quantised:
@@ -161,8 +178,8 @@ def _quantise(
         is_small = exists & (second >= quantised) & (second < elements)
         copy_small(values + second, small + (second - quantised), is_small)
     in_low, in_high = exists & (first < quantised), exists & (second < quantised)
-    low = tl.load(values + first, in_low, 0.0).to(tl.float32)
-    high = tl.load(values + second, in_high, 0.0).to(tl.float32)
+    low = _load_values(values + first, base + first, in_low, difference)
+    high = _load_values(values + second, base + second, in_high, difference)
     if feedback:
         low += tl.load(residual + first, in_low, 0.0).to(tl.float32)
         high += tl.load(residual + second, in_high, 0.0).to(tl.float32)
@@ -238,9 +255,9 @@ def _dequantise(
     out, slots, slot_bytes, elements, border,
     block: tl.constexpr, half: tl.constexpr, rows: tl.constexpr, bits: tl.constexpr,
     run: tl.constexpr, run_factor: tl.constexpr, scale_type: tl.constexpr,
-    small_type: tl.constexpr,
+    small_type: tl.constexpr, add: tl.constexpr,
 ):  # fmt: skip
-    """Dequantise blocks of part `program_id(1)`."""
+    """Dequantise blocks of part `program_id(1)`; `add`: to the old values that are quantised."""
     part = tl.program_id(1).to(tl.int64)
     low, high = _read_blocks(
         slots, slot_bytes, elements, border, part, block, half, rows, bits, run, run_factor,
@@ -248,6 +265,11 @@ def _dequantise(
     )  # fmt: skip
     out += part * elements
     _, first, second, exists = locate_blocks(block, half, rows)
+    if add:
+        quantised = tl.minimum(border - part * elements, elements)
+        in_low, in_high = exists & (first < quantised), exists & (second < quantised)
+        low = tl.where(in_low, tl.load(out + first, in_low, 0.0).to(tl.float32) + low, low)
+        high = tl.where(in_high, tl.load(out + second, in_high, 0.0).to(tl.float32) + high, high)
     dtype: tl.constexpr = out.dtype.element_ty
     tl.store(out + first, cast(low, dtype), exists & (first < elements))
     tl.store(out + second, cast(high, dtype), exists & (second < elements))

@@ -144,11 +144,16 @@ def test_native_kernels_make_the_same_bits(elements, code, dtype, feedback, seed
     border = data.draw(st.integers(0, 3 * elements))
     skip = data.draw(st.sampled_from([None, 0, 1, 2]))
     case = (code, dtype, elements, border, feedback, seed, skip)
-    compare(native(), *case)
+    compare(native(), *case, base_dtype=data.draw(st.one_of(st.none(), dtypes)))
 
 
-def compare(kernels, code, dtype, elements, border, feedback, seed, skip, device=CPU) -> None:
-    """Compare the bits that kernels and the reference write for a message of three parts."""
+def compare(
+    kernels, code, dtype, elements, border, feedback, seed, skip, device=CPU, base_dtype=None
+) -> None:
+    """Compare the bits that kernels and the reference write for a message of three parts.
+
+    `base_dtype`: of the base of differences; None if the values themselves are sent.
+    """
     values = drawn(3 * elements, seed % 977, dtype)
     if elements > 3:
         values[elements // 2], values[elements + elements // 2] = math.inf, math.nan
@@ -161,9 +166,12 @@ def compare(kernels, code, dtype, elements, border, feedback, seed, skip, device
         slots = replace(slots, data=slots.data.to(device))
         parts = values.to(device).view(3, elements)
         residual = drawn(parts.numel(), 5).bfloat16().to(device).view(3, elements) * 0.01
-        one.quantise(parts, slots, residual if feedback else None, seed, skip)
+        base = None
+        if base_dtype is not None:
+            base = drawn(parts.numel(), 7, base_dtype).to(device).view(3, elements)
+        one.quantise(parts, slots, residual if feedback else None, seed, skip, base)
         out, total = torch.full_like(parts, 0.5), drawn(elements, 6).to(device)
-        one.dequantise(slots, out)
+        one.dequantise(slots, out, add=base is not None)
         same = replace(slots, data=slots.data[:1].repeat(3, 1))
         one.add_up(same, total, skip)
         written = [section for i in range(3) for section in slots.sections(i)[1:]]
@@ -224,8 +232,8 @@ def test_fast_kernels_are_used_if_they_work_and_the_reason_is_given(monkeypatch,
 
 def test_kernels_with_a_wrong_bit_are_rejected(monkeypatch):
     class Wrong(TorchKernels):
-        def dequantise(self, slots, parts):
-            super().dequantise(slots, parts)
+        def dequantise(self, slots, parts, *, add=False):
+            super().dequantise(slots, parts, add=add)
             parts[-1, -1] += 1e-6
 
     with pytest.raises(ValueError, match="differ from torch in int8"):
@@ -271,7 +279,8 @@ def compare_triton(device: str, cases) -> None:
     for (block, run, scale_bytes, elements, border, skip), name, stochastic, dtype in cases:
         code = Format(name, block, scale_bytes, stochastic, run)
         case = (code, dtype, elements, border, stochastic, 0xF2345678, skip)
-        compare(TritonKernels(), *case, device=torch.device(device))
+        base_dtype = torch.bfloat16 if stochastic else None
+        compare(TritonKernels(), *case, torch.device(device), base_dtype)
     compare(TritonKernels(), Format("bf16"), torch.float32, 100, 0, False, 0, None,
             device=torch.device(device))  # fmt: skip
 

@@ -30,7 +30,7 @@ ROTATED, ROTATED_ROUNDED = (
     replace(ROUNDED, rotation_elements=256),
 )
 ROTATED_LONG = replace(LONG, rotation_elements=1024)
-"""Formats; errors are kept if rounding is stochastic."""
+"""Formats; if rounding is stochastic, errors are kept, and differences are sent."""
 VALUES = ("*fp32", "*bf16", "*fp16")
 NVIDIA = {"sm_80": 80, "sm_90a": 90}
 AMD = ("gfx90a", "gfx942")
@@ -43,18 +43,21 @@ SLOTS = {"slots": "*u8", "slot_bytes": "i32", "elements": "i32", "border": "i32"
 
 def _quantise(values, fmt):
     residual = "*bf16" if fmt.is_stochastic else values
-    types = {"values": values, "residual": residual, **SLOTS, "skip": "i32", "seed": "i32"}
+    base = "*bf16" if fmt.is_stochastic else values
+    types = {"values": values, "base": base, "residual": residual, **SLOTS}
+    types |= {"skip": "i32", "seed": "i32"}
     constants = {
         "largest": fmt.largest,
         "inverse": 1 / fmt.largest,
         "stochastic": fmt.is_stochastic,
+        "difference": fmt.is_stochastic,
         "feedback": fmt.is_stochastic,
     }
     return kernels._quantise, types, fmt, constants
 
 
 def _dequantise(out, fmt):
-    return kernels._dequantise, {"out": out, **SLOTS}, fmt, {}
+    return kernels._dequantise, {"out": out, **SLOTS}, fmt, {"add": fmt.is_stochastic}
 
 
 def _add_up(fmt):
