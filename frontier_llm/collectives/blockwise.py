@@ -54,11 +54,10 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import override
 
+from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.slots import Slots
 from frontier_llm.geometry.formats import Format
 
-RESIDUAL_DTYPE = torch.bfloat16
-"""Dtype in which rounding errors are kept for error feedback."""
 PART_SEED_STRIDE = 0xC2B2AE3D
 """Difference between the rounding seeds of neighbouring parts: odd, so that they lie far apart."""
 _UINT32_MASK = 0xFFFFFFFF
@@ -78,7 +77,7 @@ class BlockKernels(ABC):
         self,
         parts: torch.Tensor,
         slots: Slots,
-        residual: torch.Tensor | None = None,
+        residual: Residual | None = None,
         seed: int = 0,
         skip: int | None = None,
         base: torch.Tensor | None = None,
@@ -88,8 +87,8 @@ class BlockKernels(ABC):
         Args:
             parts: [parts, m] fp32, bf16 or fp16, contiguous, read only.
             slots: [parts, bytes], overwritten.
-            residual: [parts, m] bf16. The residual of an element that is quantised is added to it
-                first, then overwritten with its rounding error (0 where this is not finite).
+            residual: rounding errors of [parts, m]. The residual of an element that is quantised is
+                added to it first, in fp32, then overwritten with the next one (residual.py).
             seed: 32-bit seed of stochastic rounding of the first part that is written. From each
                 written part to the next it grows by PART_SEED_STRIDE, modulo 2**32.
             skip: index of a part that is not written.
@@ -129,11 +128,13 @@ class PartKernels(BlockKernels):
         self,
         parts: torch.Tensor,
         slots: Slots,
-        residual: torch.Tensor | None = None,
+        residual: Residual | None = None,
         seed: int = 0,
         skip: int | None = None,
         base: torch.Tensor | None = None,
     ) -> None:
+        if residual is not None:
+            residual.assert_fits(parts, slots.fmt.block_elements)
         for i in range(len(parts)):
             if i == skip:
                 continue
@@ -141,7 +142,9 @@ class PartKernels(BlockKernels):
             if quantised < slots.elements:
                 small.copy_(parts[i, quantised:])
             if quantised:
-                errors = None if residual is None else residual[i, :quantised]
+                errors = None
+                if residual is not None:
+                    errors = residual.start_of(i, quantised, slots.fmt.block_elements)
                 start = None if base is None else base[i, :quantised]
                 values = parts[i, :quantised]
                 self.quantise_part(values, slots.fmt, scales, packed, errors, seed, start)
@@ -172,7 +175,7 @@ class PartKernels(BlockKernels):
         fmt: Format,
         scales: torch.Tensor,
         packed: torch.Tensor,
-        residual: torch.Tensor | None,
+        residual: Residual | None,
         seed: int,
         base: torch.Tensor | None,
     ) -> None:
@@ -183,7 +186,7 @@ class PartKernels(BlockKernels):
             fmt: bits, block size and rounding.
             scales: [blocks] fp32 or bf16, overwritten.
             packed: [bytes] uint8, overwritten.
-            residual: [n]; see `quantise`.
+            residual: values [n] and scales [blocks]; see `quantise`.
             seed: 32-bit seed of stochastic rounding.
             base: [n]; see `quantise`.
         """

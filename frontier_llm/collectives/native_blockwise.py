@@ -23,9 +23,11 @@ import torch
 from typing_extensions import override
 
 from frontier_llm.collectives.blockwise import PartKernels
+from frontier_llm.collectives.residual import Residual
 from frontier_llm.geometry.formats import Format
 
 SOURCE = Path(__file__).with_name("blockwise.c")
+HEADER = SOURCE.with_name("blocks.h")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC")
 COMPILERS = ("cc", "gcc", "clang")
 COMPILE_TIMEOUT_SECONDS = 60
@@ -46,6 +48,19 @@ class _Format(ctypes.Structure):
     )
 
 
+class _Residual(ctypes.Structure):
+    """The struct Residual of blockwise.c."""
+
+    _fields_ = (
+        ("values", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("scale_dtype", ctypes.c_int32),
+        ("has_decay", ctypes.c_int32),
+        ("old_weight", ctypes.c_float),
+        ("new_weight", ctypes.c_float),
+    )
+
+
 @dataclass(frozen=True)
 class NativeKernels(PartKernels):
     """The functions of blockwise.c, for contiguous tensors in main memory."""
@@ -61,7 +76,7 @@ class NativeKernels(PartKernels):
         fmt: Format,
         scales: torch.Tensor,
         packed: torch.Tensor,
-        residual: torch.Tensor | None,
+        residual: Residual | None,
         seed: int,
         base: torch.Tensor | None,
     ) -> None:
@@ -75,7 +90,7 @@ class NativeKernels(PartKernels):
             0 if base is None else _DTYPE_CODES[base.dtype],
             _format(fmt),
             ctypes.c_uint32(seed),
-            None if residual is None else _address(residual),
+            None if residual is None else _residual(residual),
             _address(scales),
             _address(packed),
         )
@@ -149,6 +164,15 @@ def _format(fmt: Format) -> Any:
     return ctypes.byref(_Format(*fields))
 
 
+def _residual(residual: Residual) -> Any:
+    """Return a pointer to the residual of a part, as an argument of `frontier_quantise`."""
+    scales, scale_dtype = None, 0
+    if residual.scales is not None:
+        scales, scale_dtype = _address(residual.scales), _DTYPE_CODES[residual.scales.dtype]
+    fields = (scales, scale_dtype, int(residual.decay > 0), *residual.weights)
+    return ctypes.byref(_Residual(_address(residual.values), *fields))
+
+
 def _address(tensor: torch.Tensor) -> ctypes.c_void_p:
     assert tensor.is_contiguous()
     return ctypes.c_void_p(tensor.data_ptr())
@@ -205,7 +229,8 @@ def _cache_folder() -> Path:
 def _digest() -> str:
     """Return a digest of the source, the compiler flags and the processor's features."""
     target = repr((FLAGS, platform.machine(), _processor_features()))
-    return hashlib.sha256(SOURCE.read_bytes() + target.encode()).hexdigest()[:16]
+    text = SOURCE.read_bytes() + HEADER.read_bytes() + target.encode()
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def _processor_features() -> str:

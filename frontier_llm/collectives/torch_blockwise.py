@@ -10,6 +10,7 @@ import torch
 from typing_extensions import override
 
 from frontier_llm.collectives.blockwise import PartKernels
+from frontier_llm.collectives.residual import Residual
 from frontier_llm.geometry.formats import Format
 
 SMALLEST_SCALE = 2.0**-126
@@ -31,7 +32,7 @@ class TorchKernels(PartKernels):
         fmt: Format,
         scales: torch.Tensor,
         packed: torch.Tensor,
-        residual: torch.Tensor | None,
+        residual: Residual | None,
         seed: int,
         base: torch.Tensor | None,
     ) -> None:
@@ -42,17 +43,18 @@ class TorchKernels(PartKernels):
             blocks = values[start:stop].view(rows, length).float()
             if base is not None:
                 blocks = blocks - base[start:stop].view(rows, length).float()
-            errors = None if residual is None else residual[start:stop].view(rows, length)
-            if errors is not None:
-                blocks = blocks + errors.float()
             first_block = start // fmt.block_elements
+            old = None
+            if residual is not None:
+                old = _read_residual(residual, start, first_block, rows, length)
+                blocks = blocks + old
             rotated = _rotate(blocks, fmt)
             scale = _write_scales(rotated, fmt, scales[first_block : first_block + rows])
             integers = _round(rotated, scale, fmt, start, seed)
             packed[byte : byte + size].view(rows, -1).copy_(_pack(integers, fmt))
-            if errors is not None:
-                new_errors = blocks - _decode(integers, scale, fmt)
-                errors.copy_(torch.where(new_errors.isfinite(), new_errors, 0.0))
+            if residual is not None and old is not None:
+                errors = blocks - _decode(integers, scale, fmt)
+                _write_residual(residual, start, first_block, old, errors)
             start, byte = stop, byte + size
 
     @override
@@ -119,6 +121,49 @@ def _block_shapes(elements: int, block: int) -> list[tuple[int, int]]:
     """
     full, rest = divmod(elements, block)
     return [(rows, length) for rows, length in ((full, block), (1, rest)) if rows and length]
+
+
+def _read_residual(
+    residual: Residual, start: int, first_block: int, rows: int, length: int
+) -> torch.Tensor:
+    """Return the residual of a table of blocks, [rows, length] fp32.
+
+    Args:
+        residual: values and scales of a part.
+        start: index of the first element of the table.
+        first_block: index of the first block.
+        rows: number of blocks.
+        length: number of elements per block.
+    """
+    values = residual.values[start : start + rows * length].view(rows, length).float()
+    if residual.scales is None:
+        return values
+    return values * residual.scales[first_block : first_block + rows, None].float()
+
+
+def _write_residual(
+    residual: Residual, start: int, first_block: int, old: torch.Tensor, errors: torch.Tensor
+) -> None:
+    """Overwrite the residual `old` of a table of blocks with that of the next message.
+
+    Args:
+        residual: values and scales of a part.
+        start: index of the first element of the table.
+        first_block: index of the first block.
+        old: [rows, length] fp32, the residual that was added.
+        errors: [rows, length] fp32, the rounding errors of this message.
+    """
+    if residual.decay:
+        old_weight, new_weight = map(_fp32, residual.weights)
+        errors = old_weight * old + new_weight * errors
+    errors = torch.where(errors.isfinite(), errors, 0.0)
+    target = residual.values[start : start + errors.numel()].view(errors.shape)
+    if residual.scales is None:
+        target.copy_(errors)
+        return
+    scales = residual.scales[first_block : first_block + len(errors)]
+    fmt = Format("int8", scale_bytes=scales.element_size())
+    target.copy_(_round(errors, _write_scales(errors, fmt, scales), fmt, 0, 0))
 
 
 def _transform(rows: torch.Tensor, run: int) -> torch.Tensor:

@@ -52,9 +52,37 @@ def locate_blocks(block: tl.constexpr, half: tl.constexpr, rows: tl.constexpr):
 
 
 @triton.jit
-def copy_small(source, target, mask):
+def _copy(source, target, mask):
     x = tl.load(source, mask, 0.0).to(tl.float32)
     tl.store(target, cast(x, target.dtype.element_ty), mask)
+
+
+@triton.jit
+def copy_small(
+    values, small, first, second, exists, quantised, elements, program_elements: tl.constexpr
+):  # fmt: skip
+    """Copy this program's elements of a part that are not quantised, at indices that exist."""
+    if (tl.program_id(0) + 1) * program_elements > quantised:
+        is_small = exists & (first >= quantised) & (first < elements)
+        _copy(values + first, small + (first - quantised), is_small)
+        is_small = exists & (second >= quantised) & (second < elements)
+        _copy(values + second, small + (second - quantised), is_small)
+
+
+@triton.jit
+def store_integers(
+    target, q_low, q_high, first, second, in_low, in_high, halves_before, bits: tl.constexpr
+):  # fmt: skip
+    """Store int32 integers of the halves of blocks in 8 bits, or two per byte in 4 bits.
+
+    `halves_before`: [rows, 1] elements in half of the blocks before, for 4 bits.
+    """
+    if bits == 8:
+        tl.store(target + first, q_low.to(tl.int8), in_low)
+        tl.store(target + second, q_high.to(tl.int8), in_high)
+    else:
+        nibbles = (q_low & 15) | (q_high << 4)
+        tl.store(target + (first - halves_before), nibbles.to(tl.int8), in_low)
 
 
 @triton.jit
@@ -151,3 +179,57 @@ def scale_and_rotate(
         low = tl.where(in_low, x * run_factor, low * factor)
         high = tl.where(in_high, y * run_factor, high * factor)
         return low, high
+
+
+@triton.jit
+def load_residual(
+    residual, scales, in_row, first, second, in_low, in_high, bits: tl.constexpr
+):  # fmt: skip
+    """Return the residuals of the halves of blocks, [rows, half] fp32.
+
+    Args:
+        residual: the residual of a part, bf16 or int8.
+        scales: [rows] addresses of the scales, which exist `in_row`; not used for bf16.
+        in_row: [rows] whether blocks exist.
+        first: [rows, half] indices of the elements of the first halves in their part.
+        second: [rows, half] indices of the elements of the second halves.
+        in_low: [rows, half] whether elements of the first halves exist.
+        in_high: [rows, half] whether elements of the second halves exist.
+        bits: 16 for bf16, 8 for int8.
+    """
+    low = tl.load(residual + first, in_low, 0).to(tl.float32)
+    high = tl.load(residual + second, in_high, 0).to(tl.float32)
+    if bits == 8:
+        scale = tl.load(scales, in_row, 0.0).to(tl.float32)[:, None]
+        low *= scale
+        high *= scale
+    return low, high
+
+
+@triton.jit
+def next_residual(x, decoded, old, old_weight: tl.constexpr, new_weight: tl.constexpr):
+    """Return the residual after x was sent as `decoded`; 0 where it is not finite."""
+    error = x - decoded
+    if old_weight != 0.0:
+        error = old * old_weight + error * new_weight
+    return tl.where(magnitude(error) < 0x7F800000, error, 0.0)
+
+
+@triton.jit
+def store_residual(
+    residual, scales, in_row, first, second, in_low, in_high, bits: tl.constexpr, low, high
+):  # fmt: skip
+    """Store the residuals `low` and `high`; the other arguments are those of `load_residual`."""
+    if bits == 16:
+        tl.store(residual + first, cast(low, tl.bfloat16), in_low)
+        tl.store(residual + second, cast(high, tl.bfloat16), in_high)
+    else:
+        # other lanes have no value to send, nor an old residual
+        largest_bits = tl.max(tl.maximum(magnitude(low), magnitude(high)), 1)
+        scale_type: tl.constexpr = scales.dtype.scalar.element_ty
+        scale, usable = scales_of(largest_bits, 1 / 127, scale_type)
+        tl.store(scales, scale.to(scale_type), in_row)
+        scale, usable = scale[:, None], usable[:, None]
+        q_low = round_to_integers(low, scale, usable, first, 0, 127, False)
+        q_high = round_to_integers(high, scale, usable, second, 0, 127, False)
+        store_integers(residual, q_low, q_high, first, second, in_low, in_high, 0, 8)

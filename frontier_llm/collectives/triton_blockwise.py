@@ -23,16 +23,21 @@ import triton.language as tl
 from typing_extensions import override
 
 from frontier_llm.collectives.blockwise import PART_SEED_STRIDE, BlockKernels
+from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.slots import Slots
 from frontier_llm.collectives.triton_blocks import (
     cast,
     copy_small,
+    load_residual,
     locate_blocks,
     locate_part,
     magnitude,
+    next_residual,
     round_to_integers,
     scale_and_rotate,
     scales_of,
+    store_integers,
+    store_residual,
 )
 from frontier_llm.geometry.formats import Format
 
@@ -64,16 +69,20 @@ class TritonKernels(BlockKernels):
         self,
         parts: torch.Tensor,
         slots: Slots,
-        residual: torch.Tensor | None = None,
+        residual: Residual | None = None,
         seed: int = 0,
         skip: int | None = None,
         base: torch.Tensor | None = None,
     ) -> None:
-        constants = _constants(slots)
+        constants, errors = _constants(slots), parts
+        if residual is not None:
+            residual.assert_fits(parts, slots.fmt.block_elements)
+            errors = residual.values
         _quantise[_grid(slots, constants, len(parts))](
             parts,
             parts if base is None else base,
-            parts if residual is None else residual,
+            errors,
+            errors if residual is None or residual.scales is None else residual.scales,
             *_arguments(slots),
             len(parts) if skip is None else skip,  # no part has this index
             seed - (1 << 32) if seed >= 1 << 31 else seed,  # the seed's bits as a signed number
@@ -81,7 +90,7 @@ class TritonKernels(BlockKernels):
             inverse=1 / slots.fmt.largest,
             stochastic=slots.fmt.is_stochastic,
             difference=base is not None,
-            feedback=residual is not None,
+            **residual_constants(residual),
             **constants,
             **LAUNCH_OPTIONS,
         )
@@ -120,6 +129,15 @@ def block_constants(fmt: Format) -> dict[str, Any]:
     }
 
 
+def residual_constants(residual: Residual | None) -> dict[str, Any]:
+    """Return the constants of a residual, of which a kernel for other messages has none."""
+    if residual is None:
+        return {"residual_bits": 0, "old_weight": 0.0, "new_weight": 1.0}
+    old, new = residual.weights
+    bits = 8 * residual.values.element_size()
+    return {"residual_bits": bits, "old_weight": old, "new_weight": new}
+
+
 def _constants(slots: Slots) -> dict[str, Any]:
     types = {"scale_type": _TYPES[slots.scale_dtype], "small_type": _TYPES[slots.small_dtype]}
     return {**block_constants(slots.fmt), **types}
@@ -143,24 +161,19 @@ def _load_values(values, base, mask, difference: tl.constexpr):
     return x
 
 
-@triton.jit
-def _store_error(residual, mask, error):
-    """Store an error, or 0 where it is not finite."""
-    error = tl.where(magnitude(error) < 0x7F800000, error, 0.0)
-    tl.store(residual, cast(error, tl.bfloat16), mask)
-
-
 @triton.jit(do_not_specialize=["skip", "seed"])
 def _quantise(
-    values, base, residual, slots, slot_bytes, elements, border, skip, seed,
+    values, base, residual, residual_scales, slots, slot_bytes, elements, border, skip, seed,
     block: tl.constexpr, half: tl.constexpr, rows: tl.constexpr, bits: tl.constexpr,
     run: tl.constexpr, run_factor: tl.constexpr, scale_type: tl.constexpr, small_type: tl.constexpr,
     largest: tl.constexpr, inverse: tl.constexpr, stochastic: tl.constexpr,
-    difference: tl.constexpr, feedback: tl.constexpr,
+    difference: tl.constexpr, residual_bits: tl.constexpr, old_weight: tl.constexpr,
+    new_weight: tl.constexpr,
 ):  # fmt: skip
     """Quantise blocks of part `program_id(1)`.
 
-    `difference`: `base` is subtracted; `feedback`: `residual` is read and written.
+    `difference`: `base` is subtracted; `residual_bits`: 8 or 16 if `residual` is read and written,
+    else 0.
     """
     part = tl.program_id(1).to(tl.int64)  # part * elements can exceed 32 bits
     if part == skip:
@@ -171,43 +184,43 @@ def _quantise(
     values += part * elements
     base += part * elements
     residual += part * elements
+    residual_scales += part * tl.cdiv(elements, block)
     row, first, second, exists = locate_blocks(block, half, rows)
-    if (tl.program_id(0) + 1) * rows * block > quantised:
-        is_small = exists & (first >= quantised) & (first < elements)
-        copy_small(values + first, small + (first - quantised), is_small)
-        is_small = exists & (second >= quantised) & (second < elements)
-        copy_small(values + second, small + (second - quantised), is_small)
+    copy_small(values, small, first, second, exists, quantised, elements, rows * block)
     in_low, in_high = exists & (first < quantised), exists & (second < quantised)
     low = _load_values(values + first, base + first, in_low, difference)
     high = _load_values(values + second, base + second, in_high, difference)
-    if feedback:
-        low += tl.load(residual + first, in_low, 0.0).to(tl.float32)
-        high += tl.load(residual + second, in_high, 0.0).to(tl.float32)
+    in_row = row * block < quantised
+    if residual_bits:
+        old_low, old_high = load_residual(
+            residual, residual_scales + row, in_row, first, second, in_low, in_high, residual_bits
+        )  # fmt: skip
+        low += old_low
+        high += old_high
     x_low, x_high = scale_and_rotate(
         low, high, first, second, quantised, run_factor, 1.0, block, run
     )
     largest_bits = tl.max(tl.maximum(magnitude(x_low), magnitude(x_high)), 1)
     scale, usable = scales_of(largest_bits, inverse, scale_type)
-    tl.store(scales + row, scale.to(scale_type), row * block < quantised)
+    tl.store(scales + row, scale.to(scale_type), in_row)
     scale, usable = scale[:, None], usable[:, None]
     # the seed of this part: `skip` was not counted
     written_before = (part - (part > skip)).to(tl.uint32)
     part_seed = seed.to(tl.uint32, bitcast=True) + written_before * _STRIDE
     q_low = round_to_integers(x_low, scale, usable, first, part_seed, largest, stochastic)
     q_high = round_to_integers(x_high, scale, usable, second, part_seed, largest, stochastic)
-    if bits == 8:
-        tl.store(packed + first, q_low.to(tl.int8), in_low)
-        tl.store(packed + second, q_high.to(tl.int8), in_high)
-    else:
-        nibbles = (q_low & 15) | (q_high << 4)
-        tl.store(packed + (first - row[:, None] * (block // 2)), nibbles.to(tl.int8), in_low)
-    if feedback:
+    halves_before = row[:, None] * (block // 2)
+    store_integers(packed, q_low, q_high, first, second, in_low, in_high, halves_before, bits)
+    if residual_bits:
         x_low, x_high = scale_and_rotate(
             q_low.to(tl.float32), q_high.to(tl.float32), first, second, quantised,
             scale * run_factor, scale, block, run,
         )  # fmt: skip
-        _store_error(residual + first, in_low, low - x_low)
-        _store_error(residual + second, in_high, high - x_high)
+        store_residual(
+            residual, residual_scales + row, in_row, first, second, in_low, in_high, residual_bits,
+            next_residual(low, x_low, old_low, old_weight, new_weight),
+            next_residual(high, x_high, old_high, old_weight, new_weight),
+        )  # fmt: skip
 
 
 @triton.jit

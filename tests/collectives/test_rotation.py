@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.torch_blockwise import TorchKernels, _rotate, _transform
 from frontier_llm.geometry.formats import Format
 from tests.collectives.test_blockwise import (
@@ -155,7 +156,7 @@ def test_zeros_and_tiny_numbers_become_zero(kernels, length, code):
 def test_the_residual_is_the_error_of_what_is_decoded(kernels, length, code, dtype, seed):
     values, old = drawn(length, seed, dtype), drawn(length, seed + 1).bfloat16() * 0.01
     slots, residual, decoded = empty(code, 1, length, length), old.clone(), torch.empty(1, length)
-    kernels().quantise(values[None], slots, residual[None], seed)
+    kernels().quantise(values[None], slots, Residual(residual[None]), seed)
     kernels().dequantise(slots, decoded)
     assert residual.equal((values.float() + old.float() - decoded[0]).bfloat16())
 
