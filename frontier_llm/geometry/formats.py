@@ -12,6 +12,7 @@ The small elements are the norms and biases of a unit, which are never quantised
 end of the flat buffer of the unit (flat_layout.py). The elements before the *border* are quantised.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,6 +23,8 @@ BITS: dict[FormatName, int] = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
 """Bits per value, without scales."""
 SMALL_BYTES = 2
 """Bytes per element of norms and biases in a quantised message."""
+SMALLEST_ROTATION = 16
+"""The fewest elements that are rotated together."""
 ALIGNMENT_BYTES = 16
 """Each section of a slot is padded to a multiple of this many bytes: one load of a GPU's thread."""
 
@@ -48,6 +51,22 @@ class Format:
     """Bytes per scale: 4 for fp32, 2 for bf16."""
     is_stochastic: bool = False
     """Whether values are rounded up or down at random, which is exact on average."""
+    rotation_elements: int = 0
+    """Elements per run of a block that is rotated before it is rounded (collectives/blockwise.py):
+    a power of two, at least SMALLEST_ROTATION; 0 = none. A block has one run or an even number of
+    runs, since kernels process the two halves of a block."""
+
+    def __post_init__(self) -> None:
+        run = self.rotation_elements
+        if run:
+            assert run >= SMALLEST_ROTATION
+            assert run & (run - 1) == 0
+            assert self.block_elements == run or self.block_elements % (2 * run) == 0
+
+    @property
+    def rotation_factor(self) -> float:
+        """The factor that makes the Walsh-Hadamard matrix of a run orthogonal."""
+        return 1 / math.sqrt(self.rotation_elements)
 
     @property
     def bits(self) -> int:

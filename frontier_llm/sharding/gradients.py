@@ -106,7 +106,7 @@ class Gradients:
     def feedback_bytes(self) -> int:
         """Return the bytes of the rounding errors that are kept for error feedback."""
         return sum(
-            residual.numel() * residual.element_size()
+            residual.nbytes
             for gradients in self._units
             for residual in gradients.residuals.values()
         )
@@ -115,7 +115,7 @@ class Gradients:
         """Discard the rounding errors of earlier gradients."""
         for gradients in self._units:
             for residual in gradients.residuals.values():
-                residual.zero_()
+                residual.reset()
 
     def _on_gradient(self, gradients: UnitGradients, index: int, parameter: torch.Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None

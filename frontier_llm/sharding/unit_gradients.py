@@ -19,8 +19,8 @@ Seide et al., 1-Bit Stochastic Gradient Descent (Interspeech 2014), for a reduce
 import torch
 import torch.distributed as dist
 
-from frontier_llm.collectives.blockwise import RESIDUAL_DTYPE
 from frontier_llm.collectives.handles import Steps
+from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.transport import DTYPES, Transport
 from frontier_llm.device.accumulate import accumulate_product
 from frontier_llm.geometry.partition import Digit
@@ -36,7 +36,7 @@ class UnitGradients:
         unit: the unit.
         accumulated: [n / g] fp32, the sum over micro-batches.
         shard: [n / o] fp32, the part of `accumulated` for the parameters that this rank updates.
-        residuals: by digit of the data rank (geometry/partition.py): bf16, the rounding errors of
+        residuals: by digit of the data rank (geometry/partition.py): the rounding errors of
             the gradients that are reduced over that digit's group; empty without error feedback.
         is_sharded: whether gradients are sharded (g > 1).
         reductions_left: number of reductions of this step that have not started. A step has one
@@ -201,9 +201,7 @@ class UnitGradients:
                 self.unit.view(self._buffer(), index).zero_()
 
 
-def _make_residuals(
-    unit: Unit, groups: StateGroups, transport: Transport
-) -> dict[Digit, torch.Tensor]:
+def _make_residuals(unit: Unit, groups: StateGroups, transport: Transport) -> dict[Digit, Residual]:
     """Allocate rounding errors, at first 0, for each group in which gradients cross nodes."""
     reduced: dict[Digit, tuple[dist.ProcessGroup | None, int]] = {
         "optimizer": (groups.optimizer_group, unit.grads_interval.length),
@@ -213,7 +211,7 @@ def _make_residuals(
         reduced["params"] = (groups.params_group, unit.layout.size)
         reduced["grads"] = (groups.grads_group, unit.params_interval.length)
     return {
-        digit: torch.zeros(elements, dtype=RESIDUAL_DTYPE, device=unit.buffer.device)
+        digit: Residual.zeros(group.size(), elements // group.size(), unit.buffer.device)
         for digit, (group, elements) in reduced.items()
         if group is not None and transport.needs_feedback(group, sums=digit == "replica")
     }
