@@ -128,6 +128,7 @@ class Transport:
         border: int,
         name: str,
         residual: Residual | None = None,
+        source: torch.Tensor | None = None,
     ) -> Steps:
         """Fill a buffer from the parts that the ranks hold.
 
@@ -144,6 +145,10 @@ class Transport:
             name: the collective under which the bytes are counted.
             residual: rounding errors of [1, elements of this rank's part] of the last gather (see
                 BlockKernels.quantise), or None.
+            source: [elements of this rank's part] fp32. If it is given, the buffer holds the same
+                values on all ranks that gather, and every rank adds the difference of `source` to
+                this rank's part. Elements that are not quantised become those of `source`. The
+                format must not be lossless.
         """
         hops = [group for group in groups if group is not None]
         if not hops or buffer.numel() == 0:
@@ -158,10 +163,15 @@ class Transport:
         elements = buffer.numel() // count
         parts = buffer.view(count, elements)
         slots, seed = self._take_slots(fmt, elements, count, border), self._next_seeds(1)
-        self.kernels.quantise(parts[own : own + 1], slots.only(own), residual, seed)
+        own_part, own_slot = parts[own : own + 1], slots.only(own)
+        if source is None:
+            self.kernels.quantise(own_part, own_slot, residual, seed)
+        else:
+            values = source.view(1, elements)
+            self.kernels.quantise(values, own_slot, residual, seed, base=own_part)
         sent = slots.data.view(-1)
         yield from self._gather_hops(sent, hops, own, count, name, elements * itemsize)
-        self.kernels.dequantise(slots, parts)
+        self.kernels.dequantise(slots, parts, add=source is not None)
         self.pool.give_back(sent)
 
     def reduce(
