@@ -43,10 +43,11 @@ from benchmarks.testbed.forked import on_ranks
 from benchmarks.testbed.namespaces import namespaces
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, bench_parser, parse_bench, positive, run_command
-from frontier_llm.collectives.blockwise import BlockKernels, TorchKernels
+from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.kernel_choice import choose_kernels
 from frontier_llm.collectives.slots import Slots
+from frontier_llm.collectives.torch_blockwise import TorchKernels
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import BF16, FP32, Format, StateFormats

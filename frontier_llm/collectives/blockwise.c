@@ -1,163 +1,65 @@
 /* Block quantisation on a CPU: the same bits as blockwise.py, which defines what is computed.
  *
- * Each block is processed while it is in the first-level cache. Loops are simple, so that the
- * compiler vectorises them; -ffp-contract=off prevents fused multiply-adds.
+ * Each block is processed while it is in the first-level cache. The flag -ffp-contract=off prevents
+ * fused multiply-adds.
  */
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "blocks.h"
 
-#define MAX_BLOCK_ELEMENTS 8192 /* the limit of CollectivesConfig.block_elements */
-#define SMALLEST_SCALE 0x1p-126f
-#define ROUNDER 12582912.0f /* 1.5 * 2^23: adding it rounds to an integer, halves to even */
-#define ROUNDER_BITS 0x4B400000
+/* The rounding errors of a part; native_blockwise.py has the same fields. */
+typedef struct {
+    void *values;        /* int8 if there are scales, else bf16 */
+    void *scales;        /* one per block, or null */
+    int32_t scale_dtype; /* FP32 or BF16 */
+    int32_t has_decay;   /* whether the next residual depends on the old one */
+    float old_weight;    /* of the old residual in the next one */
+    float new_weight;    /* of the new rounding error */
+} Residual;
 
-enum { FP32 = 0, BF16 = 1 }; /* dtypes */
-
-static inline int32_t bits_of(float x) {
-    int32_t bits;
-    memcpy(&bits, &x, 4);
-    return bits;
-}
-
-static inline float float_of(int32_t bits) {
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-
-static inline float from_bf16(uint16_t x) { return float_of((int32_t)((uint32_t)x << 16)); }
-
-static inline uint16_t to_bf16(float x) {
-    uint32_t bits = (uint32_t)bits_of(x);
-    uint16_t rounded = (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-    return x != x ? 0x7FC0 : rounded;
-}
-
-/* Hash the element's index and the seed to a number in [0, 1): uniform() of blockwise.py. */
-static inline float noise(uint32_t index, uint32_t seed) {
-    uint32_t x = index * 0x9E3779B9u + seed;
-    x = (x ^ (x >> 16)) * 0x7FEB352Du;
-    x = (x ^ (x >> 15)) * 0x846CA68Bu;
-    x ^= x >> 16;
-    return (float)(int32_t)(x >> 8) * 0x1p-24f;
-}
-
-/* Compares bits as integers: they order like the magnitudes, with NaN above infinity. */
-static float largest_magnitude(const float *x, int n) {
-    int32_t largest_bits = 0;
-    for (int i = 0; i < n; i++) {
-        int32_t bits = bits_of(x[i]) & 0x7FFFFFFF;
-        largest_bits = bits > largest_bits ? bits : largest_bits;
-    }
-    return float_of(largest_bits);
-}
-
-/* Return the scale of a block. A scale in bf16 is rounded up: bf16 is the upper 16 bits of fp32. */
-static float scale_of(float largest, float largest_integer, int scale_dtype) {
-    if (!isfinite(largest))
-        return INFINITY;
-    float scale = largest * (1.0f / largest_integer);
-    if (scale_dtype == BF16)
-        scale = float_of((bits_of(scale) + 0xFFFF) & ~0xFFFF);
-    return scale < SMALLEST_SCALE ? 0.0f : scale;
-}
-
-static void round_nearest(const float *x, int n, float inverse, int8_t *q) {
-    for (int i = 0; i < n; i++) {
-        float ratio = x[i] * inverse;
-        q[i] = (int8_t)(bits_of(ratio + ROUNDER) - ROUNDER_BITS);
+/* Add a block of another buffer, times a sign, to x. */
+static void accumulate(float *x, const void *values, int dtype, int64_t first, int n, float sign) {
+    if (dtype == FP32) {
+        const float *y = (const float *)values + first;
+        for (int i = 0; i < n; i++)
+            x[i] += sign * y[i];
+    } else {
+        const uint16_t *y = (const uint16_t *)values + first;
+        for (int i = 0; i < n; i++)
+            x[i] += sign * from_bf16(y[i]);
     }
 }
 
-static void round_stochastic(const float *x, int n, float inverse, float limit, uint32_t first,
-                             uint32_t seed, int8_t *q) {
-    for (int i = 0; i < n; i++) {
-        float moved = x[i] * inverse + noise(first + (uint32_t)i, seed);
-        float low = floorf(moved);
-        low = low > limit ? limit : low;
-        low = low < -limit ? -limit : low;
-        q[i] = (int8_t)(int32_t)low;
-    }
-}
-
-/* Write two 4-bit integers per byte: q[i] in the low bits, q[half + i] in the high bits. `half` is
- * half a full block; the n elements may be fewer. */
-static void pack_4(const int8_t *q, int n, int half, uint8_t *packed) {
-    int low = n < half ? n : half, rest = n - low;
-    for (int i = 0; i < rest; i++)
-        packed[i] = (uint8_t)((q[i] & 15) | (uint8_t)(q[half + i] << 4));
-    for (int i = rest; i < low; i++)
-        packed[i] = (uint8_t)(q[i] & 15);
-}
-
-static void unpack_4(const uint8_t *packed, int n, int half, int8_t *q) {
-    int low = n < half ? n : half, rest = n - low;
-    for (int i = 0; i < low; i++)
-        q[i] = (int8_t)((int8_t)(packed[i] << 4) >> 4);
-    for (int i = 0; i < rest; i++)
-        q[half + i] = (int8_t)((int8_t)packed[i] >> 4);
-}
-
-/* Return the block as floats: in place if it is fp32 without residual, else converted in copy. */
-static const float *load(const void *values, int dtype, const uint16_t *residual, int64_t first,
-                         int n, float *copy) {
+/* Return the block to quantise, without its residual: in place if it is fp32 without base and
+ * residual, else computed in copy. */
+static const float *load(const void *values, int dtype, const void *base, int base_dtype,
+                         int needs_copy, int64_t first, int n, float *copy) {
     if (dtype == FP32) {
         const float *x = (const float *)values + first;
-        if (!residual)
+        if (!needs_copy)
             return x;
-        for (int i = 0; i < n; i++)
-            copy[i] = x[i] + from_bf16(residual[first + i]);
+        memcpy(copy, x, (size_t)n * sizeof *x);
     } else {
         const uint16_t *x = (const uint16_t *)values + first;
         for (int i = 0; i < n; i++)
             copy[i] = from_bf16(x[i]);
-        if (residual)
-            for (int i = 0; i < n; i++)
-                copy[i] = copy[i] + from_bf16(residual[first + i]);
     }
+    if (base)
+        accumulate(copy, base, base_dtype, first, n, -1.0f);
     return copy;
 }
 
-/* Overwrite the residual with the rounding errors of a block. */
-static void store_errors(const float *x, const int8_t *q, int n, float scale,
-                         uint16_t *residual) {
-    for (int i = 0; i < n; i++) {
-        float lost = x[i] - (float)q[i] * scale;
-        residual[i] = isfinite(lost) ? to_bf16(lost) : 0;
+/* Write the values of n integers with a scale. */
+static void decode(const int8_t *q, int n, float scale, const Format *f, float *x) {
+    int rotated = rotated_of(n, f);
+    if (rotated) {
+        float run_scale = scale * f->factor;
+        for (int i = 0; i < rotated; i++)
+            x[i] = (float)q[i];
+        transform(x, rotated, f->run);
+        for (int i = 0; i < rotated; i++)
+            x[i] *= run_scale;
     }
-}
-
-/* The functions below are called by native_blockwise.py; blockwise.py documents their arguments.
- * `block` is the number of elements per block, and dtypes are FP32 or BF16. */
-void frontier_quantise(const void *values, int dtype, int64_t n, int64_t block, int bits,
-                       int scale_dtype, int stochastic, uint32_t seed, uint16_t *residual,
-                       void *scales, uint8_t *packed) {
-    float copy[MAX_BLOCK_ELEMENTS];
-    int8_t q[MAX_BLOCK_ELEMENTS];
-    float limit = bits == 8 ? 127.0f : 7.0f;
-    for (int64_t first = 0, index = 0; first < n; first += block, index++) {
-        int count = (int)(n - first < block ? n - first : block);
-        const float *x = load(values, dtype, residual, first, count, copy);
-        float scale = scale_of(largest_magnitude(x, count), limit, scale_dtype);
-        int usable = scale > 0.0f && isfinite(scale);
-        int8_t *integers = bits == 8 ? (int8_t *)packed : q;
-        if (!usable)
-            memset(integers, 0, (size_t)count);
-        else if (stochastic)
-            round_stochastic(x, count, 1.0f / scale, limit, (uint32_t)first, seed, integers);
-        else
-            round_nearest(x, count, 1.0f / scale, integers);
-        if (bits == 4)
-            pack_4(q, count, (int)block / 2, packed);
-        if (residual)
-            store_errors(x, integers, count, scale, residual + first);
-        if (scale_dtype == FP32)
-            ((float *)scales)[index] = scale;
-        else
-            ((uint16_t *)scales)[index] = (uint16_t)((uint32_t)bits_of(scale) >> 16);
-        packed += block * bits / 8;
-    }
+    for (int i = rotated; i < n; i++)
+        x[i] = (float)q[i] * scale;
 }
 
 static inline float scale_at(const void *scales, int dtype, int64_t index) {
@@ -165,52 +67,154 @@ static inline float scale_at(const void *scales, int dtype, int64_t index) {
                         : from_bf16(((const uint16_t *)scales)[index]);
 }
 
+static inline void put_scale(void *scales, int dtype, int64_t index, float scale) {
+    if (dtype == FP32)
+        ((float *)scales)[index] = scale;
+    else
+        ((uint16_t *)scales)[index] = (uint16_t)((uint32_t)bits_of(scale) >> 16);
+}
+
+/* Read the residual of a block. */
+static void load_residual(const Residual *r, int64_t first, int64_t index, int n, float *e) {
+    const int8_t *q = (const int8_t *)r->values + first;
+    const uint16_t *x = (const uint16_t *)r->values + first;
+    if (r->scales) {
+        float scale = scale_at(r->scales, r->scale_dtype, index);
+        for (int i = 0; i < n; i++)
+            e[i] = (float)q[i] * scale;
+    } else {
+        for (int i = 0; i < n; i++)
+            e[i] = from_bf16(x[i]);
+    }
+}
+
+/* Overwrite the residual e of a block, given the values x that were quantised and the decoded ones,
+ * which are overwritten. */
+static void store_residual(const Residual *r, int64_t first, int64_t index, int n, const float *e,
+                           const float *x, float *decoded) {
+    for (int i = 0; i < n; i++) {
+        float lost = x[i] - decoded[i];
+        lost = r->has_decay ? r->old_weight * e[i] + r->new_weight * lost : lost;
+        decoded[i] = isfinite(lost) ? lost : 0.0f;
+    }
+    int8_t *q = (int8_t *)r->values + first;
+    uint16_t *target = (uint16_t *)r->values + first;
+    if (r->scales) {
+        float scale = scale_of(largest_magnitude(decoded, n), 127.0f, r->scale_dtype);
+        put_scale(r->scales, r->scale_dtype, index, scale);
+        round_nearest(decoded, n, scale > 0.0f ? 1.0f / scale : 0.0f, q);
+    } else {
+        for (int i = 0; i < n; i++)
+            target[i] = to_bf16(decoded[i]);
+    }
+}
+
+/* The functions below are called by native_blockwise.py; blockwise.py documents their arguments.
+ * dtypes are FP32 or BF16. */
+void frontier_quantise(const void *values, int dtype, int64_t n, const void *base, int base_dtype,
+                       const Format *f, uint32_t seed, const Residual *residual, void *scales,
+                       uint8_t *packed) {
+    float copy[MAX_BLOCK_ELEMENTS], rotated[MAX_BLOCK_ELEMENTS], old[MAX_BLOCK_ELEMENTS];
+    int8_t q[MAX_BLOCK_ELEMENTS];
+    float limit = f->bits == 8 ? 127.0f : 7.0f;
+    for (int64_t first = 0, index = 0; first < n; first += f->block, index++) {
+        int count = (int)(n - first < f->block ? n - first : f->block);
+        int computes = base || residual;
+        const float *x = load(values, dtype, base, base_dtype, computes, first, count, copy);
+        if (residual) {
+            load_residual(residual, first, index, count, old);
+            for (int i = 0; i < count; i++)
+                copy[i] += old[i];
+        }
+        const float *y = x;
+        if (f->run) {
+            memcpy(rotated, x, (size_t)count * sizeof *x);
+            rotate(rotated, count, f);
+            y = rotated;
+        }
+        float scale = scale_of(largest_magnitude(y, count), limit, f->scale_dtype);
+        int usable = scale > 0.0f && isfinite(scale);
+        int8_t *integers = f->bits == 8 ? (int8_t *)packed : q;
+        if (!usable)
+            memset(integers, 0, (size_t)count);
+        else if (f->stochastic)
+            round_stochastic(y, count, 1.0f / scale, limit, (uint32_t)first, seed, integers);
+        else
+            round_nearest(y, count, 1.0f / scale, integers);
+        if (f->bits == 4)
+            pack_4(q, count, (int)f->block / 2, packed);
+        if (residual) {
+            decode(integers, count, scale, f, rotated);
+            store_residual(residual, first, index, count, old, x, rotated);
+        }
+        put_scale(scales, f->scale_dtype, index, scale);
+        packed += f->block * f->bits / 8;
+    }
+}
+
 /* Return a block's integers: in place if they have 8 bits, else unpacked in the last argument. */
-static const int8_t *integers_of(const uint8_t *packed, int n, int half, int bits,
+static const int8_t *integers_of(const uint8_t *packed, int n, const Format *f,
                                  int8_t *unpacked) {
-    if (bits == 8)
+    if (f->bits == 8)
         return (const int8_t *)packed;
-    unpack_4(packed, n, half, unpacked);
+    unpack_4(packed, n, (int)f->block / 2, unpacked);
     return unpacked;
 }
 
-void frontier_dequantise(const void *scales, int scale_dtype, const uint8_t *packed, int64_t n,
-                         int64_t block, int bits, void *out, int dtype) {
+/* Write or add decoded values to a block of a buffer. */
+static void store(const float *x, int n, int add, void *out, int dtype, int64_t first) {
+    float *wide = (float *)out + first;
+    uint16_t *narrow = (uint16_t *)out + first;
+    if (dtype == FP32)
+        for (int i = 0; i < n; i++)
+            wide[i] = add ? wide[i] + x[i] : x[i];
+    else
+        for (int i = 0; i < n; i++)
+            narrow[i] = to_bf16(add ? from_bf16(narrow[i]) + x[i] : x[i]);
+}
+
+void frontier_dequantise(const void *scales, const uint8_t *packed, int64_t n, const Format *f,
+                         void *out, int dtype, int add) {
     int8_t q[MAX_BLOCK_ELEMENTS];
-    for (int64_t first = 0, index = 0; first < n; first += block, index++) {
-        int count = (int)(n - first < block ? n - first : block);
-        float scale = scale_at(scales, scale_dtype, index);
-        const int8_t *integers = integers_of(packed, count, (int)block / 2, bits, q);
-        if (dtype == BF16) {
-            uint16_t *target = (uint16_t *)out + first;
-            for (int i = 0; i < count; i++)
-                target[i] = to_bf16((float)integers[i] * scale);
+    float x[MAX_BLOCK_ELEMENTS];
+    for (int64_t first = 0, index = 0; first < n; first += f->block, index++) {
+        int count = (int)(n - first < f->block ? n - first : f->block);
+        float scale = scale_at(scales, f->scale_dtype, index);
+        const int8_t *integers = integers_of(packed, count, f, q);
+        if (dtype == FP32 && !add) {
+            decode(integers, count, scale, f, (float *)out + first);
         } else {
-            float *target = (float *)out + first;
-            for (int i = 0; i < count; i++)
-                target[i] = (float)integers[i] * scale;
+            decode(integers, count, scale, f, x);
+            store(x, count, add, out, dtype, first);
         }
-        packed += block * bits / 8;
+        packed += f->block * f->bits / 8;
     }
 }
 
 /* Strides are in bytes. All ranks' values of a block are added while its sum is in the cache. */
-void frontier_add_up(const uint8_t *scales, int64_t scales_stride, int scale_dtype,
-                     const uint8_t *packed, int64_t packed_stride, int ranks, int skip,
-                     int64_t n, int64_t block, int bits, float *total) {
+void frontier_add_up(const uint8_t *scales, int64_t scales_stride, const uint8_t *packed,
+                     int64_t packed_stride, int ranks, int skip, int64_t n, const Format *f,
+                     float *total) {
     int8_t q[MAX_BLOCK_ELEMENTS];
-    for (int64_t first = 0, index = 0; first < n; first += block, index++) {
-        int count = (int)(n - first < block ? n - first : block);
-        float *target = total + first;
+    float sums[MAX_BLOCK_ELEMENTS];
+    for (int64_t first = 0, index = 0; first < n; first += f->block, index++) {
+        int count = (int)(n - first < f->block ? n - first : f->block);
+        float *target = f->run ? sums : total + first;
+        if (f->run)
+            memset(sums, 0, (size_t)count * sizeof *sums);
         for (int rank = 0; rank < ranks; rank++) {
             if (rank == skip)
                 continue;
-            float scale = scale_at(scales + rank * scales_stride, scale_dtype, index);
-            const int8_t *integers =
-                integers_of(packed + rank * packed_stride, count, (int)block / 2, bits, q);
+            float scale = scale_at(scales + rank * scales_stride, f->scale_dtype, index);
+            const int8_t *integers = integers_of(packed + rank * packed_stride, count, f, q);
             for (int i = 0; i < count; i++)
                 target[i] += (float)integers[i] * scale;
         }
-        packed += block * bits / 8;
+        if (f->run) {
+            rotate(sums, count, f);
+            for (int i = 0; i < count; i++)
+                total[first + i] += sums[i];
+        }
+        packed += f->block * f->bits / 8;
     }
 }

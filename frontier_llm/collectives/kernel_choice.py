@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from frontier_llm.collectives.blockwise import BlockKernels, TorchKernels
+from frontier_llm.collectives.blockwise import BlockKernels
+from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.slots import Slots
+from frontier_llm.collectives.torch_blockwise import TorchKernels
 from frontier_llm.geometry.formats import Format
 
 # formats in which kernels are compared with the reference
@@ -13,6 +15,7 @@ _TESTED_FORMATS = (
     Format("int8", block_elements=64, scale_bytes=4),
     Format("int4", block_elements=64, scale_bytes=2),
     Format("int4", block_elements=64, scale_bytes=2, is_stochastic=True),
+    Format("int4", block_elements=64, scale_bytes=2, rotation_elements=32),
 )
 
 
@@ -60,13 +63,15 @@ def _all_results(kernels: BlockKernels, parts: torch.Tensor, fmt: Format) -> lis
     size = fmt.slot_bytes(elements, count, border)
     data = torch.zeros(count, size, dtype=torch.uint8, device=parts.device)
     slots = Slots(data, fmt, elements, border, torch.bfloat16)
-    residual = torch.zeros_like(parts, dtype=torch.bfloat16)
+    residual = Residual.zeros(count, elements, parts.device, 64, decay=0.5)
     kernels.quantise(parts, slots, residual, seed=7)
+    kernels.quantise(parts, slots, residual, seed=7, base=parts.roll(1, 0))
     out, total = torch.empty_like(parts), torch.ones_like(parts[0])
     kernels.dequantise(slots, out)
     first = replace(slots, data=data[:1].expand(3, -1))
     kernels.add_up(first, total, skip=1)
-    return [data, residual, out, total]
+    assert residual.scales is not None
+    return [data, residual.values, residual.scales, out, total]
 
 
 def _native() -> BlockKernels:

@@ -15,20 +15,50 @@ import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from typing_extensions import override
 
 from frontier_llm.collectives.blockwise import PartKernels
+from frontier_llm.collectives.residual import Residual
 from frontier_llm.geometry.formats import Format
 
 SOURCE = Path(__file__).with_name("blockwise.c")
+HEADER = SOURCE.with_name("blocks.h")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC")
 COMPILERS = ("cc", "gcc", "clang")
 COMPILE_TIMEOUT_SECONDS = 60
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 """The values of FP32 and BF16 in blockwise.c."""
+
+
+class _Format(ctypes.Structure):
+    """The struct Format of blockwise.c."""
+
+    _fields_ = (
+        ("block", ctypes.c_int64),
+        ("bits", ctypes.c_int32),
+        ("scale_dtype", ctypes.c_int32),
+        ("stochastic", ctypes.c_int32),
+        ("run", ctypes.c_int32),
+        ("factor", ctypes.c_float),
+    )
+
+
+class _Residual(ctypes.Structure):
+    """The struct Residual of blockwise.c."""
+
+    _fields_ = (
+        ("values", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("scale_dtype", ctypes.c_int32),
+        ("has_decay", ctypes.c_int32),
+        ("old_weight", ctypes.c_float),
+        ("new_weight", ctypes.c_float),
+    )
 
 
 @dataclass(frozen=True)
@@ -46,43 +76,48 @@ class NativeKernels(PartKernels):
         fmt: Format,
         scales: torch.Tensor,
         packed: torch.Tensor,
-        residual: torch.Tensor | None,
+        residual: Residual | None,
         seed: int,
+        base: torch.Tensor | None,
     ) -> None:
-        if values.dtype not in _DTYPE_CODES:
-            values = values.float()
+        values = _readable(values)
+        base = None if base is None else _readable(base)
         self.library.frontier_quantise(
             _address(values),
             _DTYPE_CODES[values.dtype],
             ctypes.c_int64(values.numel()),
-            ctypes.c_int64(fmt.block_elements),
-            fmt.bits,
-            _DTYPE_CODES[scales.dtype],
-            int(fmt.is_stochastic),
+            None if base is None else _address(base),
+            0 if base is None else _DTYPE_CODES[base.dtype],
+            _format(fmt),
             ctypes.c_uint32(seed),
-            None if residual is None else _address(residual),
+            None if residual is None else _residual(residual),
             _address(scales),
             _address(packed),
         )
 
     @override
     def dequantise_part(
-        self, scales: torch.Tensor, packed: torch.Tensor, fmt: Format, out: torch.Tensor
+        self,
+        scales: torch.Tensor,
+        packed: torch.Tensor,
+        fmt: Format,
+        out: torch.Tensor,
+        *,
+        add: bool,
     ) -> None:
         if out.dtype not in _DTYPE_CODES:
-            wide = torch.empty_like(out, dtype=torch.float32)
-            self.dequantise_part(scales, packed, fmt, wide)
+            wide = out.float()
+            self.dequantise_part(scales, packed, fmt, wide, add=add)
             out.copy_(wide)
             return
         self.library.frontier_dequantise(
             _address(scales),
-            _DTYPE_CODES[scales.dtype],
             _address(packed),
             ctypes.c_int64(out.numel()),
-            ctypes.c_int64(fmt.block_elements),
-            fmt.bits,
+            _format(fmt),
             _address(out),
             _DTYPE_CODES[out.dtype],
+            int(add),
         )
 
     @override
@@ -97,13 +132,11 @@ class NativeKernels(PartKernels):
         assert total.dtype == torch.float32
         self.library.frontier_add_up(
             *_rows(scales),
-            _DTYPE_CODES[scales.dtype],
             *_rows(packed),
             len(packed),
             -1 if skip is None else skip,
             ctypes.c_int64(total.numel()),
-            ctypes.c_int64(fmt.block_elements),
-            fmt.bits,
+            _format(fmt),
             _address(total),
         )
 
@@ -115,6 +148,29 @@ def load() -> NativeKernels:
         OSError: there is no compiler, or it failed; the message has its output.
     """
     return NativeKernels(library=ctypes.CDLL(str(_find_or_compile(_cache_folder()))))
+
+
+def _readable(values: torch.Tensor) -> torch.Tensor:
+    """Return values in a dtype that blockwise.c reads."""
+    return values if values.dtype in _DTYPE_CODES else values.float()
+
+
+@cache
+def _format(fmt: Format) -> Any:
+    """Return a pointer to a format, as an argument of the functions of blockwise.c."""
+    scale_dtype = _DTYPE_CODES[torch.float32 if fmt.scale_bytes == 4 else torch.bfloat16]
+    rotation = (fmt.rotation_elements, fmt.rotation_factor) if fmt.rotation_elements else (0, 1.0)
+    fields = (fmt.block_elements, fmt.bits, scale_dtype, int(fmt.is_stochastic), *rotation)
+    return ctypes.byref(_Format(*fields))
+
+
+def _residual(residual: Residual) -> Any:
+    """Return a pointer to the residual of a part, as an argument of `frontier_quantise`."""
+    scales, scale_dtype = None, 0
+    if residual.scales is not None:
+        scales, scale_dtype = _address(residual.scales), _DTYPE_CODES[residual.scales.dtype]
+    fields = (scales, scale_dtype, int(residual.decay > 0), *residual.weights)
+    return ctypes.byref(_Residual(_address(residual.values), *fields))
 
 
 def _address(tensor: torch.Tensor) -> ctypes.c_void_p:
@@ -173,7 +229,8 @@ def _cache_folder() -> Path:
 def _digest() -> str:
     """Return a digest of the source, the compiler flags and the processor's features."""
     target = repr((FLAGS, platform.machine(), _processor_features()))
-    return hashlib.sha256(SOURCE.read_bytes() + target.encode()).hexdigest()[:16]
+    text = SOURCE.read_bytes() + HEADER.read_bytes() + target.encode()
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def _processor_features() -> str:

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from frontier_llm.collectives.blockwise import PART_SEED_STRIDE, BlockKernels
 from frontier_llm.collectives.handles import Handle, Steps
 from frontier_llm.collectives.primitives import ReduceScatter, all_gather, all_reduce, exchange
+from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.slots import BufferPool, Slots
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.formats import Format, StateFormats
@@ -126,7 +127,8 @@ class Transport:
         fmt: Format,
         border: int,
         name: str,
-        residual: torch.Tensor | None = None,
+        residual: Residual | None = None,
+        source: torch.Tensor | None = None,
     ) -> Steps:
         """Fill a buffer from the parts that the ranks hold.
 
@@ -141,8 +143,12 @@ class Transport:
             fmt: format on the wire.
             border: only elements of `buffer` before this index are quantised.
             name: the collective under which the bytes are counted.
-            residual: [elements of this rank's part] bf16 rounding errors of the last gather (see
+            residual: rounding errors of [1, elements of this rank's part] of the last gather (see
                 BlockKernels.quantise), or None.
+            source: [elements of this rank's part] fp32. If it is given, the buffer holds the same
+                values on all ranks that gather, and every rank adds the difference of `source` to
+                this rank's part. Elements that are not quantised become those of `source`. The
+                format must not be lossless.
         """
         hops = [group for group in groups if group is not None]
         if not hops or buffer.numel() == 0:
@@ -157,11 +163,15 @@ class Transport:
         elements = buffer.numel() // count
         parts = buffer.view(count, elements)
         slots, seed = self._take_slots(fmt, elements, count, border), self._next_seeds(1)
-        errors = None if residual is None else residual.view(1, elements)
-        self.kernels.quantise(parts[own : own + 1], slots.only(own), errors, seed)
+        own_part, own_slot = parts[own : own + 1], slots.only(own)
+        if source is None:
+            self.kernels.quantise(own_part, own_slot, residual, seed)
+        else:
+            values = source.view(1, elements)
+            self.kernels.quantise(values, own_slot, residual, seed, base=own_part)
         sent = slots.data.view(-1)
         yield from self._gather_hops(sent, hops, own, count, name, elements * itemsize)
-        self.kernels.dequantise(slots, parts)
+        self.kernels.dequantise(slots, parts, add=source is not None)
         self.pool.give_back(sent)
 
     def reduce(
@@ -170,7 +180,7 @@ class Transport:
         groups: Sequence[dist.ProcessGroup | None],
         border: int,
         name: str,
-        residuals: Sequence[torch.Tensor | None],
+        residuals: Sequence[Residual | None],
         out: torch.Tensor,
         *,
         add: bool = False,
@@ -187,7 +197,7 @@ class Transport:
             groups: reduced over in this order; None means this rank alone.
             border: only elements of `buffer` before this index are quantised.
             name: the collective under which the bytes are counted.
-            residuals: per group, [elements reduced over it] bf16 rounding errors of the last
+            residuals: per group, rounding errors of [ranks, elements per rank] of the last
                 reduction (see BlockKernels.quantise), or None.
             out: [n / ranks] fp32, receives this rank's part of the sum. It may be a view of this
                 part of `buffer`. It must not be touched until the steps are done.
@@ -224,7 +234,7 @@ class Transport:
         group: dist.ProcessGroup,
         border: int,
         name: str,
-        residual: torch.Tensor | None = None,
+        residual: Residual | None = None,
     ) -> Steps:
         """Replace a buffer by its sum over a group, in the format of sums. Collective over `group`.
 
@@ -236,7 +246,7 @@ class Transport:
             group: the ranks.
             border: only elements of `buffer` before this index are quantised.
             name: the collective under which the bytes are counted.
-            residual: [n] bf16 rounding errors of the last call (see BlockKernels.quantise), or
+            residual: rounding errors of [ranks, n / ranks] of the last call (see quantise), or
                 None. This rank's part has those of the sums that it sends.
         """
         fmt = self.formats.sums
@@ -246,7 +256,7 @@ class Transport:
         own, count = group.rank(), group.size()
         own_sum = buffer.view(count, -1)[own]
         yield from self.reduce(buffer, (group,), border, name, (residual,), own_sum, fmt=fmt)
-        of_sums = None if residual is None else residual.view(count, -1)[own]
+        of_sums = None if residual is None else residual.only(own)
         yield from self.gather(buffer, (group,), fmt, border, name, of_sums)
 
     def _scatter(
@@ -256,7 +266,7 @@ class Transport:
         fmt: Format,
         border: int,
         name: str,
-        residual: torch.Tensor | None,
+        residual: Residual | None,
     ) -> Generator[Handle, None, torch.Tensor]:
         """Send every other rank its part in a slot; give `buffer` back once it is encoded.
 
@@ -267,9 +277,8 @@ class Transport:
         count, own = group.size(), group.rank()
         elements = buffer.numel() // count
         parts = buffer.view(count, elements)
-        errors = None if residual is None else residual.view(count, elements)
         sent, received = (self._take_slots(fmt, elements, count, border) for _ in range(2))
-        self.kernels.quantise(parts, sent, errors, self._next_seeds(count - 1), skip=own)
+        self.kernels.quantise(parts, sent, residual, self._next_seeds(count - 1), skip=own)
         total = self.pool.take(elements, torch.float32)
         total.copy_(parts[own])
         slot_bytes, part_bytes = sent.data.shape[1], elements * self.compute_dtype.itemsize

@@ -23,8 +23,23 @@ import triton.language as tl
 from typing_extensions import override
 
 from frontier_llm.collectives.blockwise import PART_SEED_STRIDE, BlockKernels
+from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.slots import Slots
-from frontier_llm.geometry.formats import ALIGNMENT_BYTES, SMALL_BYTES, Format
+from frontier_llm.collectives.triton_blocks import (
+    cast,
+    copy_small,
+    load_residual,
+    locate_blocks,
+    locate_part,
+    magnitude,
+    next_residual,
+    round_to_integers,
+    scale_and_rotate,
+    scales_of,
+    store_integers,
+    store_residual,
+)
+from frontier_llm.geometry.formats import Format
 
 LAUNCH_OPTIONS = {"enable_fp_fusion": False, "num_warps": 4}
 PROGRAM_ELEMENTS = 4096
@@ -39,8 +54,6 @@ wavefronts have 64 threads, so a thread has 16 elements, and 14 KB suffice (1.6 
 These are estimates; nothing was measured on a GPU."""
 
 _STRIDE = tl.constexpr(PART_SEED_STRIDE)
-_ALIGNMENT = tl.constexpr(ALIGNMENT_BYTES)
-_SMALL_BYTES = tl.constexpr(SMALL_BYTES)
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -56,30 +69,37 @@ class TritonKernels(BlockKernels):
         self,
         parts: torch.Tensor,
         slots: Slots,
-        residual: torch.Tensor | None = None,
+        residual: Residual | None = None,
         seed: int = 0,
         skip: int | None = None,
+        base: torch.Tensor | None = None,
     ) -> None:
-        constants = _constants(slots)
+        constants, errors = _constants(slots), parts
+        if residual is not None:
+            residual.assert_fits(parts, slots.fmt.block_elements)
+            errors = residual.values
         _quantise[_grid(slots, constants, len(parts))](
             parts,
-            parts if residual is None else residual,
+            parts if base is None else base,
+            errors,
+            errors if residual is None or residual.scales is None else residual.scales,
             *_arguments(slots),
             len(parts) if skip is None else skip,  # no part has this index
             seed - (1 << 32) if seed >= 1 << 31 else seed,  # the seed's bits as a signed number
             largest=slots.fmt.largest,
             inverse=1 / slots.fmt.largest,
             stochastic=slots.fmt.is_stochastic,
-            feedback=residual is not None,
+            difference=base is not None,
+            **residual_constants(residual),
             **constants,
             **LAUNCH_OPTIONS,
         )
 
     @override
-    def dequantise(self, slots: Slots, parts: torch.Tensor) -> None:
+    def dequantise(self, slots: Slots, parts: torch.Tensor, *, add: bool = False) -> None:
         constants = _constants(slots)
         grid = _grid(slots, constants, len(parts))
-        _dequantise[grid](parts, *_arguments(slots), **constants, **LAUNCH_OPTIONS)
+        _dequantise[grid](parts, *_arguments(slots), add=add, **constants, **LAUNCH_OPTIONS)
 
     @override
     def add_up(self, slots: Slots, total: torch.Tensor, skip: int | None = None) -> None:
@@ -94,11 +114,28 @@ class TritonKernels(BlockKernels):
         )
 
 
-def block_constants(fmt: Format) -> dict[str, int]:
-    """Return the constants that divide a part into programs, and their blocks into halves."""
+def block_constants(fmt: Format) -> dict[str, Any]:
+    """Return the constants that divide a part into programs, blocks into halves and into runs."""
     half = triton.next_power_of_2(fmt.block_elements // 2)
     rows = max(1, PROGRAM_ELEMENTS // (2 * half))
-    return {"block": fmt.block_elements, "half": half, "rows": rows, "bits": fmt.bits}
+    run = fmt.rotation_elements
+    return {
+        "block": fmt.block_elements,
+        "half": half,
+        "rows": rows,
+        "bits": fmt.bits,
+        "run": run,
+        "run_factor": fmt.rotation_factor if run else 1.0,
+    }
+
+
+def residual_constants(residual: Residual | None) -> dict[str, Any]:
+    """Return the constants of a residual, of which a kernel for other messages has none."""
+    if residual is None:
+        return {"residual_bits": 0, "old_weight": 0.0, "new_weight": 1.0}
+    old, new = residual.weights
+    bits = 8 * residual.values.element_size()
+    return {"residual_bits": bits, "old_weight": old, "new_weight": new}
 
 
 def _constants(slots: Slots) -> dict[str, Any]:
@@ -116,167 +153,91 @@ def _grid(slots: Slots, constants: dict[str, Any], parts: int) -> tuple[int, int
 
 
 @triton.jit
-def _aligned(count):
-    return tl.cdiv(count, _ALIGNMENT) * _ALIGNMENT
-
-
-@triton.jit
-def _locate_part(slots, slot_bytes, elements, border, part, scale_type, small_type, block):
-    """Locate a part in its slot, as Format.slot does.
-
-    Returns:
-        The number of the part's elements that are quantised, and pointers to the scales, to the
-        small elements and to the integers.
-    """
-    slot = slots + part * slot_bytes
-    quantised = tl.minimum(tl.maximum(border - part * elements, 0), elements)
-    small = slot + _aligned(tl.cdiv(quantised, block) * (scale_type.primitive_bitwidth // 8))
-    packed = small + _aligned((elements - quantised) * _SMALL_BYTES)
-    return (
-        quantised.to(tl.int32),
-        slot.to(tl.pointer_type(scale_type)),
-        small.to(tl.pointer_type(small_type)),
-        packed.to(tl.pointer_type(tl.int8)),
-    )
-
-
-@triton.jit
-def _locate_blocks(block: tl.constexpr, half: tl.constexpr, rows: tl.constexpr):
-    """Locate this program's blocks in its part.
-
-    Returns:
-        [rows] indices of the blocks, [rows, half] indices of the elements of the first and of the
-        second halves, and whether they exist: all do, unless half a block is no power of two.
-    """
-    row = tl.program_id(0) * rows + tl.arange(0, rows)
-    i = tl.arange(0, half)[None, :]
-    first = row[:, None] * block + i
-    exists = tl.broadcast_to(i < block // 2, [rows, half])
-    return row, first, first + block // 2, exists
-
-
-@triton.jit
-def _copy(source, target, mask):
-    x = tl.load(source, mask, 0.0).to(tl.float32)
-    tl.store(target, _cast(x, target.dtype.element_ty), mask)
-
-
-@triton.jit
-def _magnitude(x):
-    """Return the bits of |x| as an integer, so that an integer maximum also finds inf and NaN."""
-    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
-def _scales_of(largest_bits, inverse: tl.constexpr, scale_type: tl.constexpr):
-    """Return the scales of blocks, fp32, and whether they are usable (not 0, and finite)."""
-    finite = largest_bits < 0x7F800000
-    scale = largest_bits.to(tl.float32, bitcast=True) * inverse
-    if scale_type == tl.bfloat16:
-        rounded_up = (scale.to(tl.int32, bitcast=True) + 0xFFFF) & -65536
-        scale = rounded_up.to(tl.float32, bitcast=True)
-    scale = tl.where(scale < 1.1754943508222875e-38, 0.0, scale)
-    return tl.where(finite, scale, float("inf")), finite & (scale > 0.0)
-
-
-@triton.jit
-def _round(x, scale, usable, index, seed, largest: tl.constexpr, stochastic: tl.constexpr):
-    """Return x / scale rounded to int32; 0 if the scale is not usable (0 or not finite)."""
-    ratio = x * tl.math.div_rn(1.0, tl.where(usable, scale, 1.0))
-    ratio = tl.where(usable, ratio, 0.0)
-    if stochastic:
-        bits = index.to(tl.uint32) * 0x9E3779B9 + seed
-        bits = (bits ^ (bits >> 16)) * 0x7FEB352D
-        bits = (bits ^ (bits >> 15)) * 0x846CA68B
-        bits = bits ^ (bits >> 16)
-        noise = (bits >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
-        rounded = tl.floor(ratio + noise)
-        return tl.minimum(tl.maximum(rounded, -largest), largest).to(tl.int32)
-    # adding 1.5 * 2^23 rounds to an integer, halves to even
-    return (ratio + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
-
-
-@triton.jit
-def _cast(x, dtype: tl.constexpr):
-    """Round fp32 to the nearest value of a dtype, halves to even.
-
-    Casts of Triton to bf16 may round differently, so its bits are computed here.
-    """
-    if dtype == tl.bfloat16:
-        bits = x.to(tl.int32, bitcast=True)
-        rounded = tl.where(x != x, 0x7FC00000, bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
-    else:  # without it Triton would also compile the return of another type
-        return x.to(dtype)
-
-
-@triton.jit
-def _store_error(residual, mask, x, q, scale):
-    """Store x - q * scale, or 0 where this is not finite."""
-    error = x - q.to(tl.float32) * scale
-    error = tl.where(_magnitude(error) < 0x7F800000, error, 0.0)
-    tl.store(residual, _cast(error, tl.bfloat16), mask)
+def _load_values(values, base, mask, difference: tl.constexpr):
+    """Return what is quantised, before the residual is added: values, or their differences."""
+    x = tl.load(values, mask, 0.0).to(tl.float32)
+    if difference:
+        x -= tl.load(base, mask, 0.0).to(tl.float32)
+    return x
 
 
 @triton.jit(do_not_specialize=["skip", "seed"])
 def _quantise(
-    values, residual, slots, slot_bytes, elements, border, skip, seed,
+    values, base, residual, residual_scales, slots, slot_bytes, elements, border, skip, seed,
     block: tl.constexpr, half: tl.constexpr, rows: tl.constexpr, bits: tl.constexpr,
-    scale_type: tl.constexpr, small_type: tl.constexpr, largest: tl.constexpr,
-    inverse: tl.constexpr, stochastic: tl.constexpr, feedback: tl.constexpr,
+    run: tl.constexpr, run_factor: tl.constexpr, scale_type: tl.constexpr, small_type: tl.constexpr,
+    largest: tl.constexpr, inverse: tl.constexpr, stochastic: tl.constexpr,
+    difference: tl.constexpr, residual_bits: tl.constexpr, old_weight: tl.constexpr,
+    new_weight: tl.constexpr,
 ):  # fmt: skip
-    """Quantise blocks of part `program_id(1)`; `feedback`: `residual` is read and written."""
+    """Quantise blocks of part `program_id(1)`.
+
+    `difference`: `base` is subtracted; `residual_bits`: 8 or 16 if `residual` is read and written,
+    else 0.
+    """
     part = tl.program_id(1).to(tl.int64)  # part * elements can exceed 32 bits
     if part == skip:
         return
-    quantised, scales, small, packed = _locate_part(
+    quantised, scales, small, packed = locate_part(
         slots, slot_bytes, elements, border, part, scale_type, small_type, block
     )
     values += part * elements
+    base += part * elements
     residual += part * elements
-    row, first, second, exists = _locate_blocks(block, half, rows)
-    if (tl.program_id(0) + 1) * rows * block > quantised:
-        is_small = exists & (first >= quantised) & (first < elements)
-        _copy(values + first, small + (first - quantised), is_small)
-        is_small = exists & (second >= quantised) & (second < elements)
-        _copy(values + second, small + (second - quantised), is_small)
+    residual_scales += part * tl.cdiv(elements, block)
+    row, first, second, exists = locate_blocks(block, half, rows)
+    copy_small(values, small, first, second, exists, quantised, elements, rows * block)
     in_low, in_high = exists & (first < quantised), exists & (second < quantised)
-    low = tl.load(values + first, in_low, 0.0).to(tl.float32)
-    high = tl.load(values + second, in_high, 0.0).to(tl.float32)
-    if feedback:
-        low += tl.load(residual + first, in_low, 0.0).to(tl.float32)
-        high += tl.load(residual + second, in_high, 0.0).to(tl.float32)
-    largest_bits = tl.max(tl.maximum(_magnitude(low), _magnitude(high)), 1)
-    scale, usable = _scales_of(largest_bits, inverse, scale_type)
-    tl.store(scales + row, scale.to(scale_type), row * block < quantised)
+    low = _load_values(values + first, base + first, in_low, difference)
+    high = _load_values(values + second, base + second, in_high, difference)
+    in_row = row * block < quantised
+    if residual_bits:
+        old_low, old_high = load_residual(
+            residual, residual_scales + row, in_row, first, second, in_low, in_high, residual_bits
+        )  # fmt: skip
+        low += old_low
+        high += old_high
+    x_low, x_high = scale_and_rotate(
+        low, high, first, second, quantised, run_factor, 1.0, block, run
+    )
+    largest_bits = tl.max(tl.maximum(magnitude(x_low), magnitude(x_high)), 1)
+    scale, usable = scales_of(largest_bits, inverse, scale_type)
+    tl.store(scales + row, scale.to(scale_type), in_row)
     scale, usable = scale[:, None], usable[:, None]
     # the seed of this part: `skip` was not counted
     written_before = (part - (part > skip)).to(tl.uint32)
     part_seed = seed.to(tl.uint32, bitcast=True) + written_before * _STRIDE
-    q_low = _round(low, scale, usable, first, part_seed, largest, stochastic)
-    q_high = _round(high, scale, usable, second, part_seed, largest, stochastic)
-    if bits == 8:
-        tl.store(packed + first, q_low.to(tl.int8), in_low)
-        tl.store(packed + second, q_high.to(tl.int8), in_high)
-    else:
-        nibbles = (q_low & 15) | (q_high << 4)
-        tl.store(packed + (first - row[:, None] * (block // 2)), nibbles.to(tl.int8), in_low)
-    if feedback:
-        _store_error(residual + first, in_low, low, q_low, scale)
-        _store_error(residual + second, in_high, high, q_high, scale)
+    q_low = round_to_integers(x_low, scale, usable, first, part_seed, largest, stochastic)
+    q_high = round_to_integers(x_high, scale, usable, second, part_seed, largest, stochastic)
+    halves_before = row[:, None] * (block // 2)
+    store_integers(packed, q_low, q_high, first, second, in_low, in_high, halves_before, bits)
+    if residual_bits:
+        x_low, x_high = scale_and_rotate(
+            q_low.to(tl.float32), q_high.to(tl.float32), first, second, quantised,
+            scale * run_factor, scale, block, run,
+        )  # fmt: skip
+        store_residual(
+            residual, residual_scales + row, in_row, first, second, in_low, in_high, residual_bits,
+            next_residual(low, x_low, old_low, old_weight, new_weight),
+            next_residual(high, x_high, old_high, old_weight, new_weight),
+        )  # fmt: skip
 
 
 @triton.jit
-def _dequantise_blocks(
+def _read_blocks(
     slots, slot_bytes, elements, border, part,
     block: tl.constexpr, half: tl.constexpr, rows: tl.constexpr, bits: tl.constexpr,
-    scale_type: tl.constexpr, small_type: tl.constexpr,
+    run: tl.constexpr, run_factor: tl.constexpr, scale_type: tl.constexpr,
+    small_type: tl.constexpr,
 ):  # fmt: skip
-    """Return the values of both halves of this program's blocks of a part, [rows, half] fp32."""
-    quantised, scales, small, packed = _locate_part(
+    """Return the values of both halves of this program's blocks of a part, [rows, half] fp32.
+
+    Runs are rotated back, unless `run` is 0.
+    """
+    quantised, scales, small, packed = locate_part(
         slots, slot_bytes, elements, border, part, scale_type, small_type, block
     )
-    row, first, second, exists = _locate_blocks(block, half, rows)
+    row, first, second, exists = locate_blocks(block, half, rows)
     in_low, in_high = exists & (first < quantised), exists & (second < quantised)
     scale = tl.load(scales + row, row * block < quantised, 0.0).to(tl.float32)[:, None]
     if bits == 8:
@@ -286,7 +247,10 @@ def _dequantise_blocks(
         both = tl.load(packed + (first - row[:, None] * (block // 2)), in_low, 0).to(tl.int32)
         q_low = (both << 28) >> 28  # a shift of a signed number keeps the sign
         q_high = both >> 4
-    low, high = q_low.to(tl.float32) * scale, q_high.to(tl.float32) * scale
+    low, high = scale_and_rotate(
+        q_low.to(tl.float32), q_high.to(tl.float32), first, second, quantised,
+        scale * run_factor, scale, block, run,
+    )  # fmt: skip
     if (tl.program_id(0) + 1) * rows * block > quantised:
         is_small = exists & (first >= quantised) & (first < elements)
         low = tl.where(
@@ -303,40 +267,57 @@ def _dequantise_blocks(
 def _dequantise(
     out, slots, slot_bytes, elements, border,
     block: tl.constexpr, half: tl.constexpr, rows: tl.constexpr, bits: tl.constexpr,
-    scale_type: tl.constexpr, small_type: tl.constexpr,
+    run: tl.constexpr, run_factor: tl.constexpr, scale_type: tl.constexpr,
+    small_type: tl.constexpr, add: tl.constexpr,
 ):  # fmt: skip
-    """Dequantise blocks of part `program_id(1)`."""
+    """Dequantise blocks of part `program_id(1)`; `add`: to the old values that are quantised."""
     part = tl.program_id(1).to(tl.int64)
-    low, high = _dequantise_blocks(
-        slots, slot_bytes, elements, border, part, block, half, rows, bits, scale_type, small_type
-    )
+    low, high = _read_blocks(
+        slots, slot_bytes, elements, border, part, block, half, rows, bits, run, run_factor,
+        scale_type, small_type,
+    )  # fmt: skip
     out += part * elements
-    _, first, second, exists = _locate_blocks(block, half, rows)
+    _, first, second, exists = locate_blocks(block, half, rows)
+    if add:
+        quantised = tl.minimum(border - part * elements, elements)
+        in_low, in_high = exists & (first < quantised), exists & (second < quantised)
+        low = tl.where(in_low, tl.load(out + first, in_low, 0.0).to(tl.float32) + low, low)
+        high = tl.where(in_high, tl.load(out + second, in_high, 0.0).to(tl.float32) + high, high)
     dtype: tl.constexpr = out.dtype.element_ty
-    tl.store(out + first, _cast(low, dtype), exists & (first < elements))
-    tl.store(out + second, _cast(high, dtype), exists & (second < elements))
+    tl.store(out + first, cast(low, dtype), exists & (first < elements))
+    tl.store(out + second, cast(high, dtype), exists & (second < elements))
 
 
 @triton.jit(do_not_specialize=["skip", "ranks"])
 def _add_up(
     total, slots, slot_bytes, elements, border, skip, ranks,
     block: tl.constexpr, half: tl.constexpr, rows: tl.constexpr, bits: tl.constexpr,
-    scale_type: tl.constexpr, small_type: tl.constexpr,
+    run: tl.constexpr, run_factor: tl.constexpr, scale_type: tl.constexpr,
+    small_type: tl.constexpr,
 ):  # fmt: skip
     """Add blocks of part 0, which is in every slot, of all slots but `skip` to the total."""
     part = tl.program_id(1).to(tl.int64)
-    _, first, second, exists = _locate_blocks(block, half, rows)
+    _, first, second, exists = locate_blocks(block, half, rows)
     in_low, in_high = exists & (first < elements), exists & (second < elements)
-    low = tl.load(total + first, in_low, 0.0)
-    high = tl.load(total + second, in_high, 0.0)
+    # values of rotated blocks are summed from 0, and added to the total when rotated back
+    rotated = tl.minimum(border, elements) if run else 0
+    low = tl.load(total + first, in_low & (first >= rotated), 0.0)
+    high = tl.load(total + second, in_high & (second >= rotated), 0.0)
     for rank in range(ranks):
         if rank != skip:
-            rank_low, rank_high = _dequantise_blocks(
-                slots, slot_bytes, elements, border, part, block, half, rows, bits, scale_type,
-                small_type,
+            rank_low, rank_high = _read_blocks(
+                slots, slot_bytes, elements, border, part, block, half, rows, bits, 0, 1.0,
+                scale_type, small_type,
             )  # fmt: skip
             low += rank_low
             high += rank_high
         slots += slot_bytes  # advance the pointer: rank * slot_bytes could exceed 32 bits
+    if run:
+        low, high = scale_and_rotate(
+            low, high, first, second, rotated, run_factor, 1.0, block, run
+        )  # fmt: skip
+        in_first, in_second = exists & (first < rotated), exists & (second < rotated)
+        low = tl.where(in_first, tl.load(total + first, in_first, 0.0) + low, low)
+        high = tl.where(in_second, tl.load(total + second, in_second, 0.0) + high, high)
     tl.store(total + first, low, in_low)
     tl.store(total + second, high, in_high)

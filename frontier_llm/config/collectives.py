@@ -29,6 +29,14 @@ class CollectivesConfig(Section):
     """Format of updated parameters, which are sent once per step from the ranks that updated them
     to the ranks that store them. If it has fewer bits than the compute format, the ranks that
     update keep fp32 master weights."""
+    refresh_differences: bool = False
+    """Whether the refresh sends the differences between the updated parameters and what was last
+    sent, in the integer format `refresh_format`. All ranks add the same decoded difference, so
+    their copies stay equal, and rounding errors do not add up (SDP4Bit, arXiv:2410.15526)."""
+    refresh_full_every: int = Field(50, ge=1)
+    """With `refresh_differences`: every so many steps, the parameters themselves are sent, in the
+    compute format. They are also sent after every resume. A resume repeats a run to the last digit
+    if it starts after such a step."""
     grads_format: FormatName
     """Format of gradients in a reduce-scatter. The rank that receives them always sums them in
     fp32."""
@@ -38,6 +46,10 @@ class CollectivesConfig(Section):
     """Format of gradients that are summed over the replicas of the optimizer states. In fp32 the
     sum is one all-reduce. In other formats it is a reduce-scatter and a gather, both in this
     format; the sums are computed in fp32."""
+    rotation_elements: int = Field(0, ge=0, le=8192)
+    """Gradients in int4 are rotated in runs of this many elements before they are rounded, and back
+    after they are received, which spreads large elements (SDP4Bit): a power of two from 16 up to
+    `block_elements`; 0 = none."""
     block_elements: int = Field(ge=32, le=8192, multiple_of=32)
     """Elements per scale. Smaller blocks lose less precision and send more scales."""
     scales_format: Literal["fp32", "bf16"]
@@ -46,8 +58,15 @@ class CollectivesConfig(Section):
     """`nearest`: to the nearest integer; `stochastic`: up or down at random, exact on average and
     reproducible from trainer.seed."""
     error_feedback: bool
-    """Whether the rounding error of a gradient between nodes is kept (in bf16, on the sending rank)
-    and added to the next gradient."""
+    """Whether the rounding error of a gradient between nodes is kept on the sending rank and added
+    to the next gradient."""
+    feedback_format: Literal["bf16", "int8"] = "bf16"
+    """Format of the rounding errors that are kept."""
+    feedback_decay: float = Field(0.0, ge=0, lt=1)
+    """Weight of the old errors in a moving average (LoCo, arXiv:2407.04480); 0 = only the last
+    error is kept."""
+    feedback_reset_every: int | None = Field(None, ge=1)
+    """Discard the errors every so many steps; null = never."""
     pairwise: bool = True
     """Whether gathers and scatters on a CPU are point-to-point messages between all pairs of ranks,
     which is several times as fast as gloo's collectives. false runs the code of a GPU."""

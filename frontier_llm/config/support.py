@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
+from frontier_llm.config.collectives import CollectivesConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
@@ -127,6 +128,7 @@ def check_support(config: RunConfig) -> None:
     Raises:
         ConfigError: the error names the key to change.
     """
+    _check_messages(config.collectives)
     traits = traits_of(config)
     for refusal in REFUSALS:
         if _matches(refusal, traits):
@@ -134,6 +136,29 @@ def check_support(config: RunConfig) -> None:
             got = getattr(getattr(config, section), leaf)
             traits_met = ", ".join(f"{name}: {traits[name]}" for name in refusal.where)
             raise ConfigError(refusal.key, f"{got} ({traits_met})", refusal.why, refusal.todo)
+
+
+def _check_messages(collectives: CollectivesConfig) -> None:
+    """Refuse message formats that the kernels cannot write.
+
+    Raises:
+        ConfigError: the error names the key to change.
+    """
+    run, block = collectives.rotation_elements, collectives.block_elements
+    if run and (run < 16 or run & (run - 1) or (block != run and block % (2 * run))):
+        raise ConfigError(
+            "collectives.rotation_elements",
+            f"{run}, with collectives.block_elements={block}",
+            "0, or a power of two from 16 that is block_elements or divides half of it",
+            "set collectives.rotation_elements=16",
+        )
+    if collectives.refresh_differences and not collectives.refresh_format.startswith("int"):
+        raise ConfigError(
+            "collectives.refresh_format",
+            f"{collectives.refresh_format}, with collectives.refresh_differences=true",
+            "int8 or int4, because differences are sent as integers",
+            "set collectives.refresh_format=int4, or collectives.refresh_differences=false",
+        )
 
 
 def _matches(refusal: Refusal, traits: Cell) -> bool:

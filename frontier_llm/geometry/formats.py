@@ -12,6 +12,7 @@ The small elements are the norms and biases of a unit, which are never quantised
 end of the flat buffer of the unit (flat_layout.py). The elements before the *border* are quantised.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,6 +23,8 @@ BITS: dict[FormatName, int] = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
 """Bits per value, without scales."""
 SMALL_BYTES = 2
 """Bytes per element of norms and biases in a quantised message."""
+SMALLEST_ROTATION = 16
+"""The fewest elements that are rotated together."""
 ALIGNMENT_BYTES = 16
 """Each section of a slot is padded to a multiple of this many bytes: one load of a GPU's thread."""
 
@@ -48,6 +51,22 @@ class Format:
     """Bytes per scale: 4 for fp32, 2 for bf16."""
     is_stochastic: bool = False
     """Whether values are rounded up or down at random, which is exact on average."""
+    rotation_elements: int = 0
+    """Elements per run of a block that is rotated before it is rounded (collectives/blockwise.py):
+    a power of two, at least SMALLEST_ROTATION; 0 = none. A block has one run or an even number of
+    runs, since kernels process the two halves of a block."""
+
+    def __post_init__(self) -> None:
+        run = self.rotation_elements
+        if run:
+            assert run >= SMALLEST_ROTATION
+            assert run & (run - 1) == 0
+            assert self.block_elements == run or self.block_elements % (2 * run) == 0
+
+    @property
+    def rotation_factor(self) -> float:
+        """The factor that makes the Walsh-Hadamard matrix of a run orthogonal."""
+        return 1 / math.sqrt(self.rotation_elements)
 
     @property
     def bits(self) -> int:
@@ -142,32 +161,39 @@ class StateFormats:
     """Format of gradients in reduce-scatters between ranks of several nodes."""
     sums: Format = FP32
     """Format of gradients that are summed over replicas."""
+    refresh_differences: bool = False
+    """Whether the refresh sends differences to what was last sent, which receivers add."""
 
     @classmethod
     def at(cls, config: CollectivesConfig, step: int = 1) -> "StateFormats":
         """Return the formats of a step. Steps are counted from 1.
 
         After the step `until_step`, fp32 replaces integer formats, and parameters are sent
-        unchanged.
+        unchanged. In the steps `refresh_full_every`, twice that, and so on, a refresh by
+        differences sends the parameters themselves.
         """
         is_over = config.until_step is not None and step > config.until_step
+        sends_differences = config.refresh_differences and not is_over
+        is_full = sends_differences and step % config.refresh_full_every == 0
 
-        def make(name: FormatName) -> Format:
+        def make(name: FormatName, *, rotated: bool = False) -> Format:
             is_replaced = is_over and BITS[name] <= 8
             return Format(
                 "fp32" if is_replaced else name,
                 config.block_elements,
                 4 if config.scales_format == "fp32" else 2,
                 config.rounding == "stochastic",
+                config.rotation_elements if rotated and name == "int4" else 0,
             )
 
         return cls(
             params=make(config.params_format),
             params_backward=make(config.params_backward_format or config.params_format),
-            refresh=make(config.refresh_format),
-            grads=make(config.grads_format),
-            grads_across=make(config.grads_across_format or config.grads_format),
-            sums=make(config.sums_format),
+            refresh=FP32 if is_full else make(config.refresh_format),
+            grads=make(config.grads_format, rotated=True),
+            grads_across=make(config.grads_across_format or config.grads_format, rotated=True),
+            sums=make(config.sums_format, rotated=True),
+            refresh_differences=sends_differences and not is_full,
         )
 
     def any_encoded(self, compute_bytes: int) -> bool:
@@ -192,6 +218,37 @@ class StateFormats:
     def grads_over(self, nodes: Sequence[int]) -> Format:
         """Return the format of gradients in a reduce-scatter; `nodes` has the node of each rank."""
         return self.grads if len(set(nodes)) == 1 else self.grads_across
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """How a rank keeps the rounding errors of gradients that it sends to other nodes."""
+
+    block_elements: int | None = None
+    """Elements that share a scale, for errors in int8; None = errors in bf16."""
+    decay: float = 0.0
+    """Weight of the old errors in a moving average; 0 = only the last error is kept."""
+    reset_every: int | None = None
+    """Steps after which the errors are discarded; None = never."""
+
+    @classmethod
+    def of(cls, config: CollectivesConfig) -> "Feedback | None":
+        """Return what a configuration asks for; None = no errors are kept."""
+        if not config.error_feedback:
+            return None
+        block = config.block_elements if config.feedback_format == "int8" else None
+        return cls(block, config.feedback_decay, config.feedback_reset_every)
+
+    def stored_bytes(self, parts: int, elements: int) -> int:
+        """Return the bytes of the errors of `parts` parts of `elements` elements each."""
+        if self.block_elements is None:
+            return 2 * parts * elements
+        scale_bytes = 4 * -(-elements // self.block_elements)
+        return parts * (elements + scale_bytes)
+
+    def is_reset_at(self, step: int) -> bool:
+        """Whether the errors are discarded before this step, counted from 1."""
+        return self.reset_every is not None and step % self.reset_every == 0
 
 
 def _aligned(count: int) -> int:

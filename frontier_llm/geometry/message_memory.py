@@ -8,14 +8,12 @@ from collections.abc import Iterable, Iterator
 
 from frontier_llm.config.collectives import CollectivesConfig
 from frontier_llm.geometry.flat_layout import FlatLayout
-from frontier_llm.geometry.formats import Format, StateFormats
+from frontier_llm.geometry.formats import Feedback, Format, StateFormats
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.partition import Digit, Factors
 from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.units import MIB
 
-FEEDBACK_BYTES = 2
-"""Bytes per rounding error, which is kept in bf16."""
 BUFFER_BYTES = 64
 """Buffer sizes are multiples of this many bytes (collectives/slots.py)."""
 LOSS_CHUNK_BYTES = 128 * MIB
@@ -38,7 +36,8 @@ def feedback_bytes(config: CollectivesConfig, grid: Grid, factors: Factors, elem
         factors: sharding factors.
         elements: size of the flat buffer of the unit, padding included.
     """
-    if not config.error_feedback:
+    feedback = Feedback.of(config)
+    if feedback is None:
         return 0
     formats, total = StateFormats.at(config), 0
     # elements that a rank passes to the reduction along each digit
@@ -52,7 +51,8 @@ def feedback_bytes(config: CollectivesConfig, grid: Grid, factors: Factors, elem
     for digit, count in scattered.items():
         nodes = {grid.node(ranks[member]) for member in factors.group(digit, 0)}
         if len(nodes) > 1 and _of_reduction(formats, digit).is_quantised:
-            total += FEEDBACK_BYTES * count
+            parts = factors.width(digit)
+            total += feedback.stored_bytes(parts, count // parts)
     return total
 
 

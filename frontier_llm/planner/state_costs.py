@@ -92,7 +92,7 @@ class StateCosts:
             ) * is_sharded,
             sums=self._scatter_conversion("optimizer", grads_shard)
             + self._sums_conversion(elements / factors.optimizer),
-            refresh=self._gather_conversion(owners, params_shard, formats.refresh),
+            refresh=self._refresh_conversion(owners, params_shard),
         )  # fmt: skip
 
     def _gather(self, digit: Digit, elements: float, message_format: Format) -> Cost:
@@ -144,6 +144,18 @@ class StateCosts:
         converted = elements * (1 + 1 / parts)
         moved_bytes = converted * (compute_bytes + message_format.element_bytes)
         return self._speed.moved(moved_bytes, 2 * self._messages)
+
+    def _refresh_conversion(self, parts: int, elements: float) -> float:
+        """Return the seconds of the kernels of a refresh.
+
+        Differences are taken to the old parameters and added to them: all are read once more, and
+        those of one part twice.
+        """
+        seconds = self._gather_conversion(parts, elements, self._formats.refresh)
+        if not seconds or not self._formats.refresh_differences:
+            return seconds
+        reads = elements * (1 + 1 / parts) * self._layout.compute_bytes
+        return seconds + self._speed.moved(reads, 0)
 
     def _scatter_conversion(self, digit: Digit, elements: float) -> float:
         """Return the seconds of the kernels of reduce-scatters of `elements` fp32 gradients.

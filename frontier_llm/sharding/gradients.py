@@ -21,6 +21,7 @@ import torch
 
 from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.transport import Transport
+from frontier_llm.geometry.formats import Feedback
 from frontier_llm.protocols import set_product_sink
 from frontier_llm.sharding.deferred_gradients import DeferredGradients, Gather
 from frontier_llm.sharding.unit import StateGroups, Unit
@@ -45,7 +46,7 @@ class Gradients:
         units_in_flight: int,
         on_read: Callable[[Unit], None],
         *,
-        feedback: bool = False,
+        feedback: Feedback | None = None,
         fuse: bool = True,
     ) -> None:
         """Register a hook on each parameter's gradient.
@@ -56,7 +57,7 @@ class Gradients:
             transport: sends the gradients in its formats; sums are fp32.
             units_in_flight: maximum number of reductions under way.
             on_read: called when a backward pass does not need the parameters of a unit any more.
-            feedback: whether to use error feedback (sharding/unit_gradients.py).
+            feedback: how rounding errors are kept (sharding/unit_gradients.py); None = not at all.
             fuse: whether parameters get a sink, so that layers give gradients as two factors.
         """
         self.deferred = DeferredGradients()
@@ -106,7 +107,7 @@ class Gradients:
     def feedback_bytes(self) -> int:
         """Return the bytes of the rounding errors that are kept for error feedback."""
         return sum(
-            residual.numel() * residual.element_size()
+            residual.nbytes
             for gradients in self._units
             for residual in gradients.residuals.values()
         )
@@ -115,7 +116,7 @@ class Gradients:
         """Discard the rounding errors of earlier gradients."""
         for gradients in self._units:
             for residual in gradients.residuals.values():
-                residual.zero_()
+                residual.reset()
 
     def _on_gradient(self, gradients: UnitGradients, index: int, parameter: torch.Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None

@@ -76,7 +76,7 @@ class Parameters:
         self._master_versions: dict[Unit, int] = {}
         self._to_refresh: deque[Unit] = deque()
         self._refreshes: dict[Unit, Chain] = {}
-        self._refresh_format = transport.formats.refresh
+        self._refresh_format, self._refresh_differences = transport.formats.refresh, False
         self._gathers: dict[Unit, Chain] = {}
         self._gathered: set[Unit] = set()
         self._expected: list[Use] = []  # the previous step's uses
@@ -149,14 +149,21 @@ class Parameters:
             unit.release()
         self._prefetch(wanted)
 
-    def refresh(self) -> None:
+    def refresh(self, *, differences: bool = False) -> None:
         """Start to send the updated optimizer intervals to all ranks that store them.
+
+        With `differences`, the shards still hold what was last sent, and all ranks add what they
+        receive.
 
         Collective; returns at once, and `acquire` and `settle` wait for the result. In a lossless
         format the refreshes of all units start now. Other formats need message buffers, so at most
         2 * `units_in_flight` refreshes are under way at once.
         """
-        self._refresh_format = self._transport.formats.refresh
+        formats = self._transport.formats
+        self._refresh_differences = differences
+        # a refresh that is full although the formats ask for differences follows a resume
+        is_full = formats.refresh_differences and not differences
+        self._refresh_format = FP32 if is_full else formats.refresh
         self._to_refresh = deque(unit for unit in self._units if unit.is_trainable)
         self._store_master_versions()
         self._start_refreshes()
@@ -226,7 +233,12 @@ class Parameters:
     def _start_refresh(self, unit: Unit) -> None:
         border = unit.quantised_border(unit.params_interval)
         steps = self._transport.gather(
-            unit.shard, self._refresh_groups, self._refresh_format, border, "refresh_params"
+            unit.shard,
+            self._refresh_groups,
+            self._refresh_format,
+            border,
+            "refresh_params",
+            source=self._masters[unit] if self._refresh_differences else None,
         )
         self._refreshes[unit] = Chain(steps)
 

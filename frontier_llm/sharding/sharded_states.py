@@ -13,6 +13,7 @@ from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.primitives import all_reduce
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.config.optimizer import OptimizerConfig
+from frontier_llm.geometry.formats import Feedback
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.protocols import ParameterRecord, StateShard
 from frontier_llm.sharding.adamw import AdamW
@@ -43,7 +44,7 @@ class ShardedStates:
         optimizer: OptimizerConfig,
         units_in_flight: int = 2,
         *,
-        feedback: bool = False,
+        feedback: Feedback | None = None,
         fuse_gradients: bool = True,
     ) -> None:
         """Take over the storage of the parameters.
@@ -56,11 +57,12 @@ class ShardedStates:
             optimizer: constants of the update rule.
             units_in_flight: maximum number of large units whose parameters are gathered or being
                 gathered, and of gradient reductions under way.
-            feedback: whether to use error feedback (sharding/unit_gradients.py).
+            feedback: how rounding errors of gradients are kept (sharding/unit_gradients.py); None =
+                they are not.
             fuse_gradients: whether layers give the gradients of weights as two factors, whose
                 product is computed in the fp32 buffer.
         """
-        self._groups, self._transport = groups, transport
+        self._groups, self._transport, self._feedback = groups, transport, feedback
         self._units = make_units(records, groups.factors, groups.data_rank)
         trainable = [unit for unit in self._units if unit.is_trainable]
         self._parameters = Parameters(self._units, groups, transport, units_in_flight)
@@ -76,6 +78,7 @@ class ShardedStates:
         gradient_shards = self._gradients.shards()
         self._trainable = list(zip(trainable, gradient_shards, strict=True))
         is_refreshed = groups.grads_group is not None or groups.optimizer_group is not None
+        self._is_refreshed = is_refreshed
         self._adamw = AdamW(
             trainable,
             gradient_shards,
@@ -120,6 +123,8 @@ class ShardedStates:
         """
         self._transport.begin_step(step)
         self._parameters.begin_step()
+        if self._feedback is not None and self._feedback.is_reset_at(step):
+            self._gradients.reset_feedback()
         self._gradients.begin_step(micro_batches)
 
     def acquire(self, units: Iterable[Unit], *, backward: bool = False) -> None:
@@ -212,8 +217,10 @@ class ShardedStates:
         Collective over the ranks that hold parts of the same parameters. Returns before the refresh
         is over: `acquire` waits for it, unit by unit.
         """
-        self._adamw.write_parameters()
-        self._parameters.refresh()
+        differences = self._is_refreshed and self._transport.formats.refresh_differences
+        if not differences:
+            self._adamw.write_parameters()
+        self._parameters.refresh(differences=differences)
         self._transport.begin_next_step()
         self._parameters.gather_first()
 

@@ -12,17 +12,18 @@ reduction depend on g:
             then the replica group.
 
 Error feedback, if enabled, keeps the rounding errors of quantised gradients that cross nodes and
-adds them to the next gradients that are sent: two bytes per element on the sending rank. Source:
-Seide et al., 1-Bit Stochastic Gradient Descent (Interspeech 2014), for a reduce-scatter.
+adds them to the next gradients that are sent: one or two bytes per element on the sending rank
+(collectives/residual.py, which names the sources).
 """
 
 import torch
 import torch.distributed as dist
 
-from frontier_llm.collectives.blockwise import RESIDUAL_DTYPE
 from frontier_llm.collectives.handles import Steps
+from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.transport import DTYPES, Transport
 from frontier_llm.device.accumulate import accumulate_product
+from frontier_llm.geometry.formats import Feedback
 from frontier_llm.geometry.partition import Digit
 from frontier_llm.sharding.unit import StateGroups, Unit
 
@@ -36,7 +37,7 @@ class UnitGradients:
         unit: the unit.
         accumulated: [n / g] fp32, the sum over micro-batches.
         shard: [n / o] fp32, the part of `accumulated` for the parameters that this rank updates.
-        residuals: by digit of the data rank (geometry/partition.py): bf16, the rounding errors of
+        residuals: by digit of the data rank (geometry/partition.py): the rounding errors of
             the gradients that are reduced over that digit's group; empty without error feedback.
         is_sharded: whether gradients are sharded (g > 1).
         reductions_left: number of reductions of this step that have not started. A step has one
@@ -44,12 +45,12 @@ class UnitGradients:
     """
 
     def __init__(
-        self, unit: Unit, groups: StateGroups, transport: Transport, feedback: bool
+        self, unit: Unit, groups: StateGroups, transport: Transport, feedback: Feedback | None
     ) -> None:
         self.unit, self._groups, self._transport = unit, groups, transport
         self.is_sharded = groups.factors.grads > 1
         self._micro_batches = self.reductions_left = 0
-        self.residuals = _make_residuals(unit, groups, transport) if feedback else {}
+        self.residuals = _make_residuals(unit, groups, transport, feedback) if feedback else {}
         self.accumulated = torch.zeros(
             unit.grads_interval.length, dtype=torch.float32, device=unit.buffer.device
         )
@@ -202,8 +203,8 @@ class UnitGradients:
 
 
 def _make_residuals(
-    unit: Unit, groups: StateGroups, transport: Transport
-) -> dict[Digit, torch.Tensor]:
+    unit: Unit, groups: StateGroups, transport: Transport, feedback: Feedback
+) -> dict[Digit, Residual]:
     """Allocate rounding errors, at first 0, for each group in which gradients cross nodes."""
     reduced: dict[Digit, tuple[dist.ProcessGroup | None, int]] = {
         "optimizer": (groups.optimizer_group, unit.grads_interval.length),
@@ -213,7 +214,13 @@ def _make_residuals(
         reduced["params"] = (groups.params_group, unit.layout.size)
         reduced["grads"] = (groups.grads_group, unit.params_interval.length)
     return {
-        digit: torch.zeros(elements, dtype=RESIDUAL_DTYPE, device=unit.buffer.device)
+        digit: Residual.zeros(
+            group.size(),
+            elements // group.size(),
+            unit.buffer.device,
+            feedback.block_elements,
+            decay=feedback.decay,
+        )
         for digit, (group, elements) in reduced.items()
         if group is not None and transport.needs_feedback(group, sums=digit == "replica")
     }

@@ -12,7 +12,7 @@ from frontier_llm.collectives.kernel_choice import choose_kernels
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.config.run import RunConfig
-from frontier_llm.geometry.formats import StateFormats
+from frontier_llm.geometry.formats import Feedback, StateFormats
 from frontier_llm.geometry.inventory import shared_parameters
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups, make_digit_groups, make_stage_groups
@@ -58,7 +58,7 @@ def shard(
         _transport(config, traffic, model.transformer.params_dtype, device, groups.rank),
         config.optimizer,
         config.sharding.units_in_flight,
-        feedback=config.collectives.error_feedback,
+        feedback=Feedback.of(config.collectives),
         fuse_gradients=config.sharding.fused_gradients,
     )
     attach(model, states, config.model.tied)

@@ -91,3 +91,4 @@ def test_a_plan_is_written_to_a_directory_of_the_user(run, tmp_path):
 
 def test_the_source_of_the_kernels_is_installed(installed):
     assert (installed / "frontier_llm/collectives/blockwise.c").is_file()
+    assert (installed / "frontier_llm/collectives/blocks.h").is_file()

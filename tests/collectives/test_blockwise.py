@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontier_llm.collectives import native_blockwise
-from frontier_llm.collectives.blockwise import TorchKernels
 from frontier_llm.collectives.kernel_choice import choose_kernels, verify
+from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.slots import Slots
+from frontier_llm.collectives.torch_blockwise import TorchKernels
 from frontier_llm.geometry.formats import Format
 
 CPU = torch.device("cpu")
@@ -34,7 +35,14 @@ codes = st.builds(
     scale_bytes=st.sampled_from([2, 4]),
     is_stochastic=st.booleans(),
 )
+rotated_codes = st.builds(
+    lambda code, shape: replace(code, block_elements=shape[0], rotation_elements=shape[1]),
+    codes,
+    st.sampled_from([(32, 16), (32, 32), (64, 32), (160, 16), (128, 128), (256, 64), (512, 512)]),
+)
+all_codes = st.one_of(codes, rotated_codes)
 lengths = st.one_of(st.integers(0, 5), st.integers(0, 500))
+feedbacks = st.sampled_from([None, 0, 2, 4])
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 
 
@@ -54,7 +62,8 @@ def empty(code: Format, parts: int, elements: int, border: int, small=torch.bflo
 def round_trip(values, code, residual=None, seed=0, kernels=None):
     """Quantise all values as one part; return scales, packed integers, dequantised values."""
     kernels, slots = kernels or TorchKernels(), empty(code, 1, values.numel(), values.numel())
-    kernels.quantise(values[None], slots, None if residual is None else residual[None], seed)
+    kept = None if residual is None else Residual(residual[None])
+    kernels.quantise(values[None], slots, kept, seed)
     out = torch.full_like(values, 77.0)
     kernels.dequantise(slots, out[None])
     _, scales, _, packed = slots.sections(0)
@@ -133,16 +142,35 @@ def test_error_feedback_corrects_a_sum():
 
 @needs_compiler
 @settings(max_examples=200, deadline=None)  # the first one may compile
-@given(lengths, codes, dtypes, st.booleans(), st.integers(0, 2**32 - 1), st.data())
+@given(lengths, all_codes, dtypes, feedbacks, st.integers(0, 2**32 - 1), st.data())
 def test_native_kernels_make_the_same_bits(elements, code, dtype, feedback, seed, data):
     border = data.draw(st.integers(0, 3 * elements))
     skip = data.draw(st.sampled_from([None, 0, 1, 2]))
     case = (code, dtype, elements, border, feedback, seed, skip)
-    compare(native(), *case)
+    compare(native(), *case, base_dtype=data.draw(st.one_of(st.none(), dtypes)))
 
 
-def compare(kernels, code, dtype, elements, border, feedback, seed, skip, device=CPU) -> None:
-    """Compare the bits that kernels and the reference write for a message of three parts."""
+def residual_of(parts, code, scale_bytes, seed) -> Residual:
+    """Return a residual for parts, with random values and a decay."""
+    values = drawn(parts.numel(), 5).view(parts.shape) * 0.01
+    decay = (seed + code.block_elements) % 3 * 0.3
+    if not scale_bytes:
+        return Residual(values.bfloat16().to(parts.device), None, decay)
+    dtype = torch.float32 if scale_bytes == 4 else torch.bfloat16
+    made = Residual.zeros(*parts.shape, parts.device, code.block_elements, dtype, decay)
+    made.values.copy_((values * 1000).clamp(-127, 127))
+    made.scales.copy_(drawn(made.scales.numel(), 8).view(made.scales.shape).abs())
+    return made
+
+
+def compare(
+    kernels, code, dtype, elements, border, feedback, seed, skip, device=CPU, base_dtype=None
+) -> None:
+    """Compare the bits that kernels and the reference write for a message of three parts.
+
+    `feedback`: bytes per scale of a residual in int8; 0 for a residual in bf16; None for none.
+    `base_dtype`: of the base of differences; None if the values themselves are sent.
+    """
     values = drawn(3 * elements, seed % 977, dtype)
     if elements > 3:
         values[elements // 2], values[elements + elements // 2] = math.inf, math.nan
@@ -154,15 +182,21 @@ def compare(kernels, code, dtype, elements, border, feedback, seed, skip, device
         slots = empty(code, 3, elements, border, small)
         slots = replace(slots, data=slots.data.to(device))
         parts = values.to(device).view(3, elements)
-        residual = drawn(parts.numel(), 5).bfloat16().to(device).view(3, elements) * 0.01
-        one.quantise(parts, slots, residual if feedback else None, seed, skip)
+        residual = None if feedback is None else residual_of(parts, code, feedback, seed)
+        base = None
+        if base_dtype is not None:
+            base = drawn(parts.numel(), 7, base_dtype).to(device).view(3, elements)
+        one.quantise(parts, slots, residual, seed, skip, base)
         out, total = torch.full_like(parts, 0.5), drawn(elements, 6).to(device)
-        one.dequantise(slots, out)
+        one.dequantise(slots, out, add=base is not None)
         same = replace(slots, data=slots.data[:1].repeat(3, 1))
         one.add_up(same, total, skip)
         written = [section for i in range(3) for section in slots.sections(i)[1:]]
-        answers.append((*written, residual, out, total))
+        kept = () if residual is None else (residual.values, residual.scales)
+        answers.append((*written, *kept, out, total))
     for mine, expected in zip(*answers, strict=True):
+        if expected is None:
+            continue
         torch.testing.assert_close(mine, expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -218,8 +252,8 @@ def test_fast_kernels_are_used_if_they_work_and_the_reason_is_given(monkeypatch,
 
 def test_kernels_with_a_wrong_bit_are_rejected(monkeypatch):
     class Wrong(TorchKernels):
-        def dequantise(self, slots, parts):
-            super().dequantise(slots, parts)
+        def dequantise(self, slots, parts, *, add=False):
+            super().dequantise(slots, parts, add=add)
             parts[-1, -1] += 1e-6
 
     with pytest.raises(ValueError, match="differ from torch in int8"):
@@ -227,16 +261,21 @@ def test_kernels_with_a_wrong_bit_are_rejected(monkeypatch):
 
 
 SHAPES = (
-    # block, bytes of a scale, elements, border, part that is skipped
-    (512, 2, 1300, 2 * 1300 + 517, 0),
-    (160, 4, 333, 333 + 100, 2),
-    (32, 2, 1, 2, 1),
-    (64, 4, 64, 3 * 64, None),
-    (256, 2, 4096 + 512, 4096 + 512 + 4096 + 272, 1),
-    (8192, 2, 8192 + 16, 8192, None),
+    # block, elements per run, bytes of a scale, elements, border, part that is skipped
+    (512, 0, 2, 1300, 2 * 1300 + 517, 0),
+    (160, 0, 4, 333, 333 + 100, 2),
+    (32, 0, 2, 1, 2, 1),
+    (64, 0, 4, 64, 3 * 64, None),
+    (256, 0, 2, 4096 + 512, 4096 + 512 + 4096 + 272, 1),
+    (8192, 0, 2, 8192 + 16, 8192, None),
+    (32, 32, 2, 333, 333 + 110, 1),
+    (160, 16, 4, 352, 352 + 100, None),
+    (256, 64, 2, 4096 + 512, 4096 + 512 + 4096 + 272, 0),
+    (8192, 8192, 4, 8192 + 16, 8192 + 16, None),
 )
 """Parts of one program and of several, with and without a border inside a part, blocks whose half
-is a power of two or not, and lengths and borders that vectors divide or not."""
+is a power of two or not, runs that are a block or a part of one, and lengths and borders that
+vectors divide or not."""
 TRITON_CASES = list(
     itertools.product(
         SHAPES, ("int8", "int4"), (False, True), (torch.float32, torch.bfloat16, torch.float16)
@@ -257,11 +296,13 @@ def compare_triton(device: str, cases) -> None:
     """Compare the bits of Triton's kernels with those of the reference."""
     from frontier_llm.collectives.triton_blockwise import TritonKernels
 
-    for (block, scale_bytes, elements, border, skip), name, stochastic, dtype in cases:
-        code = Format(name, block, scale_bytes, stochastic)
-        case = (code, dtype, elements, border, stochastic, 0xF2345678, skip)
-        compare(TritonKernels(), *case, device=torch.device(device))
-    compare(TritonKernels(), Format("bf16"), torch.float32, 100, 0, False, 0, None,
+    for (block, run, scale_bytes, elements, border, skip), name, stochastic, dtype in cases:
+        code = Format(name, block, scale_bytes, stochastic, run)
+        feedback = (6 - scale_bytes if run else 0) if stochastic else None
+        case = (code, dtype, elements, border, feedback, 0xF2345678, skip)
+        base_dtype = torch.bfloat16 if stochastic else None
+        compare(TritonKernels(), *case, torch.device(device), base_dtype)
+    compare(TritonKernels(), Format("bf16"), torch.float32, 100, 0, None, 0, None,
             device=torch.device(device))  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from frontier_llm.collectives.blockwise import PART_SEED_STRIDE
 from frontier_llm.collectives.handles import Chain, Steps
 from frontier_llm.collectives.kernel_choice import choose_kernels
+from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import BF16, FP32, Format, StateFormats
@@ -117,9 +118,12 @@ def test_a_gather_over_two_groups_rounds_once() -> None:
 
 
 def reduce(
-    world: World, codes: Sequence[Format], elements: int, feedback: bool, rounds: int
+    world: World, codes: Sequence[Format], elements: int, feedback: int, rounds: int
 ) -> tuple[torch.Tensor, torch.Tensor, Sent, list[int]]:
-    """Reduce over all ranks at once, or inside nodes and then between two nodes."""
+    """Reduce over all ranks at once, or inside nodes and then between two nodes.
+
+    `feedback`: bits per element of residuals; 0 = there are none.
+    """
     formats = StateFormats(grads=codes[0], grads_across=codes[-1])
     traffic = Traffic(Grid(1, world.size, 1, world.ranks_per_node), world.rank)
     kernels = choose_kernels("auto", CPU)
@@ -128,8 +132,11 @@ def reduce(
     if len(codes) == 2:
         groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
         hops = [groups[world.rank // 2], groups[2 + world.rank % 2]]
+    parts, sent = hops[-1].size(), elements // len(codes)
     errors = [None for _ in hops[1:]] + [
-        torch.zeros(elements // len(codes), dtype=torch.bfloat16) if feedback else None
+        Residual.zeros(parts, sent // parts, CPU, INT4.block_elements if feedback == 8 else None)
+        if feedback
+        else None
     ]
     whole, total = mine(world.rank, elements, torch.float32), torch.zeros(elements // world.size)
     allocated = []
@@ -150,7 +157,7 @@ def reduce(
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_reduction_has_the_rounding_errors_of_the_other_ranks(size: int, code: Format) -> None:
     elements = size * 51
-    ranks = run_ranks(reduce, size, (code,), elements, False, 2)
+    ranks = run_ranks(reduce, size, (code,), elements, 0, 2)
     exact = sum(whole for whole, *_ in ranks)
     assert isinstance(exact, torch.Tensor)
     for rank, (_, part, sent, allocated) in enumerate(ranks):
@@ -164,7 +171,7 @@ def test_a_reduction_has_the_rounding_errors_of_the_other_ranks(size: int, code:
 
 
 def test_two_hops_take_the_format_of_their_links() -> None:
-    ranks = run_ranks(reduce, 4, (INT8, INT4), 400, False, 1, ranks_per_node=2)
+    ranks = run_ranks(reduce, 4, (INT8, INT4), 400, 0, 1, ranks_per_node=2)
     exact = sum(whole for whole, *_ in ranks)
     assert isinstance(exact, torch.Tensor)
     for rank, (_, part, sent, _) in enumerate(ranks):
@@ -185,7 +192,7 @@ def all_reduce(
     kernels, formats = choose_kernels("auto", CPU), StateFormats(sums=code)
     transport = Transport(lambda _: formats, traffic, kernels, torch.float32, CPU, world.rank)
     whole, total = mine(world.rank, elements, torch.float32), torch.zeros(elements)
-    errors = torch.zeros(elements, dtype=torch.bfloat16) if feedback else None
+    errors = Residual.zeros(world.size, elements // world.size, CPU) if feedback else None
     allocated = []
     for _ in range(rounds):
         buffer = whole.clone()
@@ -242,7 +249,7 @@ def test_every_part_of_every_message_has_a_rounding_seed_of_its_own() -> None:
 
 def test_error_feedback_makes_the_mean_of_many_reductions_exact() -> None:
     means = {}
-    for feedback in (False, True):
+    for feedback in (0, 8, 16):
         ranks = run_ranks(reduce, 2, (INT4,), 64, feedback, 60, ranks_per_node=1)
         exact = sum(whole for whole, *_ in ranks)
         assert isinstance(exact, torch.Tensor)
@@ -250,4 +257,5 @@ def test_error_feedback_makes_the_mean_of_many_reductions_exact() -> None:
             (part - exact.view(2, -1)[r]).abs().max() for r, (_, part, *_) in enumerate(ranks)
         ]
         means[feedback] = max(errors)
-    assert means[True] < 0.1 * means[False]
+    assert means[16] < 0.1 * means[0]
+    assert means[8] < 0.1 * means[0]

@@ -6,9 +6,11 @@ were spilled to memory, shared memory, and the width of loads and stores.
 """
 
 import re
+from dataclasses import replace
 from itertools import product
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.slow
 triton = pytest.importorskip("triton")
@@ -18,13 +20,21 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from frontier_llm.collectives import triton_blockwise as kernels
+from frontier_llm.collectives.residual import Residual
 from frontier_llm.geometry.formats import Format
 from tests.covering import covering
 
 INT8, INT4 = Format("int8", 256, 4), Format("int4", 256, 2)
 ROUNDED = Format("int4", 256, 2, is_stochastic=True)
 LONG, UNEVEN = Format("int8", 8192, 2), Format("int4", 160, 2, is_stochastic=True)
-"""Formats; errors are kept if rounding is stochastic."""
+ROTATED, ROTATED_ROUNDED = (
+    replace(INT4, rotation_elements=64),
+    replace(ROUNDED, rotation_elements=256),
+)
+ROTATED_LONG = replace(LONG, rotation_elements=1024)
+"""Formats; if rounding is stochastic, errors are kept, and differences are sent. If blocks are also
+rotated, the errors are kept in int8."""
+CPU = torch.device("cpu")
 VALUES = ("*fp32", "*bf16", "*fp16")
 NVIDIA = {"sm_80": 80, "sm_90a": 90}
 AMD = ("gfx90a", "gfx942")
@@ -36,19 +46,26 @@ SLOTS = {"slots": "*u8", "slot_bytes": "i32", "elements": "i32", "border": "i32"
 
 
 def _quantise(values, fmt):
-    residual = "*bf16" if fmt.is_stochastic else values
-    types = {"values": values, "residual": residual, **SLOTS, "skip": "i32", "seed": "i32"}
+    base, residual = values, None
+    if fmt.is_stochastic:
+        block_elements = fmt.block_elements if fmt.rotation_elements else None
+        base, residual = "*bf16", Residual.zeros(1, 1, CPU, block_elements, decay=0.5)
+    kept = {None: (values, values), 16: ("*bf16", "*bf16"), 8: ("*i8", "*fp32")}
+    bits = None if residual is None else 8 * residual.values.element_size()
+    types = dict(zip(("residual", "residual_scales"), kept[bits], strict=True))
+    types = {"values": values, "base": base, **types, **SLOTS, "skip": "i32", "seed": "i32"}
     constants = {
         "largest": fmt.largest,
         "inverse": 1 / fmt.largest,
         "stochastic": fmt.is_stochastic,
-        "feedback": fmt.is_stochastic,
+        "difference": fmt.is_stochastic,
+        **kernels.residual_constants(residual),
     }
     return kernels._quantise, types, fmt, constants
 
 
 def _dequantise(out, fmt):
-    return kernels._dequantise, {"out": out, **SLOTS}, fmt, {}
+    return kernels._dequantise, {"out": out, **SLOTS}, fmt, {"add": fmt.is_stochastic}
 
 
 def _add_up(fmt):
@@ -58,8 +75,10 @@ def _add_up(fmt):
 VARIANTS = [
     *(_quantise(values, fmt) for values, fmt in product(VALUES, (INT8, INT4, ROUNDED))),
     *(_dequantise(out, fmt) for out, fmt in product(VALUES, (INT8, INT4))),
-    *(_add_up(fmt) for fmt in (INT8, INT4)),
+    *(_add_up(fmt) for fmt in (INT8, INT4, ROTATED)),
     *(make("*bf16", fmt) for make in (_quantise, _dequantise) for fmt in (LONG, UNEVEN)),
+    *(_quantise("*bf16", fmt) for fmt in (ROTATED_ROUNDED, ROTATED_LONG)),
+    _dequantise("*bf16", ROTATED_ROUNDED),
 ]
 """Of the kernels: a function, the types of its arguments, the format, its other constants."""
 
@@ -125,7 +144,8 @@ def test_code_for_nvidia_fuses_and_spills_nothing_and_has_wide_loads(chip, monke
         code = compiled.asm["ptx"]
         assert not re.findall(r"\b(?:fma|mad)\.\w*\.?f(?:32|16)", code), name_of(variant)
         accesses = len(re.findall(r"\b(?:ld|st)\.global", code))
-        assert count_wide(code) == accesses - 1, f"{name_of(variant)}: only scales are narrow"
+        narrow = 3 if variant[3].get("residual_bits") == 8 else 1  # two of scales of residuals
+        assert count_wide(code) == accesses - narrow, f"{name_of(variant)}: only scales are narrow"
         spilled = re.findall(r"(\d+) bytes spill", capfd.readouterr().out)
         assert spilled == ["0", "0"], name_of(variant)
         assert compiled.metadata.shared <= SHARED_BYTES, name_of(variant)

@@ -46,6 +46,7 @@ FORMATS = {
         "collectives=zeropp_feedback", "collectives.grads_format=int8",
         "collectives.scales_format=fp32",
     ],
+    "four_bits": ["collectives=four_bits", "collectives.sums_format=int8"],
     "sums_bf16": ["collectives.sums_format=bf16"],
     "sums_int4": [
         "collectives=zeropp_feedback", "collectives.sums_format=int4",
@@ -108,6 +109,7 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
         pytest.param("recompute", "fp32", "zeropp", marks=pytest.mark.exhaustive),
         ("pipeline2_chunks2_tensor2_data2", "fp32", "zeropp"),
         ("data4", "bf16", "sums_bf16"),
+        ("data4", "bf16", "four_bits"),
         ("untied", "fp32", "sums_int4"),
     ],
 )

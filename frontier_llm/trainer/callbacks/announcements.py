@@ -134,10 +134,15 @@ def _describe_saving(checkpoint: CheckpointConfig) -> str:
 def _describe_formats(context: TrainerContext) -> str:
     """Describe the number formats in which states are sent, and the kernels that convert them."""
     config, kernels = context.config.collectives, context.states.kernels
-    params, between = config.params_format, config.grads_across_format or config.grads_format
+    params, refresh = config.params_format, str(config.refresh_format)
+    between = str(config.grads_across_format or config.grads_format)
+    if config.refresh_differences:
+        refresh = f"differences in {refresh} (in full every {config.refresh_full_every} steps)"
+    if config.rotation_elements:
+        between += f" (int4 rotated in runs of {config.rotation_elements})"
     text = (
         f"{config.name}: parameters {params} forward, {config.params_backward_format or params} "
-        f"backward, {config.refresh_format} after the update; gradients {config.grads_format} "
+        f"backward, {refresh} after the update; gradients {config.grads_format} "
         f"inside a node, {between} between nodes, {config.sums_format} in sums over replicas; "
         f"blocks of {config.block_elements}; norms and biases (tensors without weight decay) in "
         f"16 bits; {kernels.name} kernels ({kernels.reason})"
