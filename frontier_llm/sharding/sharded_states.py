@@ -57,8 +57,7 @@ class ShardedStates:
             optimizer: constants of the update rule.
             units_in_flight: maximum number of large units whose parameters are gathered or being
                 gathered, and of gradient reductions under way.
-            feedback: how rounding errors of gradients are kept (sharding/unit_gradients.py); None =
-                they are not.
+            feedback: how rounding errors of gradients are kept; None = they are not.
             fuse_gradients: whether layers give the gradients of weights as two factors, whose
                 product is computed in the fp32 buffer.
         """
@@ -77,13 +76,12 @@ class ShardedStates:
         )
         gradient_shards = self._gradients.shards()
         self._trainable = list(zip(trainable, gradient_shards, strict=True))
-        is_refreshed = groups.grads_group is not None or groups.optimizer_group is not None
-        self._is_refreshed = is_refreshed
+        self._is_refreshed = groups.factors.optimizer > groups.factors.params
         self._adamw = AdamW(
             trainable,
             gradient_shards,
             optimizer,
-            separate_masters=is_refreshed and transport.rounds_refresh,
+            separate_masters=self._is_refreshed and transport.rounds_refresh,
         )
         self._parameters.follow_masters(dict(zip(trainable, self._adamw.masters, strict=True)))
         self._counted_in_norm = [
@@ -123,7 +121,7 @@ class ShardedStates:
         """
         self._transport.begin_step(step)
         self._parameters.begin_step()
-        if self._feedback is not None and self._feedback.is_reset_at(step):
+        if self._feedback and self._feedback.is_reset_at(step):
             self._gradients.reset_feedback()
         self._gradients.begin_step(micro_batches)
 
@@ -241,11 +239,9 @@ class ShardedStates:
 
     def shards(self) -> Iterator[StateShard]:
         """Yield this rank's part of each parameter's optimizer states."""
-        for position, (unit, _) in enumerate(self._trainable):
-            states = [
-                tensors[position]
-                for tensors in (self._adamw.masters, self._adamw.exp_avgs, self._adamw.exp_avg_sqs)
-            ]
+        adamw = self._adamw
+        by_unit = zip(adamw.masters, adamw.exp_avgs, adamw.exp_avg_sqs, strict=True)
+        for (unit, _), states in zip(self._trainable, by_unit, strict=True):
             for index, interval, start in unit.held_parameters():
                 parts = (unit.part(state, interval, unit.optimizer_interval) for state in states)
                 yield StateShard(unit.records[index], start, *parts)
@@ -298,10 +294,9 @@ class ShardedStates:
     def memory_bytes(self) -> dict[str, int]:
         """Return the bytes that stay allocated between steps, by category.
 
-        `gathered` is an exception: it is the largest memory that gathered parameters have had at
-        once since the start, and zero if parameters are not sharded. If states are sent quantised,
-        `messages` is the memory of the message buffers in the pool, and `feedback` that of the
-        rounding errors kept for error feedback.
+        `gathered` is an exception: it is the largest memory of gathered parameters since the start.
+        If states are sent quantised, `messages` is the memory of the message buffers in the pool,
+        and `feedback` that of the rounding errors that are kept.
         """
         parameters = sum(unit.shard.numel() * unit.shard.element_size() for unit in self._units)
         elements = sum(master.numel() for master in self._adamw.masters)
