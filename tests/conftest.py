@@ -4,8 +4,10 @@ The variables are set before torch is imported: a process that ran multi-threade
 must not fork.
 """
 
+import gc
 import os
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -46,6 +48,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="also run long tests of what other tests cover in part",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without garbage collection, and leave what they imported out of it later on.
+
+    Each full collection would visit all objects of torch, megatron-core and the test modules. That
+    took a quarter of the time to collect the tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
