@@ -206,6 +206,7 @@ def _percents(found: Errors) -> str:
     return f"{found.mean:.1%}, {found.worst:.1%}"
 
 
+@cache
 def table_choices(name: str) -> dict[str, Choices]:
     """Return how well the planner chooses among the layouts of a table, by kind of constants.
 

@@ -27,16 +27,15 @@ settings.load_profile("shared machine")
 
 FOLDER = Path(__file__).parent
 LONGEST = (
-    "trainer/test_schedules", "streams/test_sharded_steps", "trainer/test_resume",
-    "examples/test_examples", "model/test_compiled", "trainer/test_sharding_cases",
-    "trainer/test_quantised", "cli/test_sweep", "benchmarks/test_bench_sharding",
-    "trainer/test_run", "checkpoint/test_faults", "trainer/test_parity", "trainer/test_t5_parity",
-    "config/test_every_choice", "benchmarks/test_gpu", "launch/test_rendezvous",
-    "trainer/test_deferred_weights", "trainer/test_state_accounting",
-    "trainer/test_sharding_parity", "model/test_flex", "cli/test_train_command",
-    "convert/test_convert", "checkpoint/test_layouts",
-    "health/test_watchdog", "launch/test_launcher", "cli/test_funnel",
-    "collectives/test_triton_compilation", "benchmarks/test_kill_loop",
+    "trainer/test_schedules", "trainer/test_resume", "streams/test_sharded_steps",
+    "checkpoint/test_faults", "trainer/test_deferred_weights", "trainer/test_quantised",
+    "trainer/test_parity", "trainer/test_sharding_cases", "model/test_compiled",
+    "examples/test_examples", "trainer/test_t5_parity", "benchmarks/test_bench_sharding",
+    "config/test_every_choice", "trainer/test_run", "trainer/test_state_accounting",
+    "benchmarks/test_planner_layouts", "model/test_flex", "cli/test_train_command",
+    "cli/test_sweep", "convert/test_convert", "launch/test_rendezvous", "cli/test_scaling_runs",
+    "cli/test_plan", "trainer/test_sharding_parity", "trainer/test_traffic",
+    "trainer/test_support", "health/test_watchdog", "model/test_flops", "launch/test_launcher",
 )  # fmt: skip
 """Files that take the most time, the longest first."""
 

@@ -109,6 +109,8 @@ def _child(output: Path, function: Callable[[], int], draws: bool) -> None:
         for name in [name for name in os.environ if name.startswith("SLURM_")]:
             del os.environ[name]
         code = function()
+    except SystemExit as stopped:  # hydra ends a sweep like this
+        code = stopped.code if isinstance(stopped.code, int) else 1
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

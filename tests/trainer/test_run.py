@@ -31,6 +31,7 @@ SMALL = (
     "model.hidden=32",
     "precision=fp32",
     "telemetry.progress=false",
+    "trainer.evaluate_batches=1",
 )
 STEPS = 6
 
