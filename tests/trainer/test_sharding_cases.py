@@ -19,7 +19,6 @@ from tests.trainer.rig import Rig, make_rig
 from tests.trainer.test_parity import (
     MODELS,
     check,
-    compare,
     reference,
     train_and_collect,
     trained,
@@ -55,19 +54,25 @@ def test_odd_numbers_of_micro_batches(cut: Cut, micro_batches: int) -> None:
     compare_cuts(cut, ODD_CUTS, ["model.layers=2", f"data.global_batch={4 * micro_batches}"])
 
 
-@pytest.mark.parametrize(
-    ("cut", "model"),
-    [
-        ((1, 1, 2), "tied_gelu"),
-        ((1, 2, 2), "untied_gqa_swiglu"),
-        ((2, 2, 2), "tied_gelu"),
-        ((2, 2, 2), "untied_gqa_swiglu"),
-    ],
-    ids=str,
-)
-def test_three_stages_of_two_chunks(cut: tuple[int, int, int], model: str) -> None:
-    overrides = ["parallel.pipeline=3", "parallel.chunks=2", "data.global_batch=12"]
-    compare(6, ["model.layers=7", *overrides, *factors(cut)], MODELS[model], STEPS)
+THREE_STAGES = (
+    "model.layers=7", "parallel.pipeline=3", "parallel.chunks=2", "data.global_batch=12",
+)  # fmt: skip
+CUTS_AND_MODELS = [
+    ((1, 1, 2), "tied_gelu"),
+    ((1, 2, 2), "untied_gqa_swiglu"),
+    ((2, 2, 2), "tied_gelu"),
+    ((2, 2, 2), "untied_gqa_swiglu"),
+]
+
+
+@pytest.mark.parametrize("case", CUTS_AND_MODELS, ids=str)
+def test_three_stages_of_two_chunks(case: tuple[Cut, str]) -> None:
+    cases = {
+        (cut, model): (*MODELS[model], *THREE_STAGES, *factors(cut))
+        for cut, model in CUTS_AND_MODELS
+    }
+    results = trained(6, tuple(cases.values()), STEPS)[cases[case]]
+    check(results, [*THREE_STAGES, *factors(case[0])], MODELS[case[1]], STEPS)
 
 
 @pytest.mark.parametrize(
