@@ -24,7 +24,9 @@ SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' .ci/run .ci/gpu_model .ci/
 # Each process takes the next file, in the order of tests/conftest.py: the longest files first. Some
 # tests mostly wait, so there is one process more than there are cores.
 PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(4, 1 + len(os.sched_getaffinity(0))))')
-PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+# Bytecode is written even where the environment turns that off: each of the many processes that
+# tests start would compile the package again.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help train test test-fast test-exhaustive test-gpu-model layer-kernels gpu gpu-wheels lint format docs wheel archive clean
 help:

@@ -85,11 +85,13 @@ def runs(name: str) -> list[MeasuredRun]:
     return read_table(FOLDER / f"{name}.csv")
 
 
+@cache
 def in_sample(name: str) -> list[Prediction]:
     """Predict a table with the constants of conf/, which were fitted to all tables."""
     return [predict(run) for run in runs(name)]
 
 
+@cache
 def left_out(name: str) -> list[Prediction]:
     """Predict a table with the stored constants that were fitted without it."""
     return predictions(name, stored()["left_out"][name])
@@ -204,6 +206,7 @@ def _percents(found: Errors) -> str:
     return f"{found.mean:.1%}, {found.worst:.1%}"
 
 
+@cache
 def table_choices(name: str) -> dict[str, Choices]:
     """Return how well the planner chooses among the layouts of a table, by kind of constants.
 

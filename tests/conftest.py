@@ -4,6 +4,7 @@ The variables are set before torch is imported: a process that ran multi-threade
 must not fork.
 """
 
+import gc
 import getpass
 import os
 import tempfile
@@ -28,16 +29,15 @@ settings.load_profile("shared machine")
 
 FOLDER = Path(__file__).parent
 LONGEST = (
-    "trainer/test_schedules", "streams/test_sharded_steps", "trainer/test_resume",
-    "examples/test_examples", "model/test_compiled", "trainer/test_sharding_cases",
-    "trainer/test_quantised", "cli/test_sweep", "benchmarks/test_bench_sharding",
-    "trainer/test_run", "checkpoint/test_faults", "trainer/test_parity", "trainer/test_t5_parity",
-    "config/test_every_choice", "benchmarks/test_gpu", "launch/test_rendezvous",
-    "trainer/test_deferred_weights", "trainer/test_state_accounting",
-    "trainer/test_sharding_parity", "model/test_flex", "cli/test_train_command",
-    "convert/test_convert", "checkpoint/test_layouts",
-    "health/test_watchdog", "launch/test_launcher", "cli/test_funnel", "cli/test_slurm_trials",
-    "collectives/test_triton_compilation", "benchmarks/test_kill_loop",
+    "trainer/test_schedules", "trainer/test_resume", "streams/test_sharded_steps",
+    "checkpoint/test_faults", "trainer/test_deferred_weights", "trainer/test_quantised",
+    "trainer/test_parity", "trainer/test_sharding_cases", "model/test_compiled",
+    "examples/test_examples", "trainer/test_t5_parity", "benchmarks/test_bench_sharding",
+    "config/test_every_choice", "trainer/test_run", "trainer/test_state_accounting",
+    "benchmarks/test_planner_layouts", "model/test_flex", "cli/test_train_command",
+    "cli/test_sweep", "convert/test_convert", "launch/test_rendezvous", "cli/test_scaling_runs",
+    "cli/test_plan", "trainer/test_sharding_parity", "trainer/test_traffic",
+    "trainer/test_support", "health/test_watchdog", "model/test_flops", "launch/test_launcher",
 )  # fmt: skip
 """Files that take the most time, the longest first."""
 
@@ -67,6 +67,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="also run long tests of what other tests cover in part",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without garbage collection, and leave what they imported out of it later on.
+
+    Each full collection would visit all objects of torch, megatron-core and the test modules. That
+    took a quarter of the time to collect the tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,7 +1,8 @@
-"""Run train.py in a forked process, as a user would, but without the time for imports.
+"""Run a command in a forked process, as a user would, but without the time for imports.
 
 ended = train("run.dir=/tmp/x", "trainer.steps=3")
 assert ended.code == 0, ended.text
+ended = run(lambda: main(["generate", "/tmp/x", "The "]))
 
 The charts of report.html are not rendered, which takes longer than ten steps, unless `draws`.
 """
@@ -12,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,20 +43,20 @@ class Ended:
     """Standard output and standard error."""
 
 
-class Training:
-    """A run in its own session of processes."""
+class Forked:
+    """A function that returns an exit code, in its own session of processes."""
 
-    def __init__(self, *overrides: str, draws: bool = False) -> None:
+    def __init__(self, function: Callable[[], int], *, draws: bool = False) -> None:
         torch.set_num_threads(1)
         self._output = Path(tempfile.mkstemp(prefix="train_")[1])
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if not self.pid:
-            _child(self._output, overrides, draws)
+            _child(self._output, function, draws)
 
     def kill(self) -> None:
-        """Kill every process of the run."""
+        """Kill every process of the session."""
         os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float = 90) -> Ended:
@@ -69,6 +71,18 @@ class Training:
         return Ended(os.waitstatus_to_exitcode(ended[1]), text)
 
 
+class Training(Forked):
+    """A training run."""
+
+    def __init__(self, *overrides: str, draws: bool = False) -> None:
+        super().__init__(lambda: main(["train", *overrides]), draws=draws)
+
+
+def run(function: Callable[[], int]) -> Ended:
+    """Call a function that returns an exit code; wait for its end."""
+    return Forked(function).wait()
+
+
 def train(*overrides: str, draws: bool = False) -> Ended:
     """Start a run and wait for its end."""
     return Training(*overrides, draws=draws).wait()
@@ -78,7 +92,7 @@ def _empty_chart(_: Figure, name: str) -> str:
     return f'<svg role="img" aria-label="{name}"></svg>'
 
 
-def _child(output: Path, overrides: tuple[str, ...], draws: bool) -> None:
+def _child(output: Path, function: Callable[[], int], draws: bool) -> None:
     code = 70
     try:
         if not draws:
@@ -94,7 +108,9 @@ def _child(output: Path, overrides: tuple[str, ...], draws: bool) -> None:
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         for name in [name for name in os.environ if name.startswith("SLURM_")]:
             del os.environ[name]
-        code = main(["train", *overrides])
+        code = function()
+    except SystemExit as stopped:  # hydra ends a sweep like this
+        code = stopped.code if isinstance(stopped.code, int) else 1
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

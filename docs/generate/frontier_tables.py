@@ -65,6 +65,11 @@ class Curves(NamedTuple):
         """Return the configuration of the experiment, with gradients of two bytes."""
         return composed(f"experiment={self.experiment}", BF16_GRADIENTS, *overrides)
 
+    @property
+    def ends(self) -> "Curves":
+        """The curves of the first and the last run only."""
+        return self._replace(ranks=(self.ranks[0], self.ranks[-1]))
+
 
 CURVES = {
     "175B": Curves("frontier_175b_scaling", (64, 128, 256, 512, 1024), 640, (100, 89)),
@@ -192,8 +197,8 @@ def _micro_batch_row(model: str, curves: Curves, micro_batch: int) -> str:
     first, last = (config.data.global_batch / micro_batch / number for number in replicas)
     cells = [f"{model}, TP {tensor} x PP {stages}", str(micro_batch), f"{first:g}, {last:g}"]
     try:
-        *_, divided = scaling(curves, override, with_sequence)
-        *_, whole = scaling(curves, override, without)
+        _, divided = scaling(curves.ends, override, with_sequence)
+        _, whole = scaling(curves.ends, override, without)
     except ConfigError:
         cells += [f"{micro_batch} does not divide the samples of a replica", "", "", "", ""]
     else:

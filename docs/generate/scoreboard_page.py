@@ -104,7 +104,7 @@ def _runs(name: str, unit: str) -> Iterator[Figure]:
 def _scaling() -> Iterator[Figure]:
     """Yield the efficiencies of the largest runs on Frontier, in weak and in strong scaling."""
     for model, curves in CURVES.items():
-        *_, last = scaling(curves)
+        _, last = scaling(curves.ends)
         micro_batch = last.runs[1].candidate.config.data.micro_batch
         assumed = f"assumed: micro-batch {micro_batch}, and the batches of the curves"
         for name, was, found in zip(

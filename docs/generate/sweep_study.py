@@ -2,6 +2,7 @@
 
 `docs.generate.sweeps_page study` writes the results into docs/sweeps.md. Each setting of the space
 is predicted once. The searches then read these predictions, so that many searches take seconds.
+Optuna is imported by the functions that search, because its import takes more than a second.
 """
 
 import itertools
@@ -10,14 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from statistics import fmean, pvariance
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import optuna
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Transformer
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from optuna.samplers import BaseSampler, RandomSampler
 
 from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.package_files import CONF
@@ -28,6 +27,9 @@ from frontier_llm.cli.sweep_importance import Importance
 from frontier_llm.cli.trial import Trial
 from frontier_llm.cli.trial_runner import predicted_trial
 from frontier_llm.config import decode
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
 
 Setting = tuple[Any, ...]
 """A value for each axis."""
@@ -81,8 +83,10 @@ class Space:
         """The fastest trial of all."""
         return max(self.trials.values(), key=lambda trial: trial.speed)
 
-    def search(self, sampler: BaseSampler, count: int) -> list[Trial]:
+    def search(self, sampler: "BaseSampler", count: int) -> list[Trial]:
         """Return the trials of one search, as hydra's sweeper makes them."""
+        import optuna
+
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         found = []
@@ -140,6 +144,8 @@ def searches(space: Space, seeds: int, count: int) -> dict[str, list[list[Trial]
         seeds: number of searches of each kind.
         count: number of trials of each search.
     """
+    from optuna.samplers import RandomSampler
+
     bayesian = OmegaConf.load(CONF / "hydra" / "sweeper" / "sampler" / "bayesian.yaml")
     numbers = range(1, seeds + 1)
     return {

@@ -23,7 +23,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "sharding": ("replicated", "zero1", "zero2", "zero3", "mics", "zeropp"),
     "pipeline": ("none", "1f1b", "interleaved"),
     "precision": ("fp32", "bf16", "fp16"),
-    "collectives": ("plain", "bf16", "zeropp", "zeropp_feedback"),
+    "collectives": ("plain", "bf16", "qwz", "qgz", "zeropp", "zeropp_feedback", "four_bits"),
     "device": ("cpu", "cuda", "hip"),
 }
 TESTED_DEVICES = ("cpu",)
@@ -66,27 +66,24 @@ REFUSALS = (
     ),
 )
 # the traits of the choices of `collectives` that are an axis of the table
+_FLOATS = {
+    "error feedback": "off",
+    "gradients between nodes": "floats",
+    "all formats": "floats",
+}
+_INTEGERS = {
+    "error feedback": "off",
+    "gradients between nodes": "integers",
+    "all formats": "not all floats",
+}
 _TRAITS_OF_PRESETS: dict[str, Cell] = {
-    "plain": {
-        "error feedback": "off",
-        "gradients between nodes": "floats",
-        "all formats": "floats",
-    },
-    "bf16": {
-        "error feedback": "off",
-        "gradients between nodes": "floats",
-        "all formats": "floats",
-    },
-    "zeropp": {
-        "error feedback": "off",
-        "gradients between nodes": "integers",
-        "all formats": "not all floats",
-    },
-    "zeropp_feedback": {
-        "error feedback": "on",
-        "gradients between nodes": "integers",
-        "all formats": "not all floats",
-    },
+    "plain": _FLOATS,
+    "bf16": _FLOATS,
+    "qwz": {**_FLOATS, "all formats": "not all floats"},
+    "qgz": _INTEGERS,
+    "zeropp": _INTEGERS,
+    "zeropp_feedback": {**_INTEGERS, "error feedback": "on"},
+    "four_bits": {**_INTEGERS, "error feedback": "on"},
 }
 
 

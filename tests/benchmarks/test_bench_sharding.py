@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bench_sharding import make_cases, parse
+from benchmarks.bench_sharding import main, make_cases, parse
 from benchmarks.peers.contenders import BY_DEFAULT, DEEPSPEED, factors_of, find
 from benchmarks.peers.results import Outcome
 from benchmarks.peers.turn import RankFigures, Shape, Turn
 from benchmarks.peers.worker import idle_share
+from frontier_llm.cli.options import run_command
 from frontier_llm.errors import ConfigError
+from tests.forked_train import Ended, run
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 TURN = Turn(
     "ddp", 2, "fp32", Shape(2, 64, 4, 512, 64), samples=2, micro_batches=1, warmup=1, steps=2,
     threads=1, ranks_per_node=1, namespaces=(), limit_seconds=60,
@@ -31,9 +32,8 @@ can_make_namespaces = pytest.mark.skipif(
 )
 
 
-def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    tool = [sys.executable, "-m", "benchmarks.bench_sharding", "--quick", *arguments]
-    return subprocess.run(tool, cwd=ROOT, check=False, capture_output=True, text=True, timeout=120)
+def bench(*arguments: str) -> Ended:
+    return run(lambda: run_command(lambda: main(["--quick", *arguments])))
 
 
 def tables(file: Path) -> list[dict[str, dict]]:
@@ -54,7 +54,7 @@ def test_contenders_train_the_same_model(tmp_path):
     file = tmp_path / "figures.json"
     few = ["--micro-batches", "2", "--precision", "fp32"]
     done = bench("--contenders", *names, *few, "--json", str(file))
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.text
     (table,) = tables(file)
     assert list(table) == names
     assert len({row["parameters"] for row in table.values()}) == 1
@@ -72,7 +72,7 @@ def test_counted_bytes_equal_those_of_the_interfaces(tmp_path):
     file = tmp_path / "figures.json"
     size = ["--hidden", "128", "--link", "1gbit"]
     done = bench("--contenders", "ours-zero3", *size, "--json", str(file))
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.text
     fp32, bf16 = (table["ours-zero3"] for table in tables(file))
     for row in (fp32, bf16):
         assert row["sent_bytes"] == [pytest.approx(row["counted_bytes"], rel=0.03)]
@@ -83,19 +83,19 @@ def test_a_failing_contender_is_named_and_the_others_continue(tmp_path):
     file = tmp_path / "figures.json"
     wrong = "ours-2-1-2"  # gradients cannot be sharded over fewer ranks than parameters
     done = bench("--contenders", wrong, "ours-zero1", "--precision", "fp32", "--json", str(file))
-    assert done.returncode == 1
-    assert f"{wrong}: rank" in done.stderr
-    assert "configuration error at sharding" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.code == 1
+    assert f"{wrong}: rank" in done.text
+    assert "configuration error at sharding" in done.text
+    assert "Traceback" not in done.text
     (table,) = tables(file)
     assert table["ours-zero1"]["error"] is None
 
 
 def test_an_unknown_contender_is_rejected_before_anything_starts():
     done = bench("--contenders", "horovod")
-    assert done.returncode == 2
-    assert "got:    horovod" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.code == 2
+    assert "got:    horovod" in done.text
+    assert "Traceback" not in done.text
 
 
 def test_links_need_root_and_iproute2(monkeypatch):

@@ -1,5 +1,7 @@
 """What is measured goes into the cluster's figures, and says so."""
 
+import functools
+
 import pytest
 
 from frontier_llm.calibration.cluster_values import measured
@@ -20,8 +22,12 @@ PRODUCTS = (
 )
 DEVICE = DeviceFigures("a test", 5e9, (KernelFigures("bf16", 0.1, 0.05, 1.5, 2e9),), 3e-6)
 LINKS = LinkFigures(2, Speed(50e-6, 1.5e9), {"all_reduce": Speed(70e-6, 1e9)}, 0.25)
-SMALL = {"fp32": {case: small_config("fp32", case, 2) for case in CASES}}
 SECONDS = dict(zip(CASES, (1.0, 2.5, 4.5), strict=True))
+
+
+@functools.cache
+def small():
+    return {"fp32": {case: small_config("fp32", case, 2) for case in CASES}}
 
 
 def figures(links=LINKS, seconds=SECONDS):
@@ -38,7 +44,7 @@ def test_a_name_that_cannot_be_written_is_refused_before_measuring(name, monkeyp
 
 def test_measured_figures_replace_the_files():
     before = composed("cluster=cpu_laptop").cluster
-    values = measured(before.model_dump(mode="json"), figures(), SMALL)
+    values = measured(before.model_dump(mode="json"), figures(), small())
     cluster = ClusterConfig.model_validate(values)
     calibration, link = cluster.device.calibration, cluster.links[0]
     assert calibration.products["bf16"].tflops == 0.3
@@ -56,7 +62,7 @@ def test_measured_figures_replace_the_files():
 
 def test_on_a_cpu_the_host_takes_what_the_kernels_do_not():
     before = composed("cluster=cpu_laptop").cluster
-    values = measured(before.model_dump(mode="json"), figures(), SMALL)
+    values = measured(before.model_dump(mode="json"), figures(), small())
     host = ClusterConfig.model_validate(values).device.calibration.host["fp32"]
     plain = host_times(SECONDS, dict.fromkeys(CASES, 0.0), HostTimes())
     assert 0 < host.layer_us < 0.95 * plain.layer_us
@@ -68,7 +74,7 @@ def test_on_a_cpu_the_host_takes_what_the_kernels_do_not():
 
 def test_what_was_not_measured_stays():
     before = composed("cluster=a100_80g").cluster
-    values = measured(before.model_dump(mode="json"), figures(links=None), SMALL)
+    values = measured(before.model_dump(mode="json"), figures(links=None), small())
     cluster = ClusterConfig.model_validate(values)
     assert cluster.links == before.links
     assert cluster.device.memory_gib == before.device.memory_gib

@@ -15,6 +15,7 @@ from frontier_llm.cli.help import help_text
 from frontier_llm.cli.main import main, take_conf_dir
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
 from frontier_llm.errors import ConfigError
+from tests.forked_train import run
 
 pytestmark = pytest.mark.slow
 
@@ -89,12 +90,9 @@ def test_child_processes_inherit_it(conf_dir):
 
 def test_a_sweep_uses_it(conf_dir, tmp_path):
     """The trial is refused, because 3 samples do not divide the batch: training would be slow."""
-    command = [
-        sys.executable, "-m", "frontier_llm", "sweep", "experiment=mine", "data.micro_batch=3",
-        f"hydra.sweep.dir={tmp_path}/sweep",
-    ]  # fmt: skip
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    arguments = ["experiment=mine", "data.micro_batch=3", f"hydra.sweep.dir={tmp_path}/sweep"]
+    ended = run(lambda: main(["sweep", *arguments]))
+    assert ended.code == 0, ended.text
     trial = (tmp_path / "sweep" / "0" / "trial.json").read_text()
     assert '"refused"' in trial
     assert "data.global_batch" in trial
@@ -110,9 +108,9 @@ def test_a_plan_is_saved_there_and_says_how_it_is_run(conf_dir, capsys):
     arguments = ["plan", "--this", "--save", "planned", "experiment=frontier_22b"]
     assert main(arguments) == 0
     text = (conf_dir / "experiment" / "planned.yaml").read_text()
-    run = next(line for line in text.splitlines() if line.startswith("# run: "))
+    command = next(line for line in text.splitlines() if line.startswith("# run: "))
     words = ["frontier-llm", "train", f"--conf-dir={conf_dir}", "experiment=planned"]
-    assert shlex.split(run)[-4:] == words
+    assert shlex.split(command)[-4:] == words
     assert compose(["experiment=planned"])["model"]["name"] == "gpt_22b"
 
 

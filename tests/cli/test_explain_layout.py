@@ -91,12 +91,11 @@ def test_a_batch_that_replicas_do_not_divide_is_rounded_up():
 
 @pytest.mark.parametrize("name", sorted(set(groups()["sharding"]) - {"amsp_8_8_32"}))
 def test_every_choice_of_sharding_is_decoded_and_cuts_over_any_nodes(name):
-    assert decode(compose([f"sharding={name}"])).sharding.name == name
+    values = compose([f"sharding={name}", "launch.ranks=16"])
+    assert decode(values).sharding.name == name
     for per_node in (1, 2, 8, 16):
-        layout = layout_of(
-            f"sharding={name}", "launch.ranks=16", f"launch.ranks_per_node={per_node}"
-        )
-        f = layout.factors
+        values["launch"]["ranks_per_node"] = per_node
+        f = StateLayout.of(values).factors
         assert f.params <= f.grads <= f.optimizer <= f.data == 8
         if name == "mics":
             assert f.params == f.optimizer == min(per_node, f.data)

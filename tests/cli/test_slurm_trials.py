@@ -59,7 +59,7 @@ def sweep(cluster, folder, *axes):
     return trials, [job for job in jobs if job.get("WorkDir") == str(folder.parent)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_job_has_the_nodes_of_its_trial_and_results_keep_their_order(cluster, tmp_path):
     """A search over the numbers of nodes assigns each value to the settings that gave it."""
     trials, jobs = sweep(
@@ -80,7 +80,7 @@ def test_each_job_has_the_nodes_of_its_trial_and_results_keep_their_order(cluste
     assert best["best_params"] == {"launch.nodes": fastest.ranks}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_trials_with_equal_nodes_are_one_array(cluster, tmp_path):
     trials, jobs = sweep(cluster, tmp_path / "sweep", "launch.nodes=2", "data.micro_batch=1,2")
     assert [(trial.status, trial.ranks) for trial in trials] == [("done", 2)] * 2

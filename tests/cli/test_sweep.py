@@ -24,6 +24,7 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import estimate
 from frontier_llm.telemetry.jsonl import JsonlSink
+from tests.forked_train import train
 from tests.telemetry.runs import step_metrics
 
 pytestmark = pytest.mark.slow
@@ -48,14 +49,10 @@ def corpus(tmp_path_factory):
 
 def test_a_grid_runs_every_trial_and_a_refused_one_is_a_value(corpus, tmp_path):
     def run_sweep(axis):
-        command = [
-            sys.executable, "train.py", "-m", *SMALL, *corpus, "launch.ranks=1", axis,
-            f"hydra.sweep.dir={tmp_path}",
-        ]  # fmt: skip
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+        return train("-m", *SMALL, *corpus, "launch.ranks=1", axis, f"hydra.sweep.dir={tmp_path}")
 
     ended = run_sweep("data.micro_batch=2,8")
-    assert ended.returncode == 0, ended.stderr
+    assert ended.code == 0, ended.text
     trials = [json.loads((tmp_path / f"{n}/trial.json").read_text()) for n in range(2)]
     assert [trial["status"] for trial in trials] == ["done", "refused"]
     assert "data.global_batch" in trials[1]["reason"]
@@ -67,12 +64,12 @@ def test_a_grid_runs_every_trial_and_a_refused_one_is_a_value(corpus, tmp_path):
     assert len(metrics.read_text().splitlines()) == 4
 
     written = metrics.stat().st_mtime_ns
-    assert run_sweep("data.micro_batch=2,8").returncode == 0
+    assert run_sweep("data.micro_batch=2,8").code == 0
     assert metrics.stat().st_mtime_ns == written, "what is done is kept"
     other = run_sweep("data.micro_batch=4,8")
-    assert other.returncode == 2
-    assert "hydra.sweep.dir" in other.stderr
-    assert "Traceback" not in other.stderr
+    assert other.code == 2
+    assert "hydra.sweep.dir" in other.text
+    assert "Traceback" not in other.text
     assert metrics.exists()
 
 

@@ -1,7 +1,5 @@
 """Files of `conf/sweep`: a whole search in a file. A wrong file is refused before any trial."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from frontier_llm.cli.sweep import first_configuration, plugin_defaults
 from frontier_llm.cli.sweep_file import file_settings
 from frontier_llm.cli.sweep_trials import axes, read_in_order
 from frontier_llm.errors import ConfigError
+from tests.forked_train import run
 
 ROOT = Path(__file__).parents[2]
 HEAD = "# @package _global_\ndefaults:\n  - override /hydra/sweeper: optuna\n"
@@ -113,7 +112,7 @@ def test_a_choice_that_the_experiment_of_the_file_would_override_is_refused(own)
 
 
 @pytest.mark.slow
-def test_a_search_runs_from_any_folder_with_a_file_of_the_user(own, tmp_path):
+def test_a_search_runs_from_any_folder_with_a_file_of_the_user(own, tmp_path, monkeypatch):
     own(
         "mine",
         HEAD + "  - override /hydra/sweeper/sampler: bayesian\n"
@@ -122,12 +121,10 @@ def test_a_search_runs_from_any_folder_with_a_file_of_the_user(own, tmp_path):
         "launch.nodes: 'choice(2,4)', data.micro_batch: 'choice(1,64)'}}}\n"
         "launch: {trial_value: speed_per_device, trial_micro_batches: 8}\n",
     )
-    ended = subprocess.run(
-        [sys.executable, "-m", "frontier_llm", "sweep", "sweep=mine", "launch.trial_runner=plan",
-         f"hydra.sweep.dir={tmp_path}/found"],
-        cwd=tmp_path, env=_environ(tmp_path), capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
+    monkeypatch.chdir(tmp_path)
+    arguments = ["sweep=mine", "launch.trial_runner=plan", f"hydra.sweep.dir={tmp_path}/found"]
+    ended = run(lambda: main(["sweep", *arguments]))
+    assert ended.code == 0, ended.text
     trials = read_in_order(tmp_path / "found")
     assert len(trials) == 8
     assert set(axes(trials)) == {"launch.nodes", "data.micro_batch"}
@@ -140,11 +137,7 @@ def test_a_search_runs_from_any_folder_with_a_file_of_the_user(own, tmp_path):
             "speed_per_device",
         )
         assert trial.value == (trial.tokens_per_second / trial.ranks if trial.ranks else 0)
-    assert "8/8" in ended.stdout
-
-
-def _environ(conf_dir):
-    return {**os.environ, "PYTHONPATH": str(ROOT), CONF_DIR_VARIABLE: str(conf_dir)}
+    assert "8/8" in ended.text
 
 
 @pytest.mark.parametrize("command", ["train", "plan", "dry-run", "launch"])

@@ -12,9 +12,10 @@ import re
 import pytest
 import yaml
 
+from frontier_llm.cli import group_files
 from frontier_llm.cli.compose import OPTIONAL_GROUPS, compose, groups
 from frontier_llm.cli.experiments import Header
-from frontier_llm.cli.group_files import file_values, leaves, section_of
+from frontier_llm.cli.group_files import leaves, section_of
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
@@ -42,6 +43,8 @@ RULES = {
     "engine": set(),
 }
 """The keys that a refused choice of a group may name."""
+file_values = functools.cache(group_files.file_values)
+"""Each file is read once; the tests do not change its values."""
 
 
 def _root():

@@ -16,7 +16,7 @@ POINTS = 0.03
 def strong_efficiency(model, micro_batch):
     """Return the efficiency of the last run; None if its samples are not divisible."""
     try:
-        *_, last = scaling(CURVES[model], f"data.micro_batch={micro_batch}")
+        _, last = scaling(CURVES[model].ends, f"data.micro_batch={micro_batch}")
     except ConfigError:
         return None
     return last.efficiencies[1]
@@ -36,7 +36,7 @@ def test_a_table_is_current(block, table):
 
 @pytest.mark.parametrize("model", CURVES)
 def test_scaling_on_frontier_is_near_the_published_efficiencies(model):
-    *_, last = scaling(CURVES[model])
+    _, last = scaling(CURVES[model].ends)
     for found, percent in zip(last.efficiencies, CURVES[model].published_percent, strict=True):
         assert found == pytest.approx(percent / 100, abs=POINTS)
 
@@ -60,7 +60,7 @@ def test_the_bubble_alone_gives_the_predicted_efficiency_of_strong_scaling():
 
 @pytest.mark.parametrize("model", CURVES)
 def test_the_last_runs_fit_in_memory(model):
-    *_, last = scaling(CURVES[model])
+    _, last = scaling(CURVES[model].ends)
     assert last.runs[1].refused is None
 
 

@@ -15,7 +15,7 @@ TINY = (
     "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocabulary=300",
     "data.vocabulary=300", "data.sequence_length=32", "data.global_batch=4", "data.micro_batch=1",
     "launch.ranks=2", "trainer.evaluate_every_steps=null", "trainer.sample_tokens=0",
-    "precision=fp32", "telemetry.wandb=off", "trainer.steps=2",
+    "precision=fp32", "telemetry.wandb=off", "trainer.steps=2", "trainer.evaluate_batches=1",
 )  # fmt: skip
 
 

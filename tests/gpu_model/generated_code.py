@@ -2,7 +2,8 @@
 
 A function that is compiled on fake tensors is traced, differentiated, fused and translated to
 Triton as always. Only the last steps are left out: the Triton kernels are not compiled, and a call
-of the compiled function returns tensors without computing them.
+of the compiled function returns tensors without computing them. The compiler is imported by the
+functions that use it, so that it is not loaded where the tests of this folder are skipped.
 """
 
 import re
@@ -13,9 +14,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch._inductor.compile_fx as inductor
-from torch._inductor import config
-from torch._inductor.async_compile import AsyncCompile
 
 LAUNCH = re.compile(
     r"^ +(?:(?P<generated>\w+)\.run|(?:\w+ = )?(?P<other>(?:extern_kernels|torch\.ops)\.[\w.]+))\(",
@@ -52,6 +50,9 @@ def recording(record: Record) -> Iterator[None]:
 
     Each shape is compiled by itself, because sizes and bytes are numbers here.
     """
+    import torch._inductor.compile_fx as inductor
+    from torch._inductor import config
+
     compile_function = partial(
         inductor.compile_fx,
         inner_compile=partial(_compile_graph, inductor.compile_fx_inner, record),
@@ -73,6 +74,9 @@ def _compile_graph(
 
     The backward graph is compiled in another thread, in which torch has its own settings.
     """
+    from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
+
     with config.patch(SETTINGS), mock.patch.object(AsyncCompile, "triton"):
         # a graph without operations has no code
         code = getattr(compiler(graph, inputs, **more), "source_code", "")

@@ -1,6 +1,6 @@
 """Cut model states in the situations that have bitten others, and proof that the tests bite."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,39 +16,63 @@ from frontier_llm.trainer.evaluate import Evaluation
 from tests.covering import covering
 from tests.ranks import RanksFailedError, run_ranks
 from tests.trainer.rig import Rig, make_rig
-from tests.trainer.test_parity import MODELS, compare, reference, train_and_collect
+from tests.trainer.test_parity import (
+    MODELS,
+    check,
+    reference,
+    train_and_collect,
+    trained,
+)
 from tests.trainer.test_sharding_parity import STEPS, factors
 from tests.values import tiny_values
 
 pytestmark = pytest.mark.slow
 
+Cut = tuple[int, int, int]
+
+
+def compare_cuts(cut: Cut, cuts: Sequence[Cut], overrides: Sequence[str]) -> None:
+    """Compare one of some cuts, which are trained on one set of ranks, with one process."""
+    of_cuts = {each: (*overrides, *factors(each)) for each in cuts}
+    results = trained(4, tuple(of_cuts.values()), STEPS)[of_cuts[cut]]
+    check(results, [*of_cuts[cut]], [], STEPS)
+
 
 @pytest.mark.parametrize("cut", covering([(1, 2, 4), (2, 4, 4), (4, 4, 4)], [(1, 2, 4)]), ids=str)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_recomputation(recompute: str, cut: tuple[int, int, int]) -> None:
-    compare(4, [f"recompute={recompute}", "model.layers=3", *factors(cut)], [], STEPS)
+def test_recomputation(recompute: str, cut: Cut) -> None:
+    cuts = [cut] if cut == (1, 2, 4) else [(2, 4, 4), (4, 4, 4)]
+    compare_cuts(cut, cuts, [f"recompute={recompute}", "model.layers=3"])
+
+
+ODD_CUTS = [(1, 1, 4), (1, 2, 4), (2, 4, 4), (4, 4, 4)]
 
 
 @pytest.mark.parametrize("micro_batches", covering([3, 5], [5]))
-@pytest.mark.parametrize("cut", [(1, 1, 4), (1, 2, 4), (2, 4, 4), (4, 4, 4)], ids=str)
-def test_odd_numbers_of_micro_batches(cut: tuple[int, int, int], micro_batches: int) -> None:
-    few = ["model.layers=2", f"data.global_batch={4 * micro_batches}"]
-    compare(4, [*few, *factors(cut)], [], STEPS)
+@pytest.mark.parametrize("cut", ODD_CUTS, ids=str)
+def test_odd_numbers_of_micro_batches(cut: Cut, micro_batches: int) -> None:
+    compare_cuts(cut, ODD_CUTS, ["model.layers=2", f"data.global_batch={4 * micro_batches}"])
 
 
-@pytest.mark.parametrize(
-    ("cut", "model"),
-    [
-        ((1, 1, 2), "tied_gelu"),
-        ((1, 2, 2), "untied_gqa_swiglu"),
-        ((2, 2, 2), "tied_gelu"),
-        ((2, 2, 2), "untied_gqa_swiglu"),
-    ],
-    ids=str,
-)
-def test_three_stages_of_two_chunks(cut: tuple[int, int, int], model: str) -> None:
-    overrides = ["parallel.pipeline=3", "parallel.chunks=2", "data.global_batch=12"]
-    compare(6, ["model.layers=7", *overrides, *factors(cut)], MODELS[model], STEPS)
+THREE_STAGES = (
+    "model.layers=7", "parallel.pipeline=3", "parallel.chunks=2", "data.global_batch=12",
+)  # fmt: skip
+CUTS_AND_MODELS = [
+    ((1, 1, 2), "tied_gelu"),
+    ((1, 2, 2), "untied_gqa_swiglu"),
+    ((2, 2, 2), "tied_gelu"),
+    ((2, 2, 2), "untied_gqa_swiglu"),
+]
+
+
+@pytest.mark.parametrize("case", CUTS_AND_MODELS, ids=str)
+def test_three_stages_of_two_chunks(case: tuple[Cut, str]) -> None:
+    cases = {
+        (cut, model): (*MODELS[model], *THREE_STAGES, *factors(cut))
+        for cut, model in CUTS_AND_MODELS
+    }
+    results = trained(6, tuple(cases.values()), STEPS)[cases[case]]
+    check(results, [*THREE_STAGES, *factors(case[0])], MODELS[case[1]], STEPS)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,14 @@ import pytest
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.sharded_states import ShardedStates
 from tests.ranks import run_ranks
-from tests.trainer.test_parity import assemble, compare, reference, train_and_collect
+from tests.trainer.test_parity import (
+    assemble,
+    check,
+    compare,
+    reference,
+    train_and_collect,
+    trained,
+)
 from tests.trainer.test_sharding_parity import factors
 from tests.values import TINY_T5, tiny_values
 
@@ -33,8 +40,11 @@ IN_3D = ["parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2"]
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_equals_one_process(layout: str) -> None:
+    """Layouts of the same size are trained on one set of ranks."""
     size, overrides = LAYOUTS[layout]
-    compare(size, overrides, MODEL, STEPS)
+    cases = tuple((*MODEL, *other) for ranks, other in LAYOUTS.values() if ranks == size)
+    results = trained(size, cases, STEPS)[(*MODEL, *overrides)]
+    check(results, overrides, MODEL, STEPS)
 
 
 @pytest.mark.parametrize(
