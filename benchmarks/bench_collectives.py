@@ -8,7 +8,10 @@
 
 The codec is the code that quantises and dequantises. The first table has its speed with one thread,
 in GB/s of the unquantised buffer (fp32 or bf16). `copy` is a copy of the same buffer, whose speed
-memory limits. On a CPU the CPU time of the thread is measured, which other processes hardly affect.
+memory limits. `rotated by 64` are runs of 64 elements. `add 8` adds the messages of eight ranks.
+`difference` quantises the difference to a base in bf16, and `add difference` adds a decoded one.
+`feedback` quantises with a residual in bf16 or int8. On a CPU the CPU time of the thread is
+measured, which other processes hardly affect.
 
 The second table has gathers and reductions of a buffer of --elements elements on two nodes. A flow
 is one way of communicating: `gather` and `reduce` go over all ranks in one hop, `two hops` reduces
@@ -27,7 +30,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -46,6 +49,7 @@ from frontier_llm.cli.options import at_least, bench_parser, parse_bench, positi
 from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.kernel_choice import choose_kernels
+from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.slots import Slots
 from frontier_llm.collectives.torch_blockwise import TorchKernels
 from frontier_llm.collectives.traffic import Traffic
@@ -55,6 +59,13 @@ from frontier_llm.geometry.grid import Grid
 
 FORMATS = (FP32, BF16, Format("int8", 256, 2), Format("int4", 256, 2))
 """The quantised formats have the block and scale sizes of conf/collectives/."""
+ROTATIONS = (64, 256)
+"""Elements per run of the rotated int4 formats of the codec's table."""
+HEADINGS = (
+    "quantise", "dequantise", "add to fp32", "add 8", "difference", "add difference", "feedback",
+    "feedback, int8",
+)  # fmt: skip
+"""Columns of the codec's table, in the order of the speeds of CodecFigure."""
 NODES = 2
 """Number of simulated nodes."""
 QUICK = {"elements": 1 << 14, "codec_elements": 1 << 16, "codec_seconds": 0.01, "rounds": 1}
@@ -75,6 +86,16 @@ class CodecFigure:
     dequantise: float
     add: float
     """Speed of dequantising and adding to an fp32 buffer."""
+    add_eight: float
+    """Speed of dequantising the messages of eight ranks and adding them, per message."""
+    difference: float
+    """Speed of quantising a difference to a base in bf16."""
+    add_difference: float
+    """Speed of dequantising a difference and adding it to the unquantised buffer."""
+    feedback: float
+    """Speed of quantising with a residual in bf16."""
+    feedback_int8: float
+    """Speed of quantising with a residual in int8 that is a moving average."""
 
 
 @dataclass
@@ -147,9 +168,10 @@ def codec_figures(elements: int, limit: float) -> Iterator[CodecFigure]:
         values = torch.randn(elements, device=device).to(dtype)
         copy_seconds = _seconds(partial(torch.empty_like(values).copy_, values), limit)
         copy = values.nbytes / copy_seconds / 1e9
-        yield CodecFigure("copy", "-", _name(dtype), copy, copy, copy)
+        yield CodecFigure("copy", "-", _name(dtype), *[copy] * len(HEADINGS))
+        rotated = [replace(FORMATS[-1], rotation_elements=run) for run in ROTATIONS]
         for kernels in implementations:
-            for format_ in FORMATS[2:]:
+            for format_ in (*FORMATS[2:], *rotated):
                 yield _codec_figure(kernels, format_, values, limit)
 
 
@@ -161,21 +183,29 @@ def _codec_figure(
     kernels: BlockKernels, format_: Format, values: torch.Tensor, limit: float
 ) -> CodecFigure:
     """Time one implementation of the codec in one format, `limit` seconds per function."""
-    size = format_.slot_bytes(values.numel(), 1, values.numel())
-    data = torch.empty(1, size, dtype=torch.uint8, device=values.device)
-    slots = Slots(data, format_, values.numel(), values.numel(), torch.bfloat16)
-    out, total = torch.empty_like(values), torch.zeros_like(values, dtype=torch.float32)
-    seconds = (
-        _seconds(partial(kernels.quantise, values[None], slots), limit),
-        _seconds(partial(kernels.dequantise, slots, out[None]), limit),
-        _seconds(partial(kernels.add_up, slots, total), limit),
+    elements, device = values.numel(), values.device
+    size = format_.slot_bytes(elements, 1, elements)
+    data = torch.zeros(1, size, dtype=torch.uint8, device=device)
+    slots = Slots(data, format_, elements, elements, torch.bfloat16)
+    eight = replace(slots, data=torch.zeros(8, size, dtype=torch.uint8, device=device))
+    parts, out = values[None], torch.zeros_like(values)[None]
+    base, total = parts.roll(1, 1).bfloat16(), torch.zeros(elements, device=device)
+    in_bf16 = Residual.zeros(1, elements, device)
+    in_int8 = Residual.zeros(1, elements, device, format_.block_elements, decay=0.8)
+    works = (
+        (parts, 1, partial(kernels.quantise, parts, slots)),
+        (out, 1, partial(kernels.dequantise, slots, out)),
+        (total, 1, partial(kernels.add_up, slots, total)),
+        (total, 8, partial(kernels.add_up, eight, total)),
+        (parts, 1, partial(kernels.quantise, parts, slots, base=base)),
+        (out, 1, partial(kernels.dequantise, slots, out, add=True)),
+        (parts, 1, partial(kernels.quantise, parts, slots, in_bf16)),
+        (parts, 1, partial(kernels.quantise, parts, slots, in_int8)),
     )
-    element_bytes = (values.element_size(), values.element_size(), total.element_size())
-    speeds = (
-        size * values.numel() / time_ / 1e9
-        for size, time_ in zip(element_bytes, seconds, strict=True)
-    )
-    return CodecFigure(kernels.name, format_.name, _name(values.dtype), *speeds)
+    speeds = (count * wide.nbytes / _seconds(work, limit) / 1e9 for wide, count, work in works)
+    run = format_.rotation_elements
+    name = f"{format_.name} rotated by {run}" if run else format_.name
+    return CodecFigure(kernels.name, name, _name(values.dtype), *speeds)
 
 
 def _seconds(work: Callable[[], object], limit: float) -> float:
@@ -292,11 +322,11 @@ def _time_flow(
 def codec_table(figures: Sequence[CodecFigure]) -> Table:
     """Return the table of the codec."""
     table = _table("Codec, one thread, GB/s", "kernels", "format", "dtype")
-    for heading in ("quantise", "dequantise", "add to fp32"):
+    for heading in HEADINGS:
         table.add_column(heading, justify="right")
     for figure in figures:
-        speeds = (f"{speed:.2f}" for speed in (figure.quantise, figure.dequantise, figure.add))
-        table.add_row(figure.kernels, figure.format, figure.dtype, *speeds)
+        kernels, name, dtype, *speeds = astuple(figure)
+        table.add_row(kernels, name, dtype, *(f"{speed:.2f}" for speed in speeds))
     return table
 
 

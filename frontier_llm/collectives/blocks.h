@@ -72,50 +72,54 @@ typedef int32_t Bits __attribute__((vector_size(4 * VECTOR)));
  * to each lane, after the sign of each b was changed. */
 #define PAIRS(v, s) (SWAP(v, s) + (Vector)((Bits)(v) ^ (((lanes & s) != 0) & sign)))
 
-/* Multiply each run of x by the Walsh-Hadamard matrix; n is a multiple of `run`. Strides within a
- * vector come first, then two strides per pass over the block, and one if a single one is left. */
-static void transform(float *x, int n, int run) {
+/* Multiply each run by the Walsh-Hadamard matrix, then by a factor; n is a multiple of `run`. Strides
+ * within a vector come first, then two strides per pass over the block, and one if a single one is
+ * left. The last pass multiplies by the factor, the others by 1. `x` may be `source`. */
+static void transform(const float *source, float *x, int n, int run, float factor) {
     const Bits lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int32_t sign = INT32_MIN;
+    int stride = VECTOR;
+    float f = stride == run ? factor : 1.0f;
     for (int i = 0; i < n; i += VECTOR) {
         Vector v;
-        memcpy(&v, x + i, sizeof v);
+        memcpy(&v, source + i, sizeof v);
         v = PAIRS(v, 1);
         v = PAIRS(v, 2);
         v = PAIRS(v, 4);
-        v = PAIRS(v, 8);
+        v = PAIRS(v, 8) * f;
         memcpy(x + i, &v, sizeof v);
     }
-    int stride = VECTOR;
-    for (; 2 * stride < run; stride *= 4)
+    for (; 2 * stride < run; stride *= 4) {
+        f = 4 * stride == run ? factor : 1.0f;
         for (int first = 0; first < n; first += 4 * stride)
             for (int i = first; i < first + stride; i++) {
                 float a = x[i], b = x[i + stride];
                 float c = x[i + 2 * stride], d = x[i + 3 * stride];
                 float ab = a + b, cd = c + d, a_b = a - b, c_d = c - d;
-                x[i] = ab + cd;
-                x[i + stride] = a_b + c_d;
-                x[i + 2 * stride] = ab - cd;
-                x[i + 3 * stride] = a_b - c_d;
+                x[i] = (ab + cd) * f;
+                x[i + stride] = (a_b + c_d) * f;
+                x[i + 2 * stride] = (ab - cd) * f;
+                x[i + 3 * stride] = (a_b - c_d) * f;
             }
+    }
     if (stride < run)
         for (int first = 0; first < n; first += 2 * stride)
             for (int i = first; i < first + stride; i++) {
                 float a = x[i], b = x[i + stride];
-                x[i] = a + b;
-                x[i + stride] = a - b;
+                x[i] = (a + b) * factor;
+                x[i + stride] = (a - b) * factor;
             }
 }
 
 /* Return how many of n values are in full runs. */
 static int rotated_of(int n, const Format *f) { return f->run ? n & -f->run : 0; }
 
-/* Rotate the full runs of a block of n values. The rotation is its own inverse. */
-static void rotate(float *x, int n, const Format *f) {
+/* Write a block of n values, with its full runs rotated, to x, which may be `source`. */
+static void rotate(const float *source, float *x, int n, const Format *f) {
     int rotated = rotated_of(n, f);
-    transform(x, rotated, f->run);
-    for (int i = 0; i < rotated; i++)
-        x[i] *= f->factor;
+    transform(source, x, rotated, f->run, f->factor);
+    if (x != source)
+        memcpy(x + rotated, source + rotated, (size_t)(n - rotated) * sizeof *x);
 }
 
 /* Compares bits as integers: they order like the magnitudes, with NaN above infinity. */
@@ -145,14 +149,16 @@ static void round_nearest(const float *x, int n, float inverse, int8_t *q) {
     }
 }
 
-static void round_stochastic(const float *x, int n, float inverse, float limit, uint32_t first,
+/* Ratios are finite and small, so that their integral parts are integers of 32 bits. */
+static void round_stochastic(const float *x, int n, float inverse, int32_t limit, uint32_t first,
                              uint32_t seed, int8_t *q) {
     for (int i = 0; i < n; i++) {
         float moved = x[i] * inverse + noise(first + (uint32_t)i, seed);
-        float low = floorf(moved);
+        int32_t low = (int32_t)moved;
+        low -= (float)low > moved; /* towards 0 was up for a negative number */
         low = low > limit ? limit : low;
         low = low < -limit ? -limit : low;
-        q[i] = (int8_t)(int32_t)low;
+        q[i] = (int8_t)low;
     }
 }
 

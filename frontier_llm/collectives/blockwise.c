@@ -51,12 +51,9 @@ static const float *load(const void *values, int dtype, const void *base, int ba
 static void decode(const int8_t *q, int n, float scale, const Format *f, float *x) {
     int rotated = rotated_of(n, f);
     if (rotated) {
-        float run_scale = scale * f->factor;
         for (int i = 0; i < rotated; i++)
             x[i] = (float)q[i];
-        transform(x, rotated, f->run);
-        for (int i = 0; i < rotated; i++)
-            x[i] *= run_scale;
+        transform(x, x, rotated, f->run, scale * f->factor);
     }
     for (int i = rotated; i < n; i++)
         x[i] = (float)q[i] * scale;
@@ -116,7 +113,7 @@ void frontier_quantise(const void *values, int dtype, int64_t n, const void *bas
                        uint8_t *packed) {
     float copy[MAX_BLOCK_ELEMENTS], rotated[MAX_BLOCK_ELEMENTS], old[MAX_BLOCK_ELEMENTS];
     int8_t q[MAX_BLOCK_ELEMENTS];
-    float limit = f->bits == 8 ? 127.0f : 7.0f;
+    int32_t limit = f->bits == 8 ? 127 : 7;
     for (int64_t first = 0, index = 0; first < n; first += f->block, index++) {
         int count = (int)(n - first < f->block ? n - first : f->block);
         int computes = base || residual;
@@ -128,11 +125,10 @@ void frontier_quantise(const void *values, int dtype, int64_t n, const void *bas
         }
         const float *y = x;
         if (f->run) {
-            memcpy(rotated, x, (size_t)count * sizeof *x);
-            rotate(rotated, count, f);
+            rotate(x, rotated, count, f);
             y = rotated;
         }
-        float scale = scale_of(largest_magnitude(y, count), limit, f->scale_dtype);
+        float scale = scale_of(largest_magnitude(y, count), (float)limit, f->scale_dtype);
         int usable = scale > 0.0f && isfinite(scale);
         int8_t *integers = f->bits == 8 ? (int8_t *)packed : q;
         if (!usable)
@@ -211,7 +207,7 @@ void frontier_add_up(const uint8_t *scales, int64_t scales_stride, const uint8_t
                 target[i] += (float)integers[i] * scale;
         }
         if (f->run) {
-            rotate(sums, count, f);
+            rotate(sums, sums, count, f);
             for (int i = 0; i < count; i++)
                 total[first + i] += sums[i];
         }
