@@ -6,20 +6,41 @@ from pydantic import Field
 
 from frontier_llm.config.section import Section
 
+Schedule = Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt"]
+ENDING: tuple[Schedule, ...] = ("cosine", "linear", "wsd")
+"""Schedules that reach their minimum at a given step."""
+CooldownShape = Literal["linear", "1-sqrt"]
+
 
 class OptimizerConfig(Section):
-    """AdamW with linear warm-up and cosine decay; biases and norms have no weight decay."""
+    """AdamW and its schedule. Keys with a default are absent in configurations of older runs."""
 
     name: Literal["adamw"]
     """The optimizer."""
+    schedule: Schedule = "cosine"
+    """Learning rate after the warm-up. `cosine` and `linear`: it falls to its minimum; `constant`:
+    it stays at its peak; `wsd`: it stays at its peak, then falls to its minimum in the cooldown;
+    `inverse_sqrt`: it falls with the inverse square root of the step, down to its minimum."""
     learning_rate: float = Field(gt=0)
     """Peak learning rate, reached at the end of the warm-up."""
     minimum_learning_rate: float = Field(ge=0)
-    """Learning rate at the end of the cosine decay."""
+    """Learning rate at the end of the schedule, or the limit to which `inverse_sqrt` falls. A
+    constant learning rate does not use it."""
     warmup_steps: int = Field(ge=0)
     """Steps in which the learning rate grows linearly from 0."""
     decay_steps: int | None = Field(ge=1)
-    """Step at which the learning rate reaches its minimum; null = trainer.steps."""
+    """Step at which the learning rate reaches its minimum; null = trainer.steps. `constant` and
+    `inverse_sqrt` do not end and need null."""
+    cooldown_steps: int | None = Field(default=None, ge=1)
+    """Length of the cooldown of `wsd` in steps; null = it follows from `cooldown_share`."""
+    cooldown_share: float | None = Field(default=None, gt=0, le=1)
+    """Length of the cooldown of `wsd` as a share of `decay_steps`; null = 0.2, unless
+    `cooldown_steps` is set."""
+    cooldown_shape: CooldownShape | None = None
+    """Form of the cooldown of `wsd`: `linear`, or one minus the square root of the completed share
+    (`1-sqrt`); null = `1-sqrt`."""
+    timescale_steps: int | None = Field(default=None, ge=1)
+    """Step from which on `inverse_sqrt` lets the learning rate fall; null = `warmup_steps`."""
     beta1: float = Field(ge=0, lt=1)
     """Decay rate of the first moment."""
     beta2: float = Field(ge=0, lt=1)

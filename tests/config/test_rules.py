@@ -234,6 +234,58 @@ REFUSED = {
         "optimizer.minimum_learning_rate",
         "set optimizer.minimum_learning_rate=0.003 or less",
     ),
+    "a schedule that has no end": (
+        4,
+        {"optimizer.schedule": "constant", "optimizer.decay_steps": 50},
+        "optimizer.decay_steps",
+        "set optimizer.decay_steps=null, or optimizer.schedule=wsd",
+    ),
+    "a cooldown of another schedule": (
+        4,
+        {"optimizer.cooldown_shape": "linear"},
+        "optimizer.cooldown_shape",
+        "set optimizer.cooldown_shape=null, or optimizer.schedule=wsd",
+    ),
+    "a timescale of another schedule": (
+        4,
+        {"optimizer.schedule": "linear", "optimizer.timescale_steps": 100},
+        "optimizer.timescale_steps",
+        "set optimizer.timescale_steps=null, or optimizer.schedule=inverse_sqrt",
+    ),
+    "two lengths of a cooldown": (
+        4,
+        {
+            "optimizer.schedule": "wsd",
+            "optimizer.cooldown_steps": 10,
+            "optimizer.cooldown_share": 0.1,
+        },
+        "optimizer.cooldown_share",
+        "set optimizer.cooldown_share=null",
+    ),
+    "a cooldown longer than the run": (
+        4,
+        {"optimizer.schedule": "wsd", "optimizer.cooldown_steps": 101},
+        "optimizer.cooldown_steps",
+        "set optimizer.cooldown_steps=80",
+    ),
+    "a cooldown that begins in the warm-up": (
+        4,
+        {"optimizer.schedule": "wsd", "optimizer.warmup_steps": 90},
+        "optimizer.cooldown_share",
+        "set optimizer.cooldown_steps=10",
+    ),
+    "an inverse square root from the first step": (
+        4,
+        {"optimizer.schedule": "inverse_sqrt", "optimizer.warmup_steps": 0},
+        "optimizer.timescale_steps",
+        "set optimizer.timescale_steps=10000",
+    ),
+    "a rate that falls during the warm-up": (
+        4,
+        {"optimizer.schedule": "inverse_sqrt", "optimizer.timescale_steps": 5},
+        "optimizer.timescale_steps",
+        "set optimizer.timescale_steps=20",
+    ),
     "a measured choice in a run that shall repeat exactly": (
         4,
         {"trainer.deterministic": True, "kernels": "fastest"},

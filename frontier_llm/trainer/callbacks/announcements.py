@@ -9,6 +9,7 @@ from frontier_llm.device.identity import DEVICE_VARIABLES, variables
 from frontier_llm.trainer.callbacks.callback import Callback, Rewind
 from frontier_llm.trainer.callbacks.run_report import RunReport
 from frontier_llm.trainer.context import TrainerContext
+from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.resume import Resumed
 from frontier_llm.units import format_bytes, format_count, format_seconds
 
@@ -93,6 +94,7 @@ class Announcements(Callback):
             "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
             f"{format_count(manifest.validation.tokens)} validation tokens; "
             f"{format_count(tokens)} tokens per step",
+            "rates": LearningRate.of(config).describe(config.trainer.steps),
             "saved": _describe_saving(config.checkpoint),
         }
         if not hardware.accelerator.is_cpu:
