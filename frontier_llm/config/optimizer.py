@@ -49,6 +49,9 @@ class OptimizerConfig(Section):
     """Small number that is added to the square root of the second moment."""
     weight_decay: float = Field(ge=0)
     """Coefficient of decoupled weight decay."""
+    z_loss: float = Field(default=0.0, ge=0)
+    """Coefficient of z-loss, which keeps the logits small: the loss of a token gets the additional
+    term z_loss * log(Z)^2, where Z is the divisor of its softmax. 0 = none; PaLM uses 1e-4."""
     clip_norm: float | None = Field(gt=0)
     """Limit of the global gradient norm. Larger gradients are scaled down to it; null = no
     limit."""

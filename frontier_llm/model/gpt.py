@@ -11,7 +11,7 @@ from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.model.layer_specs import decoder_block
 from frontier_llm.model.linear import ColumnLinear
-from frontier_llm.model.loss import token_losses
+from frontier_llm.model.loss import TokenLosses, token_losses
 
 
 class Gpt(GPTModel):
@@ -65,8 +65,8 @@ class Gpt(GPTModel):
         (sharding/) sums the gradients of both.
         """
 
-    def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
-        """Return the cross entropy of each token over the vocabulary without padding.
+    def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> TokenLosses:
+        """Return the losses of each token over the vocabulary without padding.
 
         megatron's GPTModel calls this method in its forward pass.
 
@@ -74,8 +74,5 @@ class Gpt(GPTModel):
             labels: [samples, tokens] int64.
             logits: [tokens, samples, this tensor rank's part of the padded vocabulary]. They are
                 overwritten.
-
-        Returns:
-            [samples, tokens] fp32.
         """
         return token_losses(logits, labels, self.vocabulary, self.pg_collection.tp)
