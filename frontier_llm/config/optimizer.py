@@ -10,6 +10,23 @@ Schedule = Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt"]
 ENDING: tuple[Schedule, ...] = ("cosine", "linear", "wsd")
 """Schedules that reach their minimum at a given step."""
 CooldownShape = Literal["linear", "1-sqrt"]
+ParameterGroup = Literal["embedding", "matrices", "head", "norms"]
+"""A kind of parameters. `embedding`: the tables of tokens (also if the head shares it) and of
+positions; `matrices`: the matrices of the layers; `head`: a matrix that only the head has; `norms`:
+norms and biases."""
+
+
+class RateFactors(Section):
+    """Factors of the learning rate, by group of parameters."""
+
+    embedding: float = Field(default=1.0, ge=0)
+    """Of the tables of tokens and positions. A table that the head shares is one of them."""
+    matrices: float = Field(default=1.0, ge=0)
+    """Of the matrices of the layers."""
+    head: float = Field(default=1.0, ge=0)
+    """Of the matrix of the head, if it is not shared with the embedding."""
+    norms: float = Field(default=1.0, ge=0)
+    """Of norms and biases."""
 
 
 class OptimizerConfig(Section):
@@ -49,6 +66,11 @@ class OptimizerConfig(Section):
     """Small number that is added to the square root of the second moment."""
     weight_decay: float = Field(ge=0)
     """Coefficient of decoupled weight decay."""
+    decayed: tuple[ParameterGroup, ...] = Field(("embedding", "matrices", "head"), strict=False)
+    """Groups of parameters that have weight decay, such as `[matrices,head]`. `norms` are norms and
+    biases."""
+    rate_factors: RateFactors = Field(default_factory=RateFactors)
+    """Factors of the learning rate, by group of parameters."""
     z_loss: float = Field(default=0.0, ge=0)
     """Coefficient of z-loss, which keeps the logits small: the loss of a token gets the additional
     term z_loss * log(Z)^2, where Z is the divisor of its softmax. 0 = none; PaLM uses 1e-4."""

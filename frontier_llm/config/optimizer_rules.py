@@ -12,6 +12,7 @@ def check_optimizer(config: RunConfig) -> None:
         ConfigError: the error names the key to change.
     """
     _check_rates(config)
+    _check_head(config)
     _check_unused(config)
     _check_cooldown(config)
     _check_timescale(config)
@@ -26,6 +27,18 @@ def _check_rates(config: RunConfig) -> None:
             f"at most optimizer.learning_rate ({optimizer.learning_rate})",
             f"set optimizer.minimum_learning_rate={optimizer.learning_rate} or less: the schedule "
             "decays to it",
+        )
+
+
+def _check_head(config: RunConfig) -> None:
+    factor = config.optimizer.rate_factors.head
+    if config.model.tied and factor != 1:
+        raise ConfigError(
+            "optimizer.rate_factors.head",
+            f"{factor}, with model.tied=true",
+            "1, because the head has no matrix of its own",
+            "set optimizer.rate_factors.head=1.0, and use optimizer.rate_factors.embedding; or set "
+            "model.tied=false",
         )
 
 

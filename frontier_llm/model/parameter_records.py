@@ -136,7 +136,7 @@ def _record(
         parameter=parameter,
         unit=shape.unit,
         placements=placements,
-        decayed=shape.decayed,
+        group=shape.group,
         counted=is_first_copy and (not is_replicated or context.groups.coordinates.tensor == 0),
         tensor_partial=bool(getattr(parameter, "sequence_parallel", False)),
         tied=len(chunks_with_copies) > 1,

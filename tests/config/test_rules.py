@@ -234,6 +234,12 @@ REFUSED = {
         "optimizer.minimum_learning_rate",
         "set optimizer.minimum_learning_rate=0.003 or less",
     ),
+    "a rate of a head that is the embedding": (
+        4,
+        {"optimizer.rate_factors.head": 0.5},
+        "optimizer.rate_factors.head",
+        "set optimizer.rate_factors.head=1.0",
+    ),
     "a schedule that has no end": (
         4,
         {"optimizer.schedule": "constant", "optimizer.decay_steps": 50},

@@ -146,8 +146,8 @@ def _describe_formats(context: TrainerContext) -> str:
         f"{config.name}: parameters {params} forward, {config.params_backward_format or params} "
         f"backward, {refresh} after the update; gradients {config.grads_format} "
         f"inside a node, {between} between nodes, {config.sums_format} in sums over replicas; "
-        f"blocks of {config.block_elements}; norms and biases (tensors without weight decay) in "
-        f"16 bits; {kernels.name} kernels ({kernels.reason})"
+        f"blocks of {config.block_elements}; norms and biases in 16 bits; "
+        f"{kernels.name} kernels ({kernels.reason})"
     )
     grid = context.groups.grid
     if context.states.factors.optimizer == 1 and config.sums_format == "fp32":
