@@ -10,7 +10,7 @@ from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.model.layer_specs import decoder_block
-from frontier_llm.model.linear import ColumnLinear
+from frontier_llm.model.linear import ColumnLinear, ScaledHead
 from frontier_llm.model.loss import TokenLosses, token_losses
 
 
@@ -56,7 +56,8 @@ class Gpt(GPTModel):
         )
         if self.post_process:
             # GPTModel builds megatron's layer and has no argument for its class
-            self.output_layer.__class__ = ColumnLinear
+            self.output_layer.__class__ = ColumnLinear if model.width_factor == 1 else ScaledHead
+            self.output_layer.input_factor = model.width_factor
 
     def setup_embeddings_and_output_layer(self) -> None:
         """Skip megatron's broadcast of a tied embedding between the first and the last stage.

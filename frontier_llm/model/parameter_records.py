@@ -137,6 +137,7 @@ def _record(
         unit=shape.unit,
         placements=placements,
         group=shape.group,
+        rate_factor=context.model.width_factor if shape.group == "matrices" else 1.0,
         counted=is_first_copy and (not is_replicated or context.groups.coordinates.tensor == 0),
         tensor_partial=bool(getattr(parameter, "sequence_parallel", False)),
         tied=len(chunks_with_copies) > 1,
