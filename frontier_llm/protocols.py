@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from frontier_llm.collectives.handles import Handle
+from frontier_llm.config.optimizer import ParameterGroup
 
 
 class ProductSink(Protocol):
@@ -98,8 +99,8 @@ class ParameterRecord:
     """Unit that it is gathered and reduced with: `embedding`, `positions`, `layers.N`, `head`."""
     placements: tuple[Placement, ...]
     """Its parts in the global model."""
-    decayed: bool
-    """Whether weight decay applies to it."""
+    group: ParameterGroup
+    """The group for which weight decay and the learning rate can be set."""
     counted: bool
     """Whether this rank counts it in the gradient norm and saves it. Of the ranks of a replica that
     hold the same elements, exactly one does."""
@@ -108,9 +109,17 @@ class ParameterRecord:
     only a part of the sequence (norms and biases under sequence parallelism)."""
     tied: bool
     """Whether other model chunks hold copies, whose gradients must be added."""
+    rate_factor: float = 1.0
+    """Factor of its learning rate that follows from the width of the model (muP). Weight decay is
+    divided by it."""
     passes: int = 1
     """Number of backward passes per micro-batch that compute a gradient of it: the number of this
     rank's model chunks that read it."""
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix, which may be quantised, and not a norm or a bias."""
+        return self.group != "norms"
 
     @property
     def name(self) -> str:

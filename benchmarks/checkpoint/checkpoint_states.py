@@ -76,7 +76,7 @@ def _shard(index: int, rank: int, ranks: int, rows: int) -> StateShard:
         parameter=torch.nn.Parameter(torch.empty(shape, device="meta")),
         unit=f"layers.{index}",
         placements=(Placement(f"layers.{index}.weight", shape, origin, origin, shape),),
-        decayed=True,
+        group="matrices",
         counted=True,
         tensor_partial=False,
         tied=False,

@@ -15,6 +15,7 @@ from megatron.core.pipeline_parallel import schedules
 from frontier_llm.data.batch import AnyBatch
 from frontier_llm.model.build import Model
 from frontier_llm.model.chunk import Chunk
+from frontier_llm.model.loss import TokenLosses
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.dropout import DropoutSeeds
 
@@ -91,9 +92,11 @@ class MegatronPipeline:
 def _forward(batches: Iterator[AnyBatch], chunk: Chunk) -> tuple[torch.Tensor, LossFunction]:
     """Run the forward pass of the next micro-batch through a model chunk."""
     batch = next(batches)
-    return chunk(**batch.inputs(), labels=batch.labels), partial(_mean_loss, batch)
+    output = chunk(**batch.inputs(), labels=batch.labels)
+    losses = output.cross_entropy if isinstance(output, TokenLosses) else output
+    return losses, partial(_mean_loss, batch)
 
 
 def _mean_loss(batch: AnyBatch, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     loss = batch.mean_loss(losses)
-    return loss, loss.detach().clone()  # the schedule divides the first tensor in place
+    return loss, loss.detach().view(1).clone()  # the schedule divides the first tensor in place

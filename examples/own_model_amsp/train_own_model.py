@@ -128,7 +128,7 @@ def records(model: OwnModel) -> list[ParameterRecord]:
                     # where the parameter lies in the whole tensor: without tensor parallelism it is
                     # the whole tensor
                     placements=(Placement(f"{unit}.{name}", shape, zeros, zeros, shape),),
-                    decayed=parameter.dim() > 1,  # weight decay of matrices only
+                    group="matrices" if parameter.dim() > 1 else "norms",  # for weight decay
                     counted=True,  # this rank adds the parameter to the norm of the gradients
                     tensor_partial=False,
                     tied=False,

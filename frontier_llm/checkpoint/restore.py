@@ -140,7 +140,7 @@ def read_tensor(
         parameter=torch.nn.Parameter(torch.empty(shape, device="meta")),
         unit="",
         placements=(Placement(name, shape, zeros, zeros, shape),),
-        decayed=False,
+        group="matrices",
         counted=True,
         tensor_partial=False,
         tied=False,

@@ -23,6 +23,7 @@ from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
 from frontier_llm.trainer.dry_run import BuiltStage, check_parameter_count, dry_run
+from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.units import format_bytes, format_count
 
 
@@ -93,3 +94,5 @@ def print_stages(candidate: Candidate) -> None:
             format_bytes(stage.peak_bytes),
         )
     wide_console().print(table)
+    rates = LearningRate.of(config).describe(config.trainer.steps)
+    wide_console().print(f"learning rate, {rates}")

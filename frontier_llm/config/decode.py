@@ -42,6 +42,22 @@ def keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tup
             yield key, type_words(field.annotation), doc
 
 
+def defaults(section: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, Any]:
+    """Return the default of every key that has one, as a JSON value, by dotted key.
+
+    Older versions did not have these keys, so their configurations lack them.
+    """
+    found: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        key = f"{prefix}{name}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found |= defaults(field.annotation, f"{key}.")
+        elif not field.is_required():
+            value = field.get_default(call_default_factory=True)
+            found[key] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
 def nearest(key: str) -> str | None:
     """Return the existing key that is most similar to a mistyped one; None = none is similar."""
     known = [name for name, _, _ in keys()]

@@ -14,6 +14,7 @@ def check_family(model: ModelConfig) -> None:
     Raises:
         ConfigError: the error names the key to change.
     """
+    _check_mup(model)
     if model.kind == "t5":
         _check_t5(model)
     else:
@@ -66,6 +67,36 @@ def check_attention(config: RunConfig) -> None:
             f"{model.head_dim}, with attention=flex",
             f"at least {FLEX_LEAST_WIDTH}, for which torch has a FlexAttention kernel",
             f"set attention=sdpa, or model.head_dim={FLEX_LEAST_WIDTH}",
+        )
+
+
+def _check_mup(model: ModelConfig) -> None:
+    base = {"mup_base_hidden": model.mup_base_hidden, "mup_base_head_dim": model.mup_base_head_dim}
+    given = [key for key, value in base.items() if value is not None]
+    if not given:
+        return
+    if model.kind == "t5":
+        raise ConfigError(
+            f"model.{given[0]}",
+            base[given[0]],
+            "null in an encoder-decoder: muP is for GPTs",
+            f"set model.{given[0]}=null",
+        )
+    for key, own in (("mup_base_hidden", "hidden"), ("mup_base_head_dim", "head_dim")):
+        if base[key] is None:
+            raise ConfigError(
+                f"model.{key}",
+                f"null, with model.{given[0]}={base[given[0]]}",
+                f"model.{own} of muP's base model, because muP needs both widths",
+                f"set model.{key}={getattr(model, own)} or another width, or model.{given[0]}=null",
+            )
+    if not model.scaled_attention:
+        raise ConfigError(
+            "model.scaled_attention",
+            "false, with muP",
+            "true: muP divides attention scores by head_dim",
+            "set model.scaled_attention=true, or model.mup_base_hidden=null and "
+            "model.mup_base_head_dim=null",
         )
 
 

@@ -1,5 +1,6 @@
 """The section `model`: dimensions and variants of the model."""
 
+import math
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -73,6 +74,12 @@ class ModelConfig(Section):
     """Standard deviation of the initial weights of a GPT. The output matrices of attention and of
     feed-forward blocks get init_std / sqrt(2 layers). In a T5 the deviations follow from the
     dimensions and are multiplied by init_std; 1 gives the published deviations."""
+    mup_base_hidden: int | None = Field(default=None, ge=1)
+    """Width of the model for which the learning rate was found, to scale a GPT by muP; null = no
+    muP. The model of this width is the same with and without muP."""
+    mup_base_head_dim: int | None = Field(default=None, ge=1)
+    """Width of a head of that model, which muP needs too: `head_dim`, if the number of heads grows
+    with the width."""
 
     @model_validator(mode="before")
     @classmethod
@@ -93,6 +100,22 @@ class ModelConfig(Section):
             if isinstance(hidden, int) and values.get("head_dim") is None:
                 values["head_dim"] = max(1, hidden // heads)
         return values
+
+    @property
+    def width_factor(self) -> float:
+        """Width of muP's base model divided by the width of this model; 1 without muP."""
+        return (self.mup_base_hidden or self.hidden) / self.hidden
+
+    @property
+    def softmax_scale(self) -> float | None:
+        """Factor of the attention scores; None = 1 / sqrt(head_dim).
+
+        With muP it is 1 / head_dim times a constant, such that it is 1 / sqrt(head_dim) in the base
+        model.
+        """
+        if self.mup_base_head_dim is not None:
+            return math.sqrt(self.mup_base_head_dim) / self.head_dim
+        return None if self.scaled_attention else 1.0
 
     @property
     def gated(self) -> bool:

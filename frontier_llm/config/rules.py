@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from frontier_llm.config.family import check_attention, check_decoder_length, check_family
 from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.optimizer_rules import check_optimizer
 from frontier_llm.config.reading import check_data
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.support import check_support
@@ -34,7 +35,7 @@ def check(config: RunConfig, world_size: int) -> None:
     _check_batch(config, world_size)
     check_data(config)
     _check_positions(config)
-    _check_schedule(config)
+    check_optimizer(config)
     _check_links(config)
     check_support(config)
 
@@ -289,18 +290,6 @@ def _next_rotatable(rotated: int, share: Fraction) -> int:
     head_dim = math.ceil(needed / share)
     # The model multiplies in floating point. There, a head_dim that is smaller by one may also do.
     return head_dim - (float((head_dim - 1) * share) >= needed)
-
-
-def _check_schedule(config: RunConfig) -> None:
-    optimizer = config.optimizer
-    if optimizer.minimum_learning_rate > optimizer.learning_rate:
-        raise ConfigError(
-            "optimizer.minimum_learning_rate",
-            optimizer.minimum_learning_rate,
-            f"at most optimizer.learning_rate ({optimizer.learning_rate})",
-            f"set optimizer.minimum_learning_rate={optimizer.learning_rate} or less: the schedule "
-            "decays to it",
-        )
 
 
 def _check_links(config: RunConfig) -> None:

@@ -20,6 +20,10 @@ from frontier_llm.config.telemetry import TelemetryConfig
 from frontier_llm.config.trainer import TrainerConfig
 from frontier_llm.config.watchdog import WatchdogConfig
 
+DEFAULT_COOLDOWN_SHARE = 0.2
+"""Share of a run for which a `wsd` schedule decays. Hägele et al. (arXiv:2405.18392)
+find that 10% to 20% suffice."""
+
 
 class RunSection(Section):
     """The run directory."""
@@ -99,3 +103,10 @@ class RunConfig(Section):
     def decay_steps(self) -> int:
         """Step at which the learning rate reaches its minimum."""
         return self.optimizer.decay_steps or self.trainer.steps
+
+    @property
+    def cooldown_steps(self) -> int:
+        """Length of the cooldown of the schedule `wsd`, in steps."""
+        optimizer = self.optimizer
+        share = optimizer.cooldown_share or DEFAULT_COOLDOWN_SHARE
+        return optimizer.cooldown_steps or max(1, round(share * self.decay_steps))

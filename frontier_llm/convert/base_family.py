@@ -77,6 +77,8 @@ class Family(ABC):
             for key, values in self.choices.items()
             if getattr(model, key) not in values
         ]
+        if model.mup_base_hidden is not None:
+            reasons.append(f"model.mup_base_hidden={model.mup_base_hidden}, not null")
         return reasons + self.more_mismatches(model)
 
     def more_mismatches(self, model: ModelConfig) -> list[str]:

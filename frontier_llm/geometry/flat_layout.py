@@ -1,8 +1,8 @@
 """Place the parameters of each unit in one flat buffer, followed by padding.
 
 A unit is the parameters that are gathered and reduced together: the embedding, a layer or the head.
-Parameters with weight decay come first in its buffer. The two parameter groups of the optimizer,
-with and without weight decay, are therefore two contiguous ranges of every shard.
+Matrices come first in its buffer, then norms and biases. Both are therefore contiguous ranges of
+every shard. Only the range of the matrices may be quantised.
 """
 
 import math
@@ -21,7 +21,7 @@ class FlatLayout:
     starts: tuple[int, ...]
     """First element of each parameter, in the order of the parameters passed to `flat_layout`."""
     decayed: int
-    """The elements [0, decayed) have weight decay."""
+    """The elements [0, decayed) belong to matrices, which are decayed by default."""
     used: int
     """The elements [0, used) belong to parameters; the rest is padding."""
     size: int
@@ -33,7 +33,7 @@ def flat_layout(sizes: Sequence[int], decayed: Sequence[bool], multiple: int = 1
 
     Args:
         sizes: number of elements of each parameter.
-        decayed: for each parameter, whether weight decay applies.
+        decayed: for each parameter, whether it is a matrix.
         multiple: the size of the buffer is rounded up to a multiple of this number.
     """
     starts = [0] * len(sizes)
@@ -77,7 +77,7 @@ def unit_layouts(
     return {
         unit: flat_layout(
             [_local_elements(shape, model, tensor) for shape in unit_shapes],
-            [shape.decayed for shape in unit_shapes],
+            [shape.is_matrix for shape in unit_shapes],
             multiple,
         )
         for unit, unit_shapes in shapes.items()

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.optimizer import ParameterGroup
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 
 
@@ -24,9 +25,13 @@ class ParameterShape:
     """Name of the unit (embedding, layer or head) with which the parameter is gathered."""
     cut_dim: int | None
     """Dim that is divided over tensor ranks; None = each tensor rank has the whole parameter."""
-    decayed: bool
-    """Whether weight decay applies to the parameter. It applies to matrices, but not to biases and
-    norms."""
+    group: ParameterGroup
+    """The group for which weight decay and the learning rate can be set."""
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix, which may be quantised, and not a norm or a bias."""
+        return self.group != "norms"
 
     @property
     def elements(self) -> int:
@@ -46,12 +51,12 @@ def layer_parameters(model: ModelConfig, layer: int) -> Iterator[ParameterShape]
     query, key_value = model.heads * model.head_dim, 2 * model.kv_heads * model.head_dim
 
     def matrix(name: str, shape: tuple[int, int], cut_dim: int) -> Iterator[ParameterShape]:
-        yield ParameterShape(f"{unit}.{name}.weight", shape, unit, cut_dim, True)
+        yield ParameterShape(f"{unit}.{name}.weight", shape, unit, cut_dim, "matrices")
         if model.bias:
             # If inputs are divided (dim 1), the ranks' partial products are summed first. The
             # bias is then added once and is not divided.
             bias_cut = 0 if cut_dim == 0 else None
-            yield ParameterShape(f"{unit}.{name}.bias", shape[:1], unit, bias_cut, False)
+            yield ParameterShape(f"{unit}.{name}.bias", shape[:1], unit, bias_cut, "norms")
 
     yield from _norm(model, f"{unit}.attention_norm", unit)
     yield from matrix("attention.qkv", (query + key_value, hidden), 0)
@@ -83,21 +88,21 @@ def chunk_parameters(
     """
     table = (model.vocabulary, model.hidden)
     if chunk.has_embedding or (chunk.has_head and model.tied):
-        yield ParameterShape("embedding.tokens.weight", table, "embedding", 0, True)
+        yield ParameterShape("embedding.tokens.weight", table, "embedding", 0, "embedding")
     if chunk.has_embedding and model.positions == "learned":
         shape = (sequence_length, model.hidden)
-        yield ParameterShape("embedding.positions.weight", shape, "positions", None, True)
+        yield ParameterShape("embedding.positions.weight", shape, "positions", None, "embedding")
     for stack in chunk_stacks(model, chunk):
         if model.positions == "relative":
             shape = (model.relative_buckets, model.heads)
             name = f"{stack.positions}.weight"
-            yield ParameterShape(name, shape, stack.positions_unit, 1, True)
+            yield ParameterShape(name, shape, stack.positions_unit, 1, "embedding")
         for layer in stack.layers:
             yield from layer_parameters(model, layer)
         if stack.ends:
             yield from _norm(model, stack.norm_unit, stack.norm_unit)
     if chunk.has_head and not model.tied:
-        yield ParameterShape("head.weight", table, "head", 0, True)
+        yield ParameterShape("head.weight", table, "head", 0, "head")
 
 
 def shared_parameters(
@@ -129,6 +134,6 @@ def model_shapes(model: ModelConfig, sequence_length: int) -> dict[str, tuple[in
 
 
 def _norm(model: ModelConfig, name: str, unit: str) -> Iterator[ParameterShape]:
-    yield ParameterShape(f"{name}.weight", (model.hidden,), unit, None, False)
+    yield ParameterShape(f"{name}.weight", (model.hidden,), unit, None, "norms")
     if model.norm == "layernorm":
-        yield ParameterShape(f"{name}.bias", (model.hidden,), unit, None, False)
+        yield ParameterShape(f"{name}.bias", (model.hidden,), unit, None, "norms")

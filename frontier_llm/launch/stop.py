@@ -3,12 +3,19 @@
 The training loop asks `StopRequest` once per step; launcher.py uses `ParentSignals`.
 """
 
+import os
 import signal
 import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from frontier_llm.config.run import RunConfig
+from frontier_llm.launch.slurm import end_of_job
+from frontier_llm.launch.world import World
+
+STOP_FILE = "STOP"
+"""A file of this name in the run directory makes the run save and stop."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """Signals that ask a run to save and stop."""
 GRACE_SECONDS = 120.0
@@ -88,6 +95,20 @@ class StopRequest:
         """
         self._flag, self._file, self._deadline = flag, stop_file, deadline
         self._reason = ""
+
+    @classmethod
+    def of_rank(cls, config: RunConfig, world: World) -> "StopRequest":
+        """Return the object of a rank.
+
+        Every rank notices signals. Rank 0 also notices the file `STOP` in the run directory and,
+        under Slurm, that the time limit of the job ends in `launch.stop_minutes`.
+        """
+        flag, margin = StopFlag.install(), config.launch.stop_minutes * 60
+        if world.rank:
+            return cls(flag)
+        end = end_of_job(os.environ) if margin else None
+        deadline = None if end is None else Deadline(end, margin)
+        return cls(flag, Path(config.run.dir) / STOP_FILE, deadline)
 
     def look(self) -> bool:
         """Return whether to stop.

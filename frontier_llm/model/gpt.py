@@ -10,8 +10,8 @@ from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.model.layer_specs import decoder_block
-from frontier_llm.model.linear import ColumnLinear
-from frontier_llm.model.loss import token_losses
+from frontier_llm.model.linear import ColumnLinear, ScaledHead
+from frontier_llm.model.loss import TokenLosses, token_losses
 
 
 class Gpt(GPTModel):
@@ -56,7 +56,8 @@ class Gpt(GPTModel):
         )
         if self.post_process:
             # GPTModel builds megatron's layer and has no argument for its class
-            self.output_layer.__class__ = ColumnLinear
+            self.output_layer.__class__ = ColumnLinear if model.width_factor == 1 else ScaledHead
+            self.output_layer.input_factor = model.width_factor
 
     def setup_embeddings_and_output_layer(self) -> None:
         """Skip megatron's broadcast of a tied embedding between the first and the last stage.
@@ -65,8 +66,8 @@ class Gpt(GPTModel):
         (sharding/) sums the gradients of both.
         """
 
-    def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
-        """Return the cross entropy of each token over the vocabulary without padding.
+    def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> TokenLosses:
+        """Return the losses of each token over the vocabulary without padding.
 
         megatron's GPTModel calls this method in its forward pass.
 
@@ -74,8 +75,5 @@ class Gpt(GPTModel):
             labels: [samples, tokens] int64.
             logits: [tokens, samples, this tensor rank's part of the padded vocabulary]. They are
                 overwritten.
-
-        Returns:
-            [samples, tokens] fp32.
         """
         return token_losses(logits, labels, self.vocabulary, self.pg_collection.tp)

@@ -8,7 +8,8 @@ Norms start at 1, biases at 0. Matrices are normally distributed with the standa
 `model.init_std` times a factor:
 
 - GPT: 1 / sqrt(2 * layers) for the two matrices that end a residual branch, and 1 for all others
-  (GPT-2; Radford et al., 2019, section 2.3).
+  (GPT-2; Radford et al., 2019, section 2.3). With muP the factor of the matrices of layers is also
+  multiplied by sqrt(base width / width) (Tensor Programs V, arXiv:2203.03466, table 8).
 - T5: 1 for the embedding, and 1 / sqrt(number of inputs) for other matrices. The factor of queries
   is also divided by sqrt(head width), since T5 does not scale attention scores (as in the code of
   T5 1.1).
@@ -66,7 +67,8 @@ def _fill(local: torch.Tensor, placement: Placement, model: ModelConfig, seed: i
 
 def _gpt_factor(name: str, model: ModelConfig) -> float:
     """Return the standard deviation of a GPT's matrix divided by `init_std`."""
-    return 1 / math.sqrt(2 * model.layers) if name.endswith(_BRANCH_ENDS) else 1.0
+    factor = math.sqrt(model.width_factor) if name.startswith("layers.") else 1.0
+    return factor / math.sqrt(2 * model.layers) if name.endswith(_BRANCH_ENDS) else factor
 
 
 def _t5_factor(name: str, model: ModelConfig) -> float:

@@ -56,6 +56,25 @@ class ColumnLinear(ColumnParallelLinear):
         return _product(self, super()._forward_impl, input, weight, options)
 
 
+class ScaledHead(ColumnLinear):
+    """The output layer of a muP model, which multiplies its inputs by `input_factor`.
+
+    The logits are thus those of the layer times base width / width (Tensor Programs V,
+    arXiv:2203.03466, table 8). The inputs are scaled because they are smaller than the logits.
+    """
+
+    input_factor: float
+
+    def forward(
+        self,
+        input_: Tensor,
+        weight: Tensor | None = None,
+        runtime_gather_output: bool | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scale the input and multiply it by the weight, as `ColumnLinear.forward` does."""
+        return super().forward(input_ * self.input_factor, weight, runtime_gather_output)
+
+
 class RowLinear(RowParallelLinear):
     """megatron's linear layer whose input features are split over tensor-parallel ranks.
 

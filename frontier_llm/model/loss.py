@@ -6,11 +6,13 @@ the logits with their gradient. megatron's cross entropy of logits in 16 bits al
 all of them in fp32, and a separate gradient.
 
 The tensor ranks hold parts of the vocabulary. They exchange three numbers per token: the maximum,
-the sum of exponentials, and the logit of the target (arXiv:1909.08053, section 3).
+the sum of exponentials, and the logit of the target (arXiv:1909.08053, section 3). The logarithm of
+the sum, log Z, is returned too, because z-loss is a multiple of its square (PaLM, arXiv:2204.02311,
+section 5).
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,10 +21,35 @@ from torch import Tensor
 from frontier_llm.geometry.message_memory import CPU_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
 
 
+class TokenLosses(NamedTuple):
+    """The cross entropy of each token, and the number from which z-loss is computed.
+
+    Both have gradients.
+    """
+
+    cross_entropy: Tensor
+    """[b, s] fp32."""
+    log_divisor: Tensor
+    """[b, s] fp32: log Z, where Z is the divisor of the softmax, the sum of the exponentials of the
+    logits without padding."""
+
+    def means(self, average: Callable[[Tensor], Tensor], z_loss: float) -> Tensor:
+        """Return the mean cross entropy, [1], or with z-loss also the mean z-loss, [2]; fp32.
+
+        Args:
+            average: returns the mean of a number per token, [b, s], as a scalar.
+            z_loss: coefficient of z-loss. The z-loss of a token is z_loss * log(Z)^2.
+        """
+        means = [average(self.cross_entropy)]
+        if z_loss:
+            means.append(average(z_loss * self.log_divisor.square()))
+        return torch.stack(means)
+
+
 def token_losses(
     logits_sbv: Tensor, labels: Tensor, vocabulary: int, group: dist.ProcessGroup
-) -> Tensor:
-    """Return the cross entropy of each token.
+) -> TokenLosses:
+    """Compute the cross entropy of each token.
 
     Collective over `group`, in the forward pass only.
 
@@ -32,24 +59,21 @@ def token_losses(
         labels: [b, s] int64.
         vocabulary: size of the vocabulary without padding.
         group: the tensor ranks.
-
-    Returns:
-        [b, s] fp32.
     """
     logits = logits_sbv.flatten(0, 1)
     targets = labels.transpose(0, 1).flatten()
-    losses: Tensor = _CrossEntropy.apply(logits, targets, vocabulary, group)
-    return losses.view(logits_sbv.shape[:2]).transpose(0, 1)
+    results: tuple[Tensor, Tensor] = _CrossEntropy.apply(logits, targets, vocabulary, group)
+    return TokenLosses(*(x.view(logits_sbv.shape[:2]).transpose(0, 1) for x in results))
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross entropy of logits [n tokens, v] and targets [n]; the result is [n] fp32."""
+    """Cross entropy of logits [n tokens, v] and targets [n], and log Z; both are [n] fp32."""
 
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, vocabulary: int, group: dist.ProcessGroup
-    ) -> Tensor:
-        """Compute the losses, and store for each token the logarithm of the softmax's divisor."""
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the losses and, for each token, the logarithm of the softmax's divisor."""
         width, rank = logits.shape[1], group.rank()
         unpadded = _unpadded(width, vocabulary, rank)
         used = logits[:, :unpadded]
@@ -71,18 +95,30 @@ class _CrossEntropy(torch.autograd.Function):
         log_divisors = exponentials.log_().add_(largest)
         ctx.unpadded = unpadded
         ctx.save_for_backward(logits, log_divisors, columns, is_own)
-        return log_divisors - target_logits
+        ctx.set_materialize_grads(False)
+        return log_divisors - target_logits, log_divisors
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        """Overwrite the logits with their gradient: (softmax - 1 at the target) * grad."""
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:
+        """Overwrite the logits with their gradient: (softmax - 1 at the target) * grad.
+
+        The softmax is the gradient of log Z. If log Z is used, softmax * its gradient is added.
+        """
         logits, log_divisors, columns, is_own = ctx.saved_tensors
-        (grad,) = grads
+        grad, grad_divisors = grads
+        grad = torch.zeros_like(log_divisors) if grad is None else grad
         used = logits[:, : ctx.unpadded]
         for rows, softmax in _chunks(used) if ctx.unpadded else ():
             torch.sub(used[rows], log_divisors[rows, None], out=softmax)
-            softmax.exp_().scatter_add_(1, columns[rows, None], -is_own[rows, None].float())
-            torch.mul(softmax, grad[rows, None], out=used[rows])
+            softmax.exp_()
+            if grad_divisors is None:
+                softmax.scatter_add_(1, columns[rows, None], -is_own[rows, None].float())
+                torch.mul(softmax, grad[rows, None], out=used[rows])
+            else:
+                softmax.mul_((grad + grad_divisors)[rows, None])
+                at_target = torch.where(is_own, -grad, 0.0)
+                softmax.scatter_add_(1, columns[rows, None], at_target[rows, None])
+                used[rows] = softmax
         logits[:, ctx.unpadded :] = 0.0
         return logits, None, None, None
 

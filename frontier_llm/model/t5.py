@@ -23,7 +23,7 @@ from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.layer_stack import LayerStack
 from frontier_llm.model.linear import ColumnLinear
-from frontier_llm.model.loss import token_losses
+from frontier_llm.model.loss import TokenLosses, token_losses
 
 
 class EncoderDecoder(MegatronModule):
@@ -87,7 +87,7 @@ class EncoderDecoder(MegatronModule):
         decoder_tokens: Tensor,
         encoder_mask: Tensor | None = None,
         labels: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor | TokenLosses:
         """Run this model chunk.
 
         Args:
@@ -99,7 +99,7 @@ class EncoderDecoder(MegatronModule):
             labels: [b, t] int64; None = the last chunk returns logits instead of losses.
 
         Returns:
-            On the last chunk the losses, [b, t] fp32, or without labels the logits,
+            On the last chunk the losses of [b, t] tokens, or without labels the logits,
             [b, t, this tensor rank's part of the padded vocabulary]. On other chunks the
             activations for the next chunk, [s + t, b, hidden]; with sequence parallelism only those
             of this rank's tokens.

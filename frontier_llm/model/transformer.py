@@ -55,7 +55,7 @@ def transformer_config(
         layernorm_epsilon=model.norm_epsilon,
         hidden_dropout=model.dropout,
         attention_dropout=model.attention_dropout,
-        softmax_scale=None if model.scaled_attention else 1.0,
+        softmax_scale=model.softmax_scale,
         tensor_model_parallel_size=grid.tensor,
         # megatron's modules know nothing of the pipeline: each gets its own layers
         pipeline_model_parallel_size=1,

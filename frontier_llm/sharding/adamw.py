@@ -1,7 +1,7 @@
 """AdamW on fp32 intervals: master weights and moments, updated by torch's fused kernel.
 
 In shapes, n is the number of elements of a unit's flat buffer, and o the number of ranks over which
-its optimizer states are divided. Within a unit the decayed parameters (matrices) come first.
+its optimizer states are divided.
 Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization (arXiv:1711.05101).
 """
 
@@ -12,6 +12,7 @@ from torch.optim.adamw import adamw
 
 from frontier_llm.config.optimizer import OptimizerConfig
 from frontier_llm.sharding.unit import Unit
+from frontier_llm.sharding.update_groups import update_groups
 
 
 class AdamW:
@@ -43,17 +44,14 @@ class AdamW:
             config: constants of the update rule.
             separate_masters: whether master weights are a copy even if the parameters are fp32.
         """
-        self._units, self._gradients, self._config = units, gradients, config
+        self._gradients, self._config = gradients, config
         self._parameters = [unit.shard_part(unit.optimizer_interval) for unit in units]
         self.masters = [
             parameters.to(torch.float32, copy=separate_masters) for parameters in self._parameters
         ]
         self.exp_avgs = [torch.zeros_like(master) for master in self.masters]
         self.exp_avg_sqs = [torch.zeros_like(master) for master in self.masters]
-        self._step_counters = {
-            decays: [torch.zeros((), device=master.device) for master in self.masters]
-            for decays in (True, False)
-        }
+        self._groups = update_groups(units, config, self.masters[0].device) if units else []
 
     @property
     def has_separate_masters(self) -> bool:
@@ -69,13 +67,31 @@ class AdamW:
         """Update masters and moments. `write_parameters` must follow, unless the update is skipped.
 
         Args:
-            learning_rate: learning rate of this step. It is an argument of the kernels, not copied.
+            learning_rate: learning rate of this step, which groups of parameters multiply by their
+                factors. It is an argument of the kernels, not copied.
             gradient_divisor: [] fp32 on the device; gradients are divided by it first. It combines
                 the loss scale and the clipping factor.
             skip: [] fp32 on the device; if 1, nothing changes. None: 0.
         """
-        for decays, weight_decay in ((True, self._config.weight_decay), (False, 0.0)):
-            self._update(decays, weight_decay, learning_rate, gradient_divisor, skip)
+        for group in self._groups:
+            adamw(
+                group.views(self.masters),
+                group.views(self._gradients),
+                group.views(self.exp_avgs),
+                group.views(self.exp_avg_sqs),
+                max_exp_avg_sqs=[],
+                state_steps=group.step_counters,
+                fused=True,
+                grad_scale=gradient_divisor,
+                found_inf=skip,
+                amsgrad=False,
+                beta1=self._config.beta1,
+                beta2=self._config.beta2,
+                lr=learning_rate * group.settings.rate_factor,
+                weight_decay=group.settings.weight_decay,
+                eps=self._config.epsilon,
+                maximize=False,
+            )
 
     def resume(self, updates: int) -> None:
         """Continue from masters and moments that the caller has overwritten.
@@ -83,8 +99,8 @@ class AdamW:
         Args:
             updates: number of updates in these states, for the moments' bias correction.
         """
-        for counters in self._step_counters.values():
-            for counter in counters:
+        for group in self._groups:
+            for counter in group.step_counters:
                 counter.fill_(updates)
         self.write_parameters()
 
@@ -93,51 +109,3 @@ class AdamW:
         for master, parameters in zip(self.masters, self._parameters, strict=True):
             if master is not parameters:
                 parameters.copy_(master)
-
-    def _update(
-        self,
-        decays: bool,
-        weight_decay: float,
-        learning_rate: float,
-        divisor: torch.Tensor,
-        skip: torch.Tensor | None,
-    ) -> None:
-        """Update the elements with weight decay (`decays`), or those without."""
-        masters = self._ranges(self.masters, decays)
-        nonempty_units = [index for index, master in enumerate(masters) if master.numel()]
-
-        def nonempty(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            return [tensors[index] for index in nonempty_units]
-
-        if not nonempty_units:
-            return
-        adamw(
-            nonempty(masters),
-            nonempty(self._ranges(self._gradients, decays)),
-            nonempty(self._ranges(self.exp_avgs, decays)),
-            nonempty(self._ranges(self.exp_avg_sqs, decays)),
-            max_exp_avg_sqs=[],
-            state_steps=nonempty(self._step_counters[decays]),
-            fused=True,
-            grad_scale=divisor,
-            found_inf=skip,
-            amsgrad=False,
-            beta1=self._config.beta1,
-            beta2=self._config.beta2,
-            lr=learning_rate,
-            weight_decay=weight_decay,
-            eps=self._config.epsilon,
-            maximize=False,
-        )
-
-    def _ranges(self, tensors: Sequence[torch.Tensor], decays: bool) -> list[torch.Tensor]:
-        """Return the elements of each unit with weight decay (`decays`), or those without.
-
-        Each range is a view of a tensor over the unit's optimizer interval, and may be empty.
-        """
-        ranges = []
-        for unit, tensor in zip(self._units, tensors, strict=True):
-            border = unit.layout.decayed - unit.optimizer_interval.start
-            border = min(max(border, 0), tensor.numel())
-            ranges.append(tensor[:border] if decays else tensor[border:])
-        return ranges

@@ -72,7 +72,7 @@ class Unit:
         self.name, self.records = name, tuple(records)
         self.layout: FlatLayout = flat_layout(
             [r.parameter.numel() for r in records],
-            [r.decayed for r in records],
+            [r.is_matrix for r in records],
             factors.multiple(),
         )
         n = self.layout.size

@@ -25,7 +25,7 @@ class StepMetrics:
     step: int
     """Number of the step, counted from 1."""
     loss: float
-    """Mean loss over the samples of the step, in nats per token."""
+    """Mean cross entropy over the samples of the step, in nats per token, without z-loss."""
     grad_norm: float
     """L2 norm of the gradient of the whole model, before clipping."""
     learning_rate: float
@@ -55,6 +55,9 @@ class StepMetrics:
     has `reserved` on the device. Empty on a CPU."""
     checkpoint_stall_seconds: float = 0.0
     """Seconds that training has waited for checkpoints since the previous line."""
+    z_loss: float | None = None
+    """Mean z-loss over the samples of the step, which training adds to the loss; None without
+    z-loss."""
     skipped: bool = False
     """Whether the update was skipped because a gradient was not finite."""
     loss_scale: float | None = None

@@ -89,6 +89,8 @@ def _format_fields(metrics: StepMetrics) -> list[str]:
         f"{format_count(metrics.tokens_per_second)} tokens/s",
         f"{metrics.model_tflops_per_device:.3g} TFLOP/s per device",
     ]
+    if metrics.z_loss is not None:
+        fields.insert(1, f"z-loss {metrics.z_loss:.2e}")
     if metrics.mfu is not None:
         fields.append(f"MFU {metrics.mfu:.1%}")
     if metrics.validation_loss is not None:

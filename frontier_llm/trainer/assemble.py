@@ -26,8 +26,7 @@ from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
-from frontier_llm.launch.slurm import end_of_job
-from frontier_llm.launch.stop import Deadline, StopFlag, StopRequest
+from frontier_llm.launch.stop import StopRequest
 from frontier_llm.launch.world import World
 from frontier_llm.model.attention_kernels import attention_kernels
 from frontier_llm.model.build import build_model
@@ -59,9 +58,6 @@ from frontier_llm.trainer.throughput import Throughput
 
 if TYPE_CHECKING:
     from torch.distributed import Store
-
-STOP_FILE = "STOP"
-"""A file of this name in the run directory makes the run save and stop."""
 
 
 def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store") -> None:
@@ -160,7 +156,7 @@ def build_context(
         progress=progress,
         checkpoints=checkpoints,
         restorer=Restorer(config, world, states, shapes, corpus.manifest.digest),
-        control=RunControl(watchdog, stop_request(config, world)),
+        control=RunControl(watchdog, StopRequest.of_rank(config, world)),
     )
 
 
@@ -250,17 +246,3 @@ def run_log(run_dir: Path, world: World) -> Iterator[None]:
         yield
     finally:
         close_logging()
-
-
-def stop_request(config: RunConfig, world: World) -> StopRequest:
-    """Return the object that notices requests to stop.
-
-    Every rank notices signals. Rank 0 also notices the file `STOP` in the run directory and, under
-    Slurm, that the time limit of the job ends in `launch.stop_minutes`.
-    """
-    flag, margin = StopFlag.install(), config.launch.stop_minutes * 60
-    if world.rank:
-        return StopRequest(flag)
-    end = end_of_job(os.environ) if margin else None
-    deadline = None if end is None else Deadline(end, margin)
-    return StopRequest(flag, Path(config.run.dir) / STOP_FILE, deadline)

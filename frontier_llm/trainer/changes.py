@@ -8,6 +8,8 @@ hardware and the precision, because checkpoints do not depend on them.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from frontier_llm.config.decode import defaults
+from frontier_llm.config.optimizer import ENDING
 from frontier_llm.config.renamed import with_current_names
 from frontier_llm.errors import ConfigError
 
@@ -26,13 +28,15 @@ Changes = dict[str, tuple[Any, Any]]
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
-    """Return (saved value, current value) of every key that differs. An absent key has None.
+    """Return (saved value, current value) of every key that differs.
+
+    A key that is absent, because an older version has saved the configuration, has its default.
 
     Args:
         before: the configuration in the checkpoint, as nested plain values.
         now: the configuration of the resumed run, as nested plain values.
     """
-    old, new = (dict(_flat(with_current_names(values))) for values in (before, now))
+    old, new = (defaults() | dict(_flat(with_current_names(values))) for values in (before, now))
     keys = [key for key in {**old, **new} if not _is_within(key, _IRRELEVANT)]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
@@ -65,8 +69,9 @@ def refuse(found: Changes, now: Mapping[str, Any], allowed: Sequence[str]) -> No
 
 def _is_guarded(key: str, now: Mapping[str, Any]) -> bool:
     """Return whether a key may change only if it is allowed by name."""
-    if key == "trainer.steps":  # the learning rate depends on it unless decay_steps is set
-        return now["optimizer"]["decay_steps"] is None
+    optimizer = now["optimizer"]
+    if key == "trainer.steps":  # schedules that end depend on it unless decay_steps is set
+        return optimizer["schedule"] in ENDING and optimizer["decay_steps"] is None
     return _is_within(key, _GUARDED) and not _is_within(key, _FREE)
 
 

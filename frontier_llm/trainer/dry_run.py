@@ -160,7 +160,7 @@ def _state_bytes_of(
     sizes = {}
     for name, members in units.items():
         elements = [record.parameter.numel() for record in members]
-        decayed = [record.decayed for record in members]
+        decayed = [record.is_matrix for record in members]
         sizes[name] = flat_layout(elements, decayed, candidate.factors.multiple()).size
     planned = candidate.layout.unit_sizes(stage)
     if sizes != planned:

@@ -10,6 +10,8 @@ arXiv:2401.10241).
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -18,25 +20,28 @@ from frontier_llm.data.batch import AnyBatch
 from frontier_llm.geometry.pipeline_schedule import Action, forward_actions
 from frontier_llm.geometry.stage_messages import Arrival, Message, incoming
 from frontier_llm.model.build import Model
+from frontier_llm.model.loss import TokenLosses
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.parallel.stage_exchange import StageExchange
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.dropout import DropoutSeeds
 from frontier_llm.trainer.pass_times import PassTimes
 
-Result = Callable[[AnyBatch, torch.Tensor], torch.Tensor]
-"""Computes a result from a micro-batch and the output of the last model chunk."""
+Result = Callable[[AnyBatch, Any], torch.Tensor]
+"""Computes a result from a micro-batch and the output of the last model chunk: the losses of tokens
+or logits."""
 
 
 class Pipeline:
     """Runs the passes of this rank's stage.
 
     The methods are collective over the tensor and pipeline groups. Micro-batches lie on the device
-    and have equal shapes. `times` measures the actions of a training step.
+    and have equal shapes. `times` measures the actions of a training step. With a coefficient
+    `z_loss`, training adds z_loss * log(Z)^2 to the loss of a token (model/loss.py).
     """
 
-    def __init__(self, model: Model, groups: Groups) -> None:
-        self._model, self._groups = model, groups
+    def __init__(self, model: Model, groups: Groups, z_loss: float = 0.0) -> None:
+        self._model, self._groups, self._z_loss = model, groups, z_loss
         self._stage, self.times = groups.coordinates.pipeline, PassTimes(groups.grid.pipeline)
         self._known_lists: dict[int, tuple[Sequence[Action], Sequence[Arrival]]] = {}
 
@@ -56,11 +61,12 @@ class Pipeline:
             loss_scale: factor of the gradients of the mean loss over all micro-batches.
 
         Returns:
-            The mean loss of each micro-batch, [] fp32, on the stage with the head; an empty list
-            elsewhere.
+            For each micro-batch its mean cross entropy, [1] fp32, or with z-loss both means, [2],
+            on the stage with the head; an empty list elsewhere.
         """
         actions, arrivals = self._lists(len(batches))
-        passes = _Passes(self._model, self._groups, batches, arrivals, self.times)
+        result = partial(_mean_losses, z_loss=self._z_loss)
+        passes = _Passes(self._model, self._groups, batches, arrivals, self.times, result)
         gradient = loss_scale / len(batches)
         for action in actions:
             self.times.start()
@@ -79,8 +85,8 @@ class Pipeline:
         return passes.finish()
 
     def losses(self, batches: Sequence[AnyBatch]) -> list[torch.Tensor]:
-        """Run the forward passes of any number of micro-batches; return their losses as `train`."""
-        return self._forward(batches)
+        """Run forward passes; return the mean cross entropy of each micro-batch as `train`."""
+        return self._forward(batches, _mean_losses)
 
     def logits(self, batch: AnyBatch, position: int) -> torch.Tensor | None:
         """Return the logits at one position of the sequence; None on stages without the head.
@@ -95,28 +101,30 @@ class Pipeline:
             vocabulary.
         """
 
-        def at_position(_: AnyBatch, logits: torch.Tensor) -> torch.Tensor:
-            return logits[:, position].float().clone()
+        def at_position(_: AnyBatch, logits: Any) -> torch.Tensor:
+            return cast(torch.Tensor, logits[:, position].float().clone())
 
         # compiled layers would be compiled again for every new length
         eager = (
             torch.compiler.set_stance("force_eager") if self._model.is_compiled else nullcontext()
         )
         with eager:
-            found = self._forward([batch], at_position)
+            found = self._forward([batch], at_position, with_labels=False)
         return found[0] if found else None
 
     def _forward(
-        self, batches: Sequence[AnyBatch], result: Result | None = None
+        self, batches: Sequence[AnyBatch], result: Result, *, with_labels: bool = True
     ) -> list[torch.Tensor]:
-        """Run forward passes alone; `result` replaces the loss and reads logits."""
+        """Run forward passes alone. Without labels `result` reads logits."""
         placement = self._model.layout.placement
 
         def actions(stage: int) -> Sequence[Action]:
             return forward_actions(placement, stage, len(batches))
 
         arrivals = incoming(placement, self._stage, actions)
-        passes = _Passes(self._model, self._groups, batches, arrivals, self.times, result)
+        passes = _Passes(
+            self._model, self._groups, batches, arrivals, self.times, result, with_labels
+        )
         for _, virtual_stage, micro_batch in actions(self._stage):
             passes.forward(virtual_stage, micro_batch)
         return passes.finish()
@@ -131,6 +139,10 @@ class Pipeline:
         return self._known_lists[micro_batches]
 
 
+def _mean_losses(batch: AnyBatch, losses: TokenLosses, z_loss: float = 0.0) -> torch.Tensor:
+    return losses.means(batch.mean_loss, z_loss)
+
+
 class _Passes:
     """The passes of this rank's stage in one run of a schedule."""
 
@@ -141,7 +153,8 @@ class _Passes:
         batches: Sequence[AnyBatch],
         arrivals: Sequence[Arrival],
         times: PassTimes,
-        result: Result | None = None,
+        result: Result,
+        with_labels: bool = True,
     ) -> None:
         """Post the first receives.
 
@@ -151,11 +164,12 @@ class _Passes:
             batches: the micro-batches.
             arrivals: what this stage receives.
             times: is told when the input of a pass has arrived.
-            result: computes a result from logits; None = the results are mean losses.
+            result: computes the result of a micro-batch.
+            with_labels: whether it gets the losses of tokens instead of logits.
         """
         layout = model.layout
-        self._chunks, self._batches, self._result = model.chunks, batches, result
-        self._times = times
+        self._chunks, self._batches = model.chunks, batches
+        self._result, self._with_labels, self._times = result, with_labels, times
         self._placement, self._stage = layout.placement, groups.coordinates.pipeline
         self._inputs: dict[tuple[int, int], torch.Tensor | None] = {}
         self._outputs: dict[tuple[int, int], GradientEdge] = {}
@@ -176,11 +190,11 @@ class _Passes:
             received = self._receive(Message(True, chunk, micro_batch))
             received.requires_grad_(torch.is_grad_enabled())
         module.set_input_tensor(received)
-        labels = {} if self._result else {"labels": batch.labels}
+        labels = {"labels": batch.labels} if self._with_labels else {}
         output = module(**batch.inputs(), **labels)
         is_last = chunk == self._placement.chunks - 1
         if is_last:
-            output = self._result(batch, output) if self._result else batch.mean_loss(output)
+            output = self._result(batch, output)
             self._results[micro_batch] = output.detach()
         if torch.is_grad_enabled():
             self._inputs[virtual_stage, micro_batch] = received

@@ -53,7 +53,7 @@ class TrainStep:
         self._states, self._groups, self._config = states, groups, config
         self._traffic, self._layout = traffic, model.layout
         self._device = next(model.chunks[0].parameters()).device
-        self._pipeline = Pipeline(model, groups)
+        self._pipeline = Pipeline(model, groups, config.optimizer.z_loss)
         self._dropout = DropoutSeeds(model, groups, config.trainer.seed)
         self._totals = Totals(self._device, traffic)
         self.loss_scale, self._before_update = loss_scale, before_update
@@ -107,6 +107,7 @@ class TrainStep:
         self.loss_scale.update(finite=not skipped)
         return StepResult(
             loss=sums["loss_sum"] / sums["samples"],
+            z_loss=sums["z_loss_sum"] / sums["samples"] if self._config.optimizer.z_loss else None,
             grad_norm=math.sqrt(sums["squared_norm"]) / scale,
             samples=round(sums["samples"]),
             skipped=bool(skipped),
@@ -128,9 +129,11 @@ class TrainStep:
         """
         counts = self._groups.counts_samples
         weighted = [loss * batch.samples for loss, batch in zip(losses, batches, strict=counts)]
+        terms = list(torch.stack(weighted).sum(0)) if counts else []  # the second one is z-loss
         return {
             "squared_norm": self._states.squared_norm(),
-            "loss_sum": torch.stack(weighted).sum() if counts else 0.0,
+            "loss_sum": terms[0] if counts else 0.0,
+            "z_loss_sum": terms[1] if len(terms) > 1 else 0.0,
             "samples": sum(batch.samples for batch in batches) if counts else 0,
             "digest": flags.digest if counts else 0,
             "stop": float(flags.stop),

@@ -64,6 +64,7 @@ class StepMeter:
         metrics = StepMetrics(
             step=progress.step,
             loss=result.loss,
+            z_loss=result.z_loss,
             grad_norm=result.grad_norm,
             learning_rate=learning_rate,
             tokens=progress.samples * self._throughput.tokens_per_sample,

@@ -25,7 +25,7 @@ class StepResult:
     """Numbers of a step that are the same on all ranks."""
 
     loss: float
-    """Mean loss over the samples of the step, in nats per token."""
+    """Mean cross entropy over the samples of the step, in nats per token, without z-loss."""
     grad_norm: float
     """L2 norm of the gradient of the whole model, before clipping."""
     samples: int
@@ -46,3 +46,5 @@ class StepResult:
     """Bytes that all ranks sent inside and between nodes, by the name of the collective."""
     unquantised: dict[str, Sent]
     """Bytes that the quantised collectives would have sent in the compute precision."""
+    z_loss: float | None = None
+    """Mean z-loss over the samples of the step; None without z-loss."""

@@ -10,7 +10,7 @@ from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.device.transfer import send
 from frontier_llm.geometry.wire import Sent
 
-SCALARS = ("squared_norm", "loss_sum", "samples", "digest", "stop", "checkpoint")
+SCALARS = ("squared_norm", "loss_sum", "z_loss_sum", "samples", "digest", "stop", "checkpoint")
 """Names of the numbers that are summed; trainer/step.py computes each rank's addends."""
 COLLECTIVES = (
     "gather_params", "reduce_grads", "reduce_states", "refresh_params", "sequence_norms",

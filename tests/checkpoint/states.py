@@ -77,7 +77,7 @@ class States:
             parameter=torch.nn.Parameter(torch.empty(local, device="meta")),
             unit="",
             placements=(box,),
-            decayed=True,
+            group="matrices",
             counted=cut is not None or at == 0,
             tensor_partial=False,
             tied=False,

@@ -51,6 +51,24 @@ REFUSED = {
         {"attention": "flex", "model.head_dim": 8},
         "model.head_dim",
     ),
+    "muP in an encoder-decoder": (T5, 4, {"model.mup_base_head_dim": 8}, "model.mup_base_head_dim"),
+    "muP without the width of a head": (
+        GPT,
+        4,
+        {"model.mup_base_hidden": 64},
+        "model.mup_base_head_dim",
+    ),
+    "muP without the width": (GPT, 4, {"model.mup_base_head_dim": 8}, "model.mup_base_hidden"),
+    "muP with scores that are not divided": (
+        GPT,
+        4,
+        {
+            "model.mup_base_hidden": 64,
+            "model.mup_base_head_dim": 8,
+            "model.scaled_attention": False,
+        },
+        "model.scaled_attention",
+    ),
     "a corpus for the other family": (T5, 4, {"data.objective": "causal"}, "data.objective"),
 }
 

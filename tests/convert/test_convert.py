@@ -289,3 +289,9 @@ def test_numbers_that_are_none_pass_nothing():
     good = torch.ones(1, 2, 3)
     assert compare_logits.Comparison.of(good, good).passes
     assert not compare_logits.Comparison.of(good * float("nan"), good).passes
+
+
+def test_a_model_with_mup_is_refused_because_its_factors_have_no_place():
+    values = tiny_values("model.mup_base_hidden=16", "model.mup_base_head_dim=8")
+    with pytest.raises(DataError, match=r"gpt2: .*mup_base_hidden=16, not null"):
+        family_for(decode(values).model, None)

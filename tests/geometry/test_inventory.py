@@ -41,10 +41,10 @@ def test_a_pipelines_chunks_hold_the_whole_model(model, stages, virtual_stages):
 
 
 @given(any_models())
-def test_names_are_unique_and_only_matrices_decay(model):
+def test_names_are_unique_and_norms_are_those_that_are_no_matrices(model):
     parameters = _whole(model, 16)
     assert len({p.name for p in parameters}) == len(parameters)
-    assert all(p.decayed == (len(p.shape) == 2) for p in parameters)
+    assert all(p.is_matrix == (len(p.shape) == 2) for p in parameters)
 
 
 @given(any_models(), st.integers(1, 4))

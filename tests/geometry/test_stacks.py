@@ -65,9 +65,7 @@ def test_copies_lie_in_units_of_one_layout(case):
         for chunk in held:
             shapes = list(chunk_parameters(model, chunk, 16))
             unit = next(shape.unit for shape in shapes if shape.name == name)
-            layouts.add(
-                tuple((s.shape, s.decayed, s.name == name) for s in shapes if s.unit == unit)
-            )
+            layouts.add(tuple((s.shape, s.group, s.name == name) for s in shapes if s.unit == unit))
         assert len(layouts) == 1
 
 

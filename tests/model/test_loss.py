@@ -30,7 +30,7 @@ def losses_and_gradient(world: World, vocabulary: int, width: int, dtype: torch.
     own = padded[..., world.rank * width : (world.rank + 1) * width].clone().requires_grad_()
     group = dist.group.WORLD
     assert group is not None
-    losses = token_losses(own * 1.0, labels, vocabulary, group)
+    losses = token_losses(own * 1.0, labels, vocabulary, group).cross_entropy
     losses.backward(grads)
     return losses.detach(), own.grad
 
@@ -69,7 +69,8 @@ def test_logits_can_be_used_for_one_backward_pass_only() -> None:
         group = dist.group.WORLD
         assert group is not None
         logits = torch.zeros(2, 1, 5, requires_grad=True)
-        losses = token_losses(logits * 1.0, torch.zeros(1, 2, dtype=torch.int64), 5, group)
+        labels = torch.zeros(1, 2, dtype=torch.int64)
+        losses = token_losses(logits * 1.0, labels, 5, group).cross_entropy
         losses.sum().backward(retain_graph=True)
         try:
             losses.sum().backward()
@@ -87,7 +88,7 @@ def test_no_tensor_of_the_logits_size_is_made_in_fp32() -> None:
         logits = torch.zeros(256, 4, 4096, dtype=torch.bfloat16, requires_grad=True)
         labels = torch.zeros(4, 256, dtype=torch.int64)
         with torch.profiler.profile(profile_memory=True) as profile:
-            token_losses(logits, labels, 4096, group).sum().backward()
+            token_losses(logits, labels, 4096, group).cross_entropy.sum().backward()
         sizes = [event.cpu_memory_usage for event in profile.events()]
         return max(sizes)
 

@@ -41,9 +41,9 @@ def describe(world: World, values: dict[str, Any]) -> list[tuple[str, str, Any, 
     for record in rig.model.records:
         for placement in record.placements:
             assert placement.global_shape == shapes[placement.name].shape
-            assert record.decayed == shapes[placement.name].decayed
+            assert record.group == shapes[placement.name].group
     return [
-        (p.name, record.unit, p.global_start, p.shape, record.counted, record.decayed)
+        (p.name, record.unit, p.global_start, p.shape, record.counted, record.group)
         for record in rig.model.records
         for p in record.placements
     ]
@@ -65,6 +65,6 @@ def test_counted_parts_are_the_whole_model_once(size: int, layout: list[str], va
     assert counted == count_parameters(config.model, config.data.sequence_length)
 
 
-def test_biases_and_norms_are_not_decayed() -> None:
-    for name, _, _, _, _, decayed in run_ranks(describe, 1, tiny_values())[0]:
-        assert decayed == (not name.endswith(".bias") and "norm" not in name), name
+def test_biases_and_norms_are_a_group() -> None:
+    for name, _, _, _, _, group in run_ranks(describe, 1, tiny_values())[0]:
+        assert (group == "norms") == (name.endswith(".bias") or "norm" in name), name

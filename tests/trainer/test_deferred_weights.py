@@ -94,7 +94,8 @@ def run_step(
         kind, number = action[0], int(action[1:])
         batch = batches[number]
         if kind == "F":
-            loss = batch.mean_loss(chunk(**batch.inputs(), labels=batch.labels))
+            of_tokens = chunk(**batch.inputs(), labels=batch.labels)
+            loss = batch.mean_loss(of_tokens.cross_entropy)
             losses[number] = loss / (len(batches) * rig.groups.grid.data)
         elif kind == "W":
             states.weight_gradients(0, number)

@@ -52,7 +52,7 @@ def state_bits(rig: Rig) -> list[torch.Tensor]:
     """Return the bits of masters, moments, step counters and parameters."""
     rig.states.settle()
     adamw = rig.states._adamw
-    counters = [torch.stack(counts) for counts in adamw._step_counters.values()]
+    counters = [torch.stack(group.step_counters) for group in adamw._groups]
     parameters = [unit.shard for unit in rig.states._units]
     tensors = [*adamw.masters, *adamw.exp_avgs, *adamw.exp_avg_sqs, *counters, *parameters]
     return [tensor.contiguous().view(torch.uint8).clone() for tensor in tensors]

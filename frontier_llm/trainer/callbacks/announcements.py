@@ -9,6 +9,7 @@ from frontier_llm.device.identity import DEVICE_VARIABLES, variables
 from frontier_llm.trainer.callbacks.callback import Callback, Rewind
 from frontier_llm.trainer.callbacks.run_report import RunReport
 from frontier_llm.trainer.context import TrainerContext
+from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.resume import Resumed
 from frontier_llm.units import format_bytes, format_count, format_seconds
 
@@ -93,6 +94,7 @@ class Announcements(Callback):
             "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
             f"{format_count(manifest.validation.tokens)} validation tokens; "
             f"{format_count(tokens)} tokens per step",
+            "rates": LearningRate.of(config).describe(config.trainer.steps),
             "saved": _describe_saving(config.checkpoint),
         }
         if not hardware.accelerator.is_cpu:
@@ -144,8 +146,8 @@ def _describe_formats(context: TrainerContext) -> str:
         f"{config.name}: parameters {params} forward, {config.params_backward_format or params} "
         f"backward, {refresh} after the update; gradients {config.grads_format} "
         f"inside a node, {between} between nodes, {config.sums_format} in sums over replicas; "
-        f"blocks of {config.block_elements}; norms and biases (tensors without weight decay) in "
-        f"16 bits; {kernels.name} kernels ({kernels.reason})"
+        f"blocks of {config.block_elements}; norms and biases in 16 bits; "
+        f"{kernels.name} kernels ({kernels.reason})"
     )
     grid = context.groups.grid
     if context.states.factors.optimizer == 1 and config.sums_format == "fp32":

@@ -1,0 +1,91 @@
+"""Divide the elements of units into groups with the same weight decay and learning rate.
+
+A group is a list of ranges of the optimizer intervals of units. One call of a fused kernel updates
+all ranges of a group.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from frontier_llm.config.optimizer import OptimizerConfig
+from frontier_llm.protocols import ParameterRecord
+from frontier_llm.sharding.unit import Unit
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of an element."""
+
+    weight_decay: float
+    """Coefficient of weight decay."""
+    rate_factor: float
+    """Factor of the learning rate."""
+
+    @classmethod
+    def of(cls, record: ParameterRecord, config: OptimizerConfig) -> "Settings":
+        """Return the settings of a parameter.
+
+        A step multiplies a weight by 1 - rate * weight decay. The factor of the record, with which
+        the rate changes with the width of the model (muP), must not change this product (Tensor
+        Programs V, arXiv:2203.03466, appendix B.3), so the weight decay is divided by it.
+        """
+        decay = config.weight_decay / record.rate_factor if record.group in config.decayed else 0.0
+        factor: float = getattr(config.rate_factors, record.group)
+        return cls(decay, factor * record.rate_factor)
+
+
+@dataclass(frozen=True)
+class UpdateGroup:
+    """The ranges of this rank's optimizer states that have the same settings."""
+
+    settings: Settings
+    ranges: Sequence[tuple[int, slice]]
+    """(index of the unit, range of the unit's optimizer interval). None is empty."""
+    step_counters: list[torch.Tensor]
+    """[] fp32 per range, on the device: number of updates."""
+
+    def views(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return a view of each range of tensors, which cover one optimizer interval per unit."""
+        return [tensors[index][part] for index, part in self.ranges]
+
+
+def update_groups(
+    units: Sequence[Unit], config: OptimizerConfig, device: torch.device
+) -> list[UpdateGroup]:
+    """Return the groups of this rank.
+
+    Args:
+        units: the trainable units.
+        config: settings of the optimizer.
+        device: device of the optimizer states.
+    """
+    found: dict[Settings, list[tuple[int, slice]]] = {}
+    for index, unit in enumerate(units):
+        own = unit.optimizer_interval
+        for settings, start, stop in _ranges(unit, config):
+            first, end = max(start, own.start) - own.start, min(stop, own.stop) - own.start
+            if first < end:
+                found.setdefault(settings, []).append((index, slice(first, end)))
+    return [
+        UpdateGroup(settings, ranges, [torch.zeros((), device=device) for _ in ranges])
+        for settings, ranges in found.items()
+    ]
+
+
+def _ranges(unit: Unit, config: OptimizerConfig) -> Iterator[tuple[Settings, int, int]]:
+    """Yield (settings, start, stop) of the ranges of a unit's buffer, the longest possible ones.
+
+    The padding after norms and biases belongs to the last range, so that all ranges but the last
+    end where a parameter ends. It stays zero.
+    """
+    layout = unit.layout
+    in_order = sorted(range(len(unit.records)), key=layout.starts.__getitem__)
+    settings, start = Settings.of(unit.records[in_order[0]], config), 0
+    for index in in_order[1:]:
+        following = Settings.of(unit.records[index], config)
+        if following != settings:
+            yield settings, start, layout.starts[index]
+            settings, start = following, layout.starts[index]
+    yield settings, start, layout.used if layout.used == layout.decayed else layout.size
