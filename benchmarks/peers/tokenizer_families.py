@@ -107,7 +107,7 @@ def _add_post_processor(tokenizer: Any, family: TokenizerFamily) -> None:
     """Add the step after encoding, which writes a token before a text if `begins` is set."""
     from tokenizers import processors
 
-    steps = [processors.ByteLevel(trim_offsets=False)]
+    steps: list[Any] = [processors.ByteLevel(trim_offsets=False)]
     if family.begins:
         first = family.other_specials[0]
         specials = [(first, tokenizer.token_to_id(first))]
