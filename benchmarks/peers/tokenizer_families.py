@@ -16,6 +16,8 @@ from typing import Any
 class TokenizerFamily:
     """How the tokenizers of a family are built."""
 
+    tokenizer_class: str
+    """Class in transformers that tokenizer_config.json names."""
     end: str
     """Token that ends a document."""
     other_specials: tuple[str, ...] = ()
@@ -41,14 +43,14 @@ QWEN_2_SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 FAMILIES = {
-    "gpt2": TokenizerFamily("<|endoftext|>"),
+    "gpt2": TokenizerFamily("GPT2Tokenizer", "<|endoftext|>"),
     "llama3": TokenizerFamily(
-        "<|end_of_text|>", ("<|begin_of_text|>", "<|eot_id|>"), (), LLAMA_3_SPLIT,
-        begins=True, ignore_merges=True,
+        "PreTrainedTokenizerFast", "<|end_of_text|>", ("<|begin_of_text|>", "<|eot_id|>"),
+        split=LLAMA_3_SPLIT, begins=True, ignore_merges=True,
     ),
     "qwen2": TokenizerFamily(
-        "<|endoftext|>", ("<|im_start|>", "<|im_end|>"), ("<tool_call>", "</tool_call>"),
-        QWEN_2_SPLIT, nfc=True,
+        "Qwen2Tokenizer", "<|endoftext|>", ("<|im_start|>", "<|im_end|>"),
+        ("<tool_call>", "</tool_call>"), QWEN_2_SPLIT, nfc=True,
     ),
 }  # fmt: skip
 
@@ -81,7 +83,7 @@ def train_family(name: str, texts: Iterable[str], vocabulary: int, folder: Path)
     tokenizer.add_tokens(in_text)
     _add_post_processor(tokenizer, family)
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": family.end}
+    settings = {"tokenizer_class": family.tokenizer_class, "eos_token": family.end}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
