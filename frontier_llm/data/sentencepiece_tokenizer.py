@@ -141,7 +141,7 @@ class SentencePieceTokenizer(Tokenizer):
                 "data.end_of_document",
                 "null",
                 f"the piece that ends a document: {path} has no end-of-sentence token",
-                "set data.end_of_document to a piece of the model, or data.tokenizer=null to train "
+                "set \"data.end_of_document='PIECE'\", or data.tokenizer=null to train "
                 "a tokenizer on the corpus",
             )
         return found
