@@ -14,6 +14,9 @@ from frontier_llm.units import MIB
 BLOCK_CHARACTERS = MIB
 """Number of characters that are split into substrings at a time. This limits the memory, because
 the list of substrings takes ten times the memory of the text."""
+MIXED_BLOCK_CHARACTERS = 512
+"""The same in texts with characters that are not ASCII, most of which have few of them: the blocks
+without any are split into runs."""
 CACHE_ENTRIES = 1 << 18
 """Number of cached substrings at which the cache is cleared."""
 CACHED_CHARACTERS = 40
@@ -44,14 +47,14 @@ class Encoder:
         splitting = self._splitting
         if splitting is None or any(string in text for string in splitting.whole):
             return self._pack(self._tokenizer.encode(text))
-        pattern = splitting.words
-        if splitting.ascii_runs and text.isascii():
-            pattern = splitting.ascii_runs
+        size = BLOCK_CHARACTERS if text.isascii() else MIXED_BLOCK_CHARACTERS
         blocks, start = [], 0
         while start < len(text):
-            border = splitting.border.search(text, start + BLOCK_CHARACTERS)
+            border = splitting.border.search(text, start + size)
             end = border.start() if border else len(text)
-            substrings = pattern.findall(text, start, end)
+            block = text[start:end]
+            runs = splitting.ascii_runs if block.isascii() else None
+            substrings = (runs or splitting.words).findall(block)
             blocks.append(b"".join(map(self._cache.__getitem__, substrings)))
             start = end
         return b"".join(blocks)

@@ -53,6 +53,7 @@ def test_trained_tokenizers_allow_runs(tokenizer: Tokenizer):
 
 def test_a_long_text_is_split_between_tokens(tokenizer: Tokenizer, monkeypatch):
     monkeypatch.setattr(module, "BLOCK_CHARACTERS", 7)
+    monkeypatch.setattr(module, "MIXED_BLOCK_CHARACTERS", 7)
     encoder = Encoder(tokenizer, np.uint16)
     for text in (CODE, PROSE, "x" * 1000, " " * 1000, f"a{SPACE_MARK}b" * 99, "leaf " * 99):
         assert tokens(encoder, text) == tokenizer.encode(text)

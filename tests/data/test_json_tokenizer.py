@@ -77,6 +77,7 @@ def test_any_text_has_the_ids_of_the_library(tokenizer: JsonTokenizer, wanted: A
 
 def test_many_texts_with_one_cache(tokenizer: JsonTokenizer, wanted: Any, monkeypatch):
     monkeypatch.setattr(module, "BLOCK_CHARACTERS", 7)
+    monkeypatch.setattr(module, "MIXED_BLOCK_CHARACTERS", 7)
     monkeypatch.setattr(module, "CACHE_ENTRIES", 3000)
     encoder = Encoder(tokenizer, np.uint16)
     for text in random_texts(1, 10_000):
