@@ -38,14 +38,14 @@ from frontier_llm.data.corpus_manifest import (
     FILES_FILE,
     FORMAT,
     MANIFEST_FILE,
-    TOKENIZER_FILE,
     Manifest,
     Split,
     idx_header,
 )
 from frontier_llm.data.run_loader import make_loader
 from frontier_llm.data.source_format import sha256_of
-from frontier_llm.data.tokenizer import train_tokenizer
+from frontier_llm.data.tokenizer_source import MODEL_FILE
+from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.errors import DataError
 from frontier_llm.units import format_bytes, format_count
 
@@ -98,7 +98,7 @@ def make_corpus(folder: Path, documents: int) -> Manifest:
         folder: folder of the corpus.
         documents: number of documents in the training split; validation has a thousandth of it.
     """
-    tokenizer = train_tokenizer(["a corpus of holes\n" * 100], 300, folder / TOKENIZER_FILE)
+    tokenizer = train_tokenizer(["a corpus of holes\n" * 100], 300, folder / MODEL_FILE)
     splits = [
         _make_split(folder / "train", documents),
         _make_split(folder / "validation", max(documents // 1000, 1000)),
@@ -108,7 +108,7 @@ def make_corpus(folder: Path, documents: int) -> Manifest:
         format=FORMAT, name="holes", kind="text", source="nowhere", source_sha256="",
         files=1, skipped_files=0, empty_documents=0, broken_documents=0, repeated_documents=0,
         examples=(), pieces=tokenizer.vocabulary, eod=tokenizer.eod, dtype="uint16",
-        tokenizer_sha256=sha256_of(folder / TOKENIZER_FILE),
+        tokenizer_sha256=sha256_of(folder / MODEL_FILE),
         train=splits[0], validation=splits[1],
     )  # fmt: skip
     (folder / MANIFEST_FILE).write_text(manifest.model_dump_json())

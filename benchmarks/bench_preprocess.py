@@ -43,7 +43,7 @@ from rich.table import Table
 from benchmarks.testbed import machine
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, bench_parser, positive, run_command
-from frontier_llm.data.tokenizer import train_tokenizer
+from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.errors import ConfigError
 from frontier_llm.units import MIB
 
@@ -160,11 +160,7 @@ def text_files() -> Iterator[Path]:
 
 def make_models(folder: Path, options: argparse.Namespace) -> dict[str, str]:
     """Train both tokenizers on the same text; return the Python interpreter of each contender."""
-    texts, size = [], 0
-    with (folder / "input.jsonl").open(encoding="utf-8") as lines:
-        while size < TOKENIZER_TEXT_BYTES and (line := lines.readline()):
-            texts.append(json.loads(line)["text"])
-            size += len(texts[-1])
+    texts = sample_texts(folder)
     train_tokenizer(texts, options.vocabulary, folder / "tokenizer.model")
     pythons = {"ours": sys.executable, "megatron": sys.executable}
     (folder / "sample.txt").write_text("\n".join(texts), encoding="utf-8")
@@ -175,6 +171,16 @@ def make_models(folder: Path, options: argparse.Namespace) -> dict[str, str]:
     else:
         print("datasets and tokenizers are not installed: huggingface is skipped")
     return pythons
+
+
+def sample_texts(folder: Path) -> list[str]:
+    """Return the first texts of the input, on which tokenizers are trained."""
+    texts, size = [], 0
+    with (folder / "input.jsonl").open(encoding="utf-8") as lines:
+        while size < TOKENIZER_TEXT_BYTES and (line := lines.readline()):
+            texts.append(json.loads(line)["text"])
+            size += len(texts[-1])
+    return texts
 
 
 _TRAIN_FAST = """

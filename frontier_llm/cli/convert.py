@@ -122,7 +122,7 @@ def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
         "model_type": family.name,
         "architectures": [family.architecture],
         "dtype": str(dtype).removeprefix("torch."),
-        **write_theirs(config, out),
+        **write_theirs(config, out, weights.checkpoint.manifest.meta.get("tokenizer")),
         **family.to_theirs(config),
     }
     files = (list(converted_rows(numbers)) for numbers in file_plan)

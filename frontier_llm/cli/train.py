@@ -213,7 +213,7 @@ def prepare_run(config: RunConfig, text: str) -> str:
     """
     from rich.progress import Progress
 
-    from frontier_llm.data.corpora import prepare_all
+    from frontier_llm.data.run_loader import prepare_for_model
 
     if config.callbacks:  # a wrong name is refused here, before any process starts
         from frontier_llm.trainer.callbacks.user_callbacks import import_callbacks
@@ -227,7 +227,7 @@ def prepare_run(config: RunConfig, text: str) -> str:
         def show(stage: str, share_done: float) -> None:
             bar.update(task, description=stage, completed=share_done, refresh=True)
 
-        folders = prepare_all(config.data, show)
+        folders = prepare_for_model(config, show)
     run_directory.write_config(Path(config.run.dir), text)
     failure.clear(failure_folder(config))
     return "\n".join(map(str, folders))

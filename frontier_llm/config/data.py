@@ -43,8 +43,12 @@ class DataConfig(Section):
     directory: str
     """Directory of prepared corpora (tokenizer, .bin, .idx, manifest), which later runs reuse."""
     tokenizer: str | None
-    """File of a sentencepiece model; null = train a tokenizer with `data.vocabulary` tokens on the
-    corpus."""
+    """A sentencepiece model, a tokenizer.json, or a folder with one of them, as Hugging Face
+    publishes it. null = train a tokenizer with `data.vocabulary` tokens on the corpus."""
+    end_of_document: str | None = None
+    """Token that ends a document, such as `<|endoftext|>`. null = the token that the tokenizer
+    names: the end-of-sentence token of a sentencepiece model, or the `eos_token` beside a
+    tokenizer.json."""
     vocabulary: int = Field(ge=2)
     """Tokens of the tokenizer that is trained on the corpus, at most model.vocabulary. Without
     effect if `data.tokenizer` is given."""

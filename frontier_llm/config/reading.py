@@ -60,7 +60,7 @@ def _check_objective(config: RunConfig) -> None:
 
 def _check_vocabulary(config: RunConfig) -> None:
     if config.data.tokenizer is not None:
-        return  # the size of a given tokenizer is checked when it is opened
+        return  # data/run_loader.py checks the size of a given tokenizer
     sentinels = SENTINELS if config.data.objective == "spans" else 0
     limit = config.model.vocabulary - sentinels
     if config.data.vocabulary > limit:

@@ -1,6 +1,8 @@
 """Turn text on disk into the micro-batches of a training step.
 
-    tokenizer        converts text to token ids and back without loss
+    tokenizer        the interface of tokenizers, which convert text to token ids and back;
+                     sentencepiece_tokenizer and json_tokenizer implement one kind each
+    tokenizer_source finds, opens and copies a tokenizer; tokenizer_training trains one
     encoder          encodes texts to the bytes of a token file, with a cache of recurring words
     source           lists the documents of a source, and assigns each to training or validation
     source_format    interface of the file formats; text_files, json_lines and parquet_files

@@ -23,7 +23,8 @@ from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, prepare
 from frontier_llm.data.prepared_corpus import Corpus, Samples, open_corpus
 from frontier_llm.data.source import find_source
-from frontier_llm.data.tokenizer import Tokenizer, train_tokenizer
+from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.data.worker_pool import available_cores
 from frontier_llm.errors import DataError
 
@@ -122,7 +123,7 @@ def open_all(config: DataConfig, folders: Sequence[Path]) -> Corpora:
         if corpus.manifest.tokenizer_sha256 != corpora[0].manifest.tokenizer_sha256:
             raise DataError(
                 f"{folder} was prepared with another tokenizer than {folders[0]}\n"
-                "  do: set data.tokenizer to one model for all corpora, or to null"
+                "  do: set data.tokenizer to one tokenizer for all corpora, or to null"
             )
     return Corpora(config, corpora)
 

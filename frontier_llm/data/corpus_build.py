@@ -17,7 +17,6 @@ from frontier_llm.data.corpus_manifest import (
     FILES_FILE,
     FORMAT,
     MANIFEST_FILE,
-    TOKENIZER_FILE,
     Manifest,
 )
 from frontier_llm.data.corpus_parts import SPLITS, PartFiles, SkippedTexts, plan_parts
@@ -25,8 +24,9 @@ from frontier_llm.data.encoder import Encoder
 from frontier_llm.data.part_merger import Merger, find_duplicates
 from frontier_llm.data.part_writer import PartReader, PartWriter
 from frontier_llm.data.source import Source
-from frontier_llm.data.source_format import Scan, sha256_of
+from frontier_llm.data.source_format import Scan
 from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.data.worker_pool import run_jobs
 from frontier_llm.errors import DataError
 
@@ -152,7 +152,7 @@ class CorpusBuild:
             pieces=tokenizer.vocabulary,
             eod=tokenizer.eod,
             dtype="uint16" if dtype is np.uint16 else "int32",
-            tokenizer_sha256=sha256_of(folder / TOKENIZER_FILE),
+            tokenizer_sha256=digest_tokenizer(folder),
             train=train,
             validation=validation,
         )

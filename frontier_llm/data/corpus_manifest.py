@@ -2,7 +2,7 @@
 
 A prepared corpus is a folder with these files:
 
-- `manifest.json` (the class `Manifest`) and `tokenizer.model`.
+- `manifest.json` (the class `Manifest`), and the files of the tokenizer (tokenizer_source.py).
 - `files.jsonl`, with one line per file of the source that the corpus was prepared from.
 - For each split (training and validation) a `.bin` file with all tokens and an `.idx` file with the
   positions of the documents, both in Megatron's indexed format, and a `.places` file with the
@@ -25,7 +25,6 @@ from frontier_llm.errors import DataError
 FORMAT = 2
 """Version of the format of prepared corpora."""
 MANIFEST_FILE = "manifest.json"
-TOKENIZER_FILE = "tokenizer.model"
 FILES_FILE = "files.jsonl"
 IDX_HEADER = struct.Struct("<9sQBQQ")
 """Layout of the header of an `.idx` file (see `idx_header`)."""
@@ -77,6 +76,7 @@ class Manifest(BaseModel):
     dtype: Literal["uint16", "int32"]
     """Integer type in which a token is stored."""
     tokenizer_sha256: str
+    """Digest of the files of the tokenizer (`digest_tokenizer`)."""
     train: Split
     validation: Split
 
@@ -108,12 +108,11 @@ class Manifest(BaseModel):
         return np.uint16 if self.dtype == "uint16" else np.int32
 
     def check_files(self, folder: Path) -> None:
-        """Check the sizes of all files and the headers of the index files.
+        """Check the sizes of all files of tokens and the headers of the index files.
 
         Raises:
             DataError: a file is missing, has the wrong size or belongs to another corpus.
         """
-        _check_size(folder / TOKENIZER_FILE, None)
         for name, split in (("train", self.train), ("validation", self.validation)):
             self.check_split(folder / name, split)
 
@@ -147,13 +146,13 @@ def idx_header(dtype: type[np.generic], documents: int) -> bytes:
     return IDX_HEADER.pack(b"MMIDIDX\0\0", 1, type_code, documents, documents + 1)
 
 
-def _check_size(path: Path, wanted: int | None) -> None:
-    """Check that a file exists and, unless `wanted` is None, has `wanted` bytes."""
+def _check_size(path: Path, wanted: int) -> None:
+    """Check that a file exists and has `wanted` bytes."""
     try:
         size = path.stat().st_size
     except OSError as error:
         raise _damaged(path.parent, f"{path.name}: {error.strerror or error}") from error
-    if wanted is not None and size != wanted:
+    if size != wanted:
         raise _damaged(path.parent, f"{path.name} has {size} bytes and should have {wanted}")
 
 

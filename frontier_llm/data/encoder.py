@@ -1,33 +1,22 @@
 """Encode texts to the bytes of a token file, with a cache of recurring substrings.
 
-A *border* is a position in a text that no token of the vocabulary can cross. Byte-pair merges on
-the two sides of a border are independent, so a text can be encoded substring by substring, and the
-tokens of recurring substrings can be cached. There are two kinds of substrings:
-
-- A *word* is a series of blanks and the characters after it up to the next blank or line break.
-- A *run* is a series of blanks and the letters after it, or the digits and signs after it. Runs are
-  used only in ASCII text. In source code they recur more often than words.
-
-`Tokenizer.borders` returns the kind that the vocabulary allows. If it allows neither, whole texts
-are encoded.
+`Tokenizer.splitting` returns how a text can be split into substrings that are encoded separately:
+into words, or, in ASCII text, into runs. If a text cannot be split, it is encoded as a whole.
 """
 
-import re
 from collections.abc import Callable
 
 import numpy as np
 
-from frontier_llm.data.tokenizer import SPACE_MARK, Tokenizer
+from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.units import MIB
 
-# SPACE_MARK (U+2581) stands for a blank inside tokens. If a text contains the character itself, the
-# character is a word of its own, since the tokenizer treats it like a blank.
-_WORD = re.compile(f" *[^ \n{SPACE_MARK}]+| +|\n|{SPACE_MARK}")
-_RUN = re.compile(r" *(?:[A-Za-z]+|[^ \nA-Za-z]+)| +|\n")
-_BORDER = re.compile(f"\n|{SPACE_MARK}|(?<! ) ")
 BLOCK_CHARACTERS = MIB
 """Number of characters that are split into substrings at a time. This limits the memory, because
 the list of substrings takes ten times the memory of the text."""
+MIXED_BLOCK_CHARACTERS = 512
+"""The same in texts with characters that are not ASCII, most of which have few of them: the blocks
+without any are split into runs."""
 CACHE_ENTRIES = 1 << 18
 """Number of cached substrings at which the cache is cleared."""
 CACHED_CHARACTERS = 40
@@ -45,6 +34,7 @@ class Encoder:
             dtype: integer type in which a token is stored, large enough for the vocabulary.
         """
         self._tokenizer, self._dtype = tokenizer, dtype
+        self._splitting = tokenizer.splitting
         self._cache = _TokenCache(self._encode_substring)
         self.eod = self._pack([tokenizer.eod])
 
@@ -54,26 +44,27 @@ class Encoder:
         Args:
             text: text of valid Unicode, that is, without unpaired surrogates.
         """
-        if self._tokenizer.borders == "none":
+        splitting = self._splitting
+        if splitting is None or any(string in text for string in splitting.whole):
             return self._pack(self._tokenizer.encode(text))
-        pattern = _RUN if self._can_use_runs(text) else _WORD
+        size = BLOCK_CHARACTERS if text.isascii() else MIXED_BLOCK_CHARACTERS
         blocks, start = [], 0
         while start < len(text):
-            border = _BORDER.search(text, start + BLOCK_CHARACTERS)
+            border = splitting.border.search(text, start + size)
             end = border.start() if border else len(text)
-            substrings = pattern.findall(text, start, end)
+            block = text[start:end]
+            runs = splitting.ascii_runs if block.isascii() else None
+            substrings = (runs or splitting.words).findall(block)
             blocks.append(b"".join(map(self._cache.__getitem__, substrings)))
             start = end
         return b"".join(blocks)
 
-    def _can_use_runs(self, text: str) -> bool:
-        return self._tokenizer.borders == "runs" and text.isascii()
-
     def _encode_substring(self, text: str) -> bytes:
         # an ASCII word of a text that has other characters elsewhere can still be split into runs
-        if self._can_use_runs(text) and len(runs := _RUN.findall(text)) > 1:
-            return b"".join(map(self._cache.__getitem__, runs))
-        return self._pack(self._tokenizer.encode_word(text))
+        runs = self._splitting.ascii_runs if self._splitting and text.isascii() else None
+        if runs and len(found := runs.findall(text)) > 1:
+            return b"".join(map(self._cache.__getitem__, found))
+        return self._pack(self._tokenizer.encode_substring(text))
 
     def _pack(self, ids: list[int]) -> bytes:
         return np.array(ids, dtype=self._dtype).tobytes()

@@ -6,8 +6,8 @@ These files are used, where `<directory>` is data.directory and `<name>` the nam
     <directory>/.<name>.lock                file lock that a process holds while it prepares
     <directory>/.<name>-<fingerprint>       note: the name of the folder that was prepared from
                                             source files of these names, sizes and times
-    <directory>/.<name>-<digest>.partial    unfinished work: tokenizer.model, and the finished
-                                            parts of the corpus (corpus_parts.py)
+    <directory>/.<name>-<digest>.partial    unfinished work: the folder tokenizer, and the
+                                            finished parts of the corpus (corpus_parts.py)
 
 If a process is killed, the next call continues from the finished parts. The lock ensures that only
 one process at a time uses them. On a file system without locks, each process works in a folder of
@@ -29,11 +29,16 @@ from pathlib import Path
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
-from frontier_llm.data.corpus_manifest import FORMAT, MANIFEST_FILE, TOKENIZER_FILE, Manifest
+from frontier_llm.data.corpus_manifest import FORMAT, MANIFEST_FILE, Manifest
 from frontier_llm.data.corpus_parts import PartFiles
 from frontier_llm.data.source import Source, find_source
-from frontier_llm.data.source_format import sha256_of
-from frontier_llm.data.tokenizer import Tokenizer, train_tokenizer
+from frontier_llm.data.tokenizer_source import (
+    MODEL_FILE,
+    copy_tokenizer,
+    digest_tokenizer,
+    open_tokenizer,
+)
+from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.data.worker_pool import WorkerDiedError, available_cores
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.units import MIB
@@ -63,7 +68,8 @@ def prepare(
         corpus: corpus to prepare, if the configuration has several; None: the only corpus.
 
     Raises:
-        ConfigError: the corpus's name cannot be the name of a folder.
+        ConfigError: the corpus's name cannot be the name of a folder, or the configured tokenizer
+            cannot be used.
         DataError: the source is unusable, or the folder cannot be written.
     """
     if corpus is None:
@@ -83,6 +89,7 @@ class _Preparation:
         self._corpus, self._config = corpus, config
         self._report, self._workers = report, workers
         self._directory = Path(config.directory)
+        self._tokenizer = None if config.tokenizer is None else Path(config.tokenizer)
 
     def run(self) -> Path:
         source = find_source(self._corpus, self._config)
@@ -90,6 +97,8 @@ class _Preparation:
         note = self._directory / f".{name}-{self._digest(source.fingerprint())[:24]}"
         if folder := _read_note(note):
             return folder
+        if self._tokenizer is not None:  # what cannot be used is refused before a file is read
+            open_tokenizer(self._tokenizer, self._config.end_of_document)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             with _lock(self._directory / f".{name}.lock", self._report) as locked:
@@ -107,11 +116,14 @@ class _Preparation:
     def _digest(self, source_digest: str) -> str:
         """Return a digest of the source and of all settings that change the prepared corpus."""
         config = self._config
-        tokenizer = config.vocabulary if config.tokenizer is None else _digest_tokenizer(config)
-        inputs = (
+        given = self._tokenizer
+        tokenizer = config.vocabulary if given is None else digest_tokenizer(given)
+        inputs: tuple[object, ...] = (
             FORMAT, self._corpus.kind, config.text_key, tokenizer, config.validation_percent,
             config.broken, config.unique, source_digest,
         )  # fmt: skip
+        if config.end_of_document is not None:
+            inputs += (config.end_of_document,)
         return hashlib.sha256("\0".join(map(str, inputs)).encode()).hexdigest()
 
     def _find_or_build(self, source: Source, locked: bool) -> Path:
@@ -143,49 +155,29 @@ class _Preparation:
     def _build(self, build: CorpusBuild, partial: Path, folder: Path) -> None:
         """Run all stages in the folder `partial`, and rename the result to `folder`."""
         partial.mkdir(exist_ok=True)
-        tokenizer_path = partial / TOKENIZER_FILE
-        if not tokenizer_path.exists():
-            self._make_tokenizer(build, tokenizer_path)
-        tokenizer = Tokenizer(tokenizer_path)
+        tokenizer_folder = partial / "tokenizer"
+        if not tokenizer_folder.exists():
+            self._make_tokenizer(build, tokenizer_folder)
+        tokenizer = open_tokenizer(tokenizer_folder, self._config.end_of_document)
         files = PartFiles(partial)
         build.tokenise(tokenizer, files)
         merged = partial / f"merged-{uuid.uuid4().hex[:12]}"
         merged.mkdir()
-        shutil.copyfile(tokenizer_path, merged / TOKENIZER_FILE)
+        copy_tokenizer(tokenizer_folder, merged)
         build.merge(tokenizer, files, merged)
         _rename(merged, folder)
 
-    def _make_tokenizer(self, build: CorpusBuild, path: Path) -> None:
-        """Write the tokenizer: a copy of the configured one, or a newly trained one."""
-        draft = path.with_name(f"{path.name}-{uuid.uuid4().hex[:12]}")
-        if self._config.tokenizer is not None:
-            shutil.copyfile(self._config.tokenizer, draft)
+    def _make_tokenizer(self, build: CorpusBuild, folder: Path) -> None:
+        """Write the tokenizer to a folder: a copy of the configured one, or a new one."""
+        draft = folder.with_name(f"{folder.name}-{uuid.uuid4().hex[:12]}")
+        draft.mkdir()
+        if self._tokenizer is not None:
+            copy_tokenizer(self._tokenizer, draft)
         else:
             texts = build.choose_texts(TOKENIZER_TEXT_BYTES)
             self._report(f"training a tokenizer of {self._config.vocabulary} tokens", 0.0)
-            train_tokenizer(texts, self._config.vocabulary, draft)
-        draft.replace(path)
-
-
-def _digest_tokenizer(config: DataConfig) -> str:
-    """Return the digest of the configured tokenizer, which must have an end-of-sentence token."""
-    assert config.tokenizer is not None
-    path = Path(config.tokenizer)
-    try:
-        digest = sha256_of(path)
-        eod = Tokenizer(path).eod
-    except (OSError, DataError) as error:
-        raise ConfigError(
-            "data.tokenizer", path, f"a sentencepiece model: {error}", "set data.tokenizer=FILE"
-        ) from error
-    if eod < 0:
-        raise ConfigError(
-            "data.tokenizer",
-            path,
-            "a model with an end-of-sentence token, which will end documents",
-            "train it with an eos_id, or set data.tokenizer=null to train one on the corpus",
-        )
-    return digest
+            train_tokenizer(texts, self._config.vocabulary, draft / MODEL_FILE)
+        draft.rename(folder)
 
 
 def _read_note(note: Path) -> Path | None:

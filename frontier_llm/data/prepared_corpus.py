@@ -14,17 +14,12 @@ import numpy as np
 import numpy.typing as npt
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from frontier_llm.data.corpus_manifest import (
-    FILES_FILE,
-    MANIFEST_FILE,
-    TOKENIZER_FILE,
-    Manifest,
-    Split,
-)
+from frontier_llm.data.corpus_manifest import FILES_FILE, MANIFEST_FILE, Manifest, Split
 from frontier_llm.data.permutation import make_key, permute
 from frontier_llm.data.source_format import sha256_of
 from frontier_llm.data.tokenizer import Tokenizer
-from frontier_llm.errors import DataError
+from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
+from frontier_llm.errors import ConfigError, DataError
 
 
 class TokenStream:
@@ -102,13 +97,13 @@ def open_corpus(folder: Path, *, verify: bool = False) -> Corpus:
     """
     manifest = Manifest.load(folder / MANIFEST_FILE)
     manifest.check_files(folder)
-    _check_digest(folder / TOKENIZER_FILE, manifest.tokenizer_sha256)
+    check_tokenizer(folder, manifest)
     if verify:
         _check_digest(folder / "train.bin", manifest.train.bin_sha256)
         _check_digest(folder / "validation.bin", manifest.validation.bin_sha256)
     return Corpus(
         manifest,
-        Tokenizer(folder / TOKENIZER_FILE),
+        open_tokenizer(folder, manifest.eod),
         TokenStream(folder / "train", manifest, manifest.train),
         TokenStream(folder / "validation", manifest, manifest.validation),
     )
@@ -177,12 +172,30 @@ class Samples:
         return self.window(index) * self.sequence_length, self.sequence_length + self._overlap
 
 
+def check_tokenizer(folder: Path, manifest: Manifest) -> None:
+    """Compare the tokenizer of a prepared corpus with the digest in its manifest.
+
+    Raises:
+        DataError: a file is missing or has changed.
+    """
+    try:
+        found = digest_tokenizer(folder)
+    except ConfigError:
+        found = "no tokenizer"
+    if found != manifest.tokenizer_sha256:
+        raise _damaged(folder, "the tokenizer")
+
+
 def _check_digest(path: Path, wanted: str) -> None:
     if sha256_of(path) != wanted:
-        raise DataError(
-            f"{path} is damaged: its content has changed since it was prepared\n"
-            f"  do: delete the folder {path.parent}; it is prepared again at the next start"
-        )
+        raise _damaged(path.parent, path.name)
+
+
+def _damaged(folder: Path, what: str) -> DataError:
+    return DataError(
+        f"{what} is damaged: its content has changed since it was prepared\n"
+        f"  do: delete the folder {folder}; it is prepared again at the next start"
+    )
 
 
 @dataclass(frozen=True)

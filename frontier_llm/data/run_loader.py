@@ -4,6 +4,8 @@ A loader reads micro-batches. It needs the windows of the run, which are the ran
 its samples read, and a function that builds a micro-batch from windows.
 """
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -11,11 +13,14 @@ import torch
 from frontier_llm.config.reading import SENTINELS
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch_transfer import CPU
-from frontier_llm.data.corpora import BlendedSamples, Corpora, initial_schedule
+from frontier_llm.data.corpora import BlendedSamples, Corpora, initial_schedule, prepare_all
+from frontier_llm.data.corpus_build import Progress
 from frontier_llm.data.loader import BatchLoader, MakeBatch, Windows, causal_batch
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepared_corpus import Corpus, Samples
 from frontier_llm.data.spans import SpanCorruption
+from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.data.tokenizer_source import open_tokenizer
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.geometry.lengths import span_lengths
 
@@ -131,7 +136,46 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
     Raises:
         ConfigError: the tokenizer has more tokens than the model's embedding has rows.
     """
-    tokenizer, spans = corpora.tokenizer, config.data.objective == "spans"
+    tokenizer = corpora.tokenizer
+    check_vocabulary(config, tokenizer)
+    if config.data.objective != "spans":
+        return causal_batch
+    length = config.data.sequence_length
+    key = make_key("spans", corpora.manifest.digest, config.trainer.seed)
+    corruption = SpanCorruption(
+        span_lengths(length).text, length, tokenizer.first_sentinel, tokenizer.eod, key
+    )
+    return corruption.batch
+
+
+def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) -> tuple[Path, ...]:
+    """Prepare all corpora of a run; refuse a given tokenizer that is too large for the model first.
+
+    Args:
+        config: configuration of the run.
+        on_progress: called with the progress of each stage.
+
+    Returns:
+        The folders of the corpora.
+
+    Raises:
+        ConfigError: the tokenizer cannot be used, or has more tokens than the model's embedding
+            has rows.
+        DataError: a source is unusable, or a folder cannot be written.
+    """
+    if config.data.tokenizer is not None:
+        given = open_tokenizer(Path(config.data.tokenizer), config.data.end_of_document)
+        check_vocabulary(config, given)
+    return prepare_all(config.data, on_progress)
+
+
+def check_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> None:
+    """Refuse a tokenizer that has more tokens than the model's embedding has rows.
+
+    Raises:
+        ConfigError: it has.
+    """
+    spans = config.data.objective == "spans"
     ids = max(tokenizer.vocabulary, tokenizer.first_sentinel + 1 if spans else 0)
     if ids > config.model.vocabulary:
         raise ConfigError(
@@ -141,11 +185,3 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
             + (f" and {SENTINELS} sentinels" if spans else ""),
             f"set model.vocabulary={ids}, or use another tokenizer",
         )
-    if not spans:
-        return causal_batch
-    length = config.data.sequence_length
-    key = make_key("spans", corpora.manifest.digest, config.trainer.seed)
-    corruption = SpanCorruption(
-        span_lengths(length).text, length, tokenizer.first_sentinel, tokenizer.eod, key
-    )
-    return corruption.batch

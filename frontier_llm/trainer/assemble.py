@@ -187,9 +187,8 @@ def build_data(
     A loader reads only the samples of the data-parallel replica to which the rank belongs.
     """
     windows = make_windows(config, corpus, train=True)  # the samples by index
-    # Every pipeline stage of an encoder-decoder needs the tokens, because it makes masks from them.
-    # In a GPT only the stages with the embedding and the head read tokens. The other stages need
-    # only the shape of the batch, so their ranks do not read the corpus.
+    # Every pipeline stage of an encoder-decoder makes masks from the tokens. In a GPT the stages
+    # without embedding and head need only the shape of the batch, so they do not read the corpus.
     reads = config.model.kind == "t5" or groups.has_head or groups.coordinates.pipeline == 0
     place = groups.coordinates.data, groups.grid.data
     loader = partial(make_loader, config, corpus, *place, reads=reads, device=device)
@@ -224,6 +223,7 @@ def checkpoint_meta(
             "progress": progress.to_meta(),
             "loss_scale": loss_scale.to_meta(),
             "corpus": data.corpus.manifest.digest,
+            "tokenizer": data.corpus.manifest.tokenizer_sha256,
             "blend": data.blend.schedule.to_meta() if data.blend else None,
             "config": config.model_dump(mode="json"),
             "start": start,

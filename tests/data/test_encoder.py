@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from frontier_llm.data import encoder as module
 from frontier_llm.data.encoder import Encoder
-from frontier_llm.data.tokenizer import SPACE_MARK, Tokenizer, train_tokenizer
+from frontier_llm.data.sentencepiece_tokenizer import SPACE_MARK, SentencePieceTokenizer
+from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.data.tokenizer_training import train_tokenizer
 
 CODE = "def walk(tree, *args):\n    for leaf in tree[1:-1]:\n        yield leaf.x_1 + 10\n\n" * 20
 PROSE = "Der Fluß — naïve »Laternen« und 雪, 3 Stück; don't.\n  Noch  einmal.\n" * 20
@@ -45,11 +47,13 @@ def test_encoding_substrings_gives_the_tokens_of_the_whole_text(
 
 
 def test_trained_tokenizers_allow_runs(tokenizer: Tokenizer):
-    assert tokenizer.borders == "runs"
+    assert tokenizer.splitting is not None
+    assert tokenizer.splitting.ascii_runs is not None
 
 
 def test_a_long_text_is_split_between_tokens(tokenizer: Tokenizer, monkeypatch):
     monkeypatch.setattr(module, "BLOCK_CHARACTERS", 7)
+    monkeypatch.setattr(module, "MIXED_BLOCK_CHARACTERS", 7)
     encoder = Encoder(tokenizer, np.uint16)
     for text in (CODE, PROSE, "x" * 1000, " " * 1000, f"a{SPACE_MARK}b" * 99, "leaf " * 99):
         assert tokens(encoder, text) == tokenizer.encode(text)
@@ -89,8 +93,8 @@ def test_other_tokenizers_encode_whole_texts(tmp_path: Path, options: dict):
             "bos_id": -1, **options,
         },
     )  # fmt: skip
-    tokenizer = Tokenizer(tmp_path / "m.model")
-    assert tokenizer.borders == "none"
+    tokenizer = SentencePieceTokenizer(tmp_path / "m.model")
+    assert tokenizer.splitting is None
     line = "leaf in  tree\nab"
     assert tokens(Encoder(tokenizer, np.uint16), line) == tokenizer.encode(line)
 

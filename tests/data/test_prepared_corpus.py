@@ -137,7 +137,7 @@ def test_verify_detects_changed_tokens(copy: Path):
 def test_another_tokenizer_is_refused(copy: Path):
     with (copy / "tokenizer.model").open("ab") as stream:
         stream.write(b" ")
-    with pytest.raises(DataError, match=r"tokenizer.model is damaged"):
+    with pytest.raises(DataError, match=r"the tokenizer is damaged"):
         open_corpus(copy)
 
 

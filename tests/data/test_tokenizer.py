@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontier_llm.data.tokenizer import FIXED_PIECES, SPACE_MARK, Tokenizer, train_tokenizer
-from frontier_llm.errors import DataError
+from frontier_llm.data.sentencepiece_tokenizer import SPACE_MARK, SentencePieceTokenizer
+from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.data.tokenizer_training import FIXED_PIECES, train_tokenizer
+from frontier_llm.errors import ConfigError, DataError
 
 TEXT = "def walk(tree):\n    for leaf in tree:\n        yield leaf\n\n" * 20
 
@@ -40,11 +42,6 @@ def test_real_text_is_shortened_and_lines_end_in_one_token(tokenizer: Tokenizer)
     assert len(ids) < len(TEXT) / 2
     (line_break,) = tokenizer.encode("\n")
     assert ids.count(line_break) == TEXT.count("\n")
-
-
-def test_a_batch_equals_one_by_one(tokenizer: Tokenizer):
-    texts = ["", "leaf", f"a{SPACE_MARK}b", TEXT]
-    assert tokenizer.encode_all(texts) == [tokenizer.encode(text) for text in texts]
 
 
 def test_end_of_document_has_no_text(tokenizer: Tokenizer):
@@ -97,10 +94,9 @@ def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer):
         tokenizer.encode("a\ud800b")
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no model"])
-def test_a_file_that_is_not_a_tokenizer_is_refused(tmp_path: Path, content: bytes | None):
+@pytest.mark.parametrize("content", [b"", b"no model"])
+def test_a_file_that_is_not_a_tokenizer_is_refused(tmp_path: Path, content: bytes):
     path = tmp_path / "tokenizer.model"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(DataError, match=r"cannot read the tokenizer"):
-        Tokenizer(path)
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"data\.tokenizer(.|\n)*wants:  a sentencepiece model"):
+        SentencePieceTokenizer(path)

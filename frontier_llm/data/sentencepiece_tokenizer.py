@@ -1,0 +1,147 @@
+"""Read sentencepiece models.
+
+A *piece* is the text of one vocabulary entry, as sentencepiece calls it. A model that
+tokenizer_training.py trained converts text without loss: `decode(encode(text)) == text`.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import sentencepiece
+
+from frontier_llm.data.tokenizer import Splitting, Tokenizer, check_unicode
+from frontier_llm.errors import ConfigError
+
+SPACE_MARK = "\u2581"
+"""Character by which sentencepiece writes a space in its pieces. A text may contain it as well."""
+_ACROSS_RUNS = re.compile("[A-Za-z][^A-Za-z]|[^A-Za-z][A-Za-z]", re.DOTALL)
+"""Matches a piece that crosses a border between runs."""
+_ACROSS_WORDS = re.compile(f"[^{SPACE_MARK} ][{SPACE_MARK} ]|.\n|\n.", re.DOTALL)
+"""Matches a piece that crosses a border between words."""
+# SPACE_MARK stands for a blank inside pieces. If a text contains the character itself, the
+# character is a word of its own, since sentencepiece treats it like a blank.
+_WORDS = Splitting(
+    words=re.compile(f" *[^ \n{SPACE_MARK}]+| +|\n|{SPACE_MARK}"),
+    ascii_runs=None,
+    border=re.compile(f"\n|{SPACE_MARK}|(?<! ) "),
+)
+"""A word is a series of blanks and the characters after it up to the next blank or line break."""
+_RUNS = Splitting(
+    words=_WORDS.words,
+    ascii_runs=re.compile(r" *(?:[A-Za-z]+|[^ \nA-Za-z]+)| +|\n"),
+    border=_WORDS.border,
+)
+"""A run is a series of blanks and the letters after it, or the digits and signs after it."""
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A trained sentencepiece model."""
+
+    def __init__(self, path: Path, end: str | int | None = None) -> None:
+        """Read a sentencepiece model.
+
+        Args:
+            path: path of the model.
+            end: piece or id that ends a document; None: the model's end-of-sentence piece.
+
+        Raises:
+            ConfigError: the file is not a sentencepiece model, or it has no such piece.
+            OSError: the file cannot be read.
+        """
+        model = path.read_bytes()
+        try:
+            if not model:  # sentencepiece would accept an empty file as an empty vocabulary
+                raise RuntimeError("the file is empty")
+            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise ConfigError(
+                "data.tokenizer",
+                path,
+                f"a sentencepiece model, or a tokenizer.json: {error}",
+                "set data.tokenizer to such a file, or to a folder that holds one",
+            ) from error
+        self._space_mark_ids = [
+            self._pieces.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()
+        ]
+        if end is None:
+            self.eod = self._end_of_sentence(path)
+        else:
+            self.eod = end if isinstance(end, int) else self.named_end(path, end)
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of pieces."""
+        return int(self._pieces.vocab_size())
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a piece, or None if there is no such piece."""
+        found = int(self._pieces.piece_to_id(token))
+        return None if self._pieces.is_unknown(found) else found
+
+    def token_of(self, token_id: int) -> str:
+        """Return the piece that has an id."""
+        return str(self._pieces.id_to_piece(token_id))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, without an end-of-document token."""
+        check_unicode(text)
+        # sentencepiece would decode SPACE_MARK as a space, so the mark is encoded by its bytes
+        first, *others = text.split(SPACE_MARK)
+        ids: list[int] = self._pieces.encode(first)
+        for substring in others:
+            ids += self._space_mark_ids + self._pieces.encode(substring)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens; invalid UTF-8 becomes U+FFFD."""
+        return str(self._pieces.decode(list(ids)))
+
+    @cached_property
+    def splitting(self) -> Splitting | None:
+        """The splitting whose borders no token crosses in any text.
+
+        It is derived from the pieces. This is valid only for byte-pair encoding of text that is not
+        normalised: merges on the two sides of a border are independent there, and a token crosses
+        a border only if a piece does.
+        """
+        try:
+            # needs the protobuf package; without it whole texts are encoded, which is slower
+            from sentencepiece.sentencepiece_model_pb2 import ModelProto
+        except (ImportError, TypeError):
+            return None
+        model = ModelProto.FromString(self._pieces.serialized_model_proto())
+        text, trainer = model.normalizer_spec, model.trainer_spec
+        normalises = (
+            text.precompiled_charsmap or text.add_dummy_prefix or text.remove_extra_whitespaces
+        )
+        if normalises or not text.escape_whitespaces or trainer.model_type != trainer.BPE:
+            return None
+        kinds = model.SentencePiece
+        not_text = (kinds.CONTROL, kinds.UNKNOWN, kinds.BYTE)
+        pieces = [piece.piece for piece in model.pieces if piece.type not in not_text]
+        if any(map(_ACROSS_WORDS.search, pieces)):
+            return None
+        stripped = (piece.lstrip(SPACE_MARK) for piece in pieces)
+        crosses_runs = any(piece.isascii() and _ACROSS_RUNS.search(piece) for piece in stripped)
+        return _WORDS if crosses_runs else _RUNS
+
+    def encode_substring(self, substring: str) -> list[int]:
+        """Return the token ids of one match of `splitting`."""
+        if substring == SPACE_MARK:
+            return self._space_mark_ids
+        ids: list[int] = self._pieces.encode(substring)
+        return ids
+
+    def _end_of_sentence(self, path: Path) -> int:
+        """Return the id of the end-of-sentence piece."""
+        if (found := int(self._pieces.eos_id())) < 0:
+            raise ConfigError(
+                "data.end_of_document",
+                "null",
+                f"the piece that ends a document: {path} has no end-of-sentence token",
+                "set \"data.end_of_document='PIECE'\", or data.tokenizer=null to train "
+                "a tokenizer on the corpus",
+            )
+        return found

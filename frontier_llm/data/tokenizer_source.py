@@ -1,0 +1,104 @@
+"""Find, open, copy and identify the tokenizer at a path, which is `data.tokenizer`.
+
+The path is a sentencepiece model, a tokenizer.json, or a folder that holds one of them, as Hugging
+Face publishes it. A tokenizer.json is used together with the settings files in the same folder.
+"""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from frontier_llm.data.json_tokenizer import SETTINGS_FILES, JsonTokenizer
+from frontier_llm.data.sentencepiece_tokenizer import SentencePieceTokenizer
+from frontier_llm.data.source_format import sha256_of
+from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.errors import ConfigError
+
+MODEL_FILE = "tokenizer.model"
+"""Name of a sentencepiece model in a prepared corpus, a run directory and an exported folder."""
+JSON_FILE = "tokenizer.json"
+"""Name of a tokenizer.json in the same folders."""
+_MAIN_FILES = (JSON_FILE, MODEL_FILE, "spiece.model")
+"""Files of a folder, one of which is the tokenizer: the first that exists. T5 has the last."""
+
+
+def tokenizer_files(path: Path) -> dict[str, Path]:
+    """Return the files of the tokenizer at a path, by the names of their copies.
+
+    The first is the model or the tokenizer.json.
+
+    Raises:
+        ConfigError: there is no tokenizer at the path.
+    """
+    main = path
+    if path.is_dir():
+        main = next((path / name for name in _MAIN_FILES if (path / name).is_file()), path)
+    if not main.is_file():
+        raise ConfigError(
+            "data.tokenizer",
+            path,
+            "a sentencepiece model, a tokenizer.json, or a folder with one of "
+            f"{', '.join(_MAIN_FILES)}",
+            "set data.tokenizer to such a file or folder. AutoTokenizer.from_pretrained(FOLDER)"
+            ".save_pretrained(NEW) of transformers turns other files, such as merges.txt, into one",
+        )
+    if main.suffix != ".json":
+        return {MODEL_FILE: main}
+    settings = {name: main.with_name(name) for name in SETTINGS_FILES}
+    return {JSON_FILE: main} | {name: file for name, file in settings.items() if file.is_file()}
+
+
+def open_tokenizer(path: Path, end: str | int | None = None) -> Tokenizer:
+    """Open the tokenizer at a path.
+
+    Args:
+        path: a file or folder.
+        end: token or id that ends a document; None: the token that the tokenizer names.
+
+    Raises:
+        ConfigError: the tokenizer cannot be used, or names no token that ends a document.
+    """
+    main = next(iter(tokenizer_files(path).values()))
+    kind = JsonTokenizer if main.suffix == ".json" else SentencePieceTokenizer
+    try:
+        return kind(main, end)
+    except OSError as error:
+        raise _unreadable(main, error) from error
+
+
+def copy_tokenizer(path: Path, folder: Path) -> Path:
+    """Copy the files of a tokenizer to a folder; return the copy of the model or tokenizer.json.
+
+    Raises:
+        ConfigError: there is no tokenizer at the path.
+        OSError: a file cannot be copied.
+    """
+    copies = [shutil.copyfile(file, folder / name) for name, file in tokenizer_files(path).items()]
+    return Path(copies[0])
+
+
+def digest_tokenizer(path: Path) -> str:
+    """Return the digest of a tokenizer's files: of their content and the names of their copies.
+
+    The digest of a sentencepiece model is the SHA-256 of its file.
+
+    Raises:
+        ConfigError: there is no tokenizer at the path, or it cannot be read.
+    """
+    try:
+        digests = {name: sha256_of(file) for name, file in tokenizer_files(path).items()}
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if MODEL_FILE in digests:
+        return digests[MODEL_FILE]
+    lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        "data.tokenizer",
+        path,
+        f"a file or folder that can be read: {error.strerror or error}",
+        "permit reading it, or set data.tokenizer to another tokenizer",
+    )

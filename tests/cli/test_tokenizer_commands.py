@@ -1,0 +1,112 @@
+"""A run with a tokenizer.json: training, generation, evaluation, export and import."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers.tokenizer_families import train_family
+from frontier_llm.cli import convert, evaluate, generate, inspect_data
+from frontier_llm.cli.options import run_command
+from frontier_llm.data.corpora import open_data
+from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
+from frontier_llm.trainer import run_directory
+from frontier_llm.trainer.single_process_model import read_config
+
+pytest.importorskip("tokenizers")
+transformers = pytest.importorskip("transformers")
+
+# transformers loads weights in threads that it keeps
+pytestmark = [pytest.mark.forked, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+VOCABULARY = 301
+"""An odd number, which two tensor-parallel ranks divide only with padding."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "llama3",
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("gpt2", "qwen2")),
+    ],
+)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory of a tensor-parallel training with a tokenizer of a family."""
+    base = tmp_path_factory.mktemp("run")
+    sources = sorted((ROOT / "frontier_llm" / "launch").glob("*.py"))
+    texts = [source.read_text() for source in sources]
+    (base / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (base / "tokenizer").mkdir()
+    train_family(request.param, texts, VOCABULARY, base / "tokenizer")
+    size = open_tokenizer(base / "tokenizer").vocabulary
+    assert size % 2
+    command = [
+        sys.executable, "train.py", "model=gpt_tiny", f"model.vocabulary={size}", "model.layers=2",
+        "model.hidden=32", "model.heads=2", "data=text", f"data.path={base}/text.jsonl",
+        f"data.directory={base}/corpora", f"data.tokenizer={base}/tokenizer",
+        "data.validation_percent=30", "data.sequence_length=32", "data.global_batch=4",
+        "data.micro_batch=1", "launch.ranks=2", "parallel.pipeline=1", "parallel.tensor=2",
+        "trainer.evaluate_every_steps=null", "trainer.sample_tokens=0", "precision=fp32",
+        "telemetry.wandb=off", "trainer.steps=2", f"run.dir={base}/run",
+    ]  # fmt: skip
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return base / "run"
+
+
+def test_generation_and_inspection_use_the_tokenizer(run: Path, capsys):
+    assert generate.main([str(run), "--tokens", "5", "import os"]) == 0
+    assert capsys.readouterr().out.startswith("import os")
+    assert inspect_data.main([str(run), "0"]) == 0
+    assert "text.jsonl" in capsys.readouterr().out
+
+
+def test_bits_per_byte_count_the_bytes_of_the_text(run: Path):
+    file = run.parent / "scores.json"
+    assert evaluate.main([str(run), "--json", str(file), "--samples", "4"]) == 0
+    (score,) = json.loads(file.read_text())
+    split = open_data(read_config(run).data).manifest.validation
+    bits = score["loss"] * split.tokens / split.text_bytes / math.log(2)
+    assert score["bits_per_byte"] == pytest.approx(bits, rel=1e-6)
+
+
+def test_the_tokenizer_is_exported_checked_and_imported(run: Path, tmp_path: Path, capsys):
+    original, out, back = run.parent / "tokenizer", tmp_path / "out", tmp_path / "back"
+    assert main(["--to", "hf", str(run), str(out)]) == 0, capsys.readouterr().err
+    assert digest_tokenizer(out) == digest_tokenizer(original)
+    ours, theirs = open_tokenizer(original), transformers.AutoTokenizer.from_pretrained(out)
+    text = "def main():\n    return 'naïve' + \"雪\"  # 12345\n"
+    assert theirs.encode(text, add_special_tokens=False) == ours.encode(text)
+    assert theirs.eos_token_id == ours.eod
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == ours.eod
+    assert main(["--from", "hf", str(out), str(back), "--no-check"]) == 0
+    assert digest_tokenizer(back) == digest_tokenizer(original)
+    config = run_directory.from_yaml((back / "config.yaml").read_text())
+    assert config["data"]["tokenizer"] == str(back / "tokenizer.json")
+
+
+def test_a_tokenizer_that_changed_since_the_training_is_not_exported(
+    run: Path, tmp_path: Path, capsys
+):
+    original = run.parent / "tokenizer"
+    (original / "special_tokens_map.json").write_text("{}")
+    try:
+        assert main(["--to", "hf", str(run), str(tmp_path / "out"), "--no-check"]) == 1
+    finally:
+        (original / "special_tokens_map.json").unlink()
+    assert "the model was trained with another, of digest" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def main(arguments: list[str]) -> int:
+    """Convert; return the exit code of the process."""
+    return run_command(partial(convert.main, arguments))

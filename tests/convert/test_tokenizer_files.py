@@ -1,0 +1,95 @@
+"""An exported folder has the tokenizer of the run, and transformers reads it alike."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers.tokenizer_families import train_family
+from frontier_llm.config import decode
+from frontier_llm.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
+from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
+from frontier_llm.data.tokenizer_training import train_tokenizer
+from frontier_llm.errors import DataError
+from tests.values import tiny_values
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.forked
+
+TEXTS = ["def main(x):\n    return  x + 1\n\n\tNaïve — 雪 42.\n"] * 30
+
+
+def write_tokenizer(kind: str, folder: Path) -> Path:
+    """Write a tokenizer of a kind to a folder; return its path."""
+    if kind == "sentencepiece":
+        train_tokenizer(TEXTS, 290, folder / "own.model")
+        return folder / "own.model"
+    train_family("qwen2", TEXTS, 290, folder)
+    settings = folder / "tokenizer_config.json"
+    if kind == "tokenizer.json alone":
+        settings.unlink()
+        return folder / "tokenizer.json"
+    if kind == "end as an object":
+        values = json.loads(settings.read_text())
+        values["eos_token"] = {"content": values["eos_token"], "__type": "AddedToken",
+                               "lstrip": False, "normalized": False, "rstrip": False,
+                               "single_word": False}  # fmt: skip
+        settings.write_text(json.dumps(values))
+    return folder
+
+
+def export(source: Path, out: Path, end: str | None, trained_with: str | None = None) -> int:
+    """Write a tokenizer as an export does; return the id that ends a document."""
+    values = tiny_values(f"data.tokenizer={source}")
+    values["data"]["end_of_document"] = end
+    out.mkdir()
+    ids: dict[str, Any] = write_theirs(decode(values), out, trained_with)
+    (out / "config.json").write_text(json.dumps({"model_type": "gpt2", **ids}))
+    return ids["eos_token_id"]
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize(
+    "kind", ["a folder", "end as an object", "tokenizer.json alone", "sentencepiece"]
+)
+def test_transformers_reads_what_is_exported(tmp_path: Path, kind: str, chosen: bool):
+    source = write_tokenizer(kind, tmp_path)
+    end = None
+    if chosen:  # not the token that the tokenizer itself names
+        end = "<0x00>" if kind == "sentencepiece" else "<|im_end|>"
+    tokenizer = open_tokenizer(source, end)
+    assert export(source, tmp_path / "out", end, digest_tokenizer(source)) == tokenizer.eod
+    check_theirs(tmp_path / "out")
+    if end is None and kind in ("a folder", "end as an object"):
+        assert digest_tokenizer(tmp_path / "out") == digest_tokenizer(source), "copied as it is"
+    (tmp_path / "back").mkdir()
+    again = copy_to_ours(tmp_path / "out", tmp_path / "back")
+    assert again is not None
+    assert again.name == ("tokenizer.model" if kind == "sentencepiece" else "tokenizer.json")
+    if kind != "sentencepiece":
+        assert open_tokenizer(again).eod == tokenizer.eod
+
+
+def test_a_difference_is_found(tmp_path: Path):
+    source = write_tokenizer("a folder", tmp_path)
+    export(source, tmp_path / "out", None)
+    settings = tmp_path / "out" / "tokenizer_config.json"
+    check_theirs(tmp_path / "out")
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "eos_token": "x"}))
+    with pytest.raises(DataError, match=r"transformers reads the tokenizer differently"):
+        check_theirs(tmp_path / "out")
+
+
+def test_a_tokenizer_that_changed_since_the_training_is_refused(tmp_path: Path):
+    source = write_tokenizer("a folder", tmp_path)
+    with pytest.raises(DataError, match=r"trained with another, of digest abc\n  do: restore"):
+        export(source, tmp_path / "out", None, "abc")
+
+
+def test_a_folder_without_a_tokenizer_is_converted_without(tmp_path: Path, caplog):
+    (tmp_path / "merges.txt").write_text("a b")
+    assert copy_to_ours(tmp_path, tmp_path) is None
+    assert "the tokenizer is not converted" in caplog.text
