@@ -184,6 +184,20 @@ def kernels() -> Iterator[str]:
     yield from _table(head, rows)
 
 
+def kernel_variants() -> Iterator[str]:
+    """Yield the speeds of the C kernels with rotations, differences and residuals."""
+    keys = ("quantise", "dequantise", "add_to_fp32", "add_8", "difference", "add_difference",
+            "feedback", "feedback_int8")  # fmt: skip
+    rows = [
+        (row["wide"], row["format"] or "a copy", *(_cell(row[key]) for key in keys))
+        for row in load("kernel_variants")["rows"]
+    ]
+    head = ("elements", "format", "quantise", "dequantise", "add to fp32", "add 8 messages",
+            "quantise difference", "add difference", "quantise, bf16 residual",
+            "quantise, int8 residual")  # fmt: skip
+    yield from _table(head, rows)
+
+
 def wire_bytes() -> Iterator[str]:
     """Yield the bytes that network interfaces and frontier_llm have counted."""
     found = select(load("wire_bytes")["rows"], precision="fp32", micro_batches=1)
@@ -348,8 +362,8 @@ TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
         "overlap": overlap, "checkpoint": checkpoint,
     },
     "collectives.md": {
-        "kernels": kernels, "wire bytes": wire_bytes, "quantised step": quantised_step,
-        "collectives": collectives,
+        "kernels": kernels, "kernel variants": kernel_variants, "wire bytes": wire_bytes,
+        "quantised step": quantised_step, "collectives": collectives,
     },
     "data.md": {"preprocess": preprocess},
     "planner.md": {"layouts": lambda: layouts(load("planner_layouts"))},
