@@ -15,8 +15,7 @@ apart from the rounding of the stored residuals. In int8 these roundings add up 
 so a caller should zero the residual from time to time (`reset`).
 
 Sources: Seide et al., 1-Bit Stochastic Gradient Descent (Interspeech 2014), for b = 0; LoCo
-(arXiv:2407.04480) for a moving average in 8 bits that is zeroed regularly. Difference: LoCo uses
-one constant scale, and here each block has its own.
+(arXiv:2407.04480) for a moving average in 8 bits that is zeroed regularly.
 """
 
 from dataclasses import dataclass, replace
