@@ -264,6 +264,17 @@ def preprocess() -> Iterator[str]:
     yield from _table(head, rows)
 
 
+def tokenizers() -> Iterator[str]:
+    """Yield the comparison of tokenizers of several kinds."""
+    rows = [
+        (row["tokenizer"], row["seconds"], row["mb_per_second"], row["cpu_seconds"],
+         row["library_mb_per_second"], f"{row['documents']:,}", row["differ"])
+        for row in load("tokenizers")["rows"]
+    ]  # fmt: skip
+    head = ("tokenizer", "seconds", "MB/s", "CPU seconds", "library MB/s", "documents", "differ")
+    yield from _table(head, rows)
+
+
 def kills() -> Iterator[str]:
     """Yield the numbers of kills by moment, and their consequences."""
     found = load("kills")
@@ -365,7 +376,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
         "kernels": kernels, "kernel variants": kernel_variants, "wire bytes": wire_bytes,
         "quantised step": quantised_step, "collectives": collectives,
     },
-    "data.md": {"preprocess": preprocess},
+    "data.md": {"preprocess": preprocess, "tokenizers": tokenizers},
     "planner.md": {"layouts": lambda: layouts(load("planner_layouts"))},
     "gpu.md": {"measured": gpu},
     "checkpoint.md": {"kills": kills},
