@@ -18,7 +18,7 @@ KIB = 1024
 FIGURES = RankFigures((), losses=(6.0, 5.5), grad_norms=(2.0, 1.5), peak_bytes=0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_contenders_run(tmp_path, capfd):
     file = tmp_path / "figures.json"
     assert main(["--quick", "--json", str(file)]) == 0

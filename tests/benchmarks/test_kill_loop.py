@@ -24,6 +24,7 @@ def write_metrics(run_dir: Path, *found: int) -> None:
     (run_dir / METRICS_FILE).write_text("\n".join([*lines, '{"step": 9, "lo']))
 
 
+@pytest.mark.exhaustive
 def test_runs_are_killed_and_resumed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "summary.json"
     code = main(["--kills", "2", "--steps", "12", "--seed", "5", "--json", str(file)])

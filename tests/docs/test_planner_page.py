@@ -49,6 +49,7 @@ def test_only_the_micro_batch_of_the_experiment_explains_strong_scaling(model):
     assert near == [composed(f"experiment={CURVES[model].experiment}").data.micro_batch]
 
 
+@pytest.mark.exhaustive
 def test_the_bubble_alone_gives_the_predicted_efficiency_of_strong_scaling():
     rows = [row.strip("| ").split(" | ") for row in frontier_tables.micro_batch_table()][2:]
     compared = [row for row in rows if len(row) == 8]

@@ -39,7 +39,9 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", covering(LAYOUTS, ["tensor_sequence_selective"]))
+@pytest.mark.parametrize(
+    "layout", covering(LAYOUTS, ["tensor_sequence_selective", "zero3_recompute"])
+)
 def test_a_compiled_layout_equals_one_process(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graphs are captured and differentiated as always, but run by torch's own kernels."""
     monkeypatch.setattr(chunk, "COMPILER", "aot_eager")

@@ -8,6 +8,7 @@ import pytest
 from frontier_llm.trainer.changes import changes, refuse
 from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.single_process_model import read_config
+from tests.covering import covering
 from tests.forked_train import TINY, train
 from tests.values import tiny_values
 
@@ -43,7 +44,7 @@ def learned(run: Path) -> list[tuple[float, ...]]:
     return [(m["step"], m["learning_rate"], m["loss"], m["grad_norm"]) for m in lines(run)]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", covering(SCHEDULES, set(SCHEDULES) - {"wsd"}))
 def test_a_resumed_run_continues_with_the_same_rates(
     schedule: str, tiny: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -203,7 +203,7 @@ def run_cases(cases: Sequence[Case]) -> dict[Case, Sequence[Found]]:
 @pytest.mark.parametrize(
     "sharding", covering([name for name in SHARDED if name != "zeropp"], ["zero1"])
 )
-@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("stages", covering([2, 4], [4]))
 def test_schedules_equal_one_process(stages: int, sharding: str) -> None:
     cases = [case for case in CASES if (case.stages, case.sharding) == (stages, sharding)]
     for case, ranks in run_cases(cases).items():
@@ -308,7 +308,7 @@ def evaluate(rig: Rig) -> list[float]:
     return losses + ([] if logits is None else [logits.double().sum().item()])
 
 
-@pytest.mark.parametrize("precision", covering(["fp32", "bf16", "fp16"], ["fp16"]))
+@pytest.mark.parametrize("precision", covering(["fp32", "bf16", "fp16"], ["bf16", "fp16"]))
 def test_schedules_are_equal_to_the_bit_with_dropout(precision: str) -> None:
     """Masks depend on micro-batch and layer alone, and gradients are added in the same order.
 

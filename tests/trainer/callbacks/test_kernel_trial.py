@@ -67,7 +67,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return (f"data.path={folder}/text.txt", f"data.directory={folder}/prepared")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_says_what_it_has_decided(corpus: tuple[str, ...], tmp_path: Path) -> None:
     run = (f"run.dir={tmp_path}/run", "trainer.steps=7", "kernels=fastest", *ROTARY)
     ended = train(*TINY, *corpus, *run)
