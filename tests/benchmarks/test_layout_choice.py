@@ -73,5 +73,6 @@ def test_the_choices_are_as_good_as_the_page_says():
             assert value == pytest.approx(getattr(found[kind], name), rel=0.02)
 
 
+@pytest.mark.exhaustive
 def test_the_table_of_the_page_is_current():
     assert "".join(f"{line}\n" for line in choices_table()) in PAGE.read_text()

@@ -14,6 +14,7 @@ from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import estimate
+from tests.covering import covering
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +56,7 @@ def test_each_job_has_its_nodes_and_in_weak_scaling_its_batch(capsys):
 
 
 @pytest.mark.parametrize("curves", RUNS, ids=lambda curves: curves.experiment)
-@pytest.mark.parametrize("curve", ["weak", "strong"])
+@pytest.mark.parametrize("curve", covering(["weak", "strong"], ["weak"]))
 def test_the_runs_on_frontier_can_be_started_and_have_time_to_finish(capsys, curves, curve):
     first = [f"data.global_batch={weak_batch(curves)}"] if curve == "weak" else []
     jobs = shown(capsys, f"--scaling={curve}", f"experiment={curves.experiment}", *first)

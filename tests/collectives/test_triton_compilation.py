@@ -122,7 +122,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
-@pytest.mark.parametrize("chip", covering(AMD, ["gfx942"]))
+@pytest.mark.parametrize("chip", covering(AMD, AMD))
 def test_code_for_amd_fuses_and_spills_nothing(chip):
     for variant in VARIANTS:
         compiled = compile_for(GPUTarget("hip", chip, 64), variant)

@@ -46,6 +46,7 @@ def find(program):
     return next(folder / program for folder in folders if (folder / program).exists())
 
 
+@pytest.mark.exhaustive
 def test_laptop_text_trains_and_generates(tmp_path, text):
     data = f"data.directory={tmp_path}/corpora"
     output = run(EXAMPLES / "laptop_text" / "run.sh", text, *TINY, data, folder=tmp_path)

@@ -105,6 +105,7 @@ def test_killed_and_resumed_is_never_stopped_to_the_bit(
     assert event["changes"] == {}
 
 
+@pytest.mark.exhaustive
 def test_killed_under_one_schedule_goes_on_under_another(
     tiny: tuple[str, ...], tmp_path: Path
 ) -> None:

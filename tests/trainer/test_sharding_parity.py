@@ -62,7 +62,10 @@ IN_3D = [
 
 
 @pytest.mark.parametrize("chain", chains(2), ids=str)
-@pytest.mark.parametrize(("chunks", "model"), [(1, "tied_gelu"), (2, "untied_gqa_swiglu")])
+@pytest.mark.parametrize(
+    ("chunks", "model"),
+    [pytest.param(1, "tied_gelu", marks=pytest.mark.exhaustive), (2, "untied_gqa_swiglu")],
+)
 def test_every_chain_in_three_dimensions(chain: Chain, chunks: int, model: str) -> None:
     compare(8, 2, chain, [*IN_3D, f"parallel.chunks={chunks}"], MODELS[model])
 
