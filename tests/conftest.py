@@ -84,6 +84,11 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Undo the freeze: Triton reports its objects as leaks if they are not collected at the end."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out exhaustive tests, unless asked for, and put the longest files first.
 
