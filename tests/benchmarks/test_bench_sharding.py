@@ -79,6 +79,7 @@ def test_counted_bytes_equal_those_of_the_interfaces(tmp_path):
     assert bf16["counted_bytes"] < 0.6 * fp32["counted_bytes"]
 
 
+@pytest.mark.exhaustive
 def test_a_failing_contender_is_named_and_the_others_continue(tmp_path):
     file = tmp_path / "figures.json"
     wrong = "ours-2-1-2"  # gradients cannot be sharded over fewer ranks than parameters

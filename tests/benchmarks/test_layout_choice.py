@@ -58,6 +58,7 @@ def test_errors_that_all_runs_of_a_shape_share_can_be_removed():
     assert choices([*small, *large], corrects_shapes=True).regret == 0
 
 
+@pytest.mark.exhaustive
 def test_the_choices_are_as_good_as_the_page_says():
     """The regret of vTrain's table misses the target of 1%; without errors of shapes it is met."""
     found = table_choices(VTRAIN)

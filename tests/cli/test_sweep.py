@@ -47,6 +47,7 @@ def corpus(tmp_path_factory):
     return [f"data.path={folder}/text.txt", f"data.directory={folder}/prepared"]
 
 
+@pytest.mark.exhaustive
 def test_a_grid_runs_every_trial_and_a_refused_one_is_a_value(corpus, tmp_path):
     def run_sweep(axis):
         return train("-m", *SMALL, *corpus, "launch.ranks=1", axis, f"hydra.sweep.dir={tmp_path}")

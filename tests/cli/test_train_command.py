@@ -170,6 +170,7 @@ def _check_run(folder):
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.exhaustive
 def test_a_run_under_srun_composes_once(tmp_path, corpus):
     codes, said = _srun(2, *TINY, *corpus, f"run.dir={tmp_path}/${{now:%S%f}}")
     assert codes == [0, 0], said

@@ -311,6 +311,7 @@ def test_triton_kernels_make_the_same_bits():
     compare_triton("cuda", TRITON_CASES)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_triton_kernels_make_the_same_bits_in_its_interpreter():
     """Triton's interpreter needs no GPU, but must be chosen before Triton is imported."""

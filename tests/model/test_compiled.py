@@ -39,9 +39,7 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "layout", covering(LAYOUTS, ["tensor_sequence_selective", "zero3_recompute"])
-)
+@pytest.mark.parametrize("layout", covering(LAYOUTS, LAYOUTS))
 def test_a_compiled_layout_equals_one_process(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graphs are captured and differentiated as always, but run by torch's own kernels."""
     monkeypatch.setattr(chunk, "COMPILER", "aot_eager")

@@ -103,7 +103,9 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
         ("three_in_flight", "fp32", "plain"),
         pytest.param("one_in_flight", "fp32", "plain", marks=pytest.mark.exhaustive),
         pytest.param("pipeline2_data4", "bf16", "plain", marks=pytest.mark.exhaustive),
-        ("pipeline2_chunks2_tensor2_data2", "fp32", "plain"),
+        pytest.param(
+            "pipeline2_chunks2_tensor2_data2", "fp32", "plain", marks=pytest.mark.exhaustive
+        ),
         pytest.param("t5_pipeline2_tensor2_data2", "fp32", "plain", marks=pytest.mark.exhaustive),
         ("untied", "bf16", "zeropp_feedback"),
         pytest.param("recompute", "fp32", "zeropp", marks=pytest.mark.exhaustive),
