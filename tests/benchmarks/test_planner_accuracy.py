@@ -19,6 +19,8 @@ from frontier_llm.calibration.products import Sample, fit_curve
 from frontier_llm.planner.constants import cluster_constants
 from frontier_llm.planner.tiles import tile_flops
 
+pytestmark = pytest.mark.slow
+
 WANTED = {  # mean error: with constants fitted to the other tables, and to all tables
     "vtrain_single_node": (0.12, 0.07),
     "llm_foundry_a100_40gb": (0.07, 0.04),

@@ -23,6 +23,8 @@ from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import Format, StateFormats
 from frontier_llm.geometry.grid import Grid
 
+pytestmark = pytest.mark.slow
+
 RANKS, OWN, ELEMENTS = 8, 3, 600
 BORDER = 5 * ELEMENTS + 100  # inside part 5; parts 6 and 7 are not quantised
 BUDGETS = {"gather": 2, "reduce": 4}

@@ -19,6 +19,8 @@ from frontier_llm.geometry.wire import Sent
 from frontier_llm.launch.world import World
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 INT8, INT4 = Format("int8", 32, 2), Format("int4", 32, 2)
 CPU = torch.device("cpu")
 

@@ -18,6 +18,8 @@ from frontier_llm.data.encoder import Encoder
 from frontier_llm.data.json_tokenizer import JsonTokenizer
 from frontier_llm.errors import ConfigError, DataError
 
+pytestmark = pytest.mark.slow
+
 library = pytest.importorskip("tokenizers")
 
 SIGNS = [

@@ -12,6 +12,8 @@ from docs.generate.collectives_page import (
     zero3_in_rings,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_page_is_current(capsys):
     assert main([]) == 0, capsys.readouterr().err

@@ -5,6 +5,8 @@ import pytest
 from docs.generate import observations, observations_page
 from docs.generate.observations import Chart, Recomputation
 
+pytestmark = pytest.mark.slow
+
 
 def values(chart, name):
     """Return the percents of a line, in the order of its setting."""

@@ -9,6 +9,8 @@ from frontier_llm.cli.experiments import Header, composed
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 POINTS = 0.03
 """Largest difference from a published efficiency."""
 

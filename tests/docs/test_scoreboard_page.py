@@ -5,6 +5,8 @@ import pytest
 from docs.generate import scoreboard_page
 from docs.generate.scoreboard_page import PAGE, Figure
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("section", "figures"), [
     ("datastates", scoreboard_page._datastates),

@@ -7,6 +7,8 @@ from docs.generate.sharding_page import amsp, amsp_elements, presets
 from frontier_llm.cli.compose import groups
 from frontier_llm.geometry.partition import Factors
 
+pytestmark = pytest.mark.slow
+
 
 def _cells(line):
     return [cell.strip(" `") for cell in line.strip("|").split("|")]
