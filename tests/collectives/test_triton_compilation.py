@@ -22,7 +22,6 @@ from triton.compiler import ASTSource
 from frontier_llm.collectives import triton_blockwise as kernels
 from frontier_llm.collectives.residual import Residual
 from frontier_llm.geometry.formats import Format
-from tests.covering import covering
 
 INT8, INT4 = Format("int8", 256, 4), Format("int4", 256, 2)
 ROUNDED = Format("int4", 256, 2, is_stochastic=True)
@@ -122,7 +121,8 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
-@pytest.mark.parametrize("chip", covering(AMD, AMD))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("chip", AMD)
 def test_code_for_amd_fuses_and_spills_nothing(chip):
     for variant in VARIANTS:
         compiled = compile_for(GPUTarget("hip", chip, 64), variant)
@@ -136,7 +136,8 @@ def test_code_for_amd_fuses_and_spills_nothing(chip):
         assert compiled.metadata.shared <= SHARED_BYTES, name_of(variant)
 
 
-@pytest.mark.parametrize("chip", covering(NVIDIA, NVIDIA))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("chip", NVIDIA)
 def test_code_for_nvidia_fuses_and_spills_nothing_and_has_wide_loads(chip, monkeypatch, capfd):
     monkeypatch.setattr(triton.knobs.nvidia, "dump_ptxas_log", True)
     for variant in VARIANTS:

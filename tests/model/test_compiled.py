@@ -7,7 +7,6 @@ import torch
 
 from frontier_llm.launch.world import World
 from frontier_llm.model import chunk
-from tests.covering import covering
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_parity import MODELS, compare
@@ -39,7 +38,8 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", covering(LAYOUTS, LAYOUTS))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_compiled_layout_equals_one_process(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graphs are captured and differentiated as always, but run by torch's own kernels."""
     monkeypatch.setattr(chunk, "COMPILER", "aot_eager")
