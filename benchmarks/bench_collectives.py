@@ -54,7 +54,7 @@ from frontier_llm.collectives.slots import Slots
 from frontier_llm.collectives.torch_blockwise import TorchKernels
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
-from frontier_llm.geometry.formats import BF16, FP32, Format, StateFormats
+from frontier_llm.geometry.formats import BF16, FP32, Format, LevelFormats, StateFormats
 from frontier_llm.geometry.grid import Grid
 
 FORMATS = (FP32, BF16, Format("int8", 256, 2), Format("int4", 256, 2))
@@ -285,14 +285,15 @@ def measure_rank(
                 times, _ = found.setdefault((flow, format_.name), ([], 0.0))
                 if round_number:  # the first round only makes connections and buffers
                     times.append(seconds)
-                inter_bytes = sum(sent.inter for sent in transport.traffic.take().values())
+                inter_bytes = sum(sent.network for sent in transport.traffic.take().values())
                 found[flow, format_.name] = (times, inter_bytes)
     return found
 
 
 def _transport(rank: int, size: int, per_node: int, format_: Format) -> Transport:
     """Return a transport that sends all states in one format."""
-    formats = StateFormats(format_, format_, format_, format_, format_)
+    of_levels = LevelFormats(format_, format_, format_)
+    formats = StateFormats(format_, format_, format_, grads=of_levels)
     device = torch.device("cpu")
     return Transport(
         lambda _: formats,

@@ -40,6 +40,7 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import Batch
 from frontier_llm.device.accelerator import Accelerator, keep_freed_memory
 from frontier_llm.device.kernels import resolve
+from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.build import build_model
 from frontier_llm.parallel import megatron_cpu
@@ -187,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dist.init_process_group(
             "gloo" if accelerator.is_cpu else "nccl", f"file://{folder}/store", rank=0, world_size=1
         )
-        groups = make_groups(config.parallel, 1, head_stage=0)
+        groups = make_groups(Grid(1, 1, 1, 1), head_stage=0)
         rows = [
             measure(
                 config, precision, accelerator, groups, options.steps, compiled=options.compiled

@@ -63,7 +63,7 @@ def run_layout(rank: int, config: RunConfig, steps: int) -> RankFigures:
     megatron_cpu.install()
     keep_freed_memory()
     layout = ResolvedLayout.resolve(config, RANKS, RANKS)
-    groups = make_groups(config.parallel, RANKS, layout.head_stage)
+    groups = make_groups(layout.grid, layout.head_stage)
     batches, losses = _batches(layout, groups.coordinates.data), []
     with HeldBytes() as held:
         _, step = bare_step(config, layout, groups, CPU)

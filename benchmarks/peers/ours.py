@@ -77,7 +77,7 @@ class Ours:
         layout = ResolvedLayout.resolve(
             config, turn.ranks, turn.ranks_per_node, precision=turn.precision
         )
-        groups = make_groups(config.parallel, turn.ranks_per_node, layout.head_stage)
+        groups = make_groups(layout.grid, layout.head_stage)
         model = build_model(layout, groups, device, kernels, config.trainer.seed)
         self.parameters = sum(record.parameter.numel() for record in model.records)
         traffic = Traffic(groups.grid, rank)
@@ -94,7 +94,7 @@ class Ours:
             for tokens, labels in batches
         ]
         result = self._step.run(1, our_batches, LEARNING_RATE)
-        self._counted_bytes = sum(sent.inter for sent in result.sent.values()) / self._ranks
+        self._counted_bytes = sum(sent.network for sent in result.sent.values()) / self._ranks
         return result.loss
 
     def counted_bytes(self) -> float | None:

@@ -113,7 +113,7 @@ class _Runner:
         config = case.config(contender)
         layout = ResolvedLayout.resolve(config, case.ranks, case.ranks, precision="fp32")
         if groups_of is None:
-            self.groups = make_groups(config.parallel, case.ranks, layout.head_stage)
+            self.groups = make_groups(layout.grid, layout.head_stage)
         else:
             self.groups = replace(groups_of.groups, head_stage=layout.head_stage)
         kernels = resolve(config.kernels, CPU)

@@ -124,7 +124,7 @@ def leaves_a_node(scheme: Scheme, micro_batches: int) -> float:
         formats=formats,
     )
     by_rank = [traffic.unit(rank, size, decayed=ELEMENTS) for rank in range(PER_NODE)]
-    inter_bytes = sum(sent.inter for of_rank in by_rank for sent in of_rank.values())
+    inter_bytes = sum(sent.network for of_rank in by_rank for sent in of_rank.values())
     return inter_bytes / (2 * size)
 
 

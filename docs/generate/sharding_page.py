@@ -128,7 +128,7 @@ def _preset(layout: StateLayout) -> Iterator[str]:
     yield from (_number(_all_links(of_rank_0.get(name, Sent()))) for name in COLLECTIVES)
     yield _number(sum(map(_all_links, of_rank_0.values())))
     of_node_0 = sent[: layout.grid.ranks_per_node]
-    yield _number(sum(bytes_.inter for of_rank in of_node_0 for bytes_ in of_rank.values()))
+    yield _number(sum(bytes_.network for of_rank in of_node_0 for bytes_ in of_rank.values()))
 
 
 def _kept(layout: StateLayout) -> float:
@@ -160,17 +160,14 @@ def _sent(layout: StateLayout, ranks: int | None = None) -> list[dict[str, Sent]
     """
     size = layout.factors.multiple()  # a small buffer: bytes per element do not depend on its size
     return [
-        {
-            name: Sent(sent.intra / size, sent.inter / size)
-            for name, sent in layout.traffic.unit(rank, size).items()
-        }
+        {name: sent * (1 / size) for name, sent in layout.traffic.unit(rank, size).items()}
         for rank in layout.ranks[:ranks]
     ]
 
 
 def _all_links(sent: Sent) -> float:
     """Return the bytes sent inside a node and between nodes together."""
-    return sent.intra + sent.inter
+    return sent.total
 
 
 def _number(value: float) -> str:

@@ -85,7 +85,7 @@ def _leaves_a_node(parts: Parts) -> float:
         (buffer.size, buffer.decayed, gathers[name]) for name, buffer in buffers.items()
     )
     sent = (
-        count * flow.inter
+        count * flow.network
         for rank in range(RANKS_PER_NODE)
         for (size, decayed, times), count in units.items()
         for flow in traffic.unit(rank, size, times, decayed).values()

@@ -31,7 +31,7 @@ from frontier_llm.config.optimizer import OptimizerConfig
 from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.partition import DIGITS, Digit, Factors
+from frontier_llm.geometry.partition import Factors, Hop
 from frontier_llm.launch.launcher import LaunchOptions, launch
 from frontier_llm.launch.rendezvous import init_process_group
 from frontier_llm.launch.world import World
@@ -141,35 +141,26 @@ def make_groups(factors: Factors, rank: int) -> StateGroups:
     """Make the process groups that follow from the factors. Collective over all ranks.
 
     The factors give each rank four digits: params, grads, optimizer and replica. Ranks that differ
-    in one digit only form a group (docs/sharding.md).
+    in one digit only form a group (docs/sharding.md). A digit may be divided into several hops.
     """
-    groups = {digit: make_group(factors, digit, rank) for digit in DIGITS}
     this_rank_alone = [dist.new_group([other]) for other in range(RANKS)][rank]
     return StateGroups(
         factors=factors,
         data_rank=rank,
-        params_group=groups["params"],
-        grads_group=groups["grads"],
-        optimizer_group=groups["optimizer"],
-        replica_group=groups["replica"],
+        groups={hop: make_group(hop, rank) for hop in factors.collective_hops},
         tensor_group=this_rank_alone,
         tied_groups={},
     )
 
 
-def make_group(factors: Factors, digit: Digit, rank: int) -> dist.ProcessGroup | None:
-    """Make the groups of ranks that differ in one digit; return the group of this rank.
-
-    Returns:
-        None if each group would have a single rank.
-    """
-    if factors.width(digit) == 1:
-        return None
+def make_group(hop: Hop, rank: int) -> dist.ProcessGroup:
+    """Make the groups of ranks that differ in one hop only; return the group of this rank."""
     group_of_this_rank = None
-    for ranks in sorted({factors.group(digit, other) for other in range(RANKS)}):
+    for ranks in sorted({hop.group(other) for other in range(RANKS)}):
         group = dist.new_group(list(ranks))  # every rank must call new_group for every group
         if rank in ranks:
             group_of_this_rank = group
+    assert group_of_this_rank is not None
     return group_of_this_rank
 
 

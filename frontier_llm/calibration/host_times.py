@@ -55,7 +55,9 @@ def measure_steps(configs: Configs) -> Seconds:
     if device().type == "cpu":
         megatron_cpu.install()
     any_config = next(iter(next(iter(configs.values())).values()))
-    groups = make_groups(any_config.parallel, dist.get_world_size(), head_stage=0)
+    ranks = dist.get_world_size()
+    layout = ResolvedLayout.resolve(any_config, ranks, ranks)
+    groups = make_groups(layout.grid, head_stage=0)
     return {
         precision: {case: _step_seconds(config, groups) for case, config in cases.items()}
         for precision, cases in configs.items()

@@ -22,7 +22,8 @@ from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import new_file, tool_parser
 from frontier_llm.cli.plain_table import plain_table
 from frontier_llm.geometry.communicators import Communicator
-from frontier_llm.geometry.partition import DIGITS, Digit, Interval
+from frontier_llm.geometry.partition import DIGITS, Digit, Hop, Interval
+from frontier_llm.geometry.wire import Sent, level_labels
 from frontier_llm.planner.layout_svg import draw
 from frontier_llm.planner.memory import runtime_bytes
 from frontier_llm.planner.state_layout import StateLayout
@@ -162,32 +163,39 @@ def _groups_table(layout: StateLayout) -> Table:
     columns = ["digit", "ranks", "groups", "across nodes", "collectives"]
     table = plain_table("Groups: data ranks that differ in one digit", columns)
     for digit in DIGITS:
-        groups = sorted({factors.group(digit, rank) for rank in range(factors.data)})
         if factors.width(digit) == 1:
             table.add_row(digit, "1", "each rank alone", "", "", style="dim")
-            continue
-        crossing = sum(len({layout.node(rank) for rank in group}) > 1 for group in groups)
-        table.add_row(
-            digit,
-            str(factors.width(digit)),
-            _first([f"({_first(group, MOST_MEMBERS)})" for group in groups], MOST_GROUPS),
-            f"{crossing} of {len(groups)}",
-            COLLECTIVES[digit],
-        )
+        for hop in factors.collective_hops:
+            if hop.digit == digit:
+                table.add_row(*_hop_row(layout, hop))
     return table
 
 
+def _hop_row(layout: StateLayout, hop: Hop) -> tuple[str, ...]:
+    groups = sorted({hop.group(rank) for rank in range(layout.factors.data)})
+    crossing = sum(len({layout.node(rank) for rank in group}) > 1 for group in groups)
+    return (
+        hop.digit,
+        str(hop.width),
+        _first([f"({_first(group, MOST_MEMBERS)})" for group in groups], MOST_GROUPS),
+        f"{crossing} of {len(groups)}",
+        COLLECTIVES[hop.digit],
+    )
+
+
 def _sent_table(layout: StateLayout) -> Table:
-    columns = ["collective", "in the node", "between nodes", "between nodes, busiest rank"]
+    flows = layout.sent()
+    levels = level_labels(volume for of_ranks in flows.values() for volume in of_ranks)
+    columns = ["collective", *levels.values(), "between nodes, busiest rank"]
     batch, count = layout.config.data.global_batch, layout.resolved.micro_batches
     title = f"Bytes sent per rank and step of {batch} samples (micro-batches: {count})"
     table = plain_table(title, columns)
-    for name, sent in layout.sent().items():
+    for name, sent in flows.items():
+        mean = sum(sent, Sent()) * (1 / len(sent))
         table.add_row(
             name,
-            format_bytes(sum(of_rank.intra for of_rank in sent) / len(sent)),
-            format_bytes(sum(of_rank.inter for of_rank in sent) / len(sent)),
-            format_bytes(max(of_rank.inter for of_rank in sent)),
+            *(format_bytes(mean.at(level)) for level in levels),
+            format_bytes(max(of_rank.network for of_rank in sent)),
         )
     if layout.config.precision.name == "auto":
         table.caption = "precision=auto is counted as bf16"

@@ -5,18 +5,18 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.grid import Grid, Level
 from frontier_llm.geometry.wire import Sent, pairs_sent, ring_sent
 
 SplitByLink = Callable[[Grid, int, tuple[int, ...], float], Sent]
-"""Splits the bytes that a rank sends to a group into bytes inside its node and between nodes.
+"""Splits the bytes that a rank sends to a group by the level of the links that they cross.
 
 Arguments: the grid, the rank, the group's ranks and the bytes.
 """
 
 
 class Traffic:
-    """Counts bytes per collective, inside nodes and between nodes.
+    """Counts bytes per collective, by the level of the links that they cross.
 
     A second count has the bytes that would have been sent without quantisation.
     """
@@ -71,9 +71,9 @@ class Traffic:
         sent, self._unquantised = dict(self._unquantised), defaultdict(Sent)
         return sent
 
-    def nodes(self, group: dist.ProcessGroup) -> list[int]:
-        """Return the node of each rank of a group."""
-        return [self._grid.node(rank) for rank in dist.get_process_group_ranks(group)]
+    def level(self, group: dist.ProcessGroup) -> Level:
+        """Return the farthest level of the links between the ranks of a group."""
+        return self._grid.farthest_level(dist.get_process_group_ranks(group))
 
     def _count(
         self,

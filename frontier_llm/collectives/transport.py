@@ -10,9 +10,9 @@ over two groups encodes once: the second group gathers the slots that the first 
 group every rank sends every other rank its part, and the receiver sums in fp32. A rank's own
 summand is never rounded.
 
-`Transport.all_reduce` gives every rank the sum of a buffer. Except in fp32, it is a reduction and a
-gather of the sums, which together send as few bytes as a ring. Each summand is rounded once, and
-each sum once.
+`Transport.all_reduce` gives every rank the sum of a buffer: a reduction and a gather of the sums,
+which together send as few bytes as a ring. Each summand is rounded once per group, and each sum
+once.
 
 All are generators of steps for a Chain (handles.py). frontier_llm/sharding calls them.
 
@@ -29,11 +29,11 @@ import torch.distributed as dist
 
 from frontier_llm.collectives.blockwise import PART_SEED_STRIDE, BlockKernels
 from frontier_llm.collectives.handles import Handle, Steps
-from frontier_llm.collectives.primitives import ReduceScatter, all_gather, all_reduce, exchange
+from frontier_llm.collectives.primitives import ReduceScatter, all_gather, exchange
 from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.slots import BufferPool, Slots
 from frontier_llm.collectives.traffic import Traffic
-from frontier_llm.geometry.formats import Format, StateFormats
+from frontier_llm.geometry.formats import Format, LevelFormats, StateFormats
 from frontier_llm.geometry.wire import gather_bytes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -105,7 +105,7 @@ class Transport:
 
     def scatter_format(self, group: dist.ProcessGroup) -> Format:
         """Return the format of gradients that are scattered over a group."""
-        return self.formats.grads_over(self.traffic.nodes(group))
+        return self.formats.grads.at(self.traffic.level(group))
 
     def needs_feedback(self, group: dist.ProcessGroup, *, sums: bool = False) -> bool:
         """Whether gradients that are sent over a group are quantised and cross nodes.
@@ -116,14 +116,14 @@ class Transport:
             group: the ranks.
             sums: whether the gradients are summed over replicas, and not scattered.
         """
-        nodes, formats = self.traffic.nodes(group), self._formats_at(1)
-        fmt = formats.sums if sums else formats.grads_over(nodes)
-        return len(set(nodes)) > 1 and fmt.is_quantised
+        formats = self._formats_at(1)
+        of_level = formats.sums if sums else formats.grads
+        return self.traffic.level(group) == "network" and of_level.network.is_quantised
 
     def gather(
         self,
         buffer: torch.Tensor,
-        groups: Sequence[dist.ProcessGroup | None],
+        groups: Sequence[dist.ProcessGroup],
         fmt: Format,
         border: int,
         name: str,
@@ -139,7 +139,7 @@ class Transport:
                 and every part may be overwritten. The parts of the first group's ranks lie side by
                 side, in the order of the group; together they are one part of the second group,
                 whose parts lie side by side in the same way; and so on.
-            groups: gathered over in this order; None means this rank alone.
+            groups: gathered over in this order; empty = this rank alone.
             fmt: format on the wire.
             border: only elements of `buffer` before this index are quantised.
             name: the collective under which the bytes are counted.
@@ -150,15 +150,14 @@ class Transport:
                 this rank's part. Elements that are not quantised become those of `source`. The
                 format must not be lossless.
         """
-        hops = [group for group in groups if group is not None]
-        if not hops or buffer.numel() == 0:
+        if not groups or buffer.numel() == 0:
             return
         count, own = 1, 0
-        for group in hops:
+        for group in groups:
             count, own = count * group.size(), own + count * group.rank()
         itemsize = buffer.element_size()
         if fmt.is_lossless(itemsize):
-            yield from self._gather_hops(buffer, hops, own, count, name)
+            yield from self._gather_hops(buffer, groups, own, count, name)
             return
         elements = buffer.numel() // count
         parts = buffer.view(count, elements)
@@ -170,21 +169,21 @@ class Transport:
             values = source.view(1, elements)
             self.kernels.quantise(values, own_slot, residual, seed, base=own_part)
         sent = slots.data.view(-1)
-        yield from self._gather_hops(sent, hops, own, count, name, elements * itemsize)
+        yield from self._gather_hops(sent, groups, own, count, name, elements * itemsize)
         self.kernels.dequantise(slots, parts, add=source is not None)
         self.pool.give_back(sent)
 
     def reduce(
         self,
         buffer: torch.Tensor,
-        groups: Sequence[dist.ProcessGroup | None],
+        groups: Sequence[dist.ProcessGroup],
         border: int,
         name: str,
         residuals: Sequence[Residual | None],
         out: torch.Tensor,
         *,
         add: bool = False,
-        fmt: Format | None = None,
+        formats: LevelFormats | None = None,
     ) -> Steps:
         """Reduce-scatter a buffer over one group after the other.
 
@@ -194,7 +193,7 @@ class Transport:
         Args:
             buffer: [n], n divisible by the product of the groups' sizes. It must not be touched
                 until the steps are done, and may be overwritten with sums.
-            groups: reduced over in this order; None means this rank alone.
+            groups: reduced over in this order; empty = this rank alone.
             border: only elements of `buffer` before this index are quantised.
             name: the collective under which the bytes are counted.
             residuals: per group, rounding errors of [ranks, elements per rank] of the last
@@ -202,11 +201,11 @@ class Transport:
             out: [n / ranks] fp32, receives this rank's part of the sum. It may be a view of this
                 part of `buffer`. It must not be touched until the steps are done.
             add: whether the sum is added to `out` instead of replacing it.
-            fmt: format on the wire; None = that of gradients, which depends on the group.
+            formats: formats on the wire, of which the group decides; None = those of gradients.
         """
-        hops = [(g, r) for g, r in zip(groups, residuals, strict=True) if g is not None]
+        hops = list(zip(groups, residuals, strict=True))
         for group, residual in hops if buffer.numel() else ():
-            sent_format = fmt or self.scatter_format(group)
+            sent_format = (formats or self.formats.grads).at(self.traffic.level(group))
             elements = buffer.numel() // group.size()
             if sent_format.is_quantised:
                 scatter = self._scatter(buffer, group, sent_format, border, name, residual)
@@ -231,33 +230,34 @@ class Transport:
     def all_reduce(
         self,
         buffer: torch.Tensor,
-        group: dist.ProcessGroup,
+        groups: Sequence[dist.ProcessGroup],
         border: int,
         name: str,
-        residual: Residual | None = None,
+        residuals: Sequence[Residual | None],
     ) -> Steps:
-        """Replace a buffer by its sum over a group, in the format of sums. Collective over `group`.
+        """Replace a buffer by its sum over several groups, in the formats of sums.
 
-        Afterwards all ranks hold the same bits.
+        Collective over the groups, one after the other and back. Afterwards all ranks hold the same
+        bits.
 
         Args:
-            buffer: [n] fp32; n is divisible by the size of the group, unless the format is fp32. It
-                must not be touched until the steps are done.
-            group: the ranks.
+            buffer: [n] fp32, n divisible by the product of the groups' sizes. It must not be
+                touched until the steps are done.
+            groups: summed over in this order.
             border: only elements of `buffer` before this index are quantised.
             name: the collective under which the bytes are counted.
-            residual: rounding errors of [ranks, n / ranks] of the last call (see quantise), or
-                None. This rank's part has those of the sums that it sends.
+            residuals: per group, rounding errors as for `reduce`. In those of the last group, this
+                rank's part has the rounding errors of the sums that it sends.
         """
-        fmt = self.formats.sums
-        if fmt.is_lossless(buffer.element_size()):
-            yield all_reduce(buffer, group, self.traffic, name)
-            return
-        own, count = group.rank(), group.size()
-        own_sum = buffer.view(count, -1)[own]
-        yield from self.reduce(buffer, (group,), border, name, (residual,), own_sum, fmt=fmt)
-        of_sums = None if residual is None else residual.only(own)
-        yield from self.gather(buffer, (group,), fmt, border, name, of_sums)
+        own, count = 0, 1
+        for group in reversed(groups):
+            own, count = own + count * group.rank(), count * group.size()
+        formats, own_sum = self.formats.sums, buffer.view(count, -1)[own]
+        yield from self.reduce(buffer, groups, border, name, residuals, own_sum, formats=formats)
+        last = residuals[-1]
+        of_sums = None if last is None else last.only(groups[-1].rank())
+        fmt = formats.at(self.traffic.level(groups[-1]))
+        yield from self.gather(buffer, groups[::-1], fmt, border, name, of_sums)
 
     def _scatter(
         self,
@@ -296,7 +296,7 @@ class Transport:
     def _gather_hops(
         self,
         buffer: torch.Tensor,
-        hops: Sequence[dist.ProcessGroup],
+        groups: Sequence[dist.ProcessGroup],
         own: int,
         count: int,
         name: str,
@@ -309,14 +309,14 @@ class Transport:
 
         Args:
             buffer: `count` parts of equal size.
-            hops: the groups.
+            groups: the groups.
             own: index of this rank's part.
             count: number of parts.
             name: the collective under which the bytes are counted.
             unquantised_part_bytes: size of a part before encoding; None if it is not encoded.
         """
         part, run = buffer.numel() // count, 1
-        for group in hops:
+        for group in groups:
             run *= group.size()
             first = own // run * run
             span = buffer[first * part : (first + run) * part]

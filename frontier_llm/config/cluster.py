@@ -141,6 +141,15 @@ class ClusterConfig(Section):
     run prints the variables whose values differ. scripts/*_env.sh sets them and gives the
     reasons."""
 
+    def ranks_per_package(self, ranks_per_node: int) -> int:
+        """Return the ranks that the nearest links connect inside a node; 1 = there are none.
+
+        Args:
+            ranks_per_node: ranks of the run per node.
+        """
+        nearest = self.links[0].ranks or ranks_per_node
+        return nearest if nearest < ranks_per_node and ranks_per_node % nearest == 0 else 1
+
     @property
     def cores_per_rank(self) -> int:
         """CPU cores per rank."""

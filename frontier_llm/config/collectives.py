@@ -42,6 +42,11 @@ class CollectivesConfig(Section):
     fp32."""
     grads_across_format: FormatName | None
     """Format of gradients in a reduce-scatter between several nodes; null = `grads_format`."""
+    formats: dict[Literal["package", "node", "network"], FormatName] | None = None
+    """Formats of gradients, and of their sums over replicas, by the farthest links that a message
+    crosses: `package` between devices of a package, `node` between packages of a node, `network`
+    between nodes. A level that is not listed has the format of `grads_format`,
+    `grads_across_format` or `sums_format`."""
     sums_format: FormatName
     """Format of gradients that are summed over the replicas of the optimizer states. In fp32 the
     sum is one all-reduce. In other formats it is a reduce-scatter and a gather, both in this
@@ -79,18 +84,37 @@ class CollectivesConfig(Section):
     formats."""
 
     @property
-    def formats(self) -> tuple[FormatName, ...]:
+    def grads_formats(self) -> tuple[FormatName, ...]:
+        """The formats of gradients in reduce-scatters: in a package, in a node, between nodes."""
+        across = self.grads_across_format or self.grads_format
+        return self._by_level(self.grads_format, self.grads_format, across)
+
+    @property
+    def sums_formats(self) -> tuple[FormatName, ...]:
+        """The formats of sums over replicas: in a package, in a node, between nodes."""
+        return self._by_level(*[self.sums_format] * 3)
+
+    @property
+    def names(self) -> tuple[FormatName, ...]:
         """The formats of all collectives."""
-        return (
+        parameters = (
             self.params_format,
             self.params_backward_format or self.params_format,
             self.refresh_format,
-            self.grads_format,
-            self.grads_across_format or self.grads_format,
-            self.sums_format,
         )
+        return (*parameters, *self.grads_formats, *self.sums_formats)
 
     @property
     def is_quantised(self) -> bool:
         """Whether any collective sends integers."""
-        return any(name.startswith("int") for name in self.formats)
+        return any(name.startswith("int") for name in self.names)
+
+    def _by_level(
+        self, package: FormatName, node: FormatName, network: FormatName
+    ) -> tuple[FormatName, ...]:
+        formats = self.formats or {}
+        return (
+            formats.get("package", package),
+            formats.get("node", node),
+            formats.get("network", network),
+        )

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from frontier_llm.config.section import Section
 
-Factor = int | Literal["node", "all", "auto"]
+Factor = int | Literal["package", "node", "all", "auto"]
 
 
 class ShardingConfig(Section):
@@ -17,15 +17,16 @@ class ShardingConfig(Section):
     data-parallel ranks.
 
     A factor is an integer or a word. `node` is the number of data-parallel ranks of a stage in one
-    node, and `all` is the number of all of them. `auto` chooses the factors with which the planner
+    node, `package` the number in one package of devices (cluster.links), and `all` is the number of
+    all of them. `auto` chooses the factors with which the planner
     predicts the fastest step that fits in memory; either all three factors are `auto`, or none.
     """
 
     name: str
     """Name of this choice in the output of a run."""
     params: Factor = Field(union_mode="left_to_right")
-    """Number of ranks over which one copy of the parameters is sharded: an integer, `node`, `all`
-    or `auto`."""
+    """Number of ranks over which one copy of the parameters is sharded: an integer,
+    `package`, `node`, `all` or `auto`."""
     grads: Factor = Field(union_mode="left_to_right")
     """Number of ranks over which one copy of the gradients is sharded."""
     optimizer: Factor = Field(union_mode="left_to_right")

@@ -107,8 +107,7 @@ def verdict(cell: Cell) -> tuple[Verdict, str]:
 def traits_of(config: RunConfig) -> Cell:
     """Return the properties of a configuration on which refusals depend, by name."""
     collectives = config.collectives
-    across = collectives.grads_across_format or collectives.grads_format
-    between_nodes = (across, collectives.sums_format)
+    between_nodes = (collectives.grads_formats[-1], collectives.sums_formats[-1])
     are_integers = any(name.startswith("int") for name in between_nodes)
     return {
         "precision": config.precision.name,

@@ -22,5 +22,7 @@ Vocabulary:
     digit         one of four numbers that together identify a data rank (partition.py)
     replica       data ranks that together store one copy of all optimizer states
     refresh       the gather of updated parameters after an optimizer step
-    link          the connection between two ranks: inside a node (intra) or between nodes (inter)
+    level         of the links between two ranks: inside a package of devices, inside a node, or
+                  between nodes (the network)
+    hop           a digit, or the part of a digit between two levels
 """

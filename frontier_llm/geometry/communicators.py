@@ -21,7 +21,7 @@ from itertools import pairwise
 
 from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.inventory import shared_parameters
-from frontier_llm.geometry.partition import DIGITS, Digit, Factors
+from frontier_llm.geometry.partition import Hop
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.units import MIB
 
@@ -84,7 +84,7 @@ def communicators(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple
         Communicator("tensor", grid.tensor),
         *_pipeline(layout, stage),
         *(Communicator("copies of parameters", len(set_)) for set_ in tied if stage in set_),
-        *(_digit(layout, stage, digit) for digit in DIGITS),
+        *(_hop(layout, stage, hop) for hop in layout.factors.collective_hops),
     ]
     return tuple(group for group in groups if group.ring > 1 or group.near + group.far)
 
@@ -107,36 +107,35 @@ def _places(layout: ResolvedLayout, stage: int, others: Iterable[int]) -> tuple[
     return _near_and_far(layout, layout.grid.rank(Coordinates(0, 0, stage)), ranks)
 
 
-def _digit(layout: ResolvedLayout, stage: int, digit: Digit) -> Communicator:
-    """Return the communicator of one digit of the data rank.
+def _hop(layout: ResolvedLayout, stage: int, hop: Hop) -> Communicator:
+    """Return the communicator of one hop of a data rank.
 
     fp32 gradients are reduced in rings. In other formats each rank sends every other rank its part.
     """
-    grid, factors = layout.grid, layout.factors
-    place = grid.rank(Coordinates(0, 0, stage)) % grid.ranks_per_node
-    near, far = _digit_places(grid, factors, digit, place)
-    ranks = 1 + near + far
-    reduces = digit in ("optimizer", "replica") or factors.grads > 1
-    over_nodes = layout.formats.grads_over([0, 1] if far else [0])
-    message_format = layout.formats.sums if digit == "replica" else over_nodes
-    if not reduces or message_format.name == "fp32":
-        near = far = 0
-    return Communicator(f"{digit} of states", ranks, near, far)
+    grid, formats = layout.grid, layout.formats
+    first = grid.rank(Coordinates(0, 0, stage))
+    near, far = _hop_places(grid, hop, first % grid.ranks_per_node)
+    of_hop = formats.sums if hop.digit == "replica" else formats.grads
+    of_level = of_hop[1:] if far == 0 else of_hop[2:]
+    reduces = hop.digit != "params" or layout.factors.grads > 1
+    name = f"{hop.digit} of states"
+    if not reduces or all(message_format.name == "fp32" for message_format in of_level):
+        return Communicator(name, hop.width)
+    return Communicator(name, hop.width, near, far)
 
 
 @lru_cache(maxsize=1 << 14)
-def _digit_places(grid: Grid, factors: Factors, digit: Digit, place: int) -> tuple[int, int]:
-    """Count the other ranks of a digit's group on the first rank's node, and on other nodes.
+def _hop_places(grid: Grid, hop: Hop, place: int) -> tuple[int, int]:
+    """Count the other ranks of a hop's group on the first rank's node, and on other nodes.
 
     Cached, because a search asks for the stages of many layouts, whose groups are equal.
 
     Args:
         grid: all ranks.
-        factors: the sharding factors.
-        digit: the digit of the data rank.
+        hop: the hop of the data rank.
         place: position of the first rank on its node.
     """
-    offsets = [grid.rank(Coordinates(0, data_rank, 0)) for data_rank in factors.group(digit, 0)]
+    offsets = [grid.rank(Coordinates(0, data_rank, 0)) for data_rank in hop.group(0)]
     near = sum(place + offset < grid.ranks_per_node for offset in offsets[1:])
     return near, len(offsets) - 1 - near
 

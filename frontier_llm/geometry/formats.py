@@ -13,11 +13,11 @@ end of the flat buffer of the unit (flat_layout.py). The elements before the *bo
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from frontier_llm.config.collectives import CollectivesConfig, FormatName
+from frontier_llm.geometry.grid import LEVELS, Level
 
 BITS: dict[FormatName, int] = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
 """Bits per value, without scales."""
@@ -145,6 +145,26 @@ class Format:
 FP32, BF16 = Format("fp32"), Format("bf16")
 
 
+class LevelFormats(NamedTuple):
+    """The format of messages by the farthest level of links that a group of ranks crosses."""
+
+    package: Format = FP32
+    node: Format = FP32
+    network: Format = FP32
+
+    def at(self, level: Level) -> Format:
+        """Return the format of a level."""
+        return self[LEVELS.index(level)]
+
+    @property
+    def widest(self) -> Format:
+        """The format with the most bits."""
+        return max(self, key=lambda message_format: message_format.bits)
+
+
+FP32_AT_ALL_LEVELS = LevelFormats()
+
+
 @dataclass(frozen=True)
 class StateFormats:
     """The message formats of all collectives of the model states in one step."""
@@ -155,12 +175,10 @@ class StateFormats:
     """Format of parameters that are gathered for a backward pass."""
     refresh: Format = FP32
     """Format of updated parameters that are gathered once per step."""
-    grads: Format = FP32
-    """Format of gradients in reduce-scatters between ranks of one node."""
-    grads_across: Format = FP32
-    """Format of gradients in reduce-scatters between ranks of several nodes."""
-    sums: Format = FP32
-    """Format of gradients that are summed over replicas."""
+    grads: LevelFormats = FP32_AT_ALL_LEVELS
+    """Formats of gradients in reduce-scatters."""
+    sums: LevelFormats = FP32_AT_ALL_LEVELS
+    """Formats of gradients that are summed over replicas."""
     refresh_differences: bool = False
     """Whether the refresh sends differences to what was last sent, which receivers add."""
 
@@ -190,9 +208,8 @@ class StateFormats:
             params=make(config.params_format),
             params_backward=make(config.params_backward_format or config.params_format),
             refresh=FP32 if is_full else make(config.refresh_format),
-            grads=make(config.grads_format, rotated=True),
-            grads_across=make(config.grads_across_format or config.grads_format, rotated=True),
-            sums=make(config.sums_format, rotated=True),
+            grads=LevelFormats(*(make(name, rotated=True) for name in config.grads_formats)),
+            sums=LevelFormats(*(make(name, rotated=True) for name in config.sums_formats)),
             refresh_differences=sends_differences and not is_full,
         )
 
@@ -206,18 +223,19 @@ class StateFormats:
         gathered = (self.params, self.params_backward, self.refresh)
         return (
             any(not params.is_lossless(compute_bytes) for params in gathered)
-            or any(grads.is_quantised for grads in (self.grads, self.grads_across))
+            or any(grads.is_quantised for grads in self.grads)
             or self.encodes_sums
         )
 
     @property
     def encodes_sums(self) -> bool:
         """Whether sums over replicas are sent in parts, in fewer bits than fp32."""
-        return not self.sums.is_lossless(FP32.bits // 8)
+        return any(not sums.is_lossless(FP32.bits // 8) for sums in self.sums)
 
-    def grads_over(self, nodes: Sequence[int]) -> Format:
-        """Return the format of gradients in a reduce-scatter; `nodes` has the node of each rank."""
-        return self.grads if len(set(nodes)) == 1 else self.grads_across
+    @property
+    def exchanges(self) -> bool:
+        """Whether any gradients are sent directly to the ranks that sum them, and not in rings."""
+        return any(format_.bits < FP32.bits for format_ in (*self.grads, *self.sums))
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,21 @@
 """The grid of ranks: three axes (tensor, data and pipeline), and the groups along each axis.
 
+Ranks are connected by links of three levels: inside a package of devices, such as the two GCDs of
+an MI250X, inside a node, and through the network.
+
 Consecutive ranks differ first in the tensor coordinate, then in the data coordinate, then in the
 pipeline coordinate. The axes that communicate most thus use the fastest links. This order is
 megatron-core's default "tp-cp-ep-dp-pp".
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
+
+Level = Literal["package", "node", "network"]
+"""The level of the links between two ranks. Ranks of different packages of a node are connected at
+the level `node`, ranks of different nodes at the level `network`."""
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 class Coordinates(NamedTuple):
@@ -25,6 +34,8 @@ class Grid:
     data: int
     pipeline: int
     ranks_per_node: int
+    ranks_per_package: int = 1
+    """Number of neighbouring ranks that share a package; it divides `ranks_per_node`."""
 
     @property
     def size(self) -> int:
@@ -59,6 +70,17 @@ class Grid:
     def node(self, rank: int) -> int:
         """Return the number of the node on which a rank runs."""
         return rank // self.ranks_per_node
+
+    def level(self, rank: int, other: int) -> Level:
+        """Return the level of the links between two ranks."""
+        if not self.same_node(rank, other):
+            return "network"
+        same_package = rank // self.ranks_per_package == other // self.ranks_per_package
+        return "package" if same_package else "node"
+
+    def farthest_level(self, ranks: Sequence[int]) -> Level:
+        """Return the farthest level of the links between the ranks of a group."""
+        return max((self.level(ranks[0], rank) for rank in ranks), key=LEVELS.index)
 
     def same_node(self, rank: int, other: int) -> bool:
         """Whether two ranks run on the same node."""

@@ -10,7 +10,7 @@ from frontier_llm.config.collectives import CollectivesConfig
 from frontier_llm.geometry.flat_layout import FlatLayout
 from frontier_llm.geometry.formats import Feedback, Format, StateFormats
 from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.partition import Digit, Factors
+from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.units import MIB
 
@@ -40,19 +40,12 @@ def feedback_bytes(config: CollectivesConfig, grid: Grid, factors: Factors, elem
     if feedback is None:
         return 0
     formats, total = StateFormats.at(config), 0
-    # elements that a rank passes to the reduction along each digit
-    scattered: dict[Digit, int] = {
-        "optimizer": elements // factors.grads,
-        "replica": elements // factors.optimizer,
-    }
-    if factors.grads > 1:
-        scattered |= {"params": elements, "grads": elements // factors.params}
     ranks = grid.data_group(0)
-    for digit, count in scattered.items():
-        nodes = {grid.node(ranks[member]) for member in factors.group(digit, 0)}
-        if len(nodes) > 1 and _of_reduction(formats, digit).is_quantised:
-            parts = factors.width(digit)
-            total += feedback.stored_bytes(parts, count // parts)
+    for hop in factors.collective_hops:
+        crosses = not grid.same_node(ranks[0], ranks[hop.group(0)[-1]])
+        of_hop = formats.sums if hop.digit == "replica" else formats.grads
+        if crosses and of_hop.network.is_quantised:
+            total += feedback.stored_bytes(hop.width, elements // hop.high)
     return total
 
 
@@ -106,30 +99,26 @@ def _buffers(
     yield from ((buffer_bytes, "flow") for buffer_bytes in gathered)
     if o > p and not formats.refresh.is_lossless(compute_bytes):
         yield slots(formats.refresh, o // p, p), "refresh"
-    quantised = [
-        grads_format
-        for grads_format in (formats.grads, formats.grads_across)
-        if grads_format.is_quantised
-    ]
-    if quantised and g > 1:
+    if g > 1 and any(grads_format.is_quantised for grads_format in formats.grads):
         yield size * compute_bytes, "one"  # packed gradients, which are freed when encoded
-    for parts, intervals in ((p if g > 1 else 1, 1), (g // p, p), (o // g, g)):
-        if quantised and parts > 1:
-            exchanged = max(slots(grads_format, parts, intervals) for grads_format in quantised)
-            yield from [(exchanged, "flow"), (exchanged, "flow")]  # sent and received slots
-            yield size // intervals // parts * FP32_BYTES, "flow"  # the fp32 sum
+    for hop in factors.collective_hops:
+        of_hop = formats.sums if hop.digit == "replica" else formats.grads
+        exchanged = [
+            slots(message_format, hop.width, hop.low)
+            for message_format in set(of_hop)
+            if message_format.is_quantised
+        ]
+        if exchanged:
+            yield from [(max(exchanged), "flow")] * 2  # sent and received slots
+            yield size // hop.high * FP32_BYTES, "flow"  # the fp32 sum
     replicas = factors.width("replica")
-    if formats.encodes_sums and replicas > 1:
-        summed = slots(formats.sums, replicas, o)
-        yield summed, "flow"  # slots that are sent in the reduction, and then those of the gather
-        if formats.sums.is_quantised:
-            yield summed, "flow"  # received slots
-            yield size // o // replicas * FP32_BYTES, "flow"  # the fp32 sum
-
-
-def _of_reduction(formats: StateFormats, digit: Digit) -> Format:
-    """Return the format of gradients that are reduced between nodes along a digit."""
-    return formats.sums if digit == "replica" else formats.grads_across
+    if factors.divides_sums and replicas > 1:
+        gathered_sums = [
+            slots(message_format, replicas, o)
+            for message_format in set(formats.sums)
+            if not message_format.is_lossless(FP32_BYTES)
+        ]
+        yield max(gathered_sums, default=0), "flow"
 
 
 def _rounded(count: int) -> int:

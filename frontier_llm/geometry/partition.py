@@ -25,19 +25,27 @@ gather and every reduce-scatter therefore runs between ranks that differ in a si
 contiguous parts, so that nothing has to be re-ordered. Neighbouring data ranks share a node. Groups
 along the digit `params`, which send the most, therefore stay inside a node where possible.
 
+If ranks send messages directly to all other ranks of a group, a group over several nodes sends far
+more bytes between nodes than necessary. A digit is then divided at the *borders* of packages and
+nodes that lie inside its range. The parts are hops. A hop is a digit of its own: its groups have
+the ranks between two borders, and the intervals are divided first by the nearest hop. With 2 nodes
+of 4 data ranks and a digit of 8 values, the hops are the 4 ranks of a node, which divide an
+interval into 4 parts, and the 2 ranks at the same place of both nodes, which divide a part into 2.
+
 The factors come from AMSP (arXiv:2311.00257). AMSP divides optimizer states tensor by tensor. Here
 the flat buffer of a unit is divided, regardless of the borders between tensors.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from functools import cached_property
+from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
 
 from frontier_llm.config.sharding import Factor, ShardingConfig
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.grid import Coordinates, Grid
+from frontier_llm.geometry.grid import Grid
 
 Digit = Literal["params", "grads", "optimizer", "replica"]
 ALIGNED_ELEMENTS = 64
@@ -59,6 +67,31 @@ class Digits(NamedTuple):
     """Number of the part of the gradient interval whose optimizer states the rank stores."""
     replica: int
     """Number of the replica to which the rank belongs."""
+
+
+class Hop(NamedTuple):
+    """A digit, or the part of a digit between two borders: its groups run one collective."""
+
+    digit: Digit
+    low: int
+    """Distance between neighbouring data ranks of a group."""
+    high: int
+    """Distance at which the next hop begins. The hop divides an interval of n/low elements into
+    parts of n/high elements."""
+
+    @property
+    def width(self) -> int:
+        """Number of ranks in a group."""
+        return self.high // self.low
+
+    def value(self, rank: int) -> int:
+        """Return the position of a data rank in its group."""
+        return rank // self.low % self.width
+
+    def group(self, rank: int) -> tuple[int, ...]:
+        """Return the data ranks of a data rank's group, in the order of the parts that they own."""
+        first = rank - self.value(rank) * self.low
+        return tuple(range(first, first + self.high, self.low))
 
 
 class Interval(NamedTuple):
@@ -89,27 +122,31 @@ class Factors:
     divides_sums: bool = False
     """Whether sums over replicas are computed in parts, one part per replica. Optimizer intervals
     are then padded so that they can be divided."""
+    borders: tuple[int, ...] = ()
+    """Numbers of data ranks in a package and in a node, ascending, at which digits are divided into
+    hops; empty = digits are not divided."""
 
     def __post_init__(self) -> None:
         assert _divide((self.params, self.grads, self.optimizer, self.data)), self
 
     @classmethod
-    def resolve(
-        cls, config: ShardingConfig, data: int, ranks_per_node_on_data_axis: int | None
-    ) -> "Factors":
-        """Replace the words `node` and `all` in a configuration by integers.
+    def resolve(cls, config: ShardingConfig, grid: Grid) -> "Factors":
+        """Replace the words `package`, `node` and `all` in a configuration by integers.
 
         Args:
-            config: three factors, each an integer, `node` or `all`.
-            data: number of data-parallel ranks.
-            ranks_per_node_on_data_axis: the integer for `node`, as `data_ranks_per_node` returns
-                it; None if nodes have different numbers of data ranks.
+            config: three factors, each an integer, `package`, `node` or `all`.
+            grid: all ranks.
 
         Raises:
-            ConfigError: a factor does not divide the next one, or `node` is configured but nodes
-                have different numbers of data ranks.
+            ConfigError: a factor does not divide the next one, or `package` or `node` is configured
+                but packages or nodes have different numbers of data ranks.
         """
-        words = {"all": data, "node": ranks_per_node_on_data_axis}
+        data = grid.data
+        words = {
+            "all": data,
+            "node": data_ranks_per_node(grid),
+            "package": data_ranks_per_package(grid),
+        }
         configured, numbers = _configured(config), []
         for key, value in configured.items():
             if value == "auto":
@@ -121,7 +158,7 @@ class Factors:
                 )
             number = words[value] if isinstance(value, str) else value
             if number is None:
-                raise _uneven_nodes(key, data)
+                raise _uneven(key, str(value), data)
             numbers.append(number)
         if not _divide([*numbers, data]):
             raise _indivisible(configured, numbers, data)
@@ -153,20 +190,31 @@ class Factors:
         return sum(digit * low for digit, (low, _) in zip(digits, self._strides, strict=True))
 
     def width(self, digit: Digit) -> int:
-        """Return the number of values of a digit, which is the number of ranks in its groups."""
+        """Return the number of values of a digit."""
         low, high = self._strides[DIGITS.index(digit)]
         return high // low
 
-    def stride(self, digit: Digit) -> int:
-        """Return the distance between two data ranks whose digit differs by one."""
-        return self._strides[DIGITS.index(digit)][0]
+    def whole(self, digit: Digit) -> Hop:
+        """Return a digit as a single hop, whether or not borders divide it."""
+        return Hop(digit, *self._strides[DIGITS.index(digit)])
 
-    def group(self, digit: Digit, rank: int) -> tuple[int, ...]:
-        """Return the data ranks that differ from `rank` only in `digit`, in its order."""
-        digits = self.digits(rank)
-        return tuple(
-            self.data_rank(digits._replace(**{digit: i})) for i in range(self.width(digit))
-        )
+    def hops(self, digit: Digit) -> tuple[Hop, ...]:
+        """Return the hops of a digit, from the nearest to the farthest; empty if it has one value.
+
+        A reduce-scatter takes the hops in this order, an all-gather in the reverse order.
+        """
+        return self._hops[DIGITS.index(digit)]
+
+    @cached_property
+    def collective_hops(self) -> tuple[Hop, ...]:
+        """The hops along which collectives run, in the order of the reduction of gradients.
+
+        If sums over replicas are not divided, they are one collective.
+        """
+        hops = self._all_hops
+        if self.divides_sums or self.optimizer == self.data:
+            return hops
+        return (*(hop for hop in hops if hop.digit != "replica"), self.whole("replica"))
 
     def params_interval(self, elements: int, rank: int) -> Interval:
         """Return the interval of a buffer whose parameters a data rank stores.
@@ -175,33 +223,46 @@ class Factors:
             elements: size of the buffer, padding included; a multiple of `multiple()`.
             rank: data rank.
         """
-        return self._interval(elements, rank, depth=1)
+        return self.interval(elements, rank, self.params)
 
     def grads_interval(self, elements: int, rank: int) -> Interval:
         """Return the interval of a buffer whose summed gradients a data rank stores.
 
         The arguments are those of `params_interval`.
         """
-        return self._interval(elements, rank, depth=2)
+        return self.interval(elements, rank, self.grads)
 
     def optimizer_interval(self, elements: int, rank: int) -> Interval:
         """Return the interval of a buffer whose optimizer states a data rank stores and updates.
 
         The arguments are those of `params_interval`.
         """
-        return self._interval(elements, rank, depth=3)
+        return self.interval(elements, rank, self.optimizer)
+
+    def interval(self, elements: int, rank: int, ranks: int) -> Interval:
+        """Return the interval of a data rank where a buffer is divided over the first `ranks`.
+
+        Args:
+            elements: size of the buffer, padding included; a multiple of `ranks`.
+            rank: data rank.
+            ranks: 1, or the `high` of a hop.
+        """
+        assert elements % ranks == 0, f"{elements} elements are not padded for {self}"
+        hops = (hop for hop in self._all_hops if hop.high <= ranks)
+        start = sum(hop.value(rank) * (elements // hop.high) for hop in hops)
+        return Interval(start, elements // ranks)
 
     def params_holders(self, elements: int, element: int) -> tuple[int, ...]:
         """Return the data ranks that store the parameter at one element of a buffer."""
-        return self._holders(elements, element, depth=1)
+        return self._holders(elements, element, self.params)
 
     def grads_holders(self, elements: int, element: int) -> tuple[int, ...]:
         """Return the data ranks that store the summed gradient of one element."""
-        return self._holders(elements, element, depth=2)
+        return self._holders(elements, element, self.grads)
 
     def optimizer_holders(self, elements: int, element: int) -> tuple[int, ...]:
         """Return the data ranks that update one element: one rank per replica, replica 0 first."""
-        return self._holders(elements, element, depth=3)
+        return self._holders(elements, element, self.optimizer)
 
     @property
     def _strides(self) -> tuple[tuple[int, int], ...]:
@@ -209,22 +270,34 @@ class Factors:
         sizes = (1, self.params, self.grads, self.optimizer, self.data)
         return tuple(pairwise(sizes))
 
-    def _interval(self, elements: int, rank: int, depth: int) -> Interval:
-        """Return the interval that is selected by the first `depth` digits of a rank."""
-        assert elements % self.optimizer == 0, f"{elements} elements are not padded for {self}"
-        lengths = [elements // high for _, high in self._strides[:depth]]
-        digits = self.digits(rank)[:depth]
-        start = sum(digit * length for digit, length in zip(digits, lengths, strict=True))
-        return Interval(start, lengths[-1])
+    @cached_property
+    def _all_hops(self) -> tuple[Hop, ...]:
+        return tuple(hop for hops in self._hops for hop in hops)
 
-    def _holders(self, elements: int, element: int, depth: int) -> tuple[int, ...]:
-        """Return the ranks whose first `depth` digits select the interval with this element."""
-        assert elements % self.optimizer == 0, f"{elements} elements are not padded for {self}"
+    @cached_property
+    def _hops(self) -> tuple[tuple[Hop, ...], ...]:
+        """The hops of each digit, in the order of DIGITS."""
+        return tuple(
+            tuple(self._divided(digit, low, high)) if high > low else ()
+            for digit, (low, high) in zip(DIGITS, self._strides, strict=True)
+        )
+
+    def _divided(self, digit: Digit, low: int, high: int) -> Iterator[Hop]:
+        """Yield the hops of a digit between two strides."""
+        for border in self.borders:
+            if low < border < high and border % low == 0 and high % border == 0:
+                yield Hop(digit, low, border)
+                low = border
+        yield Hop(digit, low, high)
+
+    def _holders(self, elements: int, element: int, ranks: int) -> tuple[int, ...]:
+        """Return the ranks whose interval, of a buffer divided over `ranks`, has this element."""
+        assert elements % ranks == 0, f"{elements} elements are not padded for {self}"
         first_rank, offset = 0, element
-        for low, high in self._strides[:depth]:
-            digit, offset = divmod(offset, elements // high)
-            first_rank += digit * low
-        return tuple(range(first_rank, self.data, self._strides[depth][0]))
+        for hop in (hop for hop in self._all_hops if hop.high <= ranks):
+            value, offset = divmod(offset, elements // hop.high)
+            first_rank += value * hop.low
+        return tuple(range(first_rank, self.data, ranks))
 
 
 def data_ranks_per_node(grid: Grid) -> int | None:
@@ -233,12 +306,38 @@ def data_ranks_per_node(grid: Grid) -> int | None:
     The result is None if this number differs between nodes or between coordinates, so that
     "the data ranks of a node" has no meaning.
     """
-    counts: set[int] = set()
-    for pipeline in range(grid.pipeline):
-        for tensor in range(grid.tensor):
-            group = grid.data_group(grid.rank(Coordinates(tensor, 0, pipeline)))
-            counts |= {len(list(neighbours)) for _, neighbours in groupby(group, grid.node)}
-    return counts.pop() if len(counts) == 1 else None
+    return _data_ranks_within(grid, grid.ranks_per_node)
+
+
+def data_ranks_per_package(grid: Grid) -> int | None:
+    """Return the number of data ranks in a package of devices, as `data_ranks_per_node` does.
+
+    If the cluster has no packages, each rank is a package of its own.
+    """
+    return _data_ranks_within(grid, grid.ranks_per_package)
+
+
+def level_borders(grid: Grid) -> tuple[int, ...]:
+    """Return the numbers of data ranks in a package and in a node, ascending, without useless ones.
+
+    A number is useless if it is 1 or all data ranks, or if packages or nodes differ in it.
+    """
+    numbers = {data_ranks_per_package(grid), data_ranks_per_node(grid)}
+    return tuple(sorted(number for number in numbers if number and 1 < number < grid.data))
+
+
+def _data_ranks_within(grid: Grid, size: int) -> int | None:
+    """Return how many data ranks of a group lie in each run of `size` neighbouring ranks.
+
+    The ranks of a data group are `grid.tensor` apart, and groups of one stage fill a run of
+    tensor x data ranks.
+    """
+    run = grid.tensor * grid.data
+    if grid.tensor >= size:
+        return 1
+    if size % run == 0 or grid.size <= size:
+        return grid.data
+    return size // grid.tensor if size % grid.tensor == 0 and run % size == 0 else None
 
 
 def _configured(config: ShardingConfig) -> _ConfiguredFactors:
@@ -250,12 +349,12 @@ def _divide(numbers: Sequence[int]) -> bool:
     return min(numbers) > 0 and all(after % before == 0 for before, after in pairwise(numbers))
 
 
-def _uneven_nodes(key: str, data: int) -> ConfigError:
+def _uneven(key: str, word: str, data: int) -> ConfigError:
     legal = ", ".join(str(d) for d in range(1, data + 1) if data % d == 0)
     return ConfigError(
         f"sharding.{key}",
-        "node",
-        f"nodes with equal numbers of the {data} data-parallel ranks of a stage",
+        word,
+        f"{word}s with equal numbers of the {data} data-parallel ranks of a stage",
         f"set sharding.{key} to one of {legal}, or change parallel.tensor, parallel.pipeline or "
         "launch.ranks_per_node",
     )

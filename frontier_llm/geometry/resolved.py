@@ -23,7 +23,7 @@ from frontier_llm.geometry.model_chunks import (
     has_shared_table,
     make_model_chunks,
 )
-from frontier_llm.geometry.partition import Factors, data_ranks_per_node
+from frontier_llm.geometry.partition import Factors, data_ranks_per_node, level_borders
 from frontier_llm.geometry.pipeline_actions import Placement
 from frontier_llm.geometry.pipeline_schedule import (
     FOLDED,
@@ -109,12 +109,19 @@ class ResolvedLayout:
         if check_rules:
             check(config, ranks)
         parallel, data, sharding = config.parallel, config.data, config.sharding
-        grid = _grid(parallel, ranks, ranks_per_node)
+        grid = _grid(config, ranks, ranks_per_node)
         factors = Factors(1, 1, 1, grid.data)
         if not ignore_sharding:
-            factors = Factors.resolve(sharding, grid.data, data_ranks_per_node(grid))
+            factors = Factors.resolve(sharding, grid)
         formats = StateFormats.at(config.collectives)
-        factors = replace(factors, divides_sums=formats.encodes_sums)
+        exchanges = formats.exchanges or (
+            config.cluster.device.kind == "cpu" and config.collectives.pairwise
+        )
+        factors = replace(
+            factors,
+            divides_sums=formats.encodes_sums,
+            borders=level_borders(grid) if exchanges else (),
+        )
         compute_format = precision or config.precision.name
         schedule_name, waiting_weights = _schedule(parallel)
         return cls(
@@ -258,10 +265,12 @@ class ResolvedLayout:
         return max(sum(self.state_bytes(stage).values()) for stage in range(self.grid.pipeline))
 
 
-def _grid(parallel: ParallelConfig, ranks: int, ranks_per_node: int) -> Grid:
+def _grid(config: RunConfig, ranks: int, ranks_per_node: int) -> Grid:
     """Arrange the ranks in a grid. The size of the data axis follows from the other two axes."""
+    parallel = config.parallel
     data = ranks // (parallel.tensor * parallel.pipeline)
-    return Grid(parallel.tensor, data, parallel.pipeline, ranks_per_node)
+    ranks_per_package = config.cluster.ranks_per_package(ranks_per_node)
+    return Grid(parallel.tensor, data, parallel.pipeline, ranks_per_node, ranks_per_package)
 
 
 def _schedule(parallel: ParallelConfig) -> tuple[ScheduleName, int]:

@@ -1,4 +1,4 @@
-"""Count the bytes of model states that ranks send in a step, inside nodes and between nodes.
+"""Count the bytes of model states that ranks send in a step, by the level of links.
 
 The sharding factors are p for parameters, g for gradients and o for optimizer states; D is the
 number of data ranks. The data ranks that differ only in one digit (params, grads, optimizer or
@@ -13,6 +13,10 @@ per step, a rank takes part in these flows:
                            (if sums are not sent in fp32: reduce-scatter and all-gather n/o)
     refresh_params  1      all-gather n/g along optimizer, then n/p along grads
 
+A digit that is divided into hops (partition.py) has one collective per hop: reduce-scatters from
+the nearest to the farthest hop, gathers in the reverse order. A message is encoded once per gather,
+and the encoded messages are passed on in the next hop.
+
 A collective over a single rank sends nothing. Bytes are counted as for rings (wire.py). With gloo,
 gathers and reduce-scatters are messages between all pairs of ranks, which send the same number of
 bytes over other links. If `formats` is given, quantised messages are counted in slots (formats.py),
@@ -25,8 +29,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from frontier_llm.geometry.formats import FP32, Format, StateFormats
-from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.partition import Digit, Factors
+from frontier_llm.geometry.grid import Grid, Level
+from frontier_llm.geometry.partition import Digit, Factors, Hop
 from frontier_llm.geometry.wire import Sent, all_reduce_bytes, gather_bytes, pairs_sent, ring_sent
 
 
@@ -38,24 +42,27 @@ class Gathers(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """The bytes of a unit that a rank sends per step in the collectives along one digit."""
+    """The bytes of a unit that a rank sends per step in the collectives along one hop."""
 
     name: str
     """Name of the flow, such as `gather_params`."""
-    digit: Digit
+    hop: Hop
     sent_bytes: float
     pairs: bool = False
     """Whether these are messages between all pairs of ranks; otherwise a ring."""
 
 
-class Cut(NamedTuple):
-    """A buffer that is divided into equal parts for one collective."""
+class Buffer(NamedTuple):
+    """The flat buffer of a unit on a rank."""
 
-    parts: int
     elements: int
-    """Elements of one part."""
+    """Size of the buffer, padding included."""
     border: int
     """Number of elements at the start of the buffer that may be quantised."""
+    rank: int
+    """Rank in the grid."""
+    data_rank: int
+    """Position of the rank on the data axis."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +110,12 @@ class StateTraffic:
         if isinstance(gathers, int):
             gathers = Gathers(gathers - gathers // 2, gathers // 2)
         border = elements if decayed is None else decayed
+        buffer = Buffer(elements, border, rank, self.grid.coordinates(rank).data)
         sent: defaultdict[str, Sent] = defaultdict(Sent)
-        position = self.grid.coordinates(rank).data
-        for flow in self._flows(rank, elements, gathers, border):
+        for flow in self._flows(buffer, gathers):
             if flow.sent_bytes:
                 by_link = pairs_sent if flow.pairs else ring_sent
-                group = self._group(flow.digit, rank, position)
+                group = self._group(flow.hop, rank)
                 sent[flow.name] += by_link(self.grid, rank, group, flow.sent_bytes)
         return dict(sent)
 
@@ -122,92 +129,96 @@ class StateTraffic:
                 total[name] += sent
         return dict(total)
 
-    def _flows(self, rank: int, elements: int, gathers: Gathers, border: int) -> Iterator[Flow]:
-        """Yield the flows of one unit; its first `border` elements may be quantised."""
-        factors, times = self.factors, self.micro_batches
-        position = self.grid.coordinates(rank).data
-        params = factors.params_interval(elements, position)
-        grads = factors.grads_interval(elements, position)
-        optimizer_length = elements // factors.optimizer
-        # positions of the border inside the intervals of this rank
-        params_border = max(0, min(border - params.start, params.length))
-        grads_border = max(0, min(border - grads.start, grads.length))
-        over_params = Cut(factors.params, params.length, border)
-        over_grads = Cut(factors.width("grads"), grads.length, params_border)
-        over_optimizer = Cut(factors.width("optimizer"), optimizer_length, grads_border)
-        formats = self.formats or StateFormats()
-        yield self._gather("params", over_params, gathers.forward, formats.params)
-        yield self._gather("params", over_params, gathers.backward, formats.params_backward)
-        yield self._scatter("reduce_grads", "params", over_params, times, rank)
-        yield self._scatter("reduce_grads", "grads", over_grads, times, rank)
-        yield self._scatter("reduce_states", "optimizer", over_optimizer, 1, rank)
-        optimizer_start = factors.optimizer_interval(elements, position).start
-        yield from self._sums(optimizer_length, border - optimizer_start, formats.sums)
-        refreshed = Cut(over_grads.parts * over_optimizer.parts, optimizer_length, params_border)
-        yield from self._refresh(refreshed, formats.refresh)
+    def _flows(self, buffer: Buffer, gathers: Gathers) -> Iterator[Flow]:
+        """Yield the flows of one unit."""
+        factors, formats = self.factors, self.formats or StateFormats()
+        for times, message_format in (
+            (gathers.forward, formats.params),
+            (gathers.backward, formats.params_backward),
+        ):
+            yield from self._gather("gather_params", ("params",), buffer, message_format, times)
+        for hop in (*factors.hops("params"), *factors.hops("grads")):
+            yield self._scatter("reduce_grads", hop, buffer, self.micro_batches)
+        for hop in factors.hops("optimizer"):
+            yield self._scatter("reduce_states", hop, buffer, 1)
+        yield from self._sums(buffer)
+        yield from self._gather(
+            "refresh_params", ("grads", "optimizer"), buffer, formats.refresh, 1
+        )
 
-    def _gather(self, digit: Digit, cut: Cut, times: int, message_format: Format) -> Flow:
-        if self.formats is None or message_format.is_lossless(round(self.params_bytes)):
-            total_bytes = cut.parts * cut.elements * self.params_bytes
-            sent_bytes = times * gather_bytes(total_bytes, cut.parts)
-            return Flow("gather_params", digit, sent_bytes, self.pairs)
-        sent_bytes = times * _slots_bytes(cut, message_format)
-        return Flow("gather_params", digit, sent_bytes, self.pairs)
+    def _gather(
+        self,
+        name: str,
+        digits: Sequence[Digit],
+        buffer: Buffer,
+        message_format: Format,
+        times: int,
+        element_bytes: float | None = None,
+    ) -> Iterator[Flow]:
+        """Yield `times` gathers along digits, which begin with the last hop.
 
-    def _scatter(self, name: str, digit: Digit, cut: Cut, times: int, rank: int) -> Flow:
-        message_format = self._scatter_format(digit, rank)
-        if message_format is None:
-            total_bytes = cut.parts * cut.elements * self.grads_bytes
-            return Flow(name, digit, times * gather_bytes(total_bytes, cut.parts), self.pairs)
-        return self._scatter_in(message_format, name, digit, cut, times)
-
-    def _scatter_in(
-        self, message_format: Format, name: str, digit: Digit, cut: Cut, times: int
-    ) -> Flow:
-        """Return a reduce-scatter, which is a ring only in fp32 (primitives.ReduceScatter)."""
-        if message_format.is_quantised:
-            return Flow(name, digit, times * _slots_bytes(cut, message_format), pairs=True)
-        total_bytes = cut.parts * cut.elements * message_format.element_bytes
-        pairs = self.pairs or message_format.bits < FP32.bits
-        return Flow(name, digit, times * gather_bytes(total_bytes, cut.parts), pairs)
-
-    def _sums(self, elements: int, border: int, message_format: Format) -> Iterator[Flow]:
-        """Yield the sums of `elements` over replicas, of which `border` may be quantised."""
-        replicas = self.factors.width("replica")
-        if self.formats is None or message_format.is_lossless(FP32.bits // 8):
-            sent_bytes = all_reduce_bytes(elements * self.sums_bytes, replicas)
-            yield Flow("reduce_states", "replica", sent_bytes)
+        `element_bytes` is the size of an element that is not encoded; None = that of a parameter.
+        """
+        hops = [hop for digit in digits for hop in self.factors.hops(digit)]
+        if not hops:
             return
-        cut = Cut(replicas, elements // replicas, max(0, min(border, elements)))
-        yield self._scatter_in(message_format, "reduce_states", "replica", cut, 1)
-        gathered = _slots_bytes(cut, message_format)
-        yield Flow("reduce_states", "replica", gathered, self.pairs)
+        element_bytes = element_bytes or self.params_bytes
+        first, last = hops[0].low, hops[-1].high
+        part_bytes = buffer.elements // last * element_bytes
+        if self.formats is not None and not message_format.is_lossless(round(element_bytes)):
+            part_bytes = self._slot_bytes(buffer, message_format, first, last)
+        for hop in reversed(hops):
+            sent_bytes = times * gather_bytes(part_bytes * (last // hop.low), hop.width)
+            yield Flow(name, hop, sent_bytes, self.pairs)
 
-    def _refresh(self, cut: Cut, message_format: Format) -> Iterator[Flow]:
-        """Yield the gather along `optimizer`, and the gather of its result along `grads`."""
-        grads_width, optimizer_width = self.factors.width("grads"), self.factors.width("optimizer")
-        part_bytes = cut.elements * self.params_bytes
-        if self.formats is not None and not message_format.is_lossless(round(self.params_bytes)):
-            part_bytes = message_format.slot_bytes(cut.elements, cut.parts, cut.border)
-        gathered = part_bytes * optimizer_width
-        sent_bytes = gather_bytes(gathered, optimizer_width)
-        yield Flow("refresh_params", "optimizer", sent_bytes, self.pairs)
-        sent_bytes = gather_bytes(gathered * grads_width, grads_width)
-        yield Flow("refresh_params", "grads", sent_bytes, self.pairs)
-
-    def _scatter_format(self, digit: Digit, rank: int) -> Format | None:
-        """Return the format of gradients that are scattered along a digit; None = not given."""
+    def _scatter(self, name: str, hop: Hop, buffer: Buffer, times: int) -> Flow:
+        """Return a reduce-scatter, which is a ring only in fp32 (primitives.ReduceScatter)."""
+        length = buffer.elements // hop.low
         if self.formats is None:
-            return None
-        group = self._group(digit, rank, self.grid.coordinates(rank).data)
-        return self.formats.grads_over([self.grid.node(member) for member in group])
+            sent_bytes = times * gather_bytes(length * self.grads_bytes, hop.width)
+            return Flow(name, hop, sent_bytes, self.pairs)
+        formats = self.formats.sums if hop.digit == "replica" else self.formats.grads
+        message_format = formats.at(self._level(hop, buffer))
+        if message_format.is_quantised:
+            slot_bytes = self._slot_bytes(buffer, message_format, hop.low, hop.high)
+            return Flow(name, hop, times * slot_bytes * (hop.width - 1), pairs=True)
+        sent_bytes = times * gather_bytes(length * message_format.element_bytes, hop.width)
+        return Flow(name, hop, sent_bytes, self.pairs or message_format.bits < FP32.bits)
 
-    def _group(self, digit: Digit, rank: int, position: int) -> list[int]:
-        """Return the ranks of the group along a digit; `position` is the data rank of `rank`."""
+    def _sums(self, buffer: Buffer) -> Iterator[Flow]:
+        """Yield the sums of gradients over replicas."""
+        whole, hops = self.factors.whole("replica"), self.factors.hops("replica")
+        if self.formats is None or not self.factors.divides_sums:
+            total_bytes = buffer.elements // whole.low * self.sums_bytes
+            yield Flow("reduce_states", whole, all_reduce_bytes(total_bytes, whole.width))
+        elif hops:
+            for hop in hops:
+                yield self._scatter("reduce_states", hop, buffer, 1)
+            message_format = self.formats.sums.at(self._level(hops[-1], buffer))
+            yield from self._gather(
+                "reduce_states", ("replica",), buffer, message_format, 1, FP32.element_bytes
+            )
+
+    def _slot_bytes(self, buffer: Buffer, message_format: Format, whole: int, parts: int) -> int:
+        """Return the bytes of a message.
+
+        Args:
+            buffer: the unit's buffer.
+            message_format: number format of the message.
+            whole: number of ranks over which the buffer is divided before a reduce-scatter, or
+                after a gather.
+            parts: the same after the reduce-scatter, or before the gather.
+        """
+        interval = self.factors.interval(buffer.elements, buffer.data_rank, whole)
+        border = max(0, min(buffer.border - interval.start, interval.length))
+        return message_format.slot_bytes(buffer.elements // parts, parts // whole, border)
+
+    def _level(self, hop: Hop, buffer: Buffer) -> Level:
+        """Return the farthest level of links that the group of the buffer's rank crosses."""
+        return self.grid.farthest_level(self._group(hop, buffer.rank))
+
+    def _group(self, hop: Hop, rank: int) -> tuple[int, ...]:
+        """Return the ranks of a rank's group along a hop."""
         ranks = self.grid.data_group(rank)
-        return [ranks[member] for member in self.factors.group(digit, position)]
-
-
-def _slots_bytes(cut: Cut, message_format: Format) -> int:
-    """Return the bytes of the slots that a rank sends to the other ranks in one collective."""
-    return message_format.slot_bytes(cut.elements, cut.parts, cut.border) * (cut.parts - 1)
+        data_ranks = hop.group(self.grid.coordinates(rank).data)
+        return tuple(ranks[data_rank] for data_rank in data_ranks)

@@ -1,4 +1,4 @@
-"""Count the bytes that collectives send inside nodes and between nodes.
+"""Count the bytes that collectives send inside packages, inside nodes and between nodes.
 
 The formulas for rings are those of Patarasuk and Yuan (2009). On w ranks, each rank sends
 2n(w-1)/w bytes in an all-reduce of n bytes. It sends n(w-1)/w bytes in a reduce-scatter of n bytes,
@@ -10,12 +10,13 @@ parallelism, Korthikanti et al. (arXiv:2205.05198, section 4.2.2). A test compar
 calls that megatron-core makes.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.grid import LEVELS, Grid, Level
 from frontier_llm.geometry.lengths import SampleLengths
 from frontier_llm.geometry.model_chunks import ModelChunk
 
@@ -25,15 +26,42 @@ LOSS_BYTES = 4
 
 @dataclass(frozen=True)
 class Sent:
-    """Bytes that one rank sends inside its node and to other nodes."""
+    """Bytes that one rank sends, by the level of the links that they cross."""
 
-    intra: float = 0.0
-    """Bytes sent to ranks of the same node."""
-    inter: float = 0.0
+    package: float = 0.0
+    """Bytes sent to ranks of the same package; 0 if the cluster has no packages."""
+    node: float = 0.0
+    """Bytes sent to other ranks of the same node."""
+    network: float = 0.0
     """Bytes sent to ranks of other nodes."""
 
     def __add__(self, other: "Sent") -> "Sent":
-        return Sent(self.intra + other.intra, self.inter + other.inter)
+        return Sent(
+            self.package + other.package, self.node + other.node, self.network + other.network
+        )
+
+    def __mul__(self, factor: float) -> "Sent":
+        return Sent(self.package * factor, self.node * factor, self.network * factor)
+
+    @property
+    def total(self) -> float:
+        """Bytes sent at all levels."""
+        return self.package + self.node + self.network
+
+    def at(self, level: Level) -> float:
+        """Return the bytes of a level."""
+        return {"package": self.package, "node": self.node, "network": self.network}[level]
+
+
+def level_labels(sent: Iterable[Sent]) -> dict[Level, str]:
+    """Return a label for each level of links, nearest first, without packages if none are used."""
+    if any(volume.package for volume in sent):
+        return {
+            "package": "inside a package",
+            "node": "between packages",
+            "network": "between nodes",
+        }
+    return {"node": "inside a node", "network": "between nodes"}
 
 
 def all_reduce_bytes(total_bytes: float, ranks: int) -> float:
@@ -50,8 +78,8 @@ def gather_bytes(total_bytes: float, ranks: int) -> float:
 
 
 def to_peer(grid: Grid, rank: int, peer: int, sent_bytes: float) -> Sent:
-    """Return bytes that one rank sends to another as bytes inside the node or between nodes."""
-    return Sent(intra=sent_bytes) if grid.same_node(rank, peer) else Sent(inter=sent_bytes)
+    """Return bytes that one rank sends to another, at the level of the links between them."""
+    return Sent(**{grid.level(rank, peer): sent_bytes})
 
 
 def ring_sent(grid: Grid, rank: int, group: Sequence[int], sent_bytes: float) -> Sent:
@@ -62,20 +90,18 @@ def ring_sent(grid: Grid, rank: int, group: Sequence[int], sent_bytes: float) ->
 
 def pairs_sent(grid: Grid, rank: int, group: Sequence[int], sent_bytes: float) -> Sent:
     """Return bytes that a rank sends in equal messages to all other ranks of a group."""
-    near, far = _near_and_far(grid, rank, tuple(group))
-    message_bytes = sent_bytes / max(1, near + far)
-    return Sent(intra=near * message_bytes, inter=far * message_bytes)
+    others = _others(grid, rank, tuple(group))
+    return Sent(*others) * (sent_bytes / max(1, sum(others)))
 
 
 @lru_cache(maxsize=1024)
-def _near_and_far(grid: Grid, rank: int, group: tuple[int, ...]) -> tuple[int, int]:
-    """Count the other ranks of a group on the node of `rank` and on other nodes.
+def _others(grid: Grid, rank: int, group: tuple[int, ...]) -> tuple[int, ...]:
+    """Count the other ranks of a group by the level of their links to `rank`.
 
     Results are cached because this function is called for every message that is counted.
     """
-    others = [peer for peer in group if peer != rank]
-    near = sum(grid.same_node(rank, peer) for peer in others)
-    return near, len(others) - near
+    levels = Counter(grid.level(rank, peer) for peer in group if peer != rank)
+    return tuple(levels[level] for level in LEVELS)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from frontier_llm.config.parallel import ParallelConfig
 from frontier_llm.geometry.grid import Coordinates, Grid
-from frontier_llm.geometry.partition import DIGITS, Digit, Factors
+from frontier_llm.geometry.partition import Factors, Hop
 from frontier_llm.parallel.megatron_cpu import shared_groups
 
 TIMEOUT = timedelta(minutes=30)
@@ -82,33 +81,24 @@ class Groups:
         return self.coordinates.pipeline == self.head_stage
 
 
-def make_groups(
-    parallel: ParallelConfig, ranks_per_node: int, head_stage: int, timeout: timedelta = TIMEOUT
-) -> Groups:
+def make_groups(grid: Grid, head_stage: int, timeout: timedelta = TIMEOUT) -> Groups:
     """Create the process groups of the grid.
 
     Collective over all ranks, in one fixed order. `torch.distributed` must be initialised.
 
     Args:
-        parallel: sizes of the tensor and pipeline axes.
-        ranks_per_node: number of consecutive ranks on a node.
+        grid: all ranks of the run.
         head_stage: stage that holds the head (`ResolvedLayout.head_stage`).
         timeout: time after which a collective fails; megatron rounds it up to minutes.
     """
     with shared_groups() if dist.get_backend() == "gloo" else nullcontext():
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=parallel.tensor,
-            pipeline_model_parallel_size=parallel.pipeline,
+            tensor_model_parallel_size=grid.tensor,
+            pipeline_model_parallel_size=grid.pipeline,
             distributed_timeout_minutes=math.ceil(timeout / timedelta(minutes=1)),
             create_gloo_process_groups=False,  # only megatron's optimizer needs them; it is unused
         )
-    size, rank = dist.get_world_size(), dist.get_rank()
-    grid = Grid(
-        parallel.tensor,
-        size // (parallel.tensor * parallel.pipeline),
-        parallel.pipeline,
-        ranks_per_node,
-    )
+    rank = dist.get_rank()
     position = grid.coordinates(rank)
     collection = ProcessGroupCollection.use_mpu_process_groups()
     _check("tensor", collection.tp, grid.tensor_group(rank))
@@ -152,7 +142,7 @@ def _directions(
     return ascending, descending
 
 
-def make_digit_groups(groups: Groups, factors: Factors) -> dict[Digit, dist.ProcessGroup | None]:
+def make_hop_groups(groups: Groups, factors: Factors) -> dict[Hop, dist.ProcessGroup]:
     """Create the groups over which this rank's model states are gathered and reduced.
 
     Collective over all ranks, in one fixed order.
@@ -162,21 +152,19 @@ def make_digit_groups(groups: Groups, factors: Factors) -> dict[Digit, dist.Proc
         factors: how states are sharded over the data axis.
 
     Returns:
-        One group per digit of the data rank (geometry/partition.py); None if the digit has only
-        one value.
+        One group per hop (geometry/partition.py). If sums over replicas are not divided, the last
+        digit has a single hop.
     """
-    return {digit: _digit_group(groups, factors, digit) for digit in DIGITS}
+    return {hop: _hop_group(groups, hop) for hop in factors.collective_hops}
 
 
-def _digit_group(groups: Groups, factors: Factors, digit: Digit) -> dist.ProcessGroup | None:
-    """Create all groups of data ranks that differ only in one digit; return this rank's group."""
-    width, grid = factors.width(digit), groups.grid
-    if width == 1:
-        return None
-    if width == grid.data:
+def _hop_group(groups: Groups, hop: Hop) -> dist.ProcessGroup:
+    """Create all groups of data ranks that differ only in one hop; return this rank's group."""
+    grid = groups.grid
+    if hop.width == grid.data:
         return groups.data
     own_group = None
-    data_groups = sorted({factors.group(digit, data_rank) for data_rank in range(grid.data)})
+    data_groups = sorted({hop.group(data_rank) for data_rank in range(grid.data)})
     for pipeline in range(grid.pipeline):
         for tensor in range(grid.tensor):
             for data_ranks in data_groups:
@@ -184,6 +172,7 @@ def _digit_group(groups: Groups, factors: Factors, digit: Digit) -> dist.Process
                 group = dist.new_group(ranks, timeout=groups.timeout)
                 if groups.rank in ranks:
                     own_group = group
+    assert own_group is not None
     return own_group
 
 

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from frontier_llm.geometry.partition import Digit
 from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.planner.activations import Activations
 from frontier_llm.planner.candidate import Candidate, StageKind, UnitRun
@@ -110,9 +109,7 @@ class BackwardPeak:
 
     def _hops(self) -> int:
         """Return the largest number of collectives in which the gradients of a unit are reduced."""
-        factors = self._layout.factors
-        digits: tuple[Digit, ...] = ("params", "grads", "optimizer", "replica")
-        return max(1, sum(factors.width(digit) > 1 for digit in digits))
+        return max(1, len(self._layout.factors.collective_hops))
 
     def _buffers(self, elements: int) -> tuple[int, int]:
         if elements not in self._buffer_bytes:
@@ -127,7 +124,7 @@ class BackwardPeak:
         receives the parts of all ranks (collectives/primitives.py).
         """
         layout, config = self._layout, self._candidate.config
-        factors, message_format = layout.factors, layout.formats.grads
+        factors, message_format = layout.factors, layout.formats.grads.widest
         elements = factors.padded(elements)
         if message_format.is_quantised or factors.optimizer == 1:
             return 0, 0
@@ -136,8 +133,7 @@ class BackwardPeak:
         is_fp32 = message_format.element_bytes == FP32_BYTES
         received = whole
         if is_fp32 and not by_pairs:
-            first = factors.width("params") if factors.params > 1 else factors.width("grads")
-            received = whole // first if factors.grads > 1 else 0
+            received = whole // factors.collective_hops[0].width if factors.grads > 1 else 0
         if factors.grads > 1:
             return whole, whole + received
         return 0, received if is_fp32 else whole + received

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from frontier_llm.config.cluster import ClusterConfig, Collective, CollectiveSpeed, LinkConfig
-from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.grid import Grid, Level
 
 
 class Cost(NamedTuple):
@@ -169,9 +169,17 @@ class GridGroups:
             self._spans[key] = self._network.span(width, stride * self._grid.tensor)
         return self._spans[key]
 
-    def is_inside_node(self, width: int, stride: int) -> bool:
-        """Whether a group of `width` data ranks, every `stride`-th data rank, is on one node."""
-        return width * stride * self._grid.tensor <= self._grid.ranks_per_node or width == 1
+    def level(self, width: int, stride: int) -> Level:
+        """Return the farthest level of links that a group of data ranks crosses.
+
+        Args:
+            width: number of data ranks.
+            stride: distance between neighbouring data ranks of the group.
+        """
+        extent = width * stride * self._grid.tensor
+        if extent > self._grid.ranks_per_node and width > 1:
+            return "network"
+        return "node" if extent > self._grid.ranks_per_package else "package"
 
     def to_next_stage(self, sent_bytes: float) -> Cost:
         """Return the cost of sending `sent_bytes` from one stage to the next."""

@@ -210,7 +210,7 @@ def _reductions(candidate: Candidate, kind: StageKind) -> int:
     fuses = config.sharding.fused_gradients and config.kernels != "compiled"
     in_buffer = fuses and config.cluster.device.kind == "cuda"
     gradients = (kind.largest_table if in_buffer else largest_unit) * layout.compute_bytes
-    element_bytes = layout.formats.grads.element_bytes
+    element_bytes = layout.formats.grads.widest.element_bytes
     buffered = 0
     if factors.grads > 1:  # some are written to while the others are sent
         written = kind.elements if layout.splits_backward else largest_unit

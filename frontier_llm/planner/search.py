@@ -233,8 +233,8 @@ def _bounded_cuts(
 
 def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _BoundedCut | None:
     """Compute the bounds of a cut; None if it fits with no factors, which `found` then counts."""
-    data = candidate.grid.data
-    if not legal_factors(candidate.config, data):
+    if not legal_factors(candidate.config, candidate.factors):
+        data = candidate.grid.data
         _refuse(found, "sharding", f"{cut}: no factors that divide {data} data ranks")
         return None
     activations = least_activations(candidate)
@@ -286,7 +286,7 @@ def _least_peak(
     candidate: Candidate, activations: tuple[Activations, ...], found: Found, cut: Cut
 ) -> int | None:
     """Return the least peak memory with any sharding factors; None if it is too much."""
-    legal = legal_factors(candidate.config, candidate.grid.data)
+    legal = legal_factors(candidate.config, candidate.factors)
     # Larger factors need less memory, except that sharded parameters and sharded gradients each
     # need buffers. So the minimum is among the largest factors with and without such sharding.
     finest = {(factors.params > 1, factors.grads > 1): factors for factors in legal}.values()
@@ -302,7 +302,7 @@ def _fitting(cut: _BoundedCut) -> Iterator[tuple[Candidate, int]]:
     """Yield the cut with each set of factors with which it fits, and the peak bytes."""
     base = cut.candidate
     budget = budget_bytes(base)
-    for factors in legal_factors(base.config, base.grid.data):
+    for factors in legal_factors(base.config, base.factors):
         candidate = base.with_factors(factors)
         peak = fullest_of(candidate, cut.activations).total
         if peak <= budget:

@@ -1,7 +1,7 @@
 """Enumerate the space of a search: cuts of the model, and sharding factors of its states."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -10,7 +10,6 @@ from frontier_llm.config.parallel import ScheduleName
 from frontier_llm.config.planner import Recompute, Sizes
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.elastic import divisors
-from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.partition import Factors
 
 DEFAULT_CHUNKS = (1, 2, 4, 8)
@@ -135,20 +134,24 @@ def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
                     yield Cut(tensor, pipeline, count, *values)
 
 
-def legal_factors(config: RunConfig, data: int) -> tuple[Factors, ...]:
-    """Return every legal set of sharding factors for `data` data ranks, in ascending order."""
-    planner, formats = config.planner, StateFormats.at(config.collectives)
+def legal_factors(config: RunConfig, base: Factors) -> tuple[Factors, ...]:
+    """Return every legal set of sharding factors, in ascending order.
+
+    Args:
+        config: its section `planner` may restrict the factors.
+        base: any factors for the same ranks and message formats.
+    """
+    planner = config.planner
     sizes = planner.params, planner.grads, planner.optimizer
-    return _legal_factors(data, formats.encodes_sums, *sizes)
+    return _legal_factors(base, *sizes)
 
 
 @lru_cache
-def _legal_factors(
-    data: int, divides_sums: bool, *restrictions: Sizes | None
-) -> tuple[Factors, ...]:
+def _legal_factors(base: Factors, *restrictions: Sizes | None) -> tuple[Factors, ...]:
+    data = base.data
     allowed = [[d for d in divisors(data) if sizes is None or d in sizes] for sizes in restrictions]
     return tuple(
-        Factors(params, grads, optimizer, data, divides_sums)
+        replace(base, params=params, grads=grads, optimizer=optimizer)
         for params, grads, optimizer in product(*allowed)
         if grads % params == 0 and optimizer % grads == 0
     )

@@ -103,7 +103,7 @@ class StateLayout:
             for data_rank, rank in enumerate(self.ranks):
                 unit_traffic = self.traffic.unit(rank, elements, unit_gathers, decayed)
                 for name, sent in unit_traffic.items():
-                    by_name[name][data_rank] += Sent(count * sent.intra, count * sent.inter)
+                    by_name[name][data_rank] += sent * count
         return dict(by_name)
 
     @property

@@ -26,7 +26,6 @@ from itertools import chain
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.transport import Transport
@@ -68,7 +67,9 @@ class Parameters:
             transport: sends the parameters in its formats.
             units_in_flight: maximum number of large units that are gathered or gathering.
         """
-        self._units, self._groups, self._transport = units, groups, transport
+        self._units, self._transport = units, transport
+        self._params_groups = groups.along("params")[::-1]
+        self._refresh_groups = groups.along("grads", "optimizer")[::-1]
         self._units_in_flight = units_in_flight
         small = small_elements(Counter(unit.layout.size for unit in units)) if units else 0
         self._small = {unit for unit in units if unit.layout.size <= small}
@@ -170,7 +171,7 @@ class Parameters:
 
     def gather_first(self) -> None:
         """Prefetch the first units of the next step, if no refresh over ranks has to come first."""
-        if self._groups.grads_group is None and self._groups.optimizer_group is None:
+        if not self._refresh_groups:
             self._prefetch(self._in_flight(self._uses))
 
     def settle(self) -> None:
@@ -192,7 +193,7 @@ class Parameters:
         Returns:
             [n] compute dtype, a new tensor.
         """
-        groups, device = self._groups, self._transport.pool.device
+        device = self._transport.pool.device
         buffer = torch.empty(unit.layout.size, dtype=unit.buffer.dtype, device=device)
         master = self._masters.get(unit)
         if master is None:
@@ -204,8 +205,7 @@ class Parameters:
                 own_shard, self._refresh_groups, FP32, 0, "refresh_params"
             )
             Chain(refresh).wait()
-        params_groups = (groups.params_group,)
-        Chain(self._transport.gather(buffer, params_groups, FP32, 0, "gather_params")).wait()
+        Chain(self._transport.gather(buffer, self._params_groups, FP32, 0, "gather_params")).wait()
         return buffer
 
     def _store_master_versions(self) -> None:
@@ -219,10 +219,6 @@ class Parameters:
                 f"the master weights of {unit.name} were written to, but its parameters were not "
                 "refreshed from them: call ShardedStates.adopt after writing to shards"
             )
-
-    @property
-    def _refresh_groups(self) -> tuple[dist.ProcessGroup | None, ...]:
-        return self._groups.optimizer_group, self._groups.grads_group
 
     def _start_refreshes(self) -> None:
         is_lossless = self._refresh_format.is_lossless(self._transport.compute_dtype.itemsize)
@@ -255,10 +251,9 @@ class Parameters:
     def _start_gather(self, use: Use) -> None:
         unit, formats = use.unit, self._transport.formats
         fmt = formats.params_backward if use.backward else formats.params
-        params_groups, border = (self._groups.params_group,), unit.layout.decayed
-        buffer = unit.materialise()
+        buffer, border = unit.materialise(), unit.layout.decayed
         self._gathers[unit] = Chain(
-            self._transport.gather(buffer, params_groups, fmt, border, "gather_params")
+            self._transport.gather(buffer, self._params_groups, fmt, border, "gather_params")
         )
         gathered_bytes = sum(unit.buffer_bytes for unit in (*self._gathered, *self._gathers))
         self.peak_gathered_bytes = max(self.peak_gathered_bytes, gathered_bytes)

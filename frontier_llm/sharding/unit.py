@@ -7,36 +7,36 @@ import torch
 import torch.distributed as dist
 
 from frontier_llm.geometry.flat_layout import FlatLayout, flat_layout
-from frontier_llm.geometry.partition import Factors, Interval
+from frontier_llm.geometry.partition import Digit, Factors, Hop, Interval
 from frontier_llm.protocols import ParameterRecord
 
 
 @dataclass(frozen=True)
 class StateGroups:
-    """The process groups of this rank along which model states are gathered and reduced.
-
-    The first four groups are those of the digits of the data rank (geometry/partition.py). A group
-    is None if its digit has only one value.
-    """
+    """The process groups of this rank along which model states are gathered and reduced."""
 
     factors: Factors
     """The numbers of ranks over which parameters, gradients and optimizer states are divided."""
     data_rank: int
     """This rank's position on the data axis."""
-    params_group: dist.ProcessGroup | None
-    """The ranks that together hold all parameters of a replica."""
-    grads_group: dist.ProcessGroup | None
-    """The ranks that together hold the gradients of this rank's parameters."""
-    optimizer_group: dist.ProcessGroup | None
-    """The ranks that together hold the optimizer states of this rank's gradients."""
-    replica_group: dist.ProcessGroup | None
-    """The ranks that hold the same optimizer states, one per replica."""
+    groups: Mapping[Hop, dist.ProcessGroup]
+    """A group for each of `factors.collective_hops`."""
     tensor_group: dist.ProcessGroup
     """The ranks that split the same matrices. Under sequence parallelism, each has a part of the
     gradient of norms and biases; these parts are summed."""
     tied_groups: Mapping[str, dist.ProcessGroup | None]
     """By name of a tied parameter: the ranks of other stages that hold a copy of it, and this rank;
     None if only this stage has copies."""
+
+    def along(self, *digits: Digit) -> tuple[dist.ProcessGroup, ...]:
+        """Return the groups of the hops of some digits, in the order of a reduction.
+
+        A gather takes them in the reverse order. Together, the ranks of the groups along `params`
+        hold all parameters of a replica, those along `grads` the gradients of this rank's
+        parameters, those along `optimizer` the optimizer states of this rank's gradients, and those
+        along `replica` the same optimizer states.
+        """
+        return tuple(group for hop, group in self.groups.items() if hop.digit in digits)
 
     @property
     def replicas(self) -> int:

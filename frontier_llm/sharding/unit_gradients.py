@@ -17,14 +17,14 @@ adds them to the next gradients that are sent: one or two bytes per element on t
 """
 
 import torch
-import torch.distributed as dist
 
 from frontier_llm.collectives.handles import Steps
+from frontier_llm.collectives.primitives import all_reduce
 from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.transport import DTYPES, Transport
 from frontier_llm.device.accumulate import accumulate_product
 from frontier_llm.geometry.formats import Feedback
-from frontier_llm.geometry.partition import Digit
+from frontier_llm.geometry.partition import Digit, Hop
 from frontier_llm.sharding.unit import StateGroups, Unit
 
 _SMALL_PART = 1 / 16
@@ -37,8 +37,8 @@ class UnitGradients:
         unit: the unit.
         accumulated: [n / g] fp32, the sum over micro-batches.
         shard: [n / o] fp32, the part of `accumulated` for the parameters that this rank updates.
-        residuals: by digit of the data rank (geometry/partition.py): the rounding errors of
-            the gradients that are reduced over that digit's group; empty without error feedback.
+        residuals: by hop (geometry/partition.py): the rounding errors of the gradients that are
+            reduced over that hop's group; empty without error feedback.
         is_sharded: whether gradients are sharded (g > 1).
         reductions_left: number of reductions of this step that have not started. A step has one
             for each micro-batch if gradients are sharded, else a single one.
@@ -128,10 +128,10 @@ class UnitGradients:
             adds_to_sum, self._has_sum = self._has_sum, True
             yield from transport.reduce(
                 self._take_packed(),
-                (groups.params_group, groups.grads_group),
+                groups.along("params", "grads"),
                 unit.layout.decayed,
                 "reduce_grads",
-                (self.residuals.get("params"), self.residuals.get("grads")),
+                self._residuals_along("params", "grads"),
                 self.accumulated,
                 add=adds_to_sum,
             )
@@ -139,23 +139,33 @@ class UnitGradients:
             self._zero_untouched()
         if not is_last:
             return
-        if groups.optimizer_group is not None:
+        over_owners, over_replicas = groups.along("optimizer"), groups.along("replica")
+        if over_owners:
             yield from transport.reduce(
                 self.accumulated,
-                (groups.optimizer_group,),
+                over_owners,
                 unit.quantised_border(unit.grads_interval),
                 "reduce_states",
-                (self.residuals.get("optimizer"),),
+                self._residuals_along("optimizer"),
                 self.shard,
             )
-        if groups.replica_group is not None:
+        if not over_replicas:
+            return
+        if groups.factors.divides_sums:
             yield from transport.all_reduce(
                 self.shard,
-                groups.replica_group,
+                over_replicas,
                 unit.quantised_border(unit.optimizer_interval),
                 "reduce_states",
-                self.residuals.get("replica"),
+                self._residuals_along("replica"),
             )
+        else:
+            yield all_reduce(self.shard, over_replicas[0], transport.traffic, "reduce_states")
+
+    def _residuals_along(self, *digits: Digit) -> tuple[Residual | None, ...]:
+        """Return the rounding errors, or None, for each group that `StateGroups.along` returns."""
+        hops = self._groups.groups
+        return tuple(self.residuals.get(hop) for hop in hops if hop.digit in digits)
 
     def _target(self, index: int) -> tuple[torch.Tensor, bool]:
         """Return where a parameter's gradient is added up, and whether nothing is there yet."""
@@ -180,9 +190,7 @@ class UnitGradients:
             has the compute dtype, and is borrowed from the transport's pool until it is encoded.
         """
         size, transport = self.unit.layout.size, self._transport
-        first_group = self._groups.params_group or self._groups.grads_group
-        assert first_group is not None
-        fmt = transport.scatter_format(first_group)
+        fmt = transport.scatter_format(self._groups.along("params", "grads")[0])
         if fmt.is_quantised:
             return transport.pool.take(size, transport.compute_dtype)
         return torch.empty(size, dtype=DTYPES[fmt.name], device=self.accumulated.device)
@@ -204,23 +212,16 @@ class UnitGradients:
 
 def _make_residuals(
     unit: Unit, groups: StateGroups, transport: Transport, feedback: Feedback
-) -> dict[Digit, Residual]:
-    """Allocate rounding errors, at first 0, for each group in which gradients cross nodes."""
-    reduced: dict[Digit, tuple[dist.ProcessGroup | None, int]] = {
-        "optimizer": (groups.optimizer_group, unit.grads_interval.length),
-        "replica": (groups.replica_group, unit.optimizer_interval.length),
-    }
-    if groups.factors.grads > 1:
-        reduced["params"] = (groups.params_group, unit.layout.size)
-        reduced["grads"] = (groups.grads_group, unit.params_interval.length)
+) -> dict[Hop, Residual]:
+    """Allocate rounding errors, at first 0, for each hop in which gradients cross nodes."""
     return {
-        digit: Residual.zeros(
-            group.size(),
-            elements // group.size(),
+        hop: Residual.zeros(
+            hop.width,
+            unit.layout.size // hop.high,
             unit.buffer.device,
             feedback.block_elements,
             decay=feedback.decay,
         )
-        for digit, (group, elements) in reduced.items()
-        if group is not None and transport.needs_feedback(group, sums=digit == "replica")
+        for hop, group in groups.groups.items()
+        if transport.needs_feedback(group, sums=hop.digit == "replica")
     }

@@ -17,11 +17,13 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from frontier_llm.geometry.wire import Sent
+from frontier_llm.geometry.grid import Level
+from frontier_llm.geometry.wire import Sent, level_labels
 from frontier_llm.telemetry.history import History
 from frontier_llm.units import GIB, KIB, MIB, TIB, format_count
 
 BLUE, ORANGE, INK, GREY = "#2563eb", "#ea580c", "#334155", "#94a3b8"
+_LEVEL_COLOURS: dict[Level, str] = {"package": GREY, "node": BLUE, "network": ORANGE}
 CATEGORIES = (
     "#2563eb",
     "#0891b2",
@@ -169,27 +171,27 @@ def memory_figure(
 
 
 def wire_figure(sent: Mapping[str, Sent]) -> str:
-    """Draw the bytes that each collective sends per step inside nodes and between nodes.
+    """Draw the bytes that each collective sends per step, by the level of links.
 
     Args:
         sent: by name of the collective, the bytes that all ranks together send per step.
     """
-    names = sorted(sent, key=lambda name: sent[name].intra + sent[name].inter)
+    names = sorted(sent, key=lambda name: sent[name].total)
     with matplotlib.rc_context(_STYLE):
         figure, axes = _panels(1, height=1.2 + 0.3 * len(names))
         ax = axes[0]
-        unit, unit_name = _byte_unit(max(sent[name].intra + sent[name].inter for name in names))
-        intra = [sent[name].intra / unit for name in names]
-        inter = [sent[name].inter / unit for name in names]
-        positions = range(len(names))
-        ax.barh(positions, intra, 0.62, color=BLUE, label="inside a node")
-        ax.barh(positions, inter, 0.62, intra, color=ORANGE, label="between nodes")
+        unit, unit_name = _byte_unit(max(sent[name].total for name in names))
+        positions, left = range(len(names)), [0.0] * len(names)
+        for level, label in level_labels(sent.values()).items():
+            widths = [sent[name].at(level) / unit for name in names]
+            ax.barh(positions, widths, 0.62, left, color=_LEVEL_COLOURS[level], label=label)
+            left = [start + width for start, width in zip(left, widths, strict=True)]
         ax.set_yticks(positions, [name.replace("_", " ") for name in names])
         ax.grid(visible=False, axis="y")
         ax.set_xlim(left=0)
         ax.set_ylim(-0.6, len(names) - 0.4)
         ax.set_xlabel(f"{unit_name} per step, all ranks together")
-        figure.legend(loc="outside upper right", ncols=2)
+        figure.legend(loc="outside upper right", ncols=3)
         return _svg(figure, "wire")
 
 

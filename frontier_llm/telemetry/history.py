@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from frontier_llm.geometry.grid import LEVELS
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.telemetry.jsonl import METRICS_FILE, parse
 
@@ -83,15 +84,11 @@ class History:
         totals: dict[str, Sent] = {}
         for row in self._rows:
             for name, links in _mapping(row.get(column)).items():
-                intra, inter = (_number(_mapping(links).get(k)) for k in ("intra", "inter"))
-                if math.isfinite(intra) and math.isfinite(inter):
-                    totals[name] = totals.get(name, Sent()) + Sent(intra, inter)
-        steps = len(self._rows)
-        return {
-            name: Sent(sent.intra / steps, sent.inter / steps)
-            for name, sent in totals.items()
-            if sent.intra + sent.inter > 0
-        }
+                sent = Sent(*(_number(_mapping(links).get(level)) for level in LEVELS))
+                if math.isfinite(sent.total):
+                    totals[name] = totals.get(name, Sent()) + sent
+        share = 1 / max(1, len(self._rows))
+        return {name: sent * share for name, sent in totals.items() if sent.total > 0}
 
 
 def _number(value: object) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from frontier_llm.errors import TrainingError
-from frontier_llm.geometry.wire import Sent
+from frontier_llm.geometry.wire import Sent, level_labels
 from frontier_llm.telemetry import figures, html_page
 from frontier_llm.telemetry.history import History
 from frontier_llm.telemetry.html_page import UNKNOWN, Tile, counted
@@ -199,27 +199,26 @@ def _wire_table(sent: Mapping[str, Sent], unquantised: Mapping[str, Sent]) -> st
         unquantised: bytes that each quantised collective would send in the compute format.
     """
     total = sum(sent.values(), Sent())
-    total_bytes = total.intra + total.inter
-    descending = sorted(sent.items(), key=lambda item: -(item[1].intra + item[1].inter))
+    levels = level_labels(sent.values())
+    descending = sorted(sent.items(), key=lambda item: -item[1].total)
     without_quantisation = {name: unquantised.get(name, volume) for name, volume in sent.items()}
     without_quantisation["all"] = sum(without_quantisation.values(), Sent())
     rows = []
     for name, volume in [*descending, ("all", total)]:
-        both = volume.intra + volume.inter
-        row = [name.replace("_", " "), format_bytes(volume.intra), format_bytes(volume.inter)]
-        row += [format_bytes(both), f"{both / total_bytes:.1%}"]
+        row = [name.replace("_", " "), *(format_bytes(volume.at(level)) for level in levels)]
+        row += [format_bytes(volume.total), f"{volume.total / total.total:.1%}"]
         if unquantised:
             row += _unquantised_cells(without_quantisation[name], volume)
         rows.append(row)
-    head = ["Collective", "Inside a node", "Between nodes", "Together", "Share"]
+    head = ["Collective", *(label.capitalize() for label in levels.values()), "Together", "Share"]
     more = ["Unquantised", "Saved between nodes"] if unquantised else []
     return html_page.table([*head, *more], rows, last_is_sum=True)
 
 
 def _unquantised_cells(unquantised: Sent, sent: Sent) -> list[str]:
     """Return the bytes without quantisation, and the factor saved between nodes (`4.0x`)."""
-    saved = f"{unquantised.inter / sent.inter:.1f}x" if sent.inter else ""
-    return [format_bytes(unquantised.intra + unquantised.inter), saved]
+    saved = f"{unquantised.network / sent.network:.1f}x" if sent.network else ""
+    return [format_bytes(unquantised.total), saved]
 
 
 def _samples(summary: RunSummary) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.geometry.wire import Sent, ring_sent
+from frontier_llm.geometry.wire import ring_sent
 from frontier_llm.parallel.groups import Groups
 
 
@@ -20,4 +20,4 @@ def count_activations(
     sent = activations.pipeline_sent(grid, rank, layout.model_chunks)
     tensor_ranks = grid.tensor_group(rank)
     traffic.add("tensor", ring_sent(grid, rank, tensor_ranks, tensor_bytes * micro_batches))
-    traffic.add("pipeline", Sent(sent.intra * micro_batches, sent.inter * micro_batches))
+    traffic.add("pipeline", sent * micro_batches)

@@ -8,20 +8,18 @@ import torch.distributed as dist
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.partition import Digit
+from frontier_llm.geometry.partition import Hop
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.health.preflight import check_all_ranks, check_groups
 from frontier_llm.launch.rendezvous import init_process_group
 from frontier_llm.launch.world import World
-from frontier_llm.parallel.groups import TIMEOUT, Groups, make_digit_groups, make_groups
+from frontier_llm.parallel.groups import TIMEOUT, Groups, make_groups, make_hop_groups
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-DigitGroups = dict[Digit, dist.ProcessGroup | None]
-"""The process groups over which states are sharded. Sharding factors split the number of a
-data-parallel rank into four digits (geometry/partition.py). The ranks that differ only in one digit
-form a group; None if this rank is the only member."""
+HopGroups = dict[Hop, dist.ProcessGroup]
+"""The process groups over which states are sharded, by hop (geometry/partition.py)."""
 NO_TIMEOUT = timedelta(days=1)
 """NCCL's timeout ends the process without naming the late rank, while the watchdog names the rank.
 With this value, NCCL's timeout never comes before the watchdog's limits."""
@@ -33,7 +31,7 @@ def connect(
     world: World,
     store: "Store",
     accelerator: Accelerator,
-) -> tuple[Groups, DigitGroups]:
+) -> tuple[Groups, HopGroups]:
     """Make all process groups of a rank, in the same order on all ranks, and test those in use.
 
     Collective over all ranks. The test of a group is one collective.
@@ -51,24 +49,23 @@ def connect(
     backend = choose_backend(config, accelerator)
     timeout = _collective_timeout(config, backend)
     init_process_group(world, store, backend, timeout)
-    groups = make_groups(
-        config.parallel,
-        world.ranks_per_node,
-        layout.head_stage,
-        TIMEOUT if backend == "gloo" else timeout,
-    )
-    digits = make_digit_groups(groups, layout.factors)
+    groups = make_groups(layout.grid, layout.head_stage, TIMEOUT if backend == "gloo" else timeout)
+    of_hops = make_hop_groups(groups, layout.factors)
     # only groups that a step uses, because NCCL allocates buffers at a group's first collective
     named = {
         "whole": dist.group.WORLD,
         "tensor": groups.tensor,
         "pipeline": groups.pipeline,
         "embedding": groups.embedding if layout.model.tied else None,
-        **{f"{digit}_group of states": group for digit, group in digits.items()},
+        **{_name(hop): group for hop, group in of_hops.items()},
     }
     time_limit = timedelta(seconds=config.launch.preflight_seconds)
     check_groups(named, world, store, accelerator.device, time_limit)
-    return groups, digits
+    return groups, of_hops
+
+
+def _name(hop: Hop) -> str:
+    return f"{hop.digit} of states, {hop.width} data ranks, {hop.low} apart"
 
 
 def choose_backend(config: RunConfig, accelerator: Accelerator) -> str:

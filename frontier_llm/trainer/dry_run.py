@@ -106,9 +106,7 @@ def check_parameter_count(candidate: Candidate, built: Sequence[BuiltStage]) -> 
 def _build(candidate: Candidate, stage: int) -> BuiltStage:
     """Build a stage and compare it with the plan."""
     config = candidate.config
-    groups = make_groups(
-        config.parallel, candidate.grid.ranks_per_node, candidate.layout.head_stage
-    )
+    groups = make_groups(candidate.grid, candidate.layout.head_stage)
     model = build_model(candidate.layout, groups, META, TORCH, config.trainer.seed)
     _compare_names(candidate, stage, model.records)
     built_bytes = _state_bytes_of(candidate, stage, model.records)

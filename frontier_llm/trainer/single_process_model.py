@@ -83,6 +83,7 @@ def single_process_model(
     from frontier_llm.checkpoint.discovery import find
     from frontier_llm.checkpoint.restore import load_weights
     from frontier_llm.device.kernels import resolve
+    from frontier_llm.geometry.grid import Grid
     from frontier_llm.geometry.resolved import ResolvedLayout
     from frontier_llm.model.build import build_model
     from frontier_llm.parallel import megatron_cpu
@@ -95,7 +96,7 @@ def single_process_model(
         backend = "gloo" if device.type == "cpu" else "nccl"
         dist.init_process_group(backend, f"file://{folder}/store", rank=0, world_size=1)
         try:
-            groups = make_groups(config.parallel, 1, head_stage=0)
+            groups = make_groups(Grid(1, 1, 1, 1), head_stage=0)
             kernels = resolve(config.kernels, device)
             layout = ResolvedLayout.resolve(
                 config, 1, 1, precision="fp32", ignore_sharding=True, check_rules=False

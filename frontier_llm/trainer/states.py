@@ -15,10 +15,10 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.formats import Feedback, StateFormats
 from frontier_llm.geometry.inventory import shared_parameters
 from frontier_llm.model.build import Model
-from frontier_llm.parallel.groups import Groups, make_digit_groups, make_stage_groups
+from frontier_llm.parallel.groups import Groups, make_hop_groups, make_stage_groups
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.sharding.unit import StateGroups
-from frontier_llm.trainer.connect import DigitGroups
+from frontier_llm.trainer.connect import HopGroups
 from frontier_llm.trainer.hooks import attach
 
 
@@ -27,7 +27,7 @@ def shard(
     model: Model,
     groups: Groups,
     traffic: Traffic,
-    sharding_groups: DigitGroups | None = None,
+    sharding_groups: HopGroups | None = None,
 ) -> ShardedStates:
     """Shard a rank's model states.
 
@@ -41,17 +41,14 @@ def shard(
         sharding_groups: groups over which states are sharded; None = this function makes them.
     """
     factors = model.layout.factors
-    sharding_groups = sharding_groups or make_digit_groups(groups, factors)
+    sharding_groups = sharding_groups or make_hop_groups(groups, factors)
     device = next(model.chunks[0].parameters()).device
     states = ShardedStates(
         model.records,
         StateGroups(
             factors=factors,
             data_rank=groups.coordinates.data,
-            params_group=sharding_groups["params"],
-            grads_group=sharding_groups["grads"],
-            optimizer_group=sharding_groups["optimizer"],
-            replica_group=sharding_groups["replica"],
+            groups=sharding_groups,
             tensor_group=groups.tensor,
             tied_groups=_tied_groups(model, groups),
         ),

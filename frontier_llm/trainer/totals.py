@@ -1,6 +1,8 @@
 """Sums the numbers that all ranks must agree on after a step, in one small all-reduce."""
 
 from collections.abc import Sequence
+from dataclasses import astuple
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -8,6 +10,7 @@ import torch.distributed as dist
 from frontier_llm.collectives.primitives import all_reduce
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.device.transfer import send
+from frontier_llm.geometry.grid import LEVELS
 from frontier_llm.geometry.wire import Sent
 
 SCALARS = ("squared_norm", "loss_sum", "z_loss_sum", "samples", "digest", "stop", "checkpoint")
@@ -47,7 +50,7 @@ class Totals:
         by_link = [sent.get(name, Sent()) for name in COLLECTIVES]
         by_link += [unquantised.get(name, Sent()) for name in QUANTISABLE]
         known = [0.0 if isinstance(value, torch.Tensor) else float(value) for value in values]
-        known += [count for volume in by_link for count in (volume.intra, volume.inter)]
+        known += [count for volume in by_link for count in astuple(volume)]
         vector = send(known, self._device)
         for index, value in enumerate(values):
             if isinstance(value, torch.Tensor):
@@ -69,6 +72,6 @@ def read_totals(
     """
     sums = dict(zip(SCALARS, numbers, strict=False))
     byte_counts = iter(numbers[len(SCALARS) :])
-    sent = {name: Sent(next(byte_counts), next(byte_counts)) for name in COLLECTIVES}
-    as_if = {name: Sent(next(byte_counts), next(byte_counts)) for name in QUANTISABLE}
+    sent = {name: Sent(*islice(byte_counts, len(LEVELS))) for name in COLLECTIVES}
+    as_if = {name: Sent(*islice(byte_counts, len(LEVELS))) for name in QUANTISABLE}
     return sums, sent, {name: volume for name, volume in as_if.items() if volume != sent[name]}

@@ -26,7 +26,7 @@ def gather(world: World, dtype: torch.dtype, pairwise: bool) -> tuple[list[float
     whole = torch.full((world.size * 5,), -1.0, dtype=dtype)
     whole.view(world.size, -1)[world.rank] = world.rank
     all_gather(whole, group(), traffic, "gather", pairwise=pairwise).wait()
-    return whole.tolist(), traffic.take()["gather"].intra
+    return whole.tolist(), traffic.take()["gather"].node
 
 
 @pytest.mark.parametrize("pairwise", [True, False])
@@ -65,7 +65,7 @@ def scatter(
         dtype
     )
     part = ReduceScatter(whole.clone(), group(), traffic, "scatter", pairwise=pairwise).wait()
-    return whole, part, traffic.take()["scatter"].intra
+    return whole, part, traffic.take()["scatter"].node
 
 
 @pytest.mark.parametrize("pairwise", [True, False])
@@ -88,7 +88,7 @@ def reduce(world: World) -> tuple[list[float], float]:
     tensor = torch.full((6,), float(world.rank + 1))
     all_reduce(tensor, group(), traffic, "reduce").wait()
     sent = traffic.take().get("reduce")
-    return tensor.tolist(), sent.intra if sent else 0.0
+    return tensor.tolist(), sent.node if sent else 0.0
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

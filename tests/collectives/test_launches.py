@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
-from frontier_llm.geometry.formats import Format, StateFormats
+from frontier_llm.geometry.formats import Format, LevelFormats, StateFormats
 from frontier_llm.geometry.grid import Grid
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ def count_launches() -> dict[str, int]:
     InterpretedFunction.run = run_as_one_launch
     dist.init_process_group("fake", store=FakeStore(), rank=OWN, world_size=RANKS)
     int8, traffic = Format("int8", 64, 2), Traffic(Grid(1, RANKS, 1, RANKS), OWN)
-    formats, kernels = StateFormats(int8, int8, int8, int8, int8), TritonKernels()
+    formats, kernels = StateFormats(int8, grads=LevelFormats(int8, int8, int8)), TritonKernels()
     transport = Transport(
         lambda _: formats, traffic, kernels, torch.bfloat16, torch.device("cpu"), pairwise=False
     )

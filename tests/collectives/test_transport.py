@@ -13,7 +13,7 @@ from frontier_llm.collectives.kernel_choice import choose_kernels
 from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
-from frontier_llm.geometry.formats import BF16, FP32, Format, StateFormats
+from frontier_llm.geometry.formats import BF16, FP32, Format, LevelFormats, StateFormats
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.launch.world import World
@@ -43,15 +43,23 @@ def world_group() -> dist.ProcessGroup:
     return dist.group.WORLD
 
 
+def hops_of(world: World, count: int) -> list[dist.ProcessGroup]:
+    """Return the group of all ranks, or groups of 4 ranks inside and between two nodes."""
+    if count == 1:
+        return [world_group()]
+    groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    return [groups[world.rank // 2], groups[2 + world.rank % 2]]
+
+
 def gather(
     world: World, code: Format, dtype: torch.dtype, elements: int, border: int
 ) -> tuple[torch.Tensor, Sent, Sent]:
     transport = transport_of(world, code, dtype)
-    group = world_group() if world.size > 1 else None
+    groups = [world_group()] if world.size > 1 else []
     for _ in range(3):
         whole = torch.full((world.size * elements,), 9.0, dtype=dtype)
         whole.view(world.size, -1)[world.rank] = mine(world.rank, elements, dtype)
-        Chain(transport.gather(whole, (group,), code, border, "gather")).wait()
+        Chain(transport.gather(whole, groups, code, border, "gather")).wait()
     assert not transport.pool._lent, "buffers were not given back"
     sent = transport.traffic.take().get("gather", Sent())
     plain = transport.traffic.take_unquantised().get("gather", Sent())
@@ -89,8 +97,8 @@ def test_a_gather_gives_every_rank_the_same_bits(size: int) -> None:
             leading = border if code.is_quantised else 0
             torch.testing.assert_close(whole[leading:], exact[leading:], rtol=2**-8, atol=0)
             slot = code.slot_bytes(elements, size, border)
-        assert sent == Sent(intra=3 * slot * (size - 1))
-        assert plain == Sent(intra=3 * plain_bytes * (size - 1))
+        assert sent == Sent(node=3 * slot * (size - 1))
+        assert plain == Sent(node=3 * plain_bytes * (size - 1))
 
 
 @pytest.mark.parametrize("elements", [0, 1])
@@ -126,14 +134,11 @@ def reduce(
 
     `feedback`: bits per element of residuals; 0 = there are none.
     """
-    formats = StateFormats(grads=codes[0], grads_across=codes[-1])
+    formats = StateFormats(grads=LevelFormats(FP32, codes[0], codes[-1]))
     traffic = Traffic(Grid(1, world.size, 1, world.ranks_per_node), world.rank)
     kernels = choose_kernels("auto", CPU)
     transport = Transport(lambda _: formats, traffic, kernels, torch.float32, CPU, world.rank)
-    hops: list[dist.ProcessGroup] = [world_group()]
-    if len(codes) == 2:
-        groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
-        hops = [groups[world.rank // 2], groups[2 + world.rank % 2]]
+    hops = hops_of(world, len(codes))
     parts, sent = hops[-1].size(), elements // len(codes)
     errors = [None for _ in hops[1:]] + [
         Residual.zeros(parts, sent // parts, CPU, INT4.block_elements if feedback == 8 else None)
@@ -168,7 +173,7 @@ def test_a_reduction_has_the_rounding_errors_of_the_other_ranks(size: int, code:
         error = (part - exact.view(size, -1)[rank]).abs().max()
         assert error <= bound * (size if code.name == "bf16" else 1)
         slot = code.slot_bytes(51, size, elements - 9) if code.is_quantised else 51 * code.bits // 8
-        assert sent.intra == pytest.approx(2 * slot * (size - 1))
+        assert sent.node == pytest.approx(2 * slot * (size - 1))
         assert allocated[0] == allocated[1], "the second round uses the first one's buffers"
 
 
@@ -181,24 +186,32 @@ def test_two_hops_take_the_format_of_their_links() -> None:
         wanted = exact.view(4, -1)[position]
         assert (part - wanted).abs().max() < 0.15 * exact.abs().max()
         assert sent == Sent(
-            intra=INT8.slot_bytes(200, 2, 391),
-            inter=INT4.slot_bytes(100, 2, 200 if rank % 2 == 0 else 191),
+            node=INT8.slot_bytes(200, 2, 391),
+            network=INT4.slot_bytes(100, 2, 200 if rank % 2 == 0 else 191),
         )
 
 
 def all_reduce(
-    world: World, code: Format, elements: int, feedback: bool, rounds: int
+    world: World, codes: Sequence[Format], elements: int, feedback: bool, rounds: int
 ) -> tuple[torch.Tensor, torch.Tensor, Sent, list[int]]:
-    """Sum over all ranks, several times; return the summand and the mean of the sums."""
+    """Sum over all ranks at once, or inside nodes, between two nodes and back, several times.
+
+    Return the summand and the mean of the sums.
+    """
     traffic = Traffic(Grid(1, world.size, 1, world.ranks_per_node), world.rank)
-    kernels, formats = choose_kernels("auto", CPU), StateFormats(sums=code)
+    kernels = choose_kernels("auto", CPU)
+    formats = StateFormats(sums=LevelFormats(FP32, codes[0], codes[-1]))
     transport = Transport(lambda _: formats, traffic, kernels, torch.float32, CPU, world.rank)
     whole, total = mine(world.rank, elements, torch.float32), torch.zeros(elements)
-    errors = Residual.zeros(world.size, elements // world.size, CPU) if feedback else None
+    hops = hops_of(world, len(codes))
+    parts, entering = hops[-1].size(), elements * hops[-1].size() // world.size
+    errors: list[Residual | None] = [None for _ in hops]
+    if feedback:
+        errors[-1] = Residual.zeros(parts, entering // parts, CPU)
     allocated = []
     for _ in range(rounds):
         buffer = whole.clone()
-        Chain(transport.all_reduce(buffer, world_group(), elements - 9, "sums", errors)).wait()
+        Chain(transport.all_reduce(buffer, hops, elements - 9, "sums", errors)).wait()
         assert not transport.pool._lent, "buffers were not given back"
         allocated.append(transport.pool.allocated_bytes)
         total += buffer
@@ -211,7 +224,7 @@ def test_a_sum_is_the_same_on_all_ranks_and_each_number_in_it_is_rounded_once(
     size: int, code: Format
 ) -> None:
     elements = size * 51
-    ranks = run_ranks(all_reduce, size, code, elements, False, 2)
+    ranks = run_ranks(all_reduce, size, (code,), elements, False, 2)
     exact = sum(whole for whole, *_ in ranks)
     assert isinstance(exact, torch.Tensor)
     relative = {"fp32": 1e-6, "bf16": 2**-8}.get(code.name, 0.51 / code.largest)
@@ -223,15 +236,29 @@ def test_a_sum_is_the_same_on_all_ranks_and_each_number_in_it_is_rounded_once(
     for _, mean, sent, allocated in ranks:
         assert torch.equal(mean, ranks[0][1])
         assert (mean - exact).abs().max() <= relative * rounded
-        assert sent.intra == pytest.approx(2 * each_way)
+        assert sent.node == pytest.approx(2 * each_way)
         assert allocated[0] == allocated[1], "the second round uses the first one's buffers"
     assert torch.equal(ranks[0][1], exact) == (code is FP32 and size == 2)
+
+
+def test_sums_over_two_hops_are_equal_on_all_ranks_and_take_the_formats_of_their_links() -> None:
+    ranks = run_ranks(all_reduce, 4, (INT8, INT4), 400, False, 1, ranks_per_node=2)
+    exact = sum(whole for whole, *_ in ranks)
+    assert isinstance(exact, torch.Tensor)
+    for rank, (_, total, sent, _) in enumerate(ranks):
+        assert torch.equal(total, ranks[0][1])
+        assert (total - exact).abs().max() < 0.25 * exact.abs().max()
+        gathered = INT4.slot_bytes(100, 4, 391)  # of which two are passed on inside a node
+        assert sent == Sent(
+            node=INT8.slot_bytes(200, 2, 391) + 2 * gathered,
+            network=INT4.slot_bytes(100, 2, 200 if rank % 2 == 0 else 191) + gathered,
+        )
 
 
 def test_error_feedback_makes_the_mean_of_many_sums_exact() -> None:
     worst = {}
     for feedback in (False, True):
-        ranks = run_ranks(all_reduce, 2, INT4, 64, feedback, 60, ranks_per_node=1)
+        ranks = run_ranks(all_reduce, 2, (INT4,), 64, feedback, 60, ranks_per_node=1)
         exact = sum(whole for whole, *_ in ranks)
         worst[feedback] = (ranks[0][1] - exact).abs().max()
     assert worst[True] < 0.1 * worst[False]

@@ -11,8 +11,10 @@ def _divisors(number):
 
 @st.composite
 def any_factors(draw, most=64):
-    """Draw params | grads | optimizer | data, with data up to `most`."""
+    """Draw params | grads | optimizer | data, with data up to `most`, with and without borders."""
     data = draw(st.integers(1, most))
     optimizer = draw(st.sampled_from(_divisors(data)))
     grads = draw(st.sampled_from(_divisors(optimizer)))
-    return Factors(draw(st.sampled_from(_divisors(grads))), grads, optimizer, data)
+    params = draw(st.sampled_from(_divisors(grads)))
+    borders = tuple(sorted(draw(st.sets(st.sampled_from(_divisors(data)), max_size=2))))
+    return Factors(params, grads, optimizer, data, borders=borders)

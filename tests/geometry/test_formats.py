@@ -62,13 +62,23 @@ def test_the_presets_formats():
     assert [one.name for one in (formats.params, formats.params_backward, formats.refresh)] == [
         "int8"
     ] * 3
-    assert formats.grads_over([0, 0]).name == "int8"
-    assert formats.grads_over([0, 1]).name == "int4"
+    assert [one.name for one in formats.grads] == ["int8", "int8", "int4"]
+    assert [one.name for one in formats.sums] == ["fp32"] * 3
+
+
+def test_formats_of_levels_replace_those_of_gradients_and_sums():
+    formats = StateFormats.at(
+        config("collectives=zeropp", "collectives.formats={package: bf16, network: int8}")
+    )
+    assert [one.name for one in formats.grads] == ["bf16", "int8", "int8"]
+    assert [one.name for one in formats.sums] == ["bf16", "fp32", "int8"]
+    assert formats.params.name == "int8"
+    assert formats.encodes_sums
 
 
 def test_plain_has_one_format_for_all_links():
     formats = StateFormats.at(config("collectives.grads_format=bf16"))
-    assert (formats.grads.name, formats.grads_across.name) == ("bf16", "bf16")
+    assert [one.name for one in formats.grads] == ["bf16"] * 3
     assert not formats.any_encoded(2)
     assert not formats.any_encoded(4)
 
@@ -78,4 +88,4 @@ def test_integers_end_with_until_step():
     assert StateFormats.at(chosen, 7) == StateFormats.at(config("collectives=zeropp"))
     after = StateFormats.at(chosen, 8)
     assert not after.any_encoded(4)
-    assert {after.params.name, after.refresh.name, after.grads_across.name} == {"fp32"}
+    assert {after.params.name, after.refresh.name, *(one.name for one in after.grads)} == {"fp32"}

@@ -1,6 +1,7 @@
 """Intervals tile and nest; every collective runs along one digit over contiguous parts."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -16,16 +17,12 @@ from frontier_llm.geometry.partition import (
     Factors,
     Interval,
     data_ranks_per_node,
+    level_borders,
 )
 from tests.geometry.factors import any_factors
 
 INTERVALS = (Factors.params_interval, Factors.grads_interval, Factors.optimizer_interval)
 HOLDERS = (Factors.params_holders, Factors.grads_holders, Factors.optimizer_holders)
-GATHERS = (  # along a digit: the interval of each rank before, the interval of all ranks after
-    ("optimizer", Factors.optimizer_interval, Factors.grads_interval),
-    ("grads", Factors.grads_interval, Factors.params_interval),
-    ("params", Factors.params_interval, lambda factors, elements, rank: Interval(0, elements)),
-)
 blocks = st.integers(1, 4)
 units = st.integers(1, 500)
 
@@ -67,39 +64,46 @@ def test_optimizer_lies_in_gradients_lie_in_parameters(factors, elements):
 
 
 @given(any_factors(), units)
-def test_a_gather_along_a_digit_is_contiguous_in_its_order(factors, elements):
+def test_a_gather_along_a_hop_is_contiguous_in_its_order(factors, elements):
     """A reduce-scatter is the mirror image: the i-th rank keeps part i."""
     size = factors.padded(elements)
-    for digit, part, whole in GATHERS:
+    for hop in (hop for digit in DIGITS[:3] for hop in factors.hops(digit)):
         for rank in range(factors.data):
-            group = factors.group(digit, rank)
-            parts = [part(factors, size, member) for member in group]
-            wanted = whole(factors, size, rank)
+            parts = [factors.interval(size, member, hop.high) for member in hop.group(rank)]
+            wanted = factors.interval(size, rank, hop.low)
             assert parts[0].start == wanted.start
             assert all(a.stop == b.start for a, b in pairwise(parts))
             assert parts[-1].stop == wanted.stop
-            assert len({whole(factors, size, member) for member in group}) == 1
+            assert {factors.interval(size, r, hop.low) for r in hop.group(rank)} == {wanted}
+
+
+@given(any_factors())
+def test_the_hops_of_a_digit_end_at_borders_and_at_its_ends(factors):
+    for digit in DIGITS:
+        hops, whole = factors.hops(digit), factors.whole(digit)
+        assert bool(hops) == (factors.width(digit) > 1)
+        assert all(hop.width > 1 for hop in hops)
+        ends = [hop.low for hop in hops] + [hop.high for hop in hops[-1:]]
+        assert ends in ([], [whole.low, *ends[1:-1], whole.high])
+        assert set(ends[1:-1]) <= set(factors.borders)
 
 
 @given(any_factors(), units)
 def test_ranks_along_the_last_digit_hold_the_same(factors, elements):
     size = factors.padded(elements)
     for rank in range(factors.data):
-        replicas = factors.group("replica", rank)
         for interval in INTERVALS:
+            replicas = factors.whole("replica").group(rank)
             assert len({interval(factors, size, member) for member in replicas}) == 1
 
 
 @given(any_factors())
-def test_the_groups_of_a_digit_partition_the_ranks(factors):
-    for digit in DIGITS:
-        groups = {factors.group(digit, rank) for rank in range(factors.data)}
+def test_the_groups_of_a_hop_partition_the_ranks(factors):
+    for hop in factors.collective_hops:
+        groups = {hop.group(rank) for rank in range(factors.data)}
         assert sorted(rank for group in groups for rank in group) == list(range(factors.data))
         for group in groups:
-            assert len(group) == factors.width(digit)
-            assert [getattr(factors.digits(rank), digit) for rank in group] == list(
-                range(len(group))
-            )
+            assert [hop.value(rank) for rank in group] == list(range(hop.width))
 
 
 @given(any_factors(), units, st.data())
@@ -141,7 +145,8 @@ def test_parameters_are_gathered_inside_a_node_if_a_copy_fits_there(
     assert data_ranks_per_node(grid) == per_node
     ranks = grid.data_group(grid.rank(Coordinates(tensor - 1, 0, pipeline - 1)))
     for rank in range(factors.data):
-        assert len({grid.node(ranks[member]) for member in factors.group("params", rank)}) == 1
+        group = factors.whole("params").group(rank)
+        assert len({grid.node(ranks[member]) for member in group}) == 1
 
 
 def test_the_layout_of_two_four_eight_on_sixteen_ranks():
@@ -150,7 +155,7 @@ def test_the_layout_of_two_four_eight_on_sixteen_ranks():
     assert factors.params_interval(32, 13) == Interval(16, 16)
     assert factors.grads_interval(32, 13) == Interval(16, 8)
     assert factors.optimizer_interval(32, 13) == Interval(20, 4)
-    groups = {digit: factors.group(digit, 13) for digit in DIGITS}
+    groups = {digit: factors.whole(digit).group(13) for digit in DIGITS}
     assert groups == {
         "params": (12, 13),
         "grads": (13, 15),
@@ -178,6 +183,18 @@ def test_data_ranks_per_node_is_none_if_nodes_differ(grid, wanted):
     assert data_ranks_per_node(grid) == wanted
 
 
+def test_a_digit_over_two_nodes_has_a_hop_inside_a_node_and_one_between_nodes():
+    grid = Grid(1, 8, 1, ranks_per_node=4, ranks_per_package=2)
+    assert level_borders(grid) == (2, 4)
+    factors = Factors(1, 1, 8, 8, borders=level_borders(grid))
+    hops = factors.hops("optimizer")
+    assert [hop.group(5) for hop in hops] == [(4, 5), (5, 7), (1, 5)]
+    assert [grid.farthest_level(hop.group(5)) for hop in hops] == ["package", "node", "network"]
+    # rank 5 = 1 of a package, 0 of the packages of a node, 1 of the nodes
+    assert factors.optimizer_interval(64, 5) == Interval(32 + 8, 8)
+    assert replace(factors, borders=()).optimizer_interval(64, 5) == Interval(40, 8)
+
+
 @pytest.mark.parametrize(
     ("written", "wanted"),
     [
@@ -185,18 +202,19 @@ def test_data_ranks_per_node_is_none_if_nodes_differ(grid, wanted):
         (("node", "node", "node"), (4, 4, 4)),
         (("node", "all", "all"), (4, 16, 16)),
         ((2, "node", 8), (2, 4, 8)),
+        (("package", "node", "all"), (2, 4, 16)),
     ],
 )
 def test_words_become_integers(written, wanted):
-    assert Factors.resolve(make_sharding(*written), 16, 4) == Factors(*wanted, 16)
+    assert Factors.resolve(make_sharding(*written), Grid(1, 16, 1, 4, 2)) == Factors(*wanted, 16)
 
 
 def test_uneven_nodes_matter_only_to_the_word_node():
     grid = Grid(1, 8, 1, ranks_per_node=3)
-    whole = Factors.resolve(make_sharding(1, 2, "all"), grid.data, data_ranks_per_node(grid))
+    whole = Factors.resolve(make_sharding(1, 2, "all"), grid)
     assert whole == Factors(1, 2, 8, 8)
     with pytest.raises(ConfigError) as caught:
-        Factors.resolve(make_sharding("node", "all", "all"), grid.data, data_ranks_per_node(grid))
+        Factors.resolve(make_sharding("node", "all", "all"), grid)
     assert caught.value.key == "sharding.params"
     assert "set sharding.params to one of 1, 2, 4, 8" in caught.value.todo
 
@@ -217,14 +235,14 @@ REJECTED = [
 def test_factors_that_do_not_divide_are_rejected_with_a_correction(written, key, todo):
     config = make_sharding(*written)
     with pytest.raises(ConfigError) as caught:
-        Factors.resolve(config, 8, 4)
+        Factors.resolve(config, Grid(1, 8, 1, 4))
     assert (caught.value.key, caught.value.todo) == (key, todo)
     changes = {name: int(value) for name, value in re.findall(r"sharding\.(\w+)=(\d+)", todo)}
-    Factors.resolve(config.model_copy(update=changes), 8, 4)
+    Factors.resolve(config.model_copy(update=changes), Grid(1, 8, 1, 4))
 
 
 def test_an_error_gives_the_number_that_a_word_means():
     with pytest.raises(ConfigError) as caught:
-        Factors.resolve(make_sharding(2, "all", "node"), 8, 4)
+        Factors.resolve(make_sharding(2, "all", "node"), Grid(1, 8, 1, 4))
     assert caught.value.got == "node (4), with params=2, grads=all on 8 data-parallel ranks"
     assert caught.value.wants.startswith("one of 8: params divides grads")

@@ -70,7 +70,7 @@ def test_chunks_of_one_stage_send_each_other_nothing() -> None:
             traffic.pipeline_sent(grid, rank, layout.model_chunks)
             for rank in grid.pipeline_group(0)
         ]
-        total = sum(each.intra + each.inter for each in sent)
+        total = sum(each.total for each in sent)
         assert total == 2 * borders * traffic.boundary_bytes()
 
 

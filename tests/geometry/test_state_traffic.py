@@ -30,7 +30,7 @@ def count_elements(factors, times, size):
 
 def total(sent, *names):
     """Sum over links, of some collectives or of all."""
-    return sum(s.intra + s.inter for name, s in sent.items() if name in names or not names)
+    return sum(s.total for name, s in sent.items() if name in names or not names)
 
 
 # 8 data ranks on two nodes, 1024 elements, 3 micro-batches, parameters in bf16, gradients in fp32
@@ -48,35 +48,35 @@ def test_a_scheme_that_cuts_over_all_ranks_sends_around_one_ring(name):
     traffic = make_traffic(*factors)
     for rank in range(8):
         crosses = rank in (3, 7)  # the right neighbour is on the other node
-        wanted = {k: Sent(inter=v) if crosses else Sent(intra=v) for k, v in volumes.items()}
+        wanted = {k: Sent(network=v) if crosses else Sent(node=v) for k, v in volumes.items()}
         assert traffic.unit(rank, N) == wanted
 
 
 @pytest.mark.parametrize("rank", range(8))
 def test_mics_crosses_nodes_once_a_step(rank):
     assert make_traffic(4, 4, 4).unit(rank, N) == {
-        GATHER: Sent(intra=6 * 2 * 1024 * 3 / 4),
-        REDUCE: Sent(intra=3 * 4 * 1024 * 3 / 4),
-        STATES: Sent(inter=2 * 4 * 256 * 1 / 2),
+        GATHER: Sent(node=6 * 2 * 1024 * 3 / 4),
+        REDUCE: Sent(node=3 * 4 * 1024 * 3 / 4),
+        STATES: Sent(network=2 * 4 * 256 * 1 / 2),
     }
 
 
 @pytest.mark.parametrize("rank", range(8))
 def test_the_zeropp_factors_gather_parameters_inside_the_node(rank):
     assert make_traffic(4, 8, 8).unit(rank, N) == {
-        GATHER: Sent(intra=6 * 2 * 1024 * 3 / 4),
-        REDUCE: Sent(intra=3 * 4 * 1024 * 3 / 4, inter=3 * 4 * 256 * 1 / 2),
-        REFRESH: Sent(inter=2 * 256 * 1 / 2),
+        GATHER: Sent(node=6 * 2 * 1024 * 3 / 4),
+        REDUCE: Sent(node=3 * 4 * 1024 * 3 / 4, network=3 * 4 * 256 * 1 / 2),
+        REFRESH: Sent(network=2 * 256 * 1 / 2),
     }
 
 
 def test_four_digits_make_seven_flows():
     """Rank 1 of (2, 4, 8) on 16 ranks, 4 a node: its groups are (0 1), (1 3), (1 5) and (1 9)."""
     assert make_traffic(2, 4, 8, data=16).unit(1, N) == {
-        GATHER: Sent(intra=6 * 2 * 1024 * 1 / 2),
-        REDUCE: Sent(intra=3 * 4 * (1024 * 1 / 2 + 512 * 1 / 2)),
-        STATES: Sent(inter=4 * 256 * 1 / 2 + 2 * 4 * 128 * 1 / 2),
-        REFRESH: Sent(intra=2 * 512 * 1 / 2, inter=2 * 256 * 1 / 2),
+        GATHER: Sent(node=6 * 2 * 1024 * 1 / 2),
+        REDUCE: Sent(node=3 * 4 * (1024 * 1 / 2 + 512 * 1 / 2)),
+        STATES: Sent(network=4 * 256 * 1 / 2 + 2 * 4 * 128 * 1 / 2),
+        REFRESH: Sent(node=2 * 512 * 1 / 2, network=2 * 256 * 1 / 2),
     }
 
 
@@ -86,8 +86,8 @@ def test_a_rank_is_placed_by_the_grid():
     traffic = StateTraffic(grid, Factors(1, 1, 4, 4), micro_batches=1, params_bytes=4)
     volume = 4 * 1024 * 3 / 4
     inside, outside = (grid.rank(Coordinates(1, data, 1)) for data in (0, 1))
-    assert traffic.unit(inside, N)[REFRESH] == Sent(intra=volume)
-    assert traffic.unit(outside, N)[REFRESH] == Sent(inter=volume)
+    assert traffic.unit(inside, N)[REFRESH] == Sent(node=volume)
+    assert traffic.unit(outside, N)[REFRESH] == Sent(network=volume)
 
 
 @given(any_factors(), st.lists(st.integers(1, 200), min_size=1, max_size=5), micro_batches)
@@ -97,8 +97,8 @@ def test_a_rank_sends_what_its_units_send(factors, units, times):
     whole = traffic.rank(0, units)
     parts = [traffic.unit(0, elements) for elements in units]
     for name, sent in whole.items():
-        assert sent.intra == pytest.approx(sum(part[name].intra for part in parts))
-        assert sent.inter == pytest.approx(sum(part[name].inter for part in parts))
+        assert sent.node == pytest.approx(sum(part[name].node for part in parts))
+        assert sent.network == pytest.approx(sum(part[name].network for part in parts))
 
 
 def test_parameters_that_stay_are_gathered_once_a_micro_batch():
@@ -109,7 +109,7 @@ def test_parameters_that_stay_are_gathered_once_a_micro_batch():
 
 
 def test_a_unit_may_be_gathered_as_often_as_it_is_read():
-    assert make_traffic(8, 8, 8).unit(0, N, gathers=1)[GATHER] == Sent(intra=2 * 1024 * 7 / 8)
+    assert make_traffic(8, 8, 8).unit(0, N, gathers=1)[GATHER] == Sent(node=2 * 1024 * 7 / 8)
     assert GATHER not in make_traffic(8, 8, 8).unit(0, N, gathers=0)
 
 
@@ -180,7 +180,7 @@ def test_a_node_sends_no_more_than_zeropp_counts():
             grads_bytes=grads_bytes,
         )  # fmt: skip
         sent = [traffic.unit(rank, size) for rank in range(node)]
-        return sum(s.inter for one in sent for s in one.values()) / model
+        return sum(s.network for one in sent for s in one.values()) / model
 
     zero3 = leaves_a_node((data, data, data), 2, 2, 4)
     assert zero3 == pytest.approx(4 * 3 * (1 - 1 / data))

@@ -27,8 +27,8 @@ def test_a_ring_crosses_nodes_once_for_each_node_it_visits(tensor, data, pipelin
         group = grid.data_group(rank)
         sent = [ring_sent(grid, member, group, 1.0) for member in group]
         nodes = {grid.node(member) for member in group}
-        assert sum(s.inter for s in sent) == (len(nodes) if len(nodes) > 1 else 0)
-        assert sum(s.intra + s.inter for s in sent) == len(group)
+        assert sum(s.network for s in sent) == (len(nodes) if len(nodes) > 1 else 0)
+        assert sum(s.total for s in sent) == len(group)
 
 
 def test_sent_bytes_add_up_by_link():

@@ -201,7 +201,7 @@ def _make_step(
     layout = ResolvedLayout.resolve(
         config, world_size, per_node, precision=precision, check_rules=False
     )
-    groups = make_groups(config.parallel, per_node, layout.head_stage)
+    groups = make_groups(layout.grid, layout.head_stage)
     model = build.build_model(layout, groups, DEVICE, resolve(kernels, DEVICE), 1)
     for chunk in model.chunks:
         assert all(parameter.is_cuda for parameter in chunk.parameters())

@@ -8,8 +8,9 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.partition import Factors
+from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
-from frontier_llm.parallel.groups import make_digit_groups, make_groups
+from frontier_llm.parallel.groups import make_groups, make_hop_groups
 from frontier_llm.parallel.megatron_cpu import install, shared_groups
 from tests.ranks import run_ranks
 from tests.values import tiny_values
@@ -17,8 +18,10 @@ from tests.values import tiny_values
 
 def draw(world: World, values: dict[str, Any]) -> dict[str, Any]:
     install()
-    config = RunConfig.model_validate(values)
-    groups = make_groups(config.parallel, world.ranks_per_node, config.parallel.pipeline - 1)
+    layout = ResolvedLayout.resolve(
+        RunConfig.model_validate(values), world.size, world.ranks_per_node
+    )
+    groups = make_groups(layout.grid, layout.head_stage)
 
     def numbers(seed: int, own_masks: bool = False) -> tuple[float, float]:
         groups.seed_dropout(seed, own_masks=own_masks)
@@ -41,27 +44,23 @@ def test_masks_differ_between_parts_of_a_tensor() -> None:
     assert one["in_sequence"] != other["in_sequence"]
 
 
-def digit_ranks(world: World, values: dict[str, Any]) -> dict[str, Any]:
+def hop_ranks(world: World, values: dict[str, Any]) -> dict[str, Any]:
     install()
-    config = RunConfig.model_validate(values)
-    groups = make_groups(config.parallel, world.ranks_per_node, config.parallel.pipeline - 1)
-    factors = Factors(2, 2, 4, 4)
-    made = make_digit_groups(groups, factors)
+    layout = ResolvedLayout.resolve(
+        RunConfig.model_validate(values), world.size, world.ranks_per_node
+    )
+    groups = make_groups(layout.grid, layout.head_stage)
+    made = make_hop_groups(groups, Factors(2, 2, 4, 4))
     mine = groups.grid.data_group(world.rank)
-    expected = {
-        digit: [mine[i] for i in factors.group(digit, groups.coordinates.data)] for digit in made
-    }
-    found = {
-        digit: torch.distributed.get_process_group_ranks(group) if group else [world.rank]
-        for digit, group in made.items()
-    }
+    expected = {hop: [mine[i] for i in hop.group(groups.coordinates.data)] for hop in made}
+    found = {hop: torch.distributed.get_process_group_ranks(group) for hop, group in made.items()}
     assert found == expected
-    return found
+    return {hop.digit: ranks for hop, ranks in found.items()}
 
 
-def test_digit_groups_are_those_of_the_partition() -> None:
-    found = run_ranks(digit_ranks, 8, tiny_values("parallel.tensor=2"))
-    assert found[0] == {"params": [0, 2], "grads": [0], "optimizer": [0, 4], "replica": [0]}
+def test_hop_groups_are_those_of_the_partition() -> None:
+    found = run_ranks(hop_ranks, 8, tiny_values("parallel.tensor=2"))
+    assert found[0] == {"params": [0, 2], "optimizer": [0, 4]}
 
 
 def ask_twice(world: World) -> list[bool]:

@@ -100,7 +100,7 @@ def test_a_faster_next_best_is_explained_by_its_memory():
 
 def test_a_choice_says_what_was_chosen_and_what_the_next_best_costs():
     text = str(choose_factors(_config("amsp_llama_7b", 64), 64, 8)[1])
-    assert text.startswith("factors 1/1/8 (parameters/gradients/optimizer states), ")
+    assert text.startswith("factors 1/1/64 (parameters/gradients/optimizer states), ")
     assert "per step predicted; 79 of 84 legal sets of factors fit in memory. Next best: " in text
     assert "ms more for " in text
 
@@ -125,7 +125,7 @@ def test_what_is_given_stays():
     restricted = _config("amsp_llama_7b", 64)
     planner = restricted.planner.model_copy(update={"optimizer": (8,)})
     chosen = choose(restricted.model_copy(update={"planner": planner}), 64, 8)
-    assert Candidate.of(chosen, 64, 8).factors == Factors(1, 1, 8, 64, divides_sums=True)
+    assert Candidate.of(chosen, 64, 8).factors == Factors(1, 1, 8, 64, divides_sums=True, borders=(8,))
 
 
 def test_what_never_fits_says_how_much_it_needs():

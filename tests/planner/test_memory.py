@@ -243,7 +243,7 @@ def test_waiting_weight_gradients_keep_buffers_of_sharded_gradients():
         sizes.append(stage_memory(candidate, 0).by_category["reductions"])
     kind, formats = candidate.stages.kinds[0], candidate.layout.formats
     # all units may be written to, `units_in_flight` are sent, and a table has a gradient in bf16
-    buffered = (kind.elements + 2 * kind.units[-1][0]) * formats.grads.element_bytes
+    buffered = (kind.elements + 2 * kind.units[-1][0]) * formats.grads.widest.element_bytes
     assert sizes[1] == buffered + 2 * kind.largest_table
     assert sizes[0] < sizes[1] / 2
 

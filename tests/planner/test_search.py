@@ -29,7 +29,7 @@ def _everything(config, ranks):
             base = Candidate.of(cut.apply(config), ranks, 8)
         except ConfigError:
             continue
-        for factors in legal_factors(config, base.grid.data):
+        for factors in legal_factors(config, base.factors):
             candidate = base.with_factors(factors)
             memory = fullest(candidate).total
             if memory <= budget_bytes(candidate):

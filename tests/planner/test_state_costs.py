@@ -37,9 +37,10 @@ def test_a_gather_quantises_one_part_and_dequantises_all():
 
 def test_a_scatter_quantises_and_adds_the_parts_of_the_other_ranks():
     costs, moved = _costs("collectives=zeropp")
-    n, bits = costs.elements, 4 + 16 / 256  # int4 between nodes
-    expected = moved(15 / 16 * n * (4 + 2 * bits / 8) + 8 * n / 16)
-    assert costs.conversions.scatter == pytest.approx(expected)
+    n, scale = costs.elements, 2 / 256
+    in_node = moved(7 / 8 * n * (4 + 2 * (1 + scale)) + 8 * n / 8)  # int8
+    between = moved(1 / 2 * n / 8 * (4 + 2 * (1 / 2 + scale)) + 8 * n / 16)  # int4, of n / 8
+    assert costs.conversions.scatter == pytest.approx(in_node + between)
     assert costs.conversions.sums == 0
 
 

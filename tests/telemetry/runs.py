@@ -31,11 +31,11 @@ def step_metrics(step: int, **changes: object) -> StepMetrics:
         "mfu": None,
         "hfu": None,
         "sent_bytes": {
-            "gradients": Sent(21.5e6, 10.7e6),
-            "tensor": Sent(63e6, 0),
-            "pipeline": Sent(0, 16.8e6),
-            "tied_copies": Sent(0, 8.4e6),
-            "totals": Sent(400, 200),
+            "gradients": Sent(node=21.5e6, network=10.7e6),
+            "tensor": Sent(node=63e6, network=0),
+            "pipeline": Sent(node=0, network=16.8e6),
+            "tied_copies": Sent(node=0, network=8.4e6),
+            "totals": Sent(node=400, network=200),
             "sequence_norms": Sent(),
         },
     }

@@ -17,7 +17,7 @@ def _refuse(constant: str) -> float:
 
 def test_a_step_is_one_line_of_strict_json_with_the_documented_keys():
     metrics = step_metrics(
-        7, loss=math.nan, grad_norm=math.inf, sent_bytes={"gradients": Sent(12.0, 3.0)}
+        7, loss=math.nan, grad_norm=math.inf, sent_bytes={"gradients": Sent(node=12.0, network=3.0)}
     )
     text = metrics.to_json()
     assert "\n" not in text
@@ -27,7 +27,7 @@ def test_a_step_is_one_line_of_strict_json_with_the_documented_keys():
     assert row["grad_norm"] is None
     assert row["mfu"] is None
     assert row["skipped"] is False
-    assert row["sent_bytes"] == {"gradients": {"intra": 12.0, "inter": 3.0}}
+    assert row["sent_bytes"] == {"gradients": {"package": 0.0, "node": 12.0, "network": 3.0}}
     assert {
         "learning_rate", "tokens", "step_seconds", "tokens_per_second",
         "model_tflops_per_device", "checkpoint_stall_seconds",
@@ -35,10 +35,10 @@ def test_a_step_is_one_line_of_strict_json_with_the_documented_keys():
 
 
 def test_scalars_are_flat_and_finite():
-    scalars = step_metrics(3, loss=math.nan, sent_bytes={"tensor": Sent(5.0, 6.0)}).scalars()
+    scalars = step_metrics(3, loss=math.nan, sent_bytes={"tensor": Sent(node=5.0, network=6.0)}).scalars()
     assert "loss" not in scalars
     assert "mfu" not in scalars
-    assert scalars["sent_bytes/tensor/inter"] == 6.0
+    assert scalars["sent_bytes/tensor/network"] == 6.0
     assert not any(name.startswith("allocator_bytes") for name in scalars), "a CPU has none"
     on_gpu = step_metrics(3, allocator_bytes={"allocated": 5, "reserved": 8}).scalars()
     assert on_gpu["allocator_bytes/reserved"] == 8.0

@@ -58,7 +58,7 @@ def test_an_offline_wandb_run_can_be_read_back(tmp_path, capfd):
     lines = [json.loads(line) for line in _metric_lines(run_dir)]
     assert [row["loss"] for row in history] == [line["loss"] for line in lines]
     assert history[2]["validation_loss"] == 4.5
-    assert history[0]["sent_bytes/gradients/intra"] == 21.5e6
+    assert history[0]["sent_bytes/gradients/node"] == 21.5e6
     assert "wandb" not in "".join(capfd.readouterr())
 
 

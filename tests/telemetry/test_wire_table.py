@@ -8,8 +8,8 @@ from frontier_llm.telemetry.report_page import make_report
 
 def write_steps(folder: Path, unquantised: dict) -> None:
     sent = {
-        "reduce_grads": {"intra": 2048.0, "inter": 1024.0},
-        "tensor": {"intra": 512.0, "inter": 0.0},
+        "reduce_grads": {"package": 0.0, "node": 2048.0, "network": 1024.0},
+        "tensor": {"package": 0.0, "node": 512.0, "network": 0.0},
     }
     rows = [
         {"step": step, "loss": 2.0, "sent_bytes": sent, "unquantised_bytes": unquantised}
@@ -25,7 +25,7 @@ def cells(page: str, first: str) -> str:
 
 
 def test_what_was_saved_is_said_by_collective_and_in_all(tmp_path):
-    write_steps(tmp_path, {"reduce_grads": {"intra": 4096.0, "inter": 8192.0}})
+    write_steps(tmp_path, {"reduce_grads": {"package": 0.0, "node": 4096.0, "network": 8192.0}})
     page = make_report(tmp_path)
     assert "Saved between nodes" in page
     assert cells(page, "reduce grads").split()[-3:] == ["12.00", "KiB", "8.0x"]

@@ -12,10 +12,10 @@ from frontier_llm.device.kernels import resolve
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
 from frontier_llm.model.build import Model, build_model
-from frontier_llm.parallel.groups import Groups, make_digit_groups, make_groups
+from frontier_llm.parallel.groups import Groups, make_groups, make_hop_groups
 from frontier_llm.parallel.megatron_cpu import install
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.connect import DigitGroups
+from frontier_llm.trainer.connect import HopGroups
 from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.states import shard
@@ -34,7 +34,7 @@ class Rig:
     states: ShardedStates
     step: TrainStep
     traffic: Traffic
-    digits: DigitGroups
+    hop_groups: HopGroups
 
     def train(self, steps: int, first: int = 0) -> list[StepResult]:
         rate = LearningRate.of(self.config)
@@ -73,14 +73,14 @@ def make_rig(
     if groups_of:
         groups = replace(groups_of.groups, head_stage=layout.head_stage)
     else:
-        groups = make_groups(config.parallel, world.ranks_per_node, layout.head_stage)
-    digits = groups_of.digits if groups_of else make_digit_groups(groups, layout.factors)
+        groups = make_groups(layout.grid, layout.head_stage)
+    hop_groups = groups_of.hop_groups if groups_of else make_hop_groups(groups, layout.factors)
     kernels = resolve(config.kernels, CPU)
     model = build_model(layout, groups, CPU, kernels, config.trainer.seed)
     for record in model.records:
         record.parameter.requires_grad_(record.name not in frozen)
     traffic = Traffic(groups.grid, world.rank)
-    states = shard(config, model, groups, traffic, digits)
+    states = shard(config, model, groups, traffic, hop_groups)
     scale = LossScale(config.precision, precision)
     step = TrainStep(model, states, groups, config, scale, traffic)
-    return Rig(config, groups, model, states, step, traffic, digits)
+    return Rig(config, groups, model, states, step, traffic, hop_groups)

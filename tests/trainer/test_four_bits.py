@@ -78,7 +78,7 @@ def sent(world: World, values: dict[str, Any]) -> dict[str, float]:
     elements = sum(layout.unit_sizes(0).values())  # each of the two ranks sends half of them
     rig.train(1)
     counted = rig.train(1, first=1)[0].sent  # by both ranks, with the refresh of the first step
-    bits = {name: 8 * sent.inter / elements for name, sent in counted.items()}
+    bits = {name: 8 * sent.network / elements for name, sent in counted.items()}
     return {**bits, "reduce_grads": bits["reduce_grads"] / layout.micro_batches}
 
 

@@ -128,8 +128,8 @@ def test_formats_end_at_a_step() -> None:
             if step > 4:
                 assert sent == plain[step - 1][0]
             if 1 < step <= 3:
-                wide = plain[step - 1][0]["refresh_params"].intra
-                assert sent["refresh_params"].intra < 0.4 * wide
+                wide = plain[step - 1][0]["refresh_params"].node
+                assert sent["refresh_params"].node < 0.4 * wide
 
 
 def test_kernels_make_no_difference() -> None:

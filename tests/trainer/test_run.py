@@ -90,11 +90,11 @@ def test_metrics_have_every_field_of_the_contract_once_a_step(run: Path) -> None
         assert line["mfu"] is None
         assert line["tokens"] == line["step"] * 8 * 32
         sent = line["sent_bytes"]
-        assert sent["tensor"]["intra"] > 0
-        assert sent["tensor"]["inter"] == 0, "tensor ranks are neighbours"
-        assert sent["pipeline"]["inter"] > 0, "stages lie on different nodes here"
-        assert sent["gather_params"]["intra"] > 0
-        assert sent["reduce_grads"]["intra"] > 0
+        assert sent["tensor"]["node"] > 0
+        assert sent["tensor"]["network"] == 0, "tensor ranks are neighbours"
+        assert sent["pipeline"]["network"] > 0, "stages lie on different nodes here"
+        assert sent["gather_params"]["node"] > 0
+        assert sent["reduce_grads"]["node"] > 0
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert lines[2]["validation_loss"] is not None
     assert lines[1]["validation_loss"] is None

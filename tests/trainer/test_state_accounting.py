@@ -88,7 +88,7 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
         "predicted": {name: predicted.get(name, Sent()) for name in FLOWS},
         "counted": {name: counted.get(name, Sent()) for name in FLOWS},
         "seen": sum(seen.bytes_by_group.values()),
-        "all_counted": sum(s.intra + s.inter for s in counted.values()),
+        "all_counted": sum(s.total for s in counted.values()),
         "memory": (memory, rig.states.memory_bytes()),
     }
 

@@ -107,7 +107,7 @@ def count(world: World, values: dict[str, Any]) -> tuple[dict[str, float], dict[
     rig.traffic.take = lambda: taken.setdefault("sent", take())  # type: ignore[method-assign]
     with SeenCalls() as seen:
         rig.step.run(1, batches, 1e-3)
-    counted = {name: sent.intra + sent.inter for name, sent in taken["sent"].items()}
+    counted = {name: sent.total for name, sent in taken["sent"].items()}
     return {names[g]: b for g, b in seen.bytes_by_group.items()}, counted
 
 
@@ -133,6 +133,6 @@ def test_bytes_are_attributed_to_links() -> None:
     traffic.ring("tensor", grid.tensor_group(3), 10.0)  # 2, 3: one node
     traffic.ring("pipeline", grid.pipeline_group(3), 7.0)  # 3, 7: two nodes
     sent = traffic.take()
-    assert (sent["tensor"].intra, sent["tensor"].inter) == (10.0, 0.0)
-    assert (sent["pipeline"].intra, sent["pipeline"].inter) == (0.0, 7.0)
+    assert (sent["tensor"].node, sent["tensor"].network) == (10.0, 0.0)
+    assert (sent["pipeline"].node, sent["pipeline"].network) == (0.0, 7.0)
     assert traffic.take() == {}

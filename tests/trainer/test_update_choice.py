@@ -79,7 +79,7 @@ def skip_one(world: World, values: dict[str, Any], precision: str) -> list[Any]:
         math.isfinite(next_step.loss),
         count_changes(before, state_bits(rig)) > 0,
         # bytes count in the next step
-        [result.sent["refresh_params"].intra > 0 for result in (skipped, next_step)],
+        [result.sent["refresh_params"].node > 0 for result in (skipped, next_step)],
     ]
 
 

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+from collections.abc import Sequence
 
 from frontier_llm.config.checkpoint import CheckpointConfig
 from frontier_llm.device.identity import DEVICE_VARIABLES, variables
@@ -137,24 +138,33 @@ def _describe_formats(context: TrainerContext) -> str:
     """Describe the number formats in which states are sent, and the kernels that convert them."""
     config, kernels = context.config.collectives, context.states.kernels
     params, refresh = config.params_format, str(config.refresh_format)
-    between = str(config.grads_across_format or config.grads_format)
     if config.refresh_differences:
         refresh = f"differences in {refresh} (in full every {config.refresh_full_every} steps)"
+    gradients = _by_level(config.grads_formats)
     if config.rotation_elements:
-        between += f" (int4 rotated in runs of {config.rotation_elements})"
+        gradients += f" (int4 rotated in runs of {config.rotation_elements})"
     text = (
         f"{config.name}: parameters {params} forward, {config.params_backward_format or params} "
-        f"backward, {refresh} after the update; gradients {config.grads_format} "
-        f"inside a node, {between} between nodes, {config.sums_format} in sums over replicas; "
+        f"backward, {refresh} after the update; gradients {gradients}; "
+        f"sums over replicas {_by_level(config.sums_formats)}; "
         f"blocks of {config.block_elements}; norms and biases in 16 bits; "
         f"{kernels.name} kernels ({kernels.reason})"
     )
     grid = context.groups.grid
-    if context.states.factors.optimizer == 1 and config.sums_format == "fp32":
+    if context.states.factors.optimizer == 1 and set(config.sums_formats) == {"fp32"}:
         text += "; no effect: with these sharding factors nothing is gathered or scattered"
     elif grid.same_node(0, grid.size - 1):
         text += "; all ranks share a node, where sending may be faster than quantising"
     return text
+
+
+def _by_level(formats: Sequence[str]) -> str:
+    """Describe formats in a package, in a node and between nodes."""
+    package, node, network = formats
+    if package == node == network:
+        return node
+    inside = node if package == node else f"{package} inside a package, {node}"
+    return f"{inside} inside a node, {network} between nodes"
 
 
 def _log_line(heading: str, text: str) -> None:
