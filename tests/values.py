@@ -34,6 +34,13 @@ TINY_T5 = (
     "data=stdlib_spans",
 )
 """Of an encoder-decoder: two layers each, lengths 16 and 8."""
+_LINK = "{{name: {}, ranks: {}, latency_us: 1, gb_per_second: 1, efficiency: 1, source: test}}"
+THREE_LEVELS = [
+    "cluster.links=["
+    + ", ".join(_LINK.format(*link) for link in (("package", 2), ("node", 4), ("net", "null")))
+    + "]"
+]
+"""A cluster with packages of 2 ranks in nodes."""
 
 
 def tiny_values(*overrides: str) -> dict[str, Any]:

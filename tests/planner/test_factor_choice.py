@@ -125,7 +125,8 @@ def test_what_is_given_stays():
     restricted = _config("amsp_llama_7b", 64)
     planner = restricted.planner.model_copy(update={"optimizer": (8,)})
     chosen = choose(restricted.model_copy(update={"planner": planner}), 64, 8)
-    assert Candidate.of(chosen, 64, 8).factors == Factors(1, 1, 8, 64, divides_sums=True, borders=(8,))
+    found = Candidate.of(chosen, 64, 8).factors
+    assert found == Factors(1, 1, 8, 64, divides_sums=True, borders=(8,))
 
 
 def test_what_never_fits_says_how_much_it_needs():

@@ -35,7 +35,8 @@ def test_a_step_is_one_line_of_strict_json_with_the_documented_keys():
 
 
 def test_scalars_are_flat_and_finite():
-    scalars = step_metrics(3, loss=math.nan, sent_bytes={"tensor": Sent(node=5.0, network=6.0)}).scalars()
+    sent = {"tensor": Sent(node=5.0, network=6.0)}
+    scalars = step_metrics(3, loss=math.nan, sent_bytes=sent).scalars()
     assert "loss" not in scalars
     assert "mfu" not in scalars
     assert scalars["sent_bytes/tensor/network"] == 6.0

@@ -7,7 +7,7 @@ import pytest
 
 from tests.ranks import in_turn, run_ranks
 from tests.trainer.test_parity import MODELS, check, train_and_collect
-from tests.values import tiny_values
+from tests.values import THREE_LEVELS, tiny_values
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +47,23 @@ def compare(size: int, data: int, chain: Chain, overrides: list[str], model: lis
 @pytest.mark.parametrize("chain", chains(4), ids=str)
 def test_every_chain_of_four_replicas(chain: Chain) -> None:
     compare(4, 4, chain, ["model.layers=3"], [])
+
+
+@pytest.mark.parametrize("ranks_per_node", [2, 4])
+@pytest.mark.parametrize("chain", [(1, 1, 8), (2, 4, 8), (8, 8, 8)], ids=str)
+def test_chains_that_are_divided_at_packages_and_nodes(chain: Chain, ranks_per_node: int) -> None:
+    overrides = [*THREE_LEVELS, "data.global_batch=16", "model.layers=3"]
+    results = over_nodes(ranks_per_node, tuple(overrides))
+    check(results[chain], overrides, [], STEPS)
+
+
+@functools.cache
+def over_nodes(ranks_per_node: int, overrides: tuple[str, ...]) -> dict[Chain, list[Any]]:
+    """Train with some chains of 8 replicas on several nodes."""
+    selected = [(1, 1, 8), (2, 4, 8), (8, 8, 8)]
+    cases = [(tiny_values(*overrides, *factors(chain)), "fp32", STEPS) for chain in selected]
+    by_rank = run_ranks(in_turn, 8, train_and_collect, cases, ranks_per_node=ranks_per_node)
+    return dict(zip(selected, map(list, zip(*by_rank, strict=True)), strict=True))
 
 
 @pytest.mark.exhaustive

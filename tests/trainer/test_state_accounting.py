@@ -11,7 +11,7 @@ from tests.ranks import in_turn, run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_sharding_parity import chains, factors
 from tests.trainer.test_traffic import SeenCalls
-from tests.values import TINY_T5, tiny_values
+from tests.values import THREE_LEVELS, TINY_T5, tiny_values
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +53,12 @@ FORMATS = {
         "collectives.block_elements=64",
     ],
 }  # fmt: skip
+
+
+BY_LEVEL = [
+    "collectives=zeropp_feedback",
+    "collectives.formats={package: bf16, node: int8, network: int4}",
+]
 
 
 def account(world: World, values: dict[str, Any], precision: str) -> dict[str, Any]:
@@ -128,9 +134,27 @@ def test_predicted_is_counted_is_sent(layout: str, precision: str, collectives: 
     cases = [(tiny_values(*overrides, *factors(chain), *formats), precision) for chain in selected]
     for rank in run_ranks(in_turn, size, account, cases, ranks_per_node=2):
         for chain, found in zip(selected, rank, strict=True):
-            assert found["counted"] == found["predicted"], chain
-            assert found["seen"] == found["all_counted"], chain
-            predicted, allocated = found["memory"]
-            assert 0 <= allocated.pop("gathered") <= predicted.pop("gathered"), chain
-            assert allocated.pop("messages", 0) <= predicted.pop("messages", 0), chain
-            assert predicted == allocated, chain
+            check(found, chain)
+
+
+def check(found: dict[str, Any], chain: tuple[int, int, int]) -> None:
+    """Compare what was predicted, what was counted and what was sent."""
+    assert found["counted"] == found["predicted"], chain
+    assert found["seen"] == found["all_counted"], chain
+    predicted, allocated = found["memory"]
+    assert 0 <= allocated.pop("gathered") <= predicted.pop("gathered"), chain
+    assert allocated.pop("messages", 0) <= predicted.pop("messages", 0), chain
+    assert predicted == allocated, chain
+
+
+@pytest.mark.parametrize("formats", [[], BY_LEVEL], ids=["plain", "by level"])
+def test_bytes_are_predicted_at_each_of_three_levels(formats: list[str]) -> None:
+    selected = [(1, 1, 1), (1, 1, 8), (2, 4, 8), (8, 8, 8)]
+    overrides = [*THREE_LEVELS, "data.global_batch=16", FEW, *formats]
+    cases = [(tiny_values(*overrides, *factors(chain)), "fp32") for chain in selected]
+    for rank in run_ranks(in_turn, 8, account, cases, ranks_per_node=4):
+        for chain, found in zip(selected, rank, strict=True):
+            check(found, chain)
+            if chain == (8, 8, 8):
+                gathered = found["counted"]["gather_params"]
+                assert gathered.package > gathered.node > gathered.network > 0
