@@ -19,7 +19,7 @@ from frontier_llm.config.collectives import CollectivesConfig
 from frontier_llm.config.support import AXES, REFUSALS, Cell, verdict
 from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.partition import Factors
+from frontier_llm.geometry.partition import Factors, level_borders
 from frontier_llm.geometry.state_traffic import StateTraffic
 from frontier_llm.geometry.wire import gather_bytes
 
@@ -114,10 +114,12 @@ def leaves_a_node(scheme: Scheme, micro_batches: int) -> float:
     Gathers and gradients in fp32 use rings. Other gradients are sent between pairs of ranks.
     """
     formats = _formats(scheme.collectives)
-    factors = Factors(*scheme.factors, DATA, formats.encodes_sums)
+    grid = Grid(1, DATA, 1, PER_NODE)
+    borders = level_borders(grid) if formats.exchanges else ()
+    factors = Factors(*scheme.factors, DATA, formats.encodes_sums, borders)
     size = factors.padded(ELEMENTS + SMALL)
     traffic = StateTraffic(
-        Grid(1, DATA, 1, PER_NODE),
+        grid,
         factors,
         micro_batches,
         params_bytes=2,
