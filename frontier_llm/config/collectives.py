@@ -35,8 +35,7 @@ class CollectivesConfig(Section):
     their copies stay equal, and rounding errors do not add up (SDP4Bit, arXiv:2410.15526)."""
     refresh_full_every: int = Field(50, ge=1)
     """With `refresh_differences`: every so many steps, the parameters themselves are sent, in the
-    compute format. They are also sent after every resume. A resume repeats a run to the last digit
-    if it starts after such a step."""
+    compute format. They are also sent before every checkpoint and after every resume."""
     grads_format: FormatName
     """Format of gradients in a reduce-scatter. The rank that receives them always sums them in
     fp32."""

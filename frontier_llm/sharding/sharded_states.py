@@ -209,13 +209,21 @@ class ShardedStates:
         """
         self._adamw.update(learning_rate, gradient_divisor, skip)
 
-    def refresh(self) -> None:
+    def refresh(self, *, saved: bool = False) -> None:
         """Write this rank's updated parameters, and start to refresh those of all ranks.
 
         Collective over the ranks that hold parts of the same parameters. Returns before the refresh
         is over: `acquire` waits for it, unit by unit.
+
+        Args:
+            saved: whether the states are saved now. Parameters are then sent in full, and rounding
+                errors are discarded, as `adopt` does. A run that continues from the saved states
+                therefore repeats this run.
         """
-        differences = self._is_refreshed and self._transport.formats.refresh_differences
+        formats = self._transport.formats
+        differences = self._is_refreshed and formats.refresh_differences and not saved
+        if saved:
+            self._gradients.reset_feedback()
         if not differences:
             self._adamw.write_parameters()
         self._parameters.refresh(differences=differences)

@@ -157,10 +157,14 @@ class Checkpoints:
         Raises:
             CheckpointError: the previous checkpoint failed, and `checkpoint.on_error` is `stop`.
         """
-        if self._shared is not None and (last or step % self._config.every_steps == 0):
+        if last or self._is_due(self._shared, step):
             self.save(step)
-        elif self._local is not None and step % self._config.tiers.local.every_steps == 0:
+        elif self._local is not None and self._is_due(self._local, step):
             self._begin(self._local, step)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the states are saved after this step even if it is not the last one."""
+        return self._is_due(self._shared, step) or self._is_due(self._local, step)
 
     def save(self, step: int) -> None:
         """Begin a checkpoint in the run directory, unless this step is saved or being saved."""
@@ -184,6 +188,10 @@ class Checkpoints:
                 manager.close()
             if manager is self._shared:
                 self._announce_after_wait()
+
+    def _is_due(self, manager: CheckpointManager | None, step: int) -> bool:
+        settings = self._config if manager is self._shared else self._config.tiers.local
+        return manager is not None and step % settings.every_steps == 0
 
     @property
     def _managers(self) -> Iterator[CheckpointManager]:

@@ -122,7 +122,10 @@ class Loop:
                 digest=samples.digest,
             )
 
-        return context.train_step.run(step, samples.micro_batches, learning_rate, flags)
+        saved = context.checkpoints.is_due(step)
+        return context.train_step.run(
+            step, samples.micro_batches, learning_rate, flags, saved=saved
+        )
 
     def _handle_checkpoint_outcome(self, result: StepResult) -> None:
         """React if this step's all-reduce has shown that a checkpoint failed or is committed."""

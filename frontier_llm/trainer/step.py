@@ -65,6 +65,8 @@ class TrainStep:
         batches: Sequence[AnyBatch],
         learning_rate: float,
         flags: Callable[[], StepFlags] = StepFlags,
+        *,
+        saved: bool = False,
     ) -> StepResult:
         """Run one step.
 
@@ -75,6 +77,7 @@ class TrainStep:
             batches: micro-batches of this replica, on the device.
             learning_rate: learning rate of this step.
             flags: returns what this rank tells all other ranks; called after the passes.
+            saved: whether the states are saved after this step.
 
         Raises:
             TrainingError: the number of samples processed differs from data.global_batch.
@@ -100,8 +103,8 @@ class TrainStep:
         self._check_samples(sums["samples"])
         if skipped:
             self._states.skip()
-        else:
-            self._states.refresh()
+        if not skipped or saved:
+            self._states.refresh(saved=saved)
         self.timer.mark("update")
         self.timer.end()
         self.loss_scale.update(finite=not skipped)

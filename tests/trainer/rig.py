@@ -36,10 +36,11 @@ class Rig:
     traffic: Traffic
     hop_groups: HopGroups
 
-    def train(self, steps: int, first: int = 0) -> list[StepResult]:
+    def train(self, steps: int, first: int = 0, saved: int | None = None) -> list[StepResult]:
+        """Train some steps; the states are saved after step `saved`, counted from 1."""
         rate = LearningRate.of(self.config)
         return [
-            self.step.run(index + 1, self.batches(index), rate(index + 1))
+            self.step.run(index + 1, self.batches(index), rate(index + 1), saved=index + 1 == saved)
             for index in range(first, first + steps)
         ]
 

@@ -90,9 +90,10 @@ def test_gradients_and_refreshes_take_four_bits_between_nodes() -> None:
 
 
 @pytest.mark.parametrize("cut", [(1, 1, 2), (1, 2, 2)], ids=str)
-def test_a_state_saved_at_a_full_refresh_goes_on_to_the_bit(cut: tuple[int, int, int]) -> None:
-    quiet = ("collectives.feedback_reset_every=4",)  # no errors are kept from before step 4
-    values = tiny_values(*factors(cut), *FOUR_BITS, *quiet)
+@pytest.mark.parametrize("full_every", [3, 50])
+def test_a_saved_state_goes_on_to_the_bit(full_every: int, cut: tuple[int, int, int]) -> None:
+    full = f"collectives.refresh_full_every={full_every}"
+    values = tiny_values(*factors(cut), *FOUR_BITS, full)
     for straight, again, once_more in run_ranks(go_on, 2, values, ranks_per_node=1):
         assert straight == again == once_more
 

@@ -213,10 +213,10 @@ def test_an_edit_of_the_masters_cannot_be_overlooked(
         assert float(worst) <= (0.02 if formats else 0.0)
 
 
-def go_on(world: World, values: dict[str, Any]) -> list[list[float]]:
+def go_on(world: World, values: dict[str, Any], saved: int | None = 3) -> list[list[float]]:
     """Train on after three steps; then go back to them, twice."""
     rig = make_rig(world, values)
-    rig.train(3)
+    rig.train(3, saved=saved)
     rig.states.settle()
     kept = [
         (shard.master.clone(), shard.exp_avg.clone(), shard.exp_avg_sq.clone())
@@ -247,6 +247,6 @@ def test_going_back_brings_no_rounding_errors_along(cut: tuple[int, int, int]) -
     values = tiny_values(
         *factors(cut), "collectives=zeropp_feedback", "collectives.sums_format=int4"
     )
-    for straight, again, once_more in run_ranks(go_on, 2, values, ranks_per_node=1):
+    for straight, again, once_more in run_ranks(go_on, 2, values, None, ranks_per_node=1):
         assert again == once_more
         assert again != straight, "nothing was kept: this test sees nothing"

@@ -106,6 +106,29 @@ def test_killed_and_resumed_is_never_stopped_to_the_bit(
 
 
 @pytest.mark.exhaustive
+def test_killed_and_resumed_with_four_bits_is_never_stopped_to_the_bit(
+    tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Between nodes, with rounding errors that are kept; no step sends parameters in full alone."""
+    keys = (
+        *tiny, f"trainer.steps={STEPS}", "parallel.pipeline=1", "sharding=zeropp",
+        "collectives=four_bits", "launch.ranks_per_node=1", "checkpoint.every_steps=3",
+    )  # fmt: skip
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    ended = train(*keys, f"run.dir={alone}")
+    assert ended.code == 0, ended.text
+    first = Training(*keys, f"run.dir={run}")
+    wait_for(run / "checkpoints" / "step_00000003" / "manifest.json")
+    first.kill()
+    first.wait()
+    ended = train(*keys, f"run.dir={run}")
+    assert ended.code == 0, ended.text
+    assert "resumed" in ended.text
+    assert learned(run) == learned(alone)
+    assert same_states(run, alone)
+
+
+@pytest.mark.exhaustive
 def test_killed_under_one_schedule_goes_on_under_another(
     tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
