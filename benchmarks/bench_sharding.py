@@ -4,6 +4,8 @@
     python -m benchmarks.bench_sharding --quick                 # smoke test, half a minute
     python -m benchmarks.bench_sharding --deepspeed --ranks 2   # installs and compares DeepSpeed
     sudo .venv/bin/python -m benchmarks.bench_sharding --link 1gbit    # one node per rank
+    sudo .venv/bin/python -m benchmarks.bench_sharding --ranks 8 --ranks-per-node 4 \
+        --link 200mbit --ranks-per-package 2 --package-link 1gbit      # 2 nodes of 2 packages
     python -m benchmarks.bench_sharding --json benchmarks/results/sharding_<cpu>_<date>.json
 
 A contender is one way to train, in forked CPU ranks with gloo. Contenders take turns: A B C, A B C,
@@ -19,7 +21,8 @@ The table has one row per contender:
     own MiB      peak resident memory minus the memory before the model was built (model, states,
                  buffers, activations), of the rank that uses most
     peak MiB     peak resident memory (ru_maxrss) with libraries, whose memory the ranks share
-    sent MB      sent per rank and step between nodes, by the counters of the network interfaces
+    sent MB      sent per rank and step between nodes, by the counters of the network interfaces;
+                 with packages also between packages
     counted MB   the same as counted by frontier_llm (`sent_bytes` in metrics.jsonl)
 MB are millions of bytes. Other values that differ between ranks are means over ranks.
 """
@@ -45,7 +48,7 @@ from benchmarks.peers.results import Outcome, make_table
 from benchmarks.peers.turn import Precision, Shape, Turn
 from benchmarks.peers.workers import TurnFailedError, Workers
 from benchmarks.testbed import machine
-from benchmarks.testbed.namespaces import namespaces
+from benchmarks.testbed.namespaces import Packages, namespaces
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, bench_parser, parse_bench, positive, run_command
 from frontier_llm.errors import ConfigError
@@ -104,6 +107,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="simulate nodes with links of this rate (1gbit); needs root")  # fmt: skip
     add("--ranks-per-node", type=at_least(1), default=1, metavar="N",
         help="ranks that share a node (default 1)")  # fmt: skip
+    add("--ranks-per-package", type=at_least(1), default=1, metavar="N",
+        help="ranks that share a package and its link (default 1: no packages)")  # fmt: skip
+    add("--package-link", metavar="RATE",
+        help="rate of the links of packages inside a node (default: that of --link)")  # fmt: skip
     for name, least, default, meaning in NUMBERS:
         add(f"--{name}", type=at_least(least), default=default, metavar="N",
             help=f"{meaning} (default {default})")  # fmt: skip
@@ -160,6 +167,16 @@ def make_cases(options: argparse.Namespace) -> list[Case]:
     if options.deepspeed:
         names += [peer.name for peer in DEEPSPEED if peer.name not in names]
     contenders = [find(name) for name in names]
+    if options.ranks_per_node % options.ranks_per_package:
+        raise ConfigError(
+            "--ranks-per-package", options.ranks_per_package,
+            f"a divisor of --ranks-per-node={options.ranks_per_node}", "change one of them",
+        )  # fmt: skip
+    if options.package_link and (options.link is None or options.ranks_per_package == 1):
+        raise ConfigError(
+            "--package-link", f"{options.package_link} without packages",
+            "simulated nodes with packages", "set --link and --ranks-per-package, or omit it",
+        )  # fmt: skip
     for ranks in options.ranks:
         if ranks % options.ranks_per_node:
             raise ConfigError(
@@ -223,6 +240,7 @@ def _turn(
         steps=options.steps,
         threads=_threads(options, case.ranks),
         ranks_per_node=options.ranks_per_node,
+        ranks_per_package=options.ranks_per_package,
         namespaces=places,
         limit_seconds=options.limit,
     )
@@ -234,13 +252,21 @@ def _threads(options: argparse.Namespace, ranks: int) -> int:
 
 @contextmanager
 def _namespaces_of_ranks(ranks: int, options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
-    """Yield the network namespace of each rank's node; an empty tuple without --link."""
+    """Yield the network namespace of each rank; an empty tuple without --link.
+
+    A namespace is a package if there are packages, otherwise a node.
+    """
     if options.link is None:
         yield ()
         return
-    per_node = options.ranks_per_node
-    with namespaces(ranks // per_node, options.link) as nodes:
-        yield tuple(nodes[rank // per_node] for rank in range(ranks))
+    per_node, per_package = options.ranks_per_node, options.ranks_per_package
+    if per_package == 1:
+        with namespaces(ranks // per_node, options.link) as nodes:
+            yield tuple(nodes[rank // per_node] for rank in range(ranks))
+        return
+    rate, inner = options.link, Packages(per_node // per_package, options.package_link)
+    with namespaces(ranks // per_node, rate, inner) as packages:
+        yield tuple(packages[rank // per_package] for rank in range(ranks))
 
 
 def _progress(status: Console) -> Progress:

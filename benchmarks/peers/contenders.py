@@ -40,10 +40,11 @@ OUR_FACTORS: dict[str, tuple[str, str, str]] = {
     "ours-mics": ("2", "2", "2"),
     "ours-1-2-4": ("1", "2", "4"),
     "ours-zeropp": ("node", "all", "all"),
+    "ours-levels": ("package", "node", "all"),
 }
 """Values of sharding.params, sharding.grads and sharding.optimizer: the numbers of ranks over which
 each state is sharded. The name `ours-P-G-O` stands for any other values P, G and O. A preset of
-`collectives=` may follow a name: `ours-zero3+zeropp`, `ours-zeropp+zeropp`."""
+`collectives=` may follow a name: `ours-zero3+zeropp`, `ours-levels+levels`."""
 PRESETS = tuple(groups()["collectives"])
 """Presets of `collectives=`: the formats in which states are sent."""
 PEERS = (
@@ -56,7 +57,7 @@ DEEPSPEED = tuple(
     for stage in (1, 2, 3)
 )
 BY_DEFAULT = (
-    *(name for name in OUR_FACTORS if name != "ours-zeropp"),
+    *(name for name in OUR_FACTORS if name not in ("ours-zeropp", "ours-levels")),
     *(peer.name for peer in PEERS),
 )
 
@@ -93,7 +94,7 @@ def factors_of(name: str) -> tuple[str, str, str]:
     has_valid_preset = not plus or preset in PRESETS
     if base in OUR_FACTORS and has_valid_preset:
         return OUR_FACTORS[base]
-    factor = r"([1-9]\d*|node|all)"
+    factor = r"([1-9]\d*|package|node|all)"
     match = re.fullmatch(f"ours-{factor}-{factor}-{factor}", base) if has_valid_preset else None
     if match is None:
         known_names = [

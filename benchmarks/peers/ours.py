@@ -12,6 +12,7 @@ from frontier_llm.data.batch import Batch
 from frontier_llm.device.accelerator import keep_freed_memory
 from frontier_llm.device.kernels import resolve
 from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.geometry.wire import Sent
 from frontier_llm.model.build import build_model
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import make_groups
@@ -45,12 +46,26 @@ def overrides(turn: Turn) -> list[str]:
         f"sharding.grads={grads}",
         f"sharding.optimizer={optimizer}",
         *_formats(turn),
+        *_links(turn),
         f"optimizer.beta1={BETAS[0]}",
         f"optimizer.beta2={BETAS[1]}",
         f"optimizer.epsilon={EPSILON}",
         f"optimizer.weight_decay={WEIGHT_DECAY}",
         f"optimizer.clip_norm={CLIP_NORM}",
     ]
+
+
+def _links(turn: Turn) -> list[str]:
+    """Return the override that names the levels of links, if the simulated nodes have packages.
+
+    A run needs only the numbers of ranks; the speeds are for the planner.
+    """
+    if turn.ranks_per_package == 1:
+        return []
+    levels = {"package": turn.ranks_per_package, "node": turn.ranks_per_node, "network": "null"}
+    rest = "latency_us: 100, gb_per_second: 1, efficiency: 1, source: simulated"
+    links = (f"{{name: {name}, ranks: {ranks}, {rest}}}" for name, ranks in levels.items())
+    return [f"cluster.links=[{', '.join(links)}]"]
 
 
 def _formats(turn: Turn) -> list[str]:
@@ -84,7 +99,7 @@ class Ours:
         states = shard(config, model, groups, traffic)
         scale = LossScale(config.precision, turn.precision)
         self._step = TrainStep(model, states, groups, config, scale, traffic)
-        self._ranks = turn.ranks
+        self._ranks, self._has_packages = turn.ranks, turn.ranks_per_package > 1
         self._counted_bytes = 0.0
 
     def step(self, batches: list[MicroBatch]) -> float:
@@ -94,9 +109,14 @@ class Ours:
             for tokens, labels in batches
         ]
         result = self._step.run(1, our_batches, LEARNING_RATE)
-        self._counted_bytes = sum(sent.network for sent in result.sent.values()) / self._ranks
+        sent = sum(result.sent.values(), Sent())
+        within_node = sent.node if self._has_packages else 0.0
+        self._counted_bytes = (sent.network + within_node) / self._ranks
         return result.loss
 
     def counted_bytes(self) -> float | None:
-        """Return the bytes per rank sent between nodes in the last step, averaged over ranks."""
+        """Return the bytes per rank sent over network interfaces in the last step.
+
+        They are averaged over ranks. With packages, each has an interface; otherwise each node.
+        """
         return self._counted_bytes

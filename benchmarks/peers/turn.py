@@ -38,10 +38,17 @@ class Turn:
     """CPU threads per rank."""
     ranks_per_node: int
     """Consecutive ranks that share a node."""
+    ranks_per_package: int
+    """Consecutive ranks that share a package; 1 = there are no packages."""
     namespaces: tuple[str, ...]
     """Network namespace of each rank; empty = loopback."""
     limit_seconds: float
     """Time limit after which the ranks are killed."""
+
+    @property
+    def ranks_per_interface(self) -> int:
+        """Ranks that share a network interface: those of a package, or of a node."""
+        return self.ranks_per_package if self.ranks_per_package > 1 else self.ranks_per_node
 
     @property
     def tokens_per_step(self) -> int:
@@ -75,9 +82,11 @@ class RankFigures:
     peak_bytes: int
     """Peak resident memory of the turn (ru_maxrss): libraries, model, states and activations."""
     sent_bytes: float | None
-    """Bytes per step that the counter of the network interface shows; None on loopback."""
+    """Bytes per step that the counter of the network interface shows; None on loopback. With
+    packages, an interface is that of a package."""
     counted_bytes: float | None
-    """Bytes per step between nodes as counted by frontier_llm; None for other libraries."""
+    """Bytes per step that pass such an interface as counted by frontier_llm; None for other
+    libraries."""
     idle_share: float | None
     """Idle share of all cores' time during the timed steps; None if unknown."""
 

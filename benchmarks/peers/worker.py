@@ -129,7 +129,7 @@ def _count_sent(peer: Peer, turn: Turn, rank: int, interface: str) -> float:
     before = _settled_sent_bytes(interface)
     peer.step(_batches(turn, rank, turn.warmup + turn.steps))
     dist.barrier()
-    return (_settled_sent_bytes(interface) - before) / turn.ranks_per_node
+    return (_settled_sent_bytes(interface) - before) / turn.ranks_per_interface
 
 
 def _settled_sent_bytes(interface: str) -> int:

@@ -2,8 +2,10 @@
 
 Needs Linux, root, and the programs `ip` and `tc` of iproute2. Each namespace has one interface,
 eth0, which is one end of a virtual link. Its other end is in this machine's own namespace and
-belongs to a bridge. A token bucket filter (tbf) limits the rate in each direction. Names contain
-the process id, so that simultaneous runs do not interfere. Namespaces of a run that was killed are
+belongs to a bridge. A token bucket filter (tbf) limits the rate in each direction. If nodes have
+packages, each package has a namespace and a link, whose other end belongs to a bridge in the
+namespace of its node, and only the node's own link is joined to the other nodes. Names contain the
+process id, so that simultaneous runs do not interfere. Namespaces of a run that was killed are
 removed by the next run.
 """
 
@@ -15,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from frontier_llm.errors import ConfigError
@@ -23,36 +26,60 @@ CLONE_NEWNET = 0x40000000
 """Argument of setns(2): the kind of namespace to enter."""
 BURST, LATENCY = "512kb", "200ms"
 """Token bucket filter: size of a burst, and how long a packet may wait before it is dropped."""
-_NAME = re.compile(r"flm(\d+)n\d+")
-"""Name of a namespace: the process id and the number of the node."""
+_NAME = re.compile(r"flm(\d+)n\d+(p\d+)?")
+"""Name of a namespace: the process id, the number of the node and perhaps that of the package."""
+
+
+@dataclass(frozen=True)
+class Packages:
+    """Packages of devices in each node."""
+
+    per_node: int
+    rate: str | None = None
+    """Rate of the link of each package in the syntax of tc; None = that of the node's link."""
 
 
 @contextmanager
-def namespaces(count: int, rate: str) -> Iterator[tuple[str, ...]]:
+def namespaces(
+    count: int, rate: str, packages: Packages | None = None
+) -> Iterator[tuple[str, ...]]:
     """Make network namespaces; remove them at the end of the context, also after an exception.
 
     Args:
-        count: number of nodes, at most 254.
+        count: number of nodes; nodes and packages together are at most 254.
         rate: rate per link and direction in the syntax of tc: `1gbit`, `200mbit`.
+        packages: the packages of each node; None = there are none.
 
     Yields:
-        The names of the namespaces, in the order of the nodes.
+        The names of the namespaces of the nodes in their order, or of all packages.
 
     Raises:
         ConfigError: this machine or user cannot make namespaces, or the rate is invalid.
     """
     check(rate)
     _remove_stale()
-    names = tuple(f"flm{os.getpid()}n{node}" for node in range(count))
+    nodes = tuple(f"flm{os.getpid()}n{node}" for node in range(count))
+    of_packages = tuple(
+        f"{node}p{index}" for node in nodes for index in range(packages.per_node if packages else 0)
+    )
     bridge = f"flm{os.getpid()}b"
     try:
         _do(rate, "ip", "link", "add", bridge, "type", "bridge")
         _do(rate, "ip", "link", "set", bridge, "up")
-        for node, name in enumerate(names):
-            _make(name, node, bridge, rate)
-        yield names
+        for node in nodes:
+            _make(node, bridge, rate)
+        if packages:
+            for node in nodes:
+                _make_inner_bridge(node, rate)
+            for name in of_packages:
+                _make(name, "br0", packages.rate or rate, inside=name.rpartition("p")[0])
+        ranks_in = of_packages or nodes
+        for index, name in enumerate(ranks_in):
+            address = f"10.77.0.{index + 1}/24"
+            _do(rate, "ip", "-n", name, "addr", "add", address, "dev", "eth0")
+        yield ranks_in
     finally:
-        _remove(names, bridge)
+        _remove((*of_packages, *nodes), bridge)
 
 
 def enter(name: str | None) -> str:
@@ -95,21 +122,37 @@ def check(rate: str) -> None:
         )
 
 
-def _make(name: str, node: int, bridge: str, rate: str) -> None:
-    """Make the namespace of a node and its link to the bridge."""
-    outer = _outer_end(name)
+def _make(name: str, bridge: str, rate: str, inside: str | None = None) -> None:
+    """Make a namespace and its link to a bridge.
+
+    Args:
+        name: name of the namespace.
+        bridge: name of the bridge.
+        rate: rate of the link in each direction.
+        inside: namespace of the bridge; None = this machine's own.
+    """
+    outer, where = _outer_end(name), ["-n", inside] if inside else []
     limit = ["root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY]
     for command in (
         ["ip", "netns", "add", name],
-        ["ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", name],
-        ["ip", "link", "set", outer, "master", bridge, "up"],
+        ["ip", *where, "link", "add", outer, "type", "veth", "peer", "eth0", "netns", name],
+        ["ip", *where, "link", "set", outer, "master", bridge, "up"],
         ["ip", "-n", name, "link", "set", "lo", "up"],
-        ["ip", "-n", name, "addr", "add", f"10.77.0.{node + 1}/24", "dev", "eth0"],
         ["ip", "-n", name, "link", "set", "eth0", "up"],
         ["tc", "-n", name, "qdisc", "add", "dev", "eth0", *limit],
-        ["tc", "qdisc", "add", "dev", outer, *limit],
+        ["tc", *where, "qdisc", "add", "dev", outer, *limit],
     ):
         _do(rate, *command)
+
+
+def _make_inner_bridge(node: str, rate: str) -> None:
+    """Make a bridge in the namespace of a node, to which the node's own link belongs."""
+    for command in (
+        ["link", "add", "br0", "type", "bridge"],
+        ["link", "set", "br0", "up"],
+        ["link", "set", "eth0", "master", "br0"],
+    ):
+        _do(rate, "ip", "-n", node, *command)
 
 
 def _do(rate: str, *command: str) -> None:

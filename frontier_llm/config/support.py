@@ -20,12 +20,21 @@ Cell = Mapping[str, str]
 Verdict = Literal["tested", "untested", "refused"]
 
 AXES: dict[str, tuple[str, ...]] = {
-    "sharding": ("replicated", "zero1", "zero2", "zero3", "mics", "zeropp"),
+    "sharding": ("replicated", "zero1", "zero2", "zero3", "mics", "zeropp", "levels"),
     "pipeline": ("none", "1f1b", "interleaved"),
     "precision": ("fp32", "bf16", "fp16"),
-    "collectives": ("plain", "bf16", "qwz", "qgz", "zeropp", "zeropp_feedback", "four_bits"),
+    "collectives": (
+        "plain",
+        "bf16",
+        "qwz",
+        "qgz",
+        "zeropp",
+        "zeropp_feedback",
+        "four_bits",
+        "levels",
+    ),
     "device": ("cpu", "cuda", "hip"),
-}
+}  # fmt: skip
 TESTED_DEVICES = ("cpu",)
 """Devices on which every combination has run. On other devices only the kernels differ."""
 
@@ -84,6 +93,7 @@ _TRAITS_OF_PRESETS: dict[str, Cell] = {
     "zeropp": _INTEGERS,
     "zeropp_feedback": {**_INTEGERS, "error feedback": "on"},
     "four_bits": {**_INTEGERS, "error feedback": "on"},
+    "levels": {**_INTEGERS, "error feedback": "on"},
 }
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.bench_sharding import main, make_cases, parse
 from benchmarks.peers.contenders import BY_DEFAULT, DEEPSPEED, factors_of, find
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 TURN = Turn(
     "ddp", 2, "fp32", Shape(2, 64, 4, 512, 64), samples=2, micro_batches=1, warmup=1, steps=2,
-    threads=1, ranks_per_node=1, namespaces=(), limit_seconds=60,
+    threads=1, ranks_per_node=1, ranks_per_package=1, namespaces=(), limit_seconds=60,
 )  # fmt: skip
 
 can_make_namespaces = pytest.mark.skipif(
@@ -112,9 +113,16 @@ def test_links_need_root_and_iproute2(monkeypatch):
         namespaces.check("1gbit")
 
 
+def sum_of_ranks(rank: int) -> float:
+    total = torch.tensor(float(rank))
+    torch.distributed.all_reduce(total)
+    return total.item()
+
+
 @can_make_namespaces
 def test_namespaces_and_links_are_removed():
-    from benchmarks.testbed.namespaces import namespaces
+    from benchmarks.testbed.forked import on_ranks
+    from benchmarks.testbed.namespaces import Packages, namespaces
 
     def ours() -> list[str]:
         shown = [
@@ -128,6 +136,10 @@ def test_namespaces_and_links_are_removed():
     assert ours() == []
     with pytest.raises(ConfigError, match="rate"), namespaces(2, "fast"):
         pass
+    assert ours() == []
+    with namespaces(2, "200mbit", Packages(2, "1gbit")) as packages:
+        assert len(ours()) == 2 + 4 + 2 + 1  # nodes, packages, links of nodes, a bridge
+        assert on_ranks(sum_of_ranks, 4, namespaces=packages) == [6.0] * 4
     assert ours() == []
 
 

@@ -69,7 +69,7 @@ def test_what_is_called_tested_trains(cell: Cell) -> None:
 
 def test_what_is_refused_is_refused_with_a_way_out() -> None:
     refused = [cell for cell in cells() if verdict(cell)[0] == "refused"]
-    keep_errors = {("fp16", "zeropp_feedback"), ("fp16", "four_bits")}
+    keep_errors = {("fp16", preset) for preset in ("zeropp_feedback", "four_bits", "levels")}
     assert {(cell["precision"], cell["collectives"]) for cell in refused} == keep_errors
     with pytest.raises(ConfigError) as caught:
         check_support(decode(overrides(refused[0])))
