@@ -47,6 +47,7 @@ RUNS = {
     "perturbed": ("collectives=plain", "model.init_std=0.0202"),
     "zeropp": ("collectives=zeropp",),
     "zeropp_feedback": ("collectives=zeropp_feedback",),
+    "four_bits": ("collectives=four_bits",),
 }
 """Overrides of each kind of run."""
 COLOURS = {
@@ -54,6 +55,7 @@ COLOURS = {
     "perturbed": "#94a3b8",
     "zeropp": "#d97706",
     "zeropp_feedback": "#2563eb",
+    "four_bits": "#059669",
 }
 COMMON_OVERRIDES = (
     "parallel.pipeline=1",
@@ -105,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     exit_code = 0 if options.draw_only else train_all(options)
     if exit_code not in (0, StopRequested.exit_code):
         return exit_code
-    runs = product(RUNS, seeds_of(options))
+    runs = product(options.runs, seeds_of(options))
     curves = [Curve.read(*run, run_folder(*run, options)) for run in runs]
     started = [curve for curve in curves if curve.steps]
     if started:
@@ -142,6 +144,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--json", type=Path, default=RESULTS, help="file for the losses (%(default)s)")
     add("--minutes", type=positive, default=math.inf, help="time limit; a later call resumes")
     add("--draw-only", action="store_true", help="train nothing")
+    add("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="kinds of runs (default all)")
     add("overrides", nargs="*", metavar="key=value", help="overrides for all runs")
     return parser.parse_intermixed_args(arguments)
 
@@ -186,7 +189,7 @@ def train_all(options: argparse.Namespace) -> int:
     deadline = time.monotonic() + 60 * options.minutes
     goals = [*range(options.slice, options.steps, options.slice), options.steps]
     try:
-        for seed, goal, kind in product(seeds_of(options), goals, RUNS):
+        for seed, goal, kind in product(seeds_of(options), goals, options.runs):
             if exit_code := train(kind, seed, goal, options, deadline):
                 return exit_code
     except KeyboardInterrupt:
