@@ -128,7 +128,7 @@ class _Stage:
         """
         now = held = 0  # a search runs this loop a million times, so it uses local variables
         order, waiting, add_weight_gradients = self.order, self._waiting, self._add_weight_gradients
-        limit, capacity = self._limit, self._capacity
+        limit, capacity, inputs = self._limit, self._capacity, self._split.inputs
         for action in actions:
             kind, virtual_stage, micro_batch = action
             needed, ends, is_forward = linked[kind][virtual_stage]
@@ -146,7 +146,7 @@ class _Stage:
                 now += 1
                 ends[micro_batch] = now
                 continue
-            order.append(self._split.inputs[virtual_stage][micro_batch])
+            order.append(inputs[virtual_stage][micro_batch])
             waiting.append((virtual_stage, micro_batch))
             now += input_cost
             ends[micro_batch] = now

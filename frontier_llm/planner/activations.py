@@ -6,14 +6,14 @@ the weight gradients, which are inputs and gradients of linear layers, are kept 
 multiplied.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from frontier_llm.geometry.message_memory import CPU_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
 from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.geometry.pipeline_schedule import held
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.planner.block import chunk_blocks, head_product
+from frontier_llm.planner.block import Blocks, head_product, stage_blocks
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.timeline import shortened
 
@@ -51,7 +51,10 @@ def stages_activations(candidate: Candidate) -> list[Activations]:
     """Return the activations of every stage."""
     layout, kinds = candidate.layout, candidate.stages
     of_kinds = {kind.first: stage_activations(candidate, kind.first, kind) for kind in kinds.kinds}
-    sizes = {kind.first: _kept_bytes(layout, kind) for kind in kinds.kinds}
+    sizes = {
+        kind.first: _kept_bytes(layout, kind, stage_blocks(layout, kind.chunks))
+        for kind in kinds.kinds
+    }
     every = []
     for stage in range(layout.grid.pipeline):
         first = kinds.kind_of(stage).first
@@ -77,64 +80,72 @@ def stage_activations(
     has_head = any(chunk.has_head for chunk in kind.chunks)
     logits = head.rows * head.columns if has_head else 0
     boundary = layout.activation_traffic.boundary_bytes() if layout.grid.pipeline > 1 else 0.0
-    kept, factors = _kept_bytes(layout, kind)
+    of_chunks = stage_blocks(layout, kind.chunks)
+    kept, factors = _kept_bytes(layout, kind, of_chunks)
     return Activations(
         stage=stage,
         kept=_peak(layout, stage, kept, factors, is_least=is_least),
         logits=logits * layout.compute_bytes + min(4 * logits, loss_chunk),
-        working=int(_working_elements(layout, kind) * layout.compute_bytes),
+        working=int(_working_elements(layout, of_chunks) * layout.compute_bytes),
         exchange=int(2 * boundary),
-        per_layer=tuple(_layer_bytes(layout, chunk) for chunk in kind.chunks),
-        matrix=tuple(_matrix_bytes(layout, chunk) for chunk in kind.chunks),
+        per_layer=tuple(_layer_bytes(layout, blocks) for blocks in of_chunks),
+        matrix=tuple(_matrix_bytes(layout, blocks) for blocks in of_chunks),
     )
 
 
-def _kept_bytes(layout: ResolvedLayout, kind: StageKind) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _kept_bytes(
+    layout: ResolvedLayout, kind: StageKind, of_chunks: Sequence[Blocks]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Count the bytes that each virtual stage keeps of a micro-batch.
+
+    Args:
+        layout: layout of the run.
+        kind: kind of the stage.
+        of_chunks: the layers of each model chunk.
 
     Returns:
         The bytes that are kept from the forward pass to the backward pass or the input gradients,
         and the bytes that are kept from input gradients to weight gradients.
     """
     compute_bytes = layout.compute_bytes
-    kept = [int(_kept_elements(layout, chunk) * compute_bytes) for chunk in kind.chunks]
+    kept = [
+        int(_kept_elements(layout, chunk, blocks) * compute_bytes)
+        for chunk, blocks in zip(kind.chunks, of_chunks, strict=True)
+    ]
     factors = [0] * len(kept)
     if layout.splits_backward:
-        factors = [int(size * compute_bytes) for size in _factor_elements(layout, kind)]
+        factors = [int(_factor_elements(blocks) * compute_bytes) for blocks in of_chunks]
     return tuple(kept), tuple(factors)
 
 
-def _kept_elements(layout: ResolvedLayout, chunk: ModelChunk) -> float:
+def _kept_elements(layout: ResolvedLayout, chunk: ModelChunk, blocks: Blocks) -> float:
     """Count the elements that a model chunk keeps for the backward pass of one micro-batch."""
     is_recomputed = layout.recompute == "full"
     total = 0.0
-    for block, count in chunk_blocks(layout, chunk):
+    for block, count in blocks:
         total += count * (block.input_elements if is_recomputed else block.kept_elements)
     if chunk.has_head:  # input and output of the last norm
         total += 2.0 * head_product(layout).rows * layout.model.hidden
     return total
 
 
-def _layer_bytes(layout: ResolvedLayout, chunk: ModelChunk) -> int:
+def _layer_bytes(layout: ResolvedLayout, blocks: Blocks) -> int:
     """Return the bytes that the layer of a chunk with the fewest activations keeps."""
     is_recomputed = layout.recompute == "full"
     elements = [
-        block.input_elements if is_recomputed else block.kept_elements
-        for block, _ in chunk_blocks(layout, chunk)
+        block.input_elements if is_recomputed else block.kept_elements for block, _ in blocks
     ]
     return int(min(elements, default=0) * layout.compute_bytes)
 
 
-def _matrix_bytes(layout: ResolvedLayout, chunk: ModelChunk) -> int:
-    blocks = chunk_blocks(layout, chunk)
+def _matrix_bytes(layout: ResolvedLayout, blocks: Blocks) -> int:
     sizes = [p.inner * p.columns for block, _ in blocks for p in block.products]
     return max(sizes, default=0) * layout.compute_bytes
 
 
-def _factor_elements(layout: ResolvedLayout, kind: StageKind) -> Iterator[float]:
-    """Yield the elements that each model chunk keeps for the weight gradients of a micro-batch."""
-    for chunk in kind.chunks:
-        yield sum(count * block.factor_elements for block, count in chunk_blocks(layout, chunk))
+def _factor_elements(blocks: Blocks) -> float:
+    """Count the elements that a model chunk keeps for the weight gradients of a micro-batch."""
+    return sum(count * block.factor_elements for block, count in blocks)
 
 
 def _peak(
@@ -162,13 +173,13 @@ def _peak(
     return held(short.pass_order if is_least else short.schedule, stage, kept, factors)
 
 
-def _working_elements(layout: ResolvedLayout, kind: StageKind) -> float:
+def _working_elements(layout: ResolvedLayout, of_chunks: Sequence[Blocks]) -> float:
     """Return an upper bound on the elements of temporary tensors inside a pass.
 
     Of a layer that is recomputed for input gradients, the activations are replaced by the factors
     of its weight gradients, which `Activations.kept` contains.
     """
-    blocks = [block for chunk in kind.chunks for block, _ in chunk_blocks(layout, chunk)]
+    blocks = [block for blocks in of_chunks for block, _ in blocks]
     recomputed = 0.0
     if layout.recompute == "full":
         replaced = 1 if layout.splits_backward else 0

@@ -108,20 +108,37 @@ def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Bloc
     )
 
 
-def chunk_blocks(layout: ResolvedLayout, chunk: ModelChunk) -> list[tuple[Block, int]]:
+Blocks = list[tuple[Block, int]]
+"""The distinct layers of a model chunk and the number of each."""
+
+
+def chunk_blocks(layout: ResolvedLayout, chunk: ModelChunk) -> Blocks:
     """Return the distinct layers of a model chunk and the number of each."""
-    lengths, blocks = layout.lengths, []
-    for stack in chunk_stacks(layout.model, chunk):
-        if stack.name == "encoder":
-            attentions = [Attention(lengths.encoder, lengths.encoder, causal=False)]
-        else:
-            attentions = [Attention(lengths.decoder, lengths.decoder, causal=True)]
-            if layout.model.encoder_layers:
-                attentions.append(
-                    Attention(lengths.decoder, lengths.encoder, causal=False, cross=True)
-                )
-        blocks.append((layer_block(layout, attentions), len(stack.layers)))
+    (blocks,) = stage_blocks(layout, [chunk])
     return blocks
+
+
+def stage_blocks(layout: ResolvedLayout, chunks: Sequence[ModelChunk]) -> list[Blocks]:
+    """Return the distinct layers of each model chunk and the number of each."""
+    stacks_of = [chunk_stacks(layout.model, chunk) for chunk in chunks]
+    of_stacks = {
+        name: layer_block(layout, _attentions(layout, name))
+        for name in {stack.name for stacks in stacks_of for stack in stacks}
+    }
+    return [
+        [(of_stacks[stack.name], len(stack.layers)) for stack in stacks] for stacks in stacks_of
+    ]
+
+
+def _attentions(layout: ResolvedLayout, stack: str) -> list[Attention]:
+    """Return the attentions of a layer of the stack `encoder` or `decoder`."""
+    lengths = layout.lengths
+    if stack == "encoder":
+        return [Attention(lengths.encoder, lengths.encoder, causal=False)]
+    attentions = [Attention(lengths.decoder, lengths.decoder, causal=True)]
+    if layout.model.encoder_layers:
+        attentions.append(Attention(lengths.decoder, lengths.encoder, causal=False, cross=True))
+    return attentions
 
 
 def head_product(layout: ResolvedLayout) -> Product:

@@ -4,7 +4,7 @@ Most stages of a large pipeline have equal layers, so the planner evaluates each
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -73,6 +73,7 @@ class StageKinds:
     def __init__(self, layout: ResolvedLayout) -> None:
         self._layout = layout
         self._communicators: dict[tuple[Factors, int], tuple[Communicator, ...]] = {}
+        self._states: dict[tuple[Factors, int], dict[str, int]] = {}
         stages = range(layout.grid.pipeline)
         self._shapes = [_shape(layout.model, layout.chunks_of_stage(stage)) for stage in stages]
 
@@ -109,10 +110,22 @@ class StageKinds:
             self._communicators[key] = communicators(layout, stage, self.tied)
         return self._communicators[key]
 
+    def state_bytes(
+        self, factors: Factors, kind: StageKind, count: Callable[[], dict[str, int]]
+    ) -> dict[str, int]:
+        """Return the bytes of model states of a kind, which `count` counts once for a search."""
+        key = (factors, kind.first)
+        if key not in self._states:
+            self._states[key] = count()
+        return self._states[key]
+
     def kind_of(self, stage: int) -> StageKind:
         """Return the kind of a stage."""
-        first = self._shapes.index(self._shapes[stage])
-        return next(kind for kind in self.kinds if kind.first == first)
+        return self._kind_of[stage]
+
+    @cached_property
+    def _kind_of(self) -> list[StageKind]:
+        return self.of_stages(self.kinds)
 
     def of_stages(self, values: Sequence[T]) -> list[T]:
         """Return a value for each stage from the values for each kind of stage."""

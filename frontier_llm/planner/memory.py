@@ -65,7 +65,8 @@ def stage_memory(
     """
     layout, kind = candidate.layout, candidate.stages.kind_of(stage)
     activations = activations or stage_activations(candidate, stage, kind)
-    by_category = _states(layout, kind)
+    states = candidate.stages.state_bytes(layout.factors, kind, lambda: _states(layout, kind))
+    by_category = dict(states)
     if layout.splits_backward:
         freed, logits, working = 0, activations.logits, activations.working
         reductions = _reductions(candidate, kind)
