@@ -37,8 +37,10 @@ PRESET_OVERRIDES = (
     "precision=bf16",
     "data.micro_batch=1",
     "data.global_batch=128",
+    "collectives.pairwise=false",
 )
-"""Layout of the table of presets: 32 data ranks on 4 nodes, 4 micro-batches."""
+"""Layout of the table of presets: 32 data ranks on 4 nodes, 4 micro-batches, messages as on a
+GPU."""
 COLLECTIVES = ("gather_params", "reduce_grads", "reduce_states", "refresh_params")
 """Columns of the table of presets: the collectives of sharded data parallelism."""
 AMSP_CHOICES = {

@@ -15,6 +15,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
 from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.grid_levels import data_ranks_per_node, level_borders
 from frontier_llm.geometry.lengths import SampleLengths, sample_lengths
 from frontier_llm.geometry.message_memory import feedback_bytes, message_bytes, refresh_is_lossy
 from frontier_llm.geometry.model_chunks import (
@@ -23,7 +24,7 @@ from frontier_llm.geometry.model_chunks import (
     has_shared_table,
     make_model_chunks,
 )
-from frontier_llm.geometry.partition import Factors, data_ranks_per_node, level_borders
+from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.pipeline_actions import Placement
 from frontier_llm.geometry.pipeline_schedule import (
     FOLDED,
@@ -108,20 +109,8 @@ class ResolvedLayout:
         """
         if check_rules:
             check(config, ranks)
-        parallel, data, sharding = config.parallel, config.data, config.sharding
-        grid = _grid(config, ranks, ranks_per_node)
-        factors = Factors(1, 1, 1, grid.data)
-        if not ignore_sharding:
-            factors = Factors.resolve(sharding, grid)
-        formats = StateFormats.at(config.collectives)
-        exchanges = formats.exchanges or (
-            config.cluster.device.kind == "cpu" and config.collectives.pairwise
-        )
-        factors = replace(
-            factors,
-            divides_sums=formats.encodes_sums,
-            borders=level_borders(grid) if exchanges else (),
-        )
+        parallel, data = config.parallel, config.data
+        grid, formats = _grid(config, ranks, ranks_per_node), StateFormats.at(config.collectives)
         compute_format = precision or config.precision.name
         schedule_name, waiting_weights = _schedule(parallel)
         return cls(
@@ -139,8 +128,8 @@ class ResolvedLayout:
             precision="bf16" if compute_format == "auto" else compute_format,
             micro_batch=data.micro_batch,
             micro_batches=data.global_batch // (max(1, grid.data) * data.micro_batch),
-            factors=factors,
-            units_in_flight=sharding.units_in_flight,
+            factors=_factors(config, grid, formats, ignore_sharding=ignore_sharding),
+            units_in_flight=config.sharding.units_in_flight,
             collectives=config.collectives,
             formats=formats,
         )
@@ -271,6 +260,17 @@ def _grid(config: RunConfig, ranks: int, ranks_per_node: int) -> Grid:
     data = ranks // (parallel.tensor * parallel.pipeline)
     ranks_per_package = config.cluster.ranks_per_package(ranks_per_node)
     return Grid(parallel.tensor, data, parallel.pipeline, ranks_per_node, ranks_per_package)
+
+
+def _factors(
+    config: RunConfig, grid: Grid, formats: StateFormats, *, ignore_sharding: bool
+) -> Factors:
+    """Return the sharding factors, divided at packages and nodes if ranks exchange messages."""
+    whole = Factors(1, 1, 1, grid.data)
+    factors = whole if ignore_sharding else Factors.resolve(config.sharding, grid)
+    by_pairs = config.cluster.device.kind == "cpu" and config.collectives.pairwise
+    borders = level_borders(grid) if formats.exchanges or by_pairs else ()
+    return replace(factors, divides_sums=formats.encodes_sums, borders=borders)
 
 
 def _schedule(parallel: ParallelConfig) -> tuple[ScheduleName, int]:

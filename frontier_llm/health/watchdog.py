@@ -28,7 +28,6 @@ from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from frontier_llm.config.watchdog import WatchdogConfig
 from frontier_llm.health.diagnosis import (
     Phase,
     RankState,
@@ -36,6 +35,7 @@ from frontier_llm.health.diagnosis import (
     explain_stall,
     format_states,
 )
+from frontier_llm.health.limits import Limits
 from frontier_llm.launch import failure
 from frontier_llm.launch.world import World
 
@@ -68,20 +68,20 @@ class Watchdog:
     """Watches the main thread of one rank, which announces what it does by `phase`."""
 
     def __init__(
-        self, config: WatchdogConfig, world: World, store: "Store", run_dir: Path, failures: Path
+        self, limits: Limits, world: World, store: "Store", run_dir: Path, failures: Path
     ) -> None:
         """Initialise; entering the context starts the threads.
 
         Args:
-            config: time limits of the phases.
+            limits: time limits of the phases.
             world: rank of this process, number of ranks, host and launcher.
             store: the store of all ranks.
             run_dir: folder in which the states of all ranks are written after an alarm.
             failures: folder in which this rank writes its failure.
         """
-        self._config, self._world, self._store = config, world, store
+        self._limits, self._world, self._store = limits, world, store
         self._run_dir, self._failures = run_dir, failures
-        self._phase = Phase("startup", 0, time.monotonic(), config.startup_seconds)
+        self._phase = Phase("startup", 0, time.monotonic(), limits.startup_seconds)
         self._step_seconds: deque[float] = deque(maxlen=20)
         self._alarmed, self._closed = threading.Event(), threading.Event()
         self._failed_phase: Phase | None = None
@@ -92,7 +92,7 @@ class Watchdog:
         self._monitor: threading.Thread | None = None
 
     def __enter__(self) -> "Watchdog":
-        if self._config.enabled:
+        if self._limits.enabled:
             self._listener = threading.Thread(
                 target=self._listen, name="watchdog listener", daemon=True
             )
@@ -171,7 +171,7 @@ class Watchdog:
 
     def _limit(self, name: str) -> float:
         """Return the time limit of a phase in seconds."""
-        config = self._config
+        config = self._limits
         if name == "step":
             if len(self._step_seconds) < _MEASURED_STEPS:
                 return config.first_step_seconds

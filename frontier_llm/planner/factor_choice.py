@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.partition import Factors, data_ranks_per_node
+from frontier_llm.geometry.grid_levels import data_ranks_per_node
+from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.planner.candidate import Candidate, StageKinds
 from frontier_llm.planner.estimate import budget_bytes

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch.optim.adamw import adamw
 
-from frontier_llm.config.optimizer import OptimizerConfig
 from frontier_llm.sharding.unit import Unit
-from frontier_llm.sharding.update_groups import update_groups
+from frontier_llm.sharding.update_groups import UpdateRule, update_groups
 
 
 class AdamW:
@@ -32,7 +31,7 @@ class AdamW:
         self,
         units: Sequence[Unit],
         gradients: Sequence[torch.Tensor],
-        config: OptimizerConfig,
+        rule: UpdateRule,
         *,
         separate_masters: bool = False,
     ) -> None:
@@ -41,17 +40,17 @@ class AdamW:
         Args:
             units: the trainable units.
             gradients: per unit, [n / o] fp32; `update` reads them and divides them in place.
-            config: constants of the update rule.
+            rule: constants of the update rule.
             separate_masters: whether master weights are a copy even if the parameters are fp32.
         """
-        self._gradients, self._config = gradients, config
+        self._gradients, self._rule = gradients, rule
         self._parameters = [unit.shard_part(unit.optimizer_interval) for unit in units]
         self.masters = [
             parameters.to(torch.float32, copy=separate_masters) for parameters in self._parameters
         ]
         self.exp_avgs = [torch.zeros_like(master) for master in self.masters]
         self.exp_avg_sqs = [torch.zeros_like(master) for master in self.masters]
-        self._groups = update_groups(units, config, self.masters[0].device) if units else []
+        self._groups = update_groups(units, rule, self.masters[0].device) if units else []
 
     @property
     def has_separate_masters(self) -> bool:
@@ -85,11 +84,11 @@ class AdamW:
                 grad_scale=gradient_divisor,
                 found_inf=skip,
                 amsgrad=False,
-                beta1=self._config.beta1,
-                beta2=self._config.beta2,
+                beta1=self._rule.beta1,
+                beta2=self._rule.beta2,
                 lr=learning_rate * group.settings.rate_factor,
                 weight_decay=group.settings.weight_decay,
-                eps=self._config.epsilon,
+                eps=self._rule.epsilon,
                 maximize=False,
             )
 

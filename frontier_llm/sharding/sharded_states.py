@@ -12,7 +12,6 @@ import torch
 from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.primitives import all_reduce
 from frontier_llm.collectives.transport import Transport
-from frontier_llm.config.optimizer import OptimizerConfig
 from frontier_llm.geometry.formats import Feedback
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.protocols import ParameterRecord, StateShard
@@ -20,6 +19,7 @@ from frontier_llm.sharding.adamw import AdamW
 from frontier_llm.sharding.gradients import Gradients
 from frontier_llm.sharding.parameters import Parameters
 from frontier_llm.sharding.unit import StateGroups, Unit, make_units
+from frontier_llm.sharding.update_groups import UpdateRule
 
 
 class ShardedStates:
@@ -41,7 +41,7 @@ class ShardedStates:
         records: Sequence[ParameterRecord],
         groups: StateGroups,
         transport: Transport,
-        optimizer: OptimizerConfig,
+        optimizer: UpdateRule,
         units_in_flight: int = 2,
         *,
         feedback: Feedback | None = None,

@@ -4,14 +4,42 @@ A group is a list of ranges of the optimizer intervals of units. One call of a f
 all ranges of a group.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from frontier_llm.config.optimizer import OptimizerConfig
 from frontier_llm.protocols import ParameterRecord
 from frontier_llm.sharding.unit import Unit
+
+
+class UpdateRule(Protocol):
+    """The constants of AdamW. The section `optimizer` of a configuration has them."""
+
+    @property
+    def beta1(self) -> float:
+        """Decay rate of the first moment."""
+
+    @property
+    def beta2(self) -> float:
+        """Decay rate of the second moment."""
+
+    @property
+    def epsilon(self) -> float:
+        """Small number that is added to the square root of the second moment."""
+
+    @property
+    def weight_decay(self) -> float:
+        """Coefficient of decoupled weight decay."""
+
+    @property
+    def decayed(self) -> Collection[str]:
+        """Groups of parameters (`ParameterRecord.group`) that have weight decay."""
+
+    @property
+    def rate_factors(self) -> object:
+        """An object with a factor of the learning rate for each group of parameters."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +52,15 @@ class Settings:
     """Factor of the learning rate."""
 
     @classmethod
-    def of(cls, record: ParameterRecord, config: OptimizerConfig) -> "Settings":
+    def of(cls, record: ParameterRecord, rule: UpdateRule) -> "Settings":
         """Return the settings of a parameter.
 
         A step multiplies a weight by 1 - rate * weight decay. The factor of the record, with which
         the rate changes with the width of the model (muP), must not change this product (Tensor
         Programs V, arXiv:2203.03466, appendix B.3), so the weight decay is divided by it.
         """
-        decay = config.weight_decay / record.rate_factor if record.group in config.decayed else 0.0
-        factor: float = getattr(config.rate_factors, record.group)
+        decay = rule.weight_decay / record.rate_factor if record.group in rule.decayed else 0.0
+        factor: float = getattr(rule.rate_factors, record.group)
         return cls(decay, factor * record.rate_factor)
 
 
@@ -52,19 +80,19 @@ class UpdateGroup:
 
 
 def update_groups(
-    units: Sequence[Unit], config: OptimizerConfig, device: torch.device
+    units: Sequence[Unit], rule: UpdateRule, device: torch.device
 ) -> list[UpdateGroup]:
     """Return the groups of this rank.
 
     Args:
         units: the trainable units.
-        config: settings of the optimizer.
+        rule: constants of the update rule.
         device: device of the optimizer states.
     """
     found: dict[Settings, list[tuple[int, slice]]] = {}
     for index, unit in enumerate(units):
         own = unit.optimizer_interval
-        for settings, start, stop in _ranges(unit, config):
+        for settings, start, stop in _ranges(unit, rule):
             first, end = max(start, own.start) - own.start, min(stop, own.stop) - own.start
             if first < end:
                 found.setdefault(settings, []).append((index, slice(first, end)))
@@ -74,7 +102,7 @@ def update_groups(
     ]
 
 
-def _ranges(unit: Unit, config: OptimizerConfig) -> Iterator[tuple[Settings, int, int]]:
+def _ranges(unit: Unit, rule: UpdateRule) -> Iterator[tuple[Settings, int, int]]:
     """Yield (settings, start, stop) of the ranges of a unit's buffer, the longest possible ones.
 
     The padding after norms and biases belongs to the last range, so that all ranges but the last
@@ -82,9 +110,9 @@ def _ranges(unit: Unit, config: OptimizerConfig) -> Iterator[tuple[Settings, int
     """
     layout = unit.layout
     in_order = sorted(range(len(unit.records)), key=layout.starts.__getitem__)
-    settings, start = Settings.of(unit.records[in_order[0]], config), 0
+    settings, start = Settings.of(unit.records[in_order[0]], rule), 0
     for index in in_order[1:]:
-        following = Settings.of(unit.records[index], config)
+        following = Settings.of(unit.records[index], rule)
         if following != settings:
             yield settings, start, layout.starts[index]
             settings, start = following, layout.starts[index]

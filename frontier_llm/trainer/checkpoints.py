@@ -5,7 +5,7 @@ node (`checkpoint.tiers.local`). frontier_llm/checkpoint writes the files.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from frontier_llm.checkpoint.folders import step_folder
 from frontier_llm.checkpoint.manager import CheckpointManager, Options
+from frontier_llm.checkpoint.replica_part import part_of
 from frontier_llm.checkpoint.save import NodeCommitError
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError
@@ -266,28 +267,3 @@ class Checkpoints:
             timedelta(seconds=settings.timeout_seconds),
             replace(options, pool_bytes=settings.pool_bytes, ranks_on_host=world.ranks_per_node),
         )
-
-
-def part_of(shards: Iterable[StateShard], number: int, count: int) -> Iterator[StateShard]:
-    """Yield one of `count` equal parts of a rank's states.
-
-    Ranks of different replicas that hold the same states share the work: each saves one part.
-
-    Args:
-        shards: the shards of this rank; equal on the ranks that share the work. Shards that are
-            not counted on this rank (`record.counted`) are saved by another rank and left out.
-        number: number of the part, counted from 0.
-        count: number of parts.
-    """
-    shards = [shard for shard in shards if shard.record.counted]
-    total = sum(shard.master.numel() for shard in shards)
-    # the part is elements [first, stop), counted from the beginning of the current shard
-    first, stop = total * number // count, total * (number + 1) // count
-    for shard in shards:
-        begin, end = max(first, 0), min(stop, shard.master.numel())
-        if begin < end:
-            states = (shard.master, shard.exp_avg, shard.exp_avg_sq)
-            yield StateShard(
-                shard.record, shard.start + begin, *(state[begin:end] for state in states)
-            )
-        first, stop = first - shard.master.numel(), stop - shard.master.numel()

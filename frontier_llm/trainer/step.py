@@ -101,10 +101,7 @@ class TrainStep:
         skipped, *numbers = copy.tolist()
         sums, sent, unquantised = read_totals(numbers)
         self._check_samples(sums["samples"])
-        if skipped:
-            self._states.skip()
-        if not skipped or saved:
-            self._states.refresh(saved=saved)
+        self._end_update(skipped=bool(skipped), saved=saved)
         self.timer.mark("update")
         self.timer.end()
         self.loss_scale.update(finite=not skipped)
@@ -122,6 +119,12 @@ class TrainStep:
             sent=sent,
             unquantised=unquantised,
         )
+
+    def _end_update(self, *, skipped: bool, saved: bool) -> None:
+        if skipped:
+            self._states.skip()
+        if not skipped or saved:
+            self._states.refresh(saved=saved)
 
     def _share(
         self, batches: Sequence[AnyBatch], losses: Sequence[torch.Tensor], flags: StepFlags

@@ -94,3 +94,14 @@ def test_with_slurm_the_job_is_submitted_and_waited_for(tmp_path):
     arguments = (tmp_path / "arguments").read_text().split()
     assert {"--nodes=4", "--wait", "-A", "project", "--time=01:00:00"} <= set(arguments)
     assert f"run.dir={tmp_path}/run" in arguments
+
+
+def test_a_llama_trains_in_its_own_loop_and_continues_on_two_ranks(tmp_path):
+    pytest.importorskip("transformers")
+    script, folder = EXAMPLES / "own_loop" / "own_loop.py", tmp_path / "loop"
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+    first = run(*torchrun, "4", script, "--steps", "10", "--folder", folder, folder=tmp_path)
+    assert first.splitlines()[0].startswith("step 1 ")
+    again = run(*torchrun, "2", script, "--steps", "11", "--folder", folder, folder=tmp_path)
+    assert [line.split()[1] for line in again.splitlines()] == ["11"]
+    assert len(script.read_text().splitlines()) < 60

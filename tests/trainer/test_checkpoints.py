@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_llm.checkpoint.replica_part import part_of
 from frontier_llm.protocols import StateShard
-from frontier_llm.trainer.checkpoints import part_of
 
 
 def _shard(index: int, elements: int, *, counted: bool) -> StateShard:

@@ -1,0 +1,30 @@
+"""Divide the saving of states between the replicas that hold them."""
+
+from collections.abc import Iterable, Iterator
+
+from frontier_llm.protocols import StateShard
+
+
+def part_of(shards: Iterable[StateShard], number: int, count: int) -> Iterator[StateShard]:
+    """Yield one of `count` equal parts of a rank's states.
+
+    Ranks of different replicas that hold the same states share the work: each saves one part.
+
+    Args:
+        shards: the shards of this rank; equal on the ranks that share the work. Shards that are
+            not counted on this rank (`record.counted`) are saved by another rank and left out.
+        number: number of the part, counted from 0.
+        count: number of parts.
+    """
+    shards = [shard for shard in shards if shard.record.counted]
+    total = sum(shard.master.numel() for shard in shards)
+    # the part is elements [first, stop), counted from the beginning of the current shard
+    first, stop = total * number // count, total * (number + 1) // count
+    for shard in shards:
+        begin, end = max(first, 0), min(stop, shard.master.numel())
+        if begin < end:
+            states = (shard.master, shard.exp_avg, shard.exp_avg_sq)
+            yield StateShard(
+                shard.record, shard.start + begin, *(state[begin:end] for state in states)
+            )
+        first, stop = first - shard.master.numel(), stop - shard.master.numel()

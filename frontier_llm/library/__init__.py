@@ -1,0 +1,23 @@
+"""Sharded states, lazy checkpoints and the watchdog for any torch module, without the trainer.
+
+    states = shard(model, params=2, grads=2, optimizer=4)
+    checkpoints = Checkpoints("checkpoints", states)
+    step = checkpoints.restore()
+    with Watchdog("run") as watchdog:
+        for step in range(step + 1, 1001):
+            with watchdog.step(step):
+                states.backward(model(batch).loss)
+                states.step(learning_rate=3e-4, saved=checkpoints.is_due(step))
+                checkpoints.save_if_due(step)
+    checkpoints.close()
+
+Every rank of `torch.distributed` runs this loop on samples of its own. docs/library.md explains it.
+"""
+
+from frontier_llm.library.lazy_checkpoints import Checkpoints
+from frontier_llm.library.message_formats import Formats
+from frontier_llm.library.shard import Sharded, shard
+from frontier_llm.library.step_watchdog import Watchdog
+from frontier_llm.library.update import AdamW
+
+__all__ = ["AdamW", "Checkpoints", "Formats", "Sharded", "Watchdog", "shard"]

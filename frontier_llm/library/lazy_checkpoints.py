@@ -1,0 +1,135 @@
+"""Lazy checkpoints of sharded states, which any number of ranks can continue from."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from frontier_llm.checkpoint.discovery import Checkpoint, newest
+from frontier_llm.checkpoint.manager import CheckpointManager
+from frontier_llm.checkpoint.manifest import Manifest
+from frontier_llm.checkpoint.replica_part import part_of
+from frontier_llm.checkpoint.restore import load
+from frontier_llm.errors import CheckpointError
+from frontier_llm.library.shard import Sharded
+
+
+class Checkpoints:
+    """Writes checkpoints of all ranks to one folder while training continues, and reads them."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        sharded: Sharded,
+        *,
+        every: int = 100,
+        keep: int = 2,
+        mode: Literal["lazy", "blocking"] = "lazy",
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        """Initialise without reading or writing anything.
+
+        Args:
+            folder: folder of all checkpoints, on a file system that all ranks share.
+            sharded: the states to save.
+            every: steps between two checkpoints.
+            keep: number of newest checkpoints to keep.
+            mode: `lazy`: a thread writes; `blocking`: saving returns when everything is on disk.
+            timeout_seconds: how long a rank waits for the others after it has written its part.
+        """
+        self._folder, self._sharded, self._every = Path(folder), sharded, every
+        factors = sharded.states.factors
+        self._replica = factors.digits(dist.get_rank()).replica
+        self._replicas = factors.data // factors.optimizer
+        self._manager = CheckpointManager(
+            self._folder,
+            dist.get_rank(),
+            dist.get_world_size(),
+            PrefixStore("frontier_llm", _get_default_store()),
+            mode,
+            keep,
+            timedelta(seconds=timeout_seconds),
+        )
+        sharded.before_update(self._manager.fence)
+
+    def restore(self) -> int:
+        """Load the newest checkpoint, which any number of ranks may have written.
+
+        Collective over all ranks.
+
+        Returns:
+            The step that the checkpoint was saved after; 0 = there is none.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, or belongs to another module.
+        """
+        states = self._sharded.states
+        found = _of_rank_0(lambda: _content(newest(self._folder)))
+        if found is None:
+            return 0
+        folder, text = found
+        checkpoint = Checkpoint(folder, Manifest.parse(text, str(folder)))
+        states.settle()
+        factors = states.factors
+        load(checkpoint, states.shards(), is_only_reader=factors.optimizer == factors.data)
+        self._sharded.continue_from(checkpoint.step, checkpoint.manifest.meta["updates"])
+        return checkpoint.step
+
+    def is_due(self, step: int) -> bool:
+        """Whether `save_if_due` saves the states of this step."""
+        return step % self._every == 0
+
+    def save_if_due(self, step: int, meta: dict[str, Any] | None = None) -> None:
+        """Save the states if this step is a multiple of `every`; see `save`."""
+        if self.is_due(step):
+            self.save(step, meta)
+
+    def save(self, step: int, meta: dict[str, Any] | None = None) -> None:
+        """Begin to write the states of all ranks. Collective over all ranks.
+
+        Args:
+            step: number of steps so far.
+            meta: plain JSON that is stored along, such as the position in the data.
+
+        Raises:
+            CheckpointError: the previous checkpoint failed.
+        """
+        shards = part_of(self._sharded.states.shards(), self._replica, self._replicas)
+        updates = self._sharded.updates
+        self._manager.begin(step, shards, {"updates": updates, "user": meta or {}})
+
+    def take_stall_seconds(self) -> float:
+        """Return how many seconds training has waited for checkpoints since the last call."""
+        return self._manager.take_stall_seconds()
+
+    def close(self) -> None:
+        """Wait until the last checkpoint is committed.
+
+        Raises:
+            CheckpointError: it was not.
+        """
+        self._manager.close()
+
+
+def _content(checkpoint: Checkpoint | None) -> tuple[Path, bytes] | None:
+    return None if checkpoint is None else (checkpoint.folder, checkpoint.manifest.to_bytes())
+
+
+def _of_rank_0(
+    compute: Callable[[], tuple[Path, bytes] | None],
+) -> tuple[Path, bytes] | None:
+    """Call a function on rank 0; return its result, or raise its CheckpointError, on every rank."""
+    results: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            results = [compute()]
+        except CheckpointError as error:
+            results = [error]
+    dist.broadcast_object_list(results, src=0)
+    if isinstance(results[0], CheckpointError):
+        raise results[0]
+    result: tuple[Path, bytes] | None = results[0]
+    return result

@@ -1,0 +1,84 @@
+"""Ends a run that hangs, and says which rank waits where."""
+
+import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from frontier_llm.errors import ConfigError
+from frontier_llm.health.watchdog import Watchdog as HealthWatchdog
+from frontier_llm.launch.world import World
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """Time limits of the phases, in seconds."""
+
+    startup_seconds: float
+    first_step_seconds: float
+    step_seconds: float
+    checkpoint_seconds: float
+    evaluation_seconds: float
+    step_factor: float = 10.0
+    enabled: bool = True
+
+
+class Watchdog:
+    """Watches the training loop of each rank, from `with Watchdog(folder) as watchdog:` on.
+
+    If a step exceeds its limit on any rank, every rank writes where it is to FOLDER/stall.txt, and
+    all ranks end. A step may also take 10 times the median of the last 20 steps.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        step_seconds: float = 60.0,
+        first_step_seconds: float = 600.0,
+        other_seconds: float = 1800.0,
+    ) -> None:
+        """Initialise; entering the context starts the threads.
+
+        Args:
+            folder: folder for the diagnosis. It is made if it is absent.
+            step_seconds: limit of a step.
+            first_step_seconds: limit of each of the first three steps.
+            other_seconds: limit of anything else between two steps.
+
+        Raises:
+            ConfigError: the ranks were not started by torchrun or srun.
+        """
+        world = World.from_environment(os.environ)
+        if world is None:
+            raise ConfigError(
+                "Watchdog",
+                "no variables of torchrun or srun in the environment",
+                "the number and host of each rank",
+                "start the ranks with torchrun or srun",
+            )
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        limits = _Limits(
+            other_seconds, first_step_seconds, step_seconds, other_seconds, other_seconds
+        )
+        store = PrefixStore("frontier_llm", _get_default_store())
+        self._watchdog = HealthWatchdog(limits, world, store, Path(folder), Path(folder))
+
+    def __enter__(self) -> "Watchdog":
+        self._watchdog.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._watchdog.__exit__(kind, error, trace)
+
+    def step(self, number: int) -> AbstractContextManager[None]:
+        """Return a context for a step, counted from 1."""
+        return self._watchdog.phase("step", number)
