@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from frontier_llm.config.model import ModelConfig
+from frontier_llm.geometry.flops import equal_layers, score_pairs
 from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.geometry.resolved import ResolvedLayout
@@ -42,6 +43,8 @@ class Attention(NamedTuple):
     causal: bool
     cross: bool = False
     """Whether keys and values come from the encoder."""
+    layer: int = 0
+    """Number of a layer with this attention, which decides whether it has a window."""
 
 
 @dataclass(frozen=True)
@@ -114,13 +117,14 @@ def chunk_blocks(layout: ResolvedLayout, chunk: ModelChunk) -> list[tuple[Block,
     for stack in chunk_stacks(layout.model, chunk):
         if stack.name == "encoder":
             attentions = [Attention(lengths.encoder, lengths.encoder, causal=False)]
-        else:
-            attentions = [Attention(lengths.decoder, lengths.decoder, causal=True)]
+            blocks.append((layer_block(layout, attentions), len(stack.layers)))
+            continue
+        for layers in equal_layers(layout.model, stack.layers):
+            size = lengths.decoder
+            attentions = [Attention(size, size, causal=True, layer=layers[0])]
             if layout.model.encoder_layers:
-                attentions.append(
-                    Attention(lengths.decoder, lengths.encoder, causal=False, cross=True)
-                )
-        blocks.append((layer_block(layout, attentions), len(stack.layers)))
+                attentions.append(Attention(size, lengths.encoder, causal=False, cross=True))
+            blocks.append((layer_block(layout, attentions), len(layers)))
     return blocks
 
 
@@ -171,7 +175,10 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
         )
     else:
         inputs = (Product(queries, model.hidden, query_width + 2 * key_width),)
-    score_pairs = attention.queries * attention.keys * samples
+    all_pairs = attention.queries * attention.keys * samples
+    read_pairs: float = all_pairs
+    if attention.causal:
+        read_pairs = samples * score_pairs(model, attention.layer, attention.queries, causal=True)
     rotated = queries * query_width + keys * key_width if model.positions == "rotary" else 0
     # FlexAttention does not store the bias for relative positions
     relative = model.positions == "relative" and not attention.cross
@@ -183,8 +190,8 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
     output = Product(queries, query_width, model.hidden)
     return _AttentionPart(
         products=(*inputs, output),
-        flops=4.0 * score_pairs * query_width * (0.5 if attention.causal else 1.0),
-        scores=score_pairs * model.heads / tensor,
+        flops=4.0 * read_pairs * query_width,
+        scores=all_pairs * model.heads / tensor,
         moved=2.0 * rotated + 2 * queries * query_width + 2 * bias,
         kept=kept,
         factors=sum(column_factors(layout, product) for product in inputs) + row_factors(output),
