@@ -48,12 +48,13 @@ def check_attention(config: RunConfig) -> None:
     if config.attention != "flex":
         return
     model = config.model
-    is_confined = model.window is not None or model.attention_softcap is not None
+    is_separate = config.data.documents == "separate"
+    is_confined = model.window is not None or model.attention_softcap is not None or is_separate
     if model.positions != "relative" and not is_confined:
         raise ConfigError(
             "attention",
             f"flex, with model.positions={model.positions} and without a window",
-            "sdpa: flex is for relative positions, windows and capped scores",
+            "sdpa: flex is for relative positions, windows, capped scores and separate documents",
             "set attention=sdpa",
         )
     if model.attention_dropout:

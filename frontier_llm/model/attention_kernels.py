@@ -58,6 +58,8 @@ def attention_kernels(layout: ResolvedLayout, device: torch.device) -> dict[str,
                 "set precision=bf16 or fp16, and a width that is a multiple of 8 and at most 256",
             )
         kernels[kind.name] = f"{kernel}, in blocks of queries" if blocks else kernel
+        if kind.separate:
+            kernels[kind.name] += ", one document at a time"
         if (kind.relative or kind.is_confined) and layout.attention == "flex":
             kernels[kind.name] += " (attention=flex is for GPUs)"
     return kernels
@@ -78,11 +80,13 @@ class _Kind(NamedTuple):
     """Keys that a query reads at most; None = no window."""
     capped: bool = False
     """Whether scores are capped."""
+    separate: bool = False
+    """Whether a query reads its own document only."""
 
     @property
     def is_confined(self) -> bool:
         """Whether confined.py computes it."""
-        return self.window is not None or self.capped
+        return self.window is not None or self.capped or self.separate
 
 
 def _kinds(layout: ResolvedLayout) -> Iterator[_Kind]:
@@ -93,7 +97,8 @@ def _kinds(layout: ResolvedLayout) -> Iterator[_Kind]:
         for layers in equal_layers(layout.model, range(layout.model.layers)):
             window = layout.model.layer_window(layers[0])
             name = "causal" if window is None else f"window of {window} tokens"
-            yield _Kind(name, decoder, decoder, causal=True, window=window, capped=capped)
+            separate = layout.documents == "separate"
+            yield _Kind(name, decoder, decoder, True, False, window, capped, separate)
         return
     yield _Kind("encoder", encoder, encoder, relative=True)
     yield _Kind("decoder", decoder, decoder, causal=True, relative=True)

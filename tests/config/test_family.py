@@ -58,6 +58,13 @@ REFUSED = {
         {"model.attention_softcap": 50.0},
         "model.attention_softcap",
     ),
+    "separate documents in an encoder-decoder": (
+        T5,
+        4,
+        {"data.documents": "separate"},
+        "data.documents",
+    ),
+    "packed documents in an encoder-decoder": (T5, 4, {"data.packing": "best_fit"}, "data.packing"),
     "layers with a window that is not given": (
         GPT,
         4,

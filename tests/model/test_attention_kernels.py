@@ -58,3 +58,6 @@ def test_windows_and_capped_scores_are_computed_in_blocks() -> None:
     assert found == {"window of 4 tokens": "flash, in blocks of queries", "causal": "flash"}
     found = attention_kernels(layout("model.attention_softcap=20.0"), CPU)
     assert found == {"causal": "matrix products, in blocks of queries"}
+    found = attention_kernels(layout("data.documents=separate", "model.window=4"), CPU)
+    both = "flash, in blocks of queries, one document at a time"
+    assert found == {"window of 4 tokens": both}

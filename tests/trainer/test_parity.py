@@ -25,6 +25,9 @@ STEPS = 3
 BATCH = ["data.global_batch=4"]
 """Two micro-batches or more on every replica: enough to add up, and half the time of eight."""
 
+IN_LAYOUTS = ("parallel.", "sharding", "kernels=", "attention=")
+"""Beginnings of the overrides that one process, with which layouts are compared, does not have."""
+
 LAYOUTS = {
     "tensor2": (2, ["parallel.tensor=2"]),
     "tensor2_sequence": (2, ["parallel.tensor=2", "parallel.sequence=true"]),
@@ -148,7 +151,7 @@ def trained(
 
 def check(results: list[Any], overrides: list[str], model: list[str], steps: int) -> None:
     """Compare what `train_and_collect` returned on each rank of a layout with one process."""
-    alone = [o for o in overrides if not o.startswith(("parallel.", "sharding", "kernels="))]
+    alone = [o for o in overrides if not o.startswith(IN_LAYOUTS)]
     losses_alone, norms_alone, gradients_alone = reference((*model, *alone), steps)
     for losses, norms, _ in results:
         np.testing.assert_allclose(losses, losses_alone, rtol=1e-5)

@@ -17,7 +17,7 @@ from frontier_llm.cli.inspect_data import View
 from frontier_llm.data.batch import digest
 from frontier_llm.data.corpora import BlendedSamples, open_data
 from frontier_llm.data.loader import causal_batch
-from frontier_llm.data.run_loader import make_windows
+from frontier_llm.data.run_loader import make_batch_maker, make_windows
 from frontier_llm.errors import CheckpointError
 from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.trainer import run_directory
@@ -273,6 +273,40 @@ def test_a_blends_weights_may_change_and_nothing_is_read_twice(tmp_path: Path) -
     for step, first, found in read(run):
         rows = [causal_batch([windows[index]], [index]) for index in range(first, first + 4)]
         assert f"{digest(rows):x}" == found, step
+
+
+def test_packed_separate_documents_go_on_in_another_layout(
+    tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    """With other threads too; the samples are those of one loader."""
+    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))
+    texts = [part for s in sources for part in s.read_text().split("\n\n") if part.strip()]
+    (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in texts))
+    run = tmp_path / "run"
+    overrides = (
+        *tiny, f"run.dir={run}", f"data.path={tmp_path}/text.jsonl",
+        f"data.directory={tmp_path}/prepared", "data.packing=best_fit", "data.documents=separate",
+    )  # fmt: skip
+    ended = train(*overrides, "trainer.steps=3", "data.workers=3", "data.prefetch=2")
+    assert ended.code == 0, ended.text
+    assert "samples per epoch of whole documents" in ended.text
+    layout = ("parallel.pipeline=2", "data.micro_batch=2")
+    ended = train(*overrides, "trainer.steps=6", *layout)
+    assert ended.code == 0, ended.text
+    config = read_config(run)
+    corpora = open_data(config.data)
+    windows = make_windows(config, corpora, train=True)
+    make_batch = make_batch_maker(config, corpora)
+    for step, first, found in read(run):
+        samples = range(first, first + 4)
+        batch = make_batch([windows[index] for index in samples], samples)
+        assert f"{digest([batch]):x}" == found, step
+    assert [(step, first) for step, first, _ in read(run)] == [(n, 4 * n - 4) for n in range(1, 7)]
+    view = View(config, corpora, run, train=True)
+    shown = [str(line) for index in range(24) for line in view.lines(index)]
+    assert sum(line.startswith("text: tokens") for line in shown) > 24, "several documents"
+    ended = train(*overrides, "trainer.steps=8", "data.packing=stream")
+    assert "run.allow_changes=[data.packing]" in ended.text
 
 
 def test_nothing_to_go_on_from(tiny: tuple[str, ...], copied: Path, tmp_path: Path) -> None:
