@@ -54,7 +54,7 @@ class View:
         self._samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
         self._make_batch = make_batch_maker(config, corpora)
         self._schedule: Schedule | None = None
-        if len(corpora.corpora) > 1:
+        if config.data.kind == "blend":
             self._schedule = initial_schedule(corpora, config.trainer.seed)
             if train and (history := blend_of(run)):
                 self._schedule = self._schedule.with_history(history)
@@ -68,7 +68,13 @@ class View:
         if index < 0:
             raise DataError(f"there is no sample {index}: samples count from 0")
         # a blend of corpora draws each sample from one of them
-        corpus_number, in_corpus = self._schedule.locate(index) if self._schedule else (0, index)
+        corpus_number, in_corpus = 0, index
+        if self._schedule:
+            number, in_corpus = self._schedule.locate(index)
+            name = self._schedule.names[number]
+            if name not in self._corpora.names:
+                raise DataError(f"the run's configuration has no corpus {name} any more")
+            corpus_number = self._corpora.names.index(name)
         corpus, samples = self._corpora.corpora[corpus_number], self._samples[corpus_number]
         stream = corpus.train if self._train else corpus.validation
         epoch, window = in_corpus // len(samples), samples.window(in_corpus)

@@ -164,15 +164,15 @@ def open_data(config: DataConfig) -> Corpora:
 class BlendedSamples:
     """The samples of a run that reads several corpora. Each corpus is read in its own order."""
 
-    def __init__(self, samples: Sequence[CorpusSamples], schedule: Schedule) -> None:
+    def __init__(self, samples: Mapping[str, CorpusSamples], schedule: Schedule) -> None:
         """Blend the samples of several corpora.
 
         Args:
-            samples: samples of each corpus, in the order of `schedule.names`.
+            samples: samples of each corpus, by its name.
             schedule: maps each sample of the run to a corpus.
         """
-        assert len(samples) == len(schedule.names), "samples and names must correspond"
-        self._samples, self.schedule = tuple(samples), schedule
+        assert set(samples) >= set(schedule.names), "every corpus needs samples"
+        self._samples, self.schedule = samples, schedule
 
     def resume(self, history: Sequence[Mapping[str, Any]], next_sample: int) -> None:
         """Restore the samples that earlier starts of the run have read.
@@ -184,26 +184,30 @@ class BlendedSamples:
             next_sample: first sample that is drawn with the weights of this start.
 
         Raises:
-            ConfigError: the corpora differ from the corpora of the earlier starts.
+            ConfigError: a corpus of the earlier starts is missing.
         """
         weights = self.schedule.segments[-1].weights
         self.schedule = self.schedule.with_history(history).changed(next_sample, weights)
 
     def __len__(self) -> int:
         """Return the number of samples per epoch, summed over the corpora."""
-        return sum(map(len, self._samples))
+        return sum(map(len, self._samples.values()))
 
     def __getitem__(self, index: int) -> npt.NDArray[np.int64] | Row:
         """Return sample `index` of the run: its tokens, int64, or its documents."""
-        corpus, index_in_corpus = self.schedule.locate(index)
-        return self._samples[corpus][index_in_corpus]
+        samples, index_in_corpus = self._locate(index)
+        return samples[index_in_corpus]
 
     def row(self, index: int, *, reads: bool = True) -> Row:
         """Return sample `index` of a run whose samples have documents."""
-        corpus, index_in_corpus = self.schedule.locate(index)
-        samples = self._samples[corpus]
+        samples, index_in_corpus = self._locate(index)
         assert not isinstance(samples, Samples), "the borders of documents are not known"
         return samples.row(index_in_corpus, reads=reads)
+
+    def _locate(self, index: int) -> tuple[CorpusSamples, int]:
+        corpus, index_in_corpus = self.schedule.locate(index)
+        # the order of corpora in the configuration may have changed at a resume
+        return self._samples[self.schedule.names[corpus]], index_in_corpus
 
 
 def initial_schedule(corpora: Corpora, seed: int) -> Schedule:

@@ -125,9 +125,10 @@ def make_windows(
         DataError: a split is shorter than one window.
     """
     samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
-    if len(samples) == 1:
+    if config.data.kind != "blend":
         return samples[0]
-    return BlendedSamples(samples, initial_schedule(corpora, config.trainer.seed))
+    by_name = dict(zip(corpora.names, samples, strict=True))
+    return BlendedSamples(by_name, initial_schedule(corpora, config.trainer.seed))
 
 
 def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> CorpusSamples:
