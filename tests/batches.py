@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
+from frontier_llm.data.document_rows import DocumentBatches, Row
 from frontier_llm.geometry.lengths import sample_lengths
 
 
@@ -16,9 +18,24 @@ def random_batch(config: RunConfig, samples: Sequence[int]) -> AnyBatch:
 
 def _texts(config: RunConfig, samples: Sequence[int]) -> Batch:
     length = config.data.sequence_length
+    if config.data.documents == "separate":
+        return DocumentBatches(separate=True).batch(
+            [_documents(config, index) for index in samples], samples
+        )
     rows = torch.stack([_tokens(config, index, length + 1) for index in samples])
     positions = torch.arange(length).expand(len(samples), -1)
     return Batch(rows[:, :-1], rows[:, 1:], positions)
+
+
+def _documents(config: RunConfig, index: int) -> Row:
+    """Two to four documents, of which the last may continue, or padding in its place."""
+    length = config.data.sequence_length
+    borders = [0, *sorted({1 + (7 * index + k * k) % (length - 1) for k in range(1, 4)}), length]
+    lengths = np.diff(borders)
+    if index % 3 == 0:
+        lengths = lengths[:-1]  # padding
+    continues = index % 3 == 1
+    return Row(_tokens(config, index, length + 1).numpy(), lengths, continues)
 
 
 def _pairs(config: RunConfig, samples: Sequence[int]) -> Seq2SeqBatch:

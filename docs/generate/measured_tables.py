@@ -275,6 +275,17 @@ def tokenizers() -> Iterator[str]:
     yield from _table(head, rows)
 
 
+def documents() -> Iterator[str]:
+    """Yield the comparison of separate documents and windows with plain attention."""
+    rows = [
+        (row["contender"], f"{row['seconds']:.2f}", f"{row['seconds_over_joined']:.2f}",
+         row["peak_mib"], f"{row['peak_over_joined']:.2f}")
+        for row in load("documents")["rows"]
+    ]  # fmt: skip
+    head = ("attention", "seconds", "relative to joined", "peak MiB", "relative to joined")
+    yield from _table(head, rows)
+
+
 def kills() -> Iterator[str]:
     """Yield the numbers of kills by moment, and their consequences."""
     found = load("kills")
@@ -376,7 +387,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
         "kernels": kernels, "kernel variants": kernel_variants, "wire bytes": wire_bytes,
         "quantised step": quantised_step, "collectives": collectives,
     },
-    "data.md": {"preprocess": preprocess, "tokenizers": tokenizers},
+    "data.md": {"preprocess": preprocess, "tokenizers": tokenizers, "documents": documents},
     "planner.md": {"layouts": lambda: layouts(load("planner_layouts"))},
     "gpu.md": {"measured": gpu},
     "checkpoint.md": {"kills": kills},

@@ -97,7 +97,7 @@ def evaluate(
         )
         loss = mean_loss(pipeline, track(batches, name, total=len(by_batch), transient=True))
         split = corpus.manifest.validation
-        bits = loss * split.tokens / split.text_bytes / math.log(2)
+        bits = loss * corpora.predicted_tokens(split) / split.text_bytes / math.log(2)
         predicts_all = config.data.objective == "causal"
         weight = corpora.weights[name]
         scores.append(Score(name, weight, len(indices), loss, bits if predicts_all else None))

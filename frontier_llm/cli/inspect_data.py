@@ -10,6 +10,7 @@ split.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
@@ -20,6 +21,7 @@ from frontier_llm.config.reading import SENTINELS
 from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.blend import Schedule
 from frontier_llm.data.corpora import Corpora, initial_schedule, open_data
+from frontier_llm.data.document_rows import Row
 from frontier_llm.data.prepared_corpus import find_origins
 from frontier_llm.data.run_loader import make_batch_maker, window_corpus
 from frontier_llm.errors import DataError
@@ -52,7 +54,7 @@ class View:
         self._samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
         self._make_batch = make_batch_maker(config, corpora)
         self._schedule: Schedule | None = None
-        if len(corpora.corpora) > 1:
+        if config.data.kind == "blend":
             self._schedule = initial_schedule(corpora, config.trainer.seed)
             if train and (history := blend_of(run)):
                 self._schedule = self._schedule.with_history(history)
@@ -66,21 +68,27 @@ class View:
         if index < 0:
             raise DataError(f"there is no sample {index}: samples count from 0")
         # a blend of corpora draws each sample from one of them
-        corpus_number, in_corpus = self._schedule.locate(index) if self._schedule else (0, index)
+        corpus_number, in_corpus = 0, index
+        if self._schedule:
+            number, in_corpus = self._schedule.locate(index)
+            name = self._schedule.names[number]
+            if name not in self._corpora.names:
+                raise DataError(f"the run's configuration has no corpus {name} any more")
+            corpus_number = self._corpora.names.index(name)
         corpus, samples = self._corpora.corpora[corpus_number], self._samples[corpus_number]
         stream = corpus.train if self._train else corpus.validation
-        start, count = samples.token_range(in_corpus)
         epoch, window = in_corpus // len(samples), samples.window(in_corpus)
-        yield Text(
-            f"{self._corpora.names[corpus_number]}: tokens {start:,} to {start + count - 1:,} of "
-            f"{stream.prefix}.bin (window {window} of {len(samples)}, epoch {epoch})"
-        )
-        for origin in find_origins(stream, start, count):
+        for start, count in samples.ranges(in_corpus):
             yield Text(
-                f"  document {origin.document} from token {origin.first_token:,} on: "
-                f"{corpus.manifest.source}: {origin.file}, record {origin.place}"
+                f"{self._corpora.names[corpus_number]}: tokens {start:,} to {start + count - 1:,} "
+                f"of {stream.prefix}.bin (window {window} of {len(samples)}, epoch {epoch})"
             )
-        row = samples[in_corpus]
+            for origin in find_origins(stream, start, count):
+                yield Text(
+                    f"  document {origin.document} from token {origin.first_token:,} on: "
+                    f"{corpus.manifest.source}: {origin.file}, record {origin.place}"
+                )
+        row: Any = samples[in_corpus]
         batch = self._make_batch([row], [index])
         if isinstance(batch, Seq2SeqBatch):
             yield Text("encoder input", style="bold")
@@ -88,7 +96,8 @@ class View:
             yield Text("decoder target", style="bold")
             yield self._show(batch.labels[0][batch.loss_mask[0] > 0].tolist())
         else:
-            yield self._show(row.tolist())
+            tokens = row.tokens[: row.lengths.sum()] if isinstance(row, Row) else row
+            yield self._show(tokens.tolist())
 
     def _show(self, tokens: Sequence[int]) -> Text:
         """Return the decoded text, with `<end>` after a document and `<0>` for sentinel 0."""

@@ -6,6 +6,7 @@ the same (docs/data.md). If the command is killed, the next call continues with 
 missing. The corpus does not depend on the number of worker processes.
 """
 
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import check_sources
 from frontier_llm.data.corpora import prepare_all
 from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
+from frontier_llm.data.packing import open_packing
+from frontier_llm.data.prepared_corpus import streams
 from frontier_llm.units import MIB, format_bytes, format_count, format_seconds
 
 
@@ -54,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     seconds = time.perf_counter() - start
     show(folders, console)
+    if config.data.packing == "best_fit":
+        show_packing(folders, config.data.sequence_length, console)
     manifests = [Manifest.load(folder / MANIFEST_FILE) for folder in folders]
     print(throughput(manifests, seconds))
     return 0
@@ -105,6 +110,18 @@ def show(folders: Sequence[Path], console: Console) -> None:
             )
         console.print(table)
         console.print(_left_out(manifest), highlight=False, markup=False)
+
+
+def show_packing(folders: Sequence[Path], length: int, console: Console) -> None:
+    """Print how many samples of `length` tokens the documents of each split fill."""
+    for stream in itertools.chain.from_iterable(map(streams, folders)):
+        packing = open_packing(stream.prefix, stream.document_lengths(), length)
+        console.print(
+            f"{stream.prefix}: {len(packing):,} samples of {length:,} tokens, "
+            f"{packing.padding_share:.2%} padding",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def throughput(manifests: Sequence[Manifest], seconds: float) -> str:

@@ -63,12 +63,24 @@ class DataConfig(Section):
     objective: Literal["causal", "spans"]
     """`causal`: predict the next token (GPT); `spans`: predict spans that were removed from the
     text (T5: 15% of it, in spans of 3 tokens on average)."""
+    documents: Literal["joined", "separate"] = "joined"
+    """Whether the documents of a GPT's sample read each other. `joined`: as one text; `separate`:
+    attention and positions begin anew at each document, and the first token of a document is not
+    predicted."""
+    packing: Literal["stream", "best_fit"] = "stream"
+    """How documents of a GPT become samples. `stream`: all documents form one sequence, which is
+    cut; `best_fit`: only documents longer than a sample are cut, and the samples are filled by
+    best-fit-decreasing."""
     sequence_length: int = Field(ge=1)
     """Tokens per sample. With the objective `spans`, tokens that the encoder reads."""
     global_batch: int = Field(ge=1)
     """Samples per step, over all ranks."""
     micro_batch: int = Field(ge=1)
     """Samples per micro-batch, which a rank computes at once."""
+    workers: int = Field(default=1, ge=1)
+    """Threads per rank that read samples ahead of the training step."""
+    prefetch: int = Field(default=1, ge=0)
+    """Steps whose samples these threads read ahead. 0 = nothing is read ahead."""
 
     @property
     def sources(self) -> tuple[CorpusConfig, ...]:

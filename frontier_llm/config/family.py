@@ -15,6 +15,7 @@ def check_family(model: ModelConfig) -> None:
         ConfigError: the error names the key to change.
     """
     _check_mup(model)
+    _check_window(model)
     if model.kind == "t5":
         _check_t5(model)
     else:
@@ -47,11 +48,13 @@ def check_attention(config: RunConfig) -> None:
     if config.attention != "flex":
         return
     model = config.model
-    if model.positions != "relative":
+    is_separate = config.data.documents == "separate"
+    is_confined = model.window is not None or model.attention_softcap is not None or is_separate
+    if model.positions != "relative" and not is_confined:
         raise ConfigError(
             "attention",
-            f"flex, with model.positions={model.positions}",
-            "sdpa: flex is for the relative positions of an encoder-decoder",
+            f"flex, with model.positions={model.positions} and without a window",
+            "sdpa: flex is for relative positions, windows, capped scores and separate documents",
             "set attention=sdpa",
         )
     if model.attention_dropout:
@@ -114,6 +117,25 @@ def _check_gpt(model: ModelConfig) -> None:
             "relative",
             "learned or rotary in a GPT",
             "set model.positions=rotary, or choose an encoder-decoder (model=mt5_tiny)",
+        )
+
+
+def _check_window(model: ModelConfig) -> None:
+    """Refuse windows and capped scores in an encoder-decoder, and windows without effect."""
+    for key in ("window", "attention_softcap"):
+        if model.kind == "t5" and getattr(model, key) is not None:
+            raise ConfigError(
+                f"model.{key}",
+                getattr(model, key),
+                "null in an encoder-decoder",
+                f"set model.{key}=null, or choose a GPT",
+            )
+    if model.window is None and model.window_every != 1:
+        raise ConfigError(
+            "model.window_every",
+            f"{model.window_every}, with model.window=null",
+            "1: without a window all layers are the same",
+            "set model.window to a number of tokens, or model.window_every=1",
         )
 
 

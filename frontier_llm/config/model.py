@@ -70,6 +70,13 @@ class ModelConfig(Section):
     """Dropout on the attention probabilities."""
     scaled_attention: bool
     """Whether attention scores are divided by the square root of head_dim."""
+    window: int | None = Field(default=None, ge=1)
+    """Sliding window of a GPT in tokens: a token attends to itself and to the window - 1 tokens
+    before it. null = to all tokens before it."""
+    window_every: int = Field(default=1, ge=1)
+    """Layers with a window. 1 = every layer; k = all layers except each k-th one, as in Gemma."""
+    attention_softcap: float | None = Field(default=None, gt=0)
+    """Bound c of the attention scores of a GPT, which become c * tanh(score / c). null = none."""
     init_std: float = Field(gt=0)
     """Standard deviation of the initial weights of a GPT. The output matrices of attention and of
     feed-forward blocks get init_std / sqrt(2 layers). In a T5 the deviations follow from the
@@ -121,6 +128,15 @@ class ModelConfig(Section):
     def gated(self) -> bool:
         """Whether the feed-forward block multiplies by a gate."""
         return self.activation in ("swiglu", "geglu")
+
+    def layer_window(self, layer: int) -> int | None:
+        """Return the window of a layer of a GPT; None = the layer has no window.
+
+        Args:
+            layer: number of the layer in the model, from 0 on.
+        """
+        has_window = self.window_every == 1 or (layer + 1) % self.window_every
+        return self.window if has_window else None
 
     def reads_encoder(self, layer: int) -> bool:
         """Whether a layer attends to the output of the encoder, as decoder layers of a T5 do."""

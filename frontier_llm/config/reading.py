@@ -16,6 +16,7 @@ def check_data(config: RunConfig) -> None:
     """
     check_sources(config.data)
     _check_objective(config)
+    _check_documents(config.data)
     _check_vocabulary(config)
 
 
@@ -56,6 +57,20 @@ def _check_objective(config: RunConfig) -> None:
             f"{objective}: model={config.model.name} is {architecture}",
             f"set data.objective={objective} ({examples}), or another model",
         )
+
+
+def _check_documents(data: DataConfig) -> None:
+    for key, value, wanted in (
+        ("documents", data.documents, "joined"),
+        ("packing", data.packing, "stream"),
+    ):
+        if data.objective == "spans" and value != wanted:
+            raise ConfigError(
+                f"data.{key}",
+                f"{value}, with data.objective=spans",
+                f"{wanted}: span corruption reads windows of joined documents",
+                f"set data.{key}={wanted}, or train a GPT",
+            )
 
 
 def _check_vocabulary(config: RunConfig) -> None:

@@ -67,9 +67,10 @@ class RunConfig(Section):
     `trainer.deterministic` is set; `fastest`: the same norms, and the first six steps decide
     whether functions are compiled as by `elementwise`."""
     attention: Literal["sdpa", "flex"] = "sdpa"
-    """Implementation of self attention with relative positions. `sdpa`: torch's
-    scaled_dot_product_attention, one block of queries at a time; `flex`: torch's FlexAttention on a
-    GPU, which stores no biases. Configurations of older runs lack this key and get the default."""
+    """Implementation of self attention with relative positions, windows, capped scores or separate
+    documents. `sdpa`: torch's scaled_dot_product_attention, one document or block of queries at a
+    time; `flex`: torch's FlexAttention on a GPU, which stores no biases. Configurations of older
+    runs lack this key and get the default."""
     optimizer: OptimizerConfig
     """The optimizer and its schedule."""
     data: DataConfig

@@ -13,6 +13,8 @@
                      worker_pool implement them
     permutation      pseudo-random permutations and numbers that are computed, not stored
     prepared_corpus  reads samples from a prepared corpus, and finds the files they come from
+    packing          packs whole documents into samples; packed_samples reads these
+    document_rows    samples with the borders of their documents, and micro-batches of them
     blend            chooses the corpus of each sample if a run mixes several corpora
     corpora          all corpora of a run, with one tokenizer
     spans            span corruption for encoder-decoders

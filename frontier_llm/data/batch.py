@@ -18,12 +18,19 @@ class Batch:
     Attributes:
         tokens: [b, s] int64, input of the model.
         labels: [b, s] int64, the next token at each position.
-        positions: [b, s] int64, 0..s-1.
+        positions: [b, s] int64, 0..s-1; if documents are separate, each document begins at 0.
+        loss_mask: [b, s] fp32, the weight of each label, 0 for labels that are not predicted; None
+            = all labels are predicted.
+        cumulative_lengths: [b, k] int32, if documents are separate: 0, then for each document of a
+            sample the index of the token after its last one. Rows with fewer documents repeat s.
+            None = a sample is one document.
     """
 
     tokens: torch.Tensor
     labels: torch.Tensor
     positions: torch.Tensor
+    loss_mask: torch.Tensor | None = None
+    cumulative_lengths: torch.Tensor | None = None
 
     @property
     def samples(self) -> int:
@@ -44,12 +51,17 @@ class Batch:
         return {
             "input_ids": self.tokens,
             "position_ids": self.positions,
-            "attention_mask": None,
+            "cumulative_lengths": self.cumulative_lengths,
         }
 
     def mean_loss(self, losses: torch.Tensor) -> torch.Tensor:
-        """Average the losses of all tokens: [b, s] to a scalar in fp32."""
-        return losses.float().mean()
+        """Average the losses of all predicted tokens: [b, s] to a scalar in fp32.
+
+        With a mask, they are averaged as by `Seq2SeqBatch`.
+        """
+        if self.loss_mask is None:
+            return losses.float().mean()
+        return _mean_of_samples(losses, self.loss_mask)
 
 
 @dataclass(frozen=True)
@@ -108,8 +120,13 @@ class Seq2SeqBatch:
         All samples therefore have the same weight, and the gradient does not depend on how samples
         are distributed over micro-batches and replicas.
         """
-        unmasked = self.loss_mask.sum(dim=1).clamp(min=1)
-        return ((losses.float() * self.loss_mask).sum(dim=1) / unmasked).mean()
+        return _mean_of_samples(losses, self.loss_mask)
+
+
+def _mean_of_samples(losses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Average [b, s] over the unmasked tokens of each sample, then over samples, in fp32."""
+    unmasked = mask.sum(dim=1).clamp(min=1)
+    return ((losses.float() * mask).sum(dim=1) / unmasked).mean()
 
 
 AnyBatch = Batch | Seq2SeqBatch
@@ -142,7 +159,10 @@ def digest(batches: Iterable[AnyBatch]) -> int:
     """
     total = 0
     for batch in batches:
-        arrays = [tensor.numpy() for _, tensor in named_tensors(batch)]
+        # positions contain the borders of documents; the width of their table depends on the batch
+        arrays = [
+            tensor.numpy() for name, tensor in named_tensors(batch) if name != "cumulative_lengths"
+        ]
         for index in range(batch.samples):
             hashed = xxhash.xxh32()
             for array in arrays:

@@ -7,9 +7,10 @@ drawn from [0, 1) for each sample. The block consists of its samples sorted by k
 consecutive samples therefore has nearly the requested shares, each corpus is read in its own order
 without gaps, and only the weights are stored.
 
-When the weights change at a sample, a new *segment* begins there. The number of samples that each
-corpus has supplied so far is computed from the earlier segments, so no sample is lost or read
-twice. A checkpoint stores only the segments.
+When the weights change at a sample, or corpora are added, a new *segment* begins there. A corpus
+has no samples in the segments before it was added. The number of samples that each corpus has
+supplied so far is computed from the earlier segments, so no sample is lost or read twice. A
+checkpoint stores only the segments.
 """
 
 from bisect import bisect_right
@@ -86,14 +87,15 @@ class Schedule:
         """Initialise the schedule from a history of weights.
 
         Args:
-            segments: segments in order; the first begins at sample 0, and all name every corpus.
+            segments: segments in order; the first begins at sample 0. A segment names the corpora
+                of the segment before it, and maybe more.
             key: 64-bit key of the pseudo-random numbers, derived from the seed of the run.
         """
         assert segments[0].first_sample == 0, "the first segment begins at sample 0"
         self.segments = tuple(segments)
-        self.names = tuple(segments[0].weights)
+        self.names = tuple(dict.fromkeys(name for s in segments for name in s.weights))
         self._key = key
-        self._quotas = [_quotas([s.weights[name] for name in self.names]) for s in segments]
+        self._quotas = [_quotas([s.weights.get(name, 0) for name in self.names]) for s in segments]
         self._block = lru_cache(maxsize=4)(self._make_block)
         # per segment: the number of samples that each corpus has supplied before the segment
         self._supplied_before = [np.zeros(len(self.names), dtype=np.int64)]
@@ -113,19 +115,20 @@ class Schedule:
         Args:
             next_sample: first sample with the new weights; segments that begin at this sample or
                 later are dropped.
-            weights: new weights of the same corpora.
+            weights: new weights of the same corpora, and maybe of added ones.
 
         Raises:
-            ConfigError: the corpora differ.
+            ConfigError: a corpus is missing.
         """
-        if set(weights) != set(self.names):
+        kept = [segment for segment in self.segments if segment.first_sample < next_sample]
+        read = kept[-1].weights if kept else {}
+        if not set(read) <= set(weights):
             raise ConfigError(
                 "data.corpora",
                 ", ".join(sorted(weights)),
-                f"the corpora that the run started with: {', '.join(sorted(self.names))}",
-                "give a corpus a small weight instead of removing it; to add one, start a new run",
+                f"also the corpora that the run has read: {', '.join(sorted(read))}",
+                "give a corpus a small weight instead of removing it",
             )
-        kept = [segment for segment in self.segments if segment.first_sample < next_sample]
         if kept and dict(kept[-1].weights) == dict(weights):
             return Schedule(kept, self._key)
         return Schedule([*kept, Segment(next_sample, dict(weights))], self._key)
@@ -185,14 +188,15 @@ def _quotas(weights: Sequence[float]) -> npt.NDArray[np.int64]:
     """Divide the samples of a block among the corpora by the largest remainder method.
 
     Returns:
-        Number of samples of each corpus: at least 1, in proportion to the weights, of sum BLOCK.
+        Number of samples of each corpus: at least 1, in proportion to the weights, of sum BLOCK; 0
+        for a weight of 0.
     """
     exact_quotas = np.asarray(weights, dtype=np.float64) * BLOCK / sum(weights)
-    quotas = np.maximum(np.floor(exact_quotas).astype(np.int64), 1)
+    quotas = np.maximum(np.floor(exact_quotas).astype(np.int64), exact_quotas > 0)
     # correct the sum by one sample at a time, where rounding has changed a quota most
     while (missing := BLOCK - int(quotas.sum())) != 0:
         change = 1 if missing > 0 else -1
-        can_change = (quotas > 1) | (change > 0)
+        can_change = (quotas > 1) | ((change > 0) & (quotas > 0))
         rounding = np.where(can_change, change * (exact_quotas - quotas), -np.inf)
         quotas[int(np.argmax(rounding))] += change
     return quotas

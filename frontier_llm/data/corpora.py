@@ -19,14 +19,20 @@ from frontier_llm.config.data import DataConfig
 from frontier_llm.data.blend import Schedule, corpus_shares
 from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
 from frontier_llm.data.corpus_manifest import Manifest, Split
+from frontier_llm.data.document_rows import DocumentSamples, Row
+from frontier_llm.data.packed_samples import PackedSamples
+from frontier_llm.data.packing import open_packing
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, prepare
-from frontier_llm.data.prepared_corpus import Corpus, Samples, open_corpus
+from frontier_llm.data.prepared_corpus import Corpus, Samples, open_corpus, streams
 from frontier_llm.data.source import find_source
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.data.worker_pool import available_cores
 from frontier_llm.errors import DataError
+
+CorpusSamples = Samples | DocumentSamples | PackedSamples
+"""The samples of a run that reads one corpus."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +81,25 @@ class Corpora:
 
     @property
     def validation_bytes_per_token(self) -> float:
-        """Mean number of bytes of validation text per token, weighted by the corpora's shares.
+        """Mean number of bytes of validation text per predicted token, weighted by shares.
 
         It converts a loss per token to a loss per byte.
         """
-        return sum(
-            self.weights[name]
-            * corpus.manifest.validation.text_bytes
-            / corpus.manifest.validation.tokens
+        splits = {
+            name: corpus.manifest.validation
             for name, corpus in zip(self.names, self.corpora, strict=True)
+        }
+        return sum(
+            self.weights[name] * split.text_bytes / self.predicted_tokens(split)
+            for name, split in splits.items()
         )
+
+    def predicted_tokens(self, split: Split) -> int:
+        """Return the number of tokens of a split that samples predict.
+
+        The first token of a document is not predicted if documents are separate.
+        """
+        return split.tokens - (split.documents if self.config.documents == "separate" else 0)
 
 
 def prepare_all(
@@ -104,12 +119,20 @@ def prepare_all(
         ConfigError: a corpus's name cannot be the name of a folder.
         DataError: a source is unusable, or a folder cannot be written.
     """
+    report = on_progress or (lambda stage, fraction: None)
     if config.kind != "blend":
-        return (prepare(config, on_progress, workers),)
-    if config.tokenizer is None:
-        path = _shared_tokenizer(config, on_progress or (lambda stage, fraction: None), workers)
-        config = config.model_copy(update={"tokenizer": str(path)})
-    return tuple(prepare(config, on_progress, workers, corpus=corpus) for corpus in config.sources)
+        folders: tuple[Path, ...] = (prepare(config, on_progress, workers),)
+    else:
+        if config.tokenizer is None:
+            path = _shared_tokenizer(config, report, workers)
+            config = config.model_copy(update={"tokenizer": str(path)})
+        folders = tuple(prepare(config, on_progress, workers, corpus=c) for c in config.sources)
+    if config.packing == "best_fit":
+        for folder in folders:
+            report("packing documents into samples", 0.0)
+            for stream in streams(folder):
+                open_packing(stream.prefix, stream.document_lengths(), config.sequence_length)
+    return folders
 
 
 def open_all(config: DataConfig, folders: Sequence[Path]) -> Corpora:
@@ -141,15 +164,15 @@ def open_data(config: DataConfig) -> Corpora:
 class BlendedSamples:
     """The samples of a run that reads several corpora. Each corpus is read in its own order."""
 
-    def __init__(self, samples: Sequence[Samples], schedule: Schedule) -> None:
+    def __init__(self, samples: Mapping[str, CorpusSamples], schedule: Schedule) -> None:
         """Blend the samples of several corpora.
 
         Args:
-            samples: samples of each corpus, in the order of `schedule.names`.
+            samples: samples of each corpus, by its name.
             schedule: maps each sample of the run to a corpus.
         """
-        assert len(samples) == len(schedule.names), "samples and names must correspond"
-        self._samples, self.schedule = tuple(samples), schedule
+        assert set(samples) >= set(schedule.names), "every corpus needs samples"
+        self._samples, self.schedule = samples, schedule
 
     def resume(self, history: Sequence[Mapping[str, Any]], next_sample: int) -> None:
         """Restore the samples that earlier starts of the run have read.
@@ -161,19 +184,30 @@ class BlendedSamples:
             next_sample: first sample that is drawn with the weights of this start.
 
         Raises:
-            ConfigError: the corpora differ from the corpora of the earlier starts.
+            ConfigError: a corpus of the earlier starts is missing.
         """
         weights = self.schedule.segments[-1].weights
         self.schedule = self.schedule.with_history(history).changed(next_sample, weights)
 
     def __len__(self) -> int:
         """Return the number of samples per epoch, summed over the corpora."""
-        return sum(map(len, self._samples))
+        return sum(map(len, self._samples.values()))
 
-    def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
-        """Return the tokens of sample `index` of the run, int64."""
+    def __getitem__(self, index: int) -> npt.NDArray[np.int64] | Row:
+        """Return sample `index` of the run: its tokens, int64, or its documents."""
+        samples, index_in_corpus = self._locate(index)
+        return samples[index_in_corpus]
+
+    def row(self, index: int, *, reads: bool = True) -> Row:
+        """Return sample `index` of a run whose samples have documents."""
+        samples, index_in_corpus = self._locate(index)
+        assert not isinstance(samples, Samples), "the borders of documents are not known"
+        return samples.row(index_in_corpus, reads=reads)
+
+    def _locate(self, index: int) -> tuple[CorpusSamples, int]:
         corpus, index_in_corpus = self.schedule.locate(index)
-        return self._samples[corpus][index_in_corpus]
+        # the order of corpora in the configuration may have changed at a resume
+        return self._samples[self.schedule.names[corpus]], index_in_corpus
 
 
 def initial_schedule(corpora: Corpora, seed: int) -> Schedule:

@@ -5,9 +5,11 @@ micro-batches. The number of replicas and the size of a micro-batch do not chang
 step reads, so they change the gradient only by the order in which samples are summed.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +19,31 @@ from frontier_llm.data.batch import AnyBatch, Batch, digest
 from frontier_llm.data.batch_transfer import CPU, BatchTransfer, SentBatches
 
 Tokens = npt.NDArray[np.int64]
-MakeBatch = Callable[[Sequence[Tokens], Sequence[int]], AnyBatch]
-"""A function that builds a micro-batch from the windows (tokens) of its samples and their
-indices in the run."""
+MakeBatch = Callable[[Sequence[Any], Sequence[int]], AnyBatch]
+"""A function that builds a micro-batch from the windows of its samples and their indices in the
+run. A window is an array of tokens, or a `Row` of documents (data/document_rows.py)."""
 
 
 class Windows(Protocol):
-    """The windows of a run. The window of a sample is the range of tokens that the sample reads."""
+    """The windows of a run. The window of a sample consists of the tokens that the sample reads."""
 
     def __len__(self) -> int:
         """Return the number of samples per epoch."""
 
-    def __getitem__(self, index: int) -> Tokens:
-        """Return the tokens of a sample."""
+    def __getitem__(self, index: int) -> Any:
+        """Return the window of a sample."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How batches are read ahead."""
+
+    device: torch.device = CPU
+    """Where the micro-batches are needed."""
+    workers: int = 1
+    """Threads, which divide the micro-batches of a step."""
+    steps: int = 1
+    """Steps that are read ahead of the caller."""
 
 
 class StepSamples(NamedTuple):
@@ -42,10 +56,10 @@ class StepSamples(NamedTuple):
 
 
 class BatchLoader:
-    """Reads the micro-batches of a replica. A thread reads one step ahead of the caller.
+    """Reads the micro-batches of a replica. Threads read some steps ahead of the caller.
 
-    The thread also starts to copy the micro-batches to the device, so that the copies overlap with
-    the previous step.
+    The threads also start to copy the micro-batches to the device, so that the copies overlap with
+    the previous step. Which samples a step has, and their order, do not depend on the threads.
 
     The class is not thread-safe: a single thread must call all methods.
     """
@@ -58,7 +72,7 @@ class BatchLoader:
         data_rank: int,
         data_size: int,
         make_batch: MakeBatch | None = None,
-        device: torch.device = CPU,
+        reading: Reading | None = None,
     ) -> None:
         """Initialise the loader; nothing is read yet.
 
@@ -69,36 +83,40 @@ class BatchLoader:
             data_rank: index of this replica.
             data_size: number of replicas.
             make_batch: function that builds a micro-batch; None: `causal_batch`.
-            device: where the micro-batches are needed.
+            reading: how batches are read ahead; None: by one thread, one step.
         """
         assert global_batch % (micro_batch * data_size) == 0, "checked in config/rules.py"
         self._samples, self._make_batch = samples, make_batch or causal_batch
         self._global_batch, self._micro_batch = global_batch, micro_batch
         self._data_rank, self._data_size = data_rank, data_size
-        self._transfer = BatchTransfer(device)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
-        self._ahead: tuple[int, Future[tuple[SentBatches, int]]] | None = None
+        self._reading = reading or Reading()
+        self._transfer = BatchTransfer(self._reading.device)
+        self._threads = ThreadPoolExecutor(self._reading.workers, thread_name_prefix="batches")
+        self._ahead: dict[int, list[Future[_Part]]] = {}  # by the first sample of a step
 
     def read_step(self, first: int) -> StepSamples:
         """Return this replica's samples of the step that begins with sample `first`.
 
-        The method then starts to read the following step in the background. A call for any other
-        step than the following one has to wait for the disk. An error of the background thread is
-        raised by the next call. On a GPU the current stream waits for the copies to the device.
+        The method then starts to read the following steps in the background. A call for any other
+        step than these has to wait for the disk. An error of a background thread is raised when its
+        step is asked for, or is no longer one of the following steps. On a GPU the current stream
+        waits for the copies to the device.
         """
-        sent, sum_of_digests = self._take_ahead(first) or self._read(first)
-        following = first + self._global_batch
-        self._ahead = following, self._thread.submit(self._read, following)
-        return StepSamples(self._transfer.receive(sent), sum_of_digests)
+        parts = self._take_ahead(first) or [self._read(self.sample_indices(first))]
+        self._read_ahead(first)
+        by_part = [self._transfer.receive(sent) for sent, _ in parts]
+        rounds = itertools.zip_longest(*by_part)
+        batches = [batch for batches in rounds for batch in batches if batch is not None]
+        return StepSamples(batches, sum(part_digest for _, part_digest in parts))
 
     def micro_batches(self, first: int) -> list[AnyBatch]:
         """Return the micro-batches of `read_step`."""
         return self.read_step(first).micro_batches
 
     def close(self) -> None:
-        """End the background thread. The loader cannot be used afterwards."""
-        self._ahead = None
-        self._thread.shutdown(cancel_futures=True)
+        """End the background threads. The loader cannot be used afterwards."""
+        self._ahead.clear()
+        self._threads.shutdown(cancel_futures=True)
 
     def sample_indices(self, first: int) -> list[list[int]]:
         """Return the sample indices of each micro-batch of a step on this replica.
@@ -114,21 +132,44 @@ class BatchLoader:
             for start in range(first, first + self._global_batch, stride)
         ]
 
-    def _take_ahead(self, first: int) -> tuple[SentBatches, int] | None:
-        """Return the result of `_read` in the thread, or None if it belongs to another step."""
-        if self._ahead is None:
-            return None
-        (ahead_first, future), self._ahead = self._ahead, None
-        read_ahead = future.result()
-        return read_ahead if ahead_first == first else None
+    def _take_ahead(self, first: int) -> "list[_Part]":
+        """Return what threads have read of a step; nothing if they have not read it.
 
-    def _read(self, first: int) -> tuple[SentBatches, int]:
-        """Read the step that begins with sample `first`; return its batches and their digest."""
+        Steps that are no longer ahead are dropped.
+        """
+        ahead = range(first, first + (self._reading.steps + 1) * self._global_batch)
+        stale = [step for step in self._ahead if step not in ahead[:: self._global_batch]]
+        try:
+            for step in stale:
+                for future in self._ahead.pop(step):
+                    if not future.cancel():
+                        future.result()
+            return [future.result() for future in self._ahead.pop(first, [])]
+        except BaseException:
+            self._ahead.clear()  # read again what an error may have spoiled
+            raise
+
+    def _read_ahead(self, first: int) -> None:
+        """Let the threads read the steps that follow the one that begins with sample `first`."""
+        workers = self._reading.workers
+        for number in range(1, self._reading.steps + 1):
+            step = first + number * self._global_batch
+            if step not in self._ahead:
+                batches = self.sample_indices(step)
+                parts = [batches[part::workers] for part in range(min(workers, len(batches)))]
+                self._ahead[step] = [self._threads.submit(self._read, part) for part in parts]
+
+    def _read(self, batches_of_indices: Sequence[Sequence[int]]) -> "_Part":
+        """Read micro-batches; return them, on their way to the device, and their digest."""
         batches = [
             self._make_batch([self._samples[index] for index in indices], indices)
-            for indices in self.sample_indices(first)
+            for indices in batches_of_indices
         ]
         return self._transfer.send(batches), digest(batches)
+
+
+_Part = tuple[SentBatches, int]
+"""Some micro-batches of a step, and the sum of their digests."""
 
 
 def causal_batch(rows: Sequence[Tokens], indices: Sequence[int]) -> Batch:

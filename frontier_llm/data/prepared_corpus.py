@@ -70,6 +70,19 @@ class TokenStream:
         starts = self._files.index.sequence_pointers
         return int(np.searchsorted(starts, int(token) * self._dtype.itemsize, side="right")) - 1
 
+    def documents_within(self, start: int, count: int) -> npt.NDArray[np.int64]:
+        """Return the first tokens of the documents that begin in a range of tokens, ascending."""
+        starts = self._files.index.sequence_pointers
+        limits = np.array([start, start + count]) * self._dtype.itemsize
+        first, stop = np.searchsorted(starts, limits)
+        within: npt.NDArray[np.int64] = starts[first:stop] // self._dtype.itemsize
+        return within
+
+    def document_lengths(self) -> npt.NDArray[np.int32]:
+        """Return the number of tokens of each document."""
+        lengths: npt.NDArray[np.int32] = self._files.index.sequence_lengths
+        return lengths
+
     def document_start(self, document: int) -> int:
         """Return the index of a document's first token."""
         return int(self._files.index.sequence_pointers[document]) // self._dtype.itemsize
@@ -101,9 +114,21 @@ def open_corpus(folder: Path, *, verify: bool = False) -> Corpus:
     if verify:
         _check_digest(folder / "train.bin", manifest.train.bin_sha256)
         _check_digest(folder / "validation.bin", manifest.validation.bin_sha256)
-    return Corpus(
-        manifest,
-        open_tokenizer(folder, manifest.eod),
+    return Corpus(manifest, open_tokenizer(folder, manifest.eod), *streams(folder, manifest))
+
+
+def streams(folder: Path, manifest: Manifest | None = None) -> tuple[TokenStream, TokenStream]:
+    """Open the token files of both splits of a prepared corpus: training and validation.
+
+    Args:
+        folder: folder that `prepare` returned.
+        manifest: its manifest; None: read it.
+
+    Raises:
+        DataError: a file is missing, has the wrong size or is damaged.
+    """
+    manifest = manifest or Manifest.load(folder / MANIFEST_FILE)
+    return (
         TokenStream(folder / "train", manifest, manifest.train),
         TokenStream(folder / "validation", manifest, manifest.validation),
     )
@@ -150,7 +175,7 @@ class Samples:
                 "  do: add text (for validation: or raise data.validation_percent), or lower "
                 "data.sequence_length"
             )
-        self._stream, self.sequence_length = stream, sequence_length
+        self.stream, self.sequence_length = stream, sequence_length
         self._shuffle, self._overlap = shuffle, overlap
         self._key = lru_cache(maxsize=4)(lambda epoch: make_key(digest, seed, epoch))
 
@@ -165,11 +190,15 @@ class Samples:
 
     def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
         """Return the tokens of sample `index` of the run: [L + overlap] int64."""
-        return self._stream.read(*self.token_range(index)).astype(np.int64)
+        return self.stream.read(*self.token_range(index)).astype(np.int64)
 
     def token_range(self, index: int) -> tuple[int, int]:
         """Return (first token, number of tokens) that sample `index` reads from the stream."""
         return self.window(index) * self.sequence_length, self.sequence_length + self._overlap
+
+    def ranges(self, index: int) -> list[tuple[int, int]]:
+        """Return `token_range` as the only range of tokens that sample `index` reads."""
+        return [self.token_range(index)]
 
 
 def check_tokenizer(folder: Path, manifest: Manifest) -> None:

@@ -5,17 +5,27 @@ its samples read, and a function that builds a micro-batch from windows.
 """
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import SENTINELS
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch_transfer import CPU
-from frontier_llm.data.corpora import BlendedSamples, Corpora, initial_schedule, prepare_all
+from frontier_llm.data.corpora import (
+    BlendedSamples,
+    Corpora,
+    CorpusSamples,
+    initial_schedule,
+    prepare_all,
+)
 from frontier_llm.data.corpus_build import Progress
-from frontier_llm.data.loader import BatchLoader, MakeBatch, Windows, causal_batch
+from frontier_llm.data.document_rows import BorderRows, DocumentBatches, DocumentSamples, RowWindows
+from frontier_llm.data.loader import BatchLoader, MakeBatch, Reading, Windows, causal_batch
+from frontier_llm.data.packed_samples import PackedSamples
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepared_corpus import Corpus, Samples
 from frontier_llm.data.spans import SpanCorruption
@@ -65,9 +75,10 @@ def make_loader(
         )
     make_batch = make_batch_maker(config, corpora)
     if not reads:
-        windows = _ZeroWindows(len(windows), data.sequence_length + 1)
+        windows = _without_tokens(windows, data)
+    reading = Reading(device, data.workers, data.prefetch)
     return BatchLoader(
-        windows, data.global_batch, data.micro_batch, data_rank, data_size, make_batch, device
+        windows, data.global_batch, data.micro_batch, data_rank, data_size, make_batch, reading
     )
 
 
@@ -88,7 +99,21 @@ class _ZeroWindows:
         return self._row
 
 
-def make_windows(config: RunConfig, corpora: Corpora, *, train: bool) -> Samples | BlendedSamples:
+def _without_tokens(windows: Windows, data: DataConfig) -> Windows:
+    """Return windows for a stage that reads no tokens, and borders of documents only if needed."""
+    if has_rows(data):
+        return BorderRows(cast(RowWindows, windows))
+    return _ZeroWindows(len(windows), data.sequence_length + 1)
+
+
+def has_rows(data: DataConfig) -> bool:
+    """Return whether windows are rows of documents (document_rows.py), not arrays of tokens."""
+    return data.documents == "separate" or data.packing == "best_fit"
+
+
+def make_windows(
+    config: RunConfig, corpora: Corpora, *, train: bool
+) -> CorpusSamples | BlendedSamples:
     """Return the windows of a run, by the index of the sample that reads them.
 
     Args:
@@ -100,12 +125,13 @@ def make_windows(config: RunConfig, corpora: Corpora, *, train: bool) -> Samples
         DataError: a split is shorter than one window.
     """
     samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
-    if len(samples) == 1:
+    if config.data.kind != "blend":
         return samples[0]
-    return BlendedSamples(samples, initial_schedule(corpora, config.trainer.seed))
+    by_name = dict(zip(corpora.names, samples, strict=True))
+    return BlendedSamples(by_name, initial_schedule(corpora, config.trainer.seed))
 
 
-def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> Samples:
+def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> CorpusSamples:
     """Return the samples of a run that reads only this corpus.
 
     Args:
@@ -118,16 +144,30 @@ def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> Samples:
     """
     # a GPT's window has one more token, the last label
     length, overlap = config.data.sequence_length, 1
+    stream = corpus.train if train else corpus.validation
+    seed, digest = config.trainer.seed, corpus.manifest.digest
+    if config.data.packing == "best_fit":
+        return PackedSamples(stream, length, seed, digest, shuffle=train)
     if config.data.objective == "spans":
         length, overlap = span_lengths(length).text, 0
-    return Samples(
-        corpus.train if train else corpus.validation,
-        length,
-        config.trainer.seed,
-        corpus.manifest.digest,
-        shuffle=train,
-        overlap=overlap,
-    )
+    samples = Samples(stream, length, seed, digest, shuffle=train, overlap=overlap)
+    return DocumentSamples(samples) if config.data.documents == "separate" else samples
+
+
+def describe_samples(config: RunConfig, corpora: Corpora) -> str:
+    """Return the number of training samples per epoch, and the share of padding if they have any.
+
+    Raises:
+        DataError: a split is shorter than one window.
+    """
+    data = config.data
+    count = sum(len(window_corpus(config, corpus, train=True)) for corpus in corpora.corpora)
+    text = f"{count:,} samples per epoch"
+    if data.packing == "best_fit":
+        tokens = corpora.manifest.train.tokens
+        padding = 1 - tokens / (count * data.sequence_length)
+        text += f" of whole documents, {padding:.2%} padding"
+    return text
 
 
 def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
@@ -138,7 +178,10 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
     """
     tokenizer = corpora.tokenizer
     check_vocabulary(config, tokenizer)
-    if config.data.objective != "spans":
+    data = config.data
+    if has_rows(data):
+        return DocumentBatches(separate=data.documents == "separate").batch
+    if data.objective != "spans":
         return causal_batch
     length = config.data.sequence_length
     key = make_key("spans", corpora.manifest.digest, config.trainer.seed)

@@ -13,6 +13,7 @@ Sources: Narayanan et al., SC'21 (arXiv:2104.04473), section 5.1 and appendix; P
 (arXiv:2204.02311), appendix B for MFU and HFU.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frontier_llm.config.model import ModelConfig
@@ -55,10 +56,10 @@ def forward_flops(
         causal: whether only the unmasked half of the decoder's scores counts.
     """
     lengths = sample_lengths(model, sequence_length)
-    encoder = layer_flops(model, 0, lengths, causal=causal)
-    decoder = layer_flops(model, model.encoder_layers, lengths, causal=causal)
-    decoder_layers = model.layers - model.encoder_layers
-    kinds = ((model.encoder_layers, encoder), (decoder_layers, decoder))
+    kinds = [
+        (len(alike), layer_flops(model, alike[0], lengths, causal=causal))
+        for alike in equal_layers(model, range(model.layers))
+    ]
     return ForwardFlops(
         projections=sum(layers * flops.projections for layers, flops in kinds),
         attention=sum(layers * flops.attention for layers, flops in kinds),
@@ -75,7 +76,7 @@ def layer_flops(
     tokens = lengths.encoder if in_encoder else lengths.decoder
     query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
     projections = 2 * tokens * model.hidden * (2 * query + 2 * key_value)
-    attention = 2 * 2 * tokens * tokens * query * (0.5 if causal and not in_encoder else 1)
+    attention = 2 * 2 * query * score_pairs(model, layer, tokens, causal=causal and not in_encoder)
     if model.reads_encoder(layer):
         # queries and outputs of the decoder's tokens, keys and values of the encoder's tokens
         decoder_side, encoder_side = 2 * query * tokens, 2 * key_value * lengths.encoder
@@ -84,6 +85,35 @@ def layer_flops(
     matrices = 3 if model.gated else 2
     feed_forward = 2 * tokens * model.hidden * model.ffn * matrices
     return ForwardFlops(projections, attention, feed_forward, head=0.0)
+
+
+def equal_layers(model: ModelConfig, layers: range) -> list[Sequence[int]]:
+    """Divide consecutive layers into sets of layers with the same operations.
+
+    Encoder layers differ from decoder layers, and layers with a window from those without.
+    """
+    border = min(max(model.encoder_layers, layers.start), layers.stop)
+    parts: list[Sequence[int]] = [range(layers.start, border), range(border, layers.stop)]
+    if model.window is not None:
+        parts = [
+            [x for x in layers if model.layer_window(x)],
+            [x for x in layers if not model.layer_window(x)],
+        ]
+    return [part for part in parts if part]
+
+
+def score_pairs(model: ModelConfig, layer: int, tokens: int, *, causal: bool) -> float:
+    """Count the scores of a layer's self attention, per head and sample.
+
+    Args:
+        model: the model.
+        layer: number of the layer in the model.
+        tokens: s, tokens per sample.
+        causal: whether only unmasked scores count: half of s^2, or s * w - w^2 / 2 with a window of
+            w tokens. Otherwise s^2 count, or s * w.
+    """
+    reach = min(tokens, model.layer_window(layer) or tokens)
+    return reach * (tokens - reach / 2) if causal else float(tokens * reach)
 
 
 def step_model_flops(model: ModelConfig, sequence_length: int, samples: int) -> float:

@@ -66,6 +66,8 @@ class ResolvedLayout:
     """`none`, `selective` or `full`."""
     attention: str
     """`sdpa` or `flex`."""
+    documents: str
+    """`joined` or `separate`."""
     precision: str
     """Compute format: `fp32`, `bf16` or `fp16`."""
     micro_batch: int
@@ -125,6 +127,7 @@ class ResolvedLayout:
             sequence_parallel=parallel.sequence,
             recompute=config.recompute,
             attention=config.attention,
+            documents=data.documents,
             precision="bf16" if compute_format == "auto" else compute_format,
             micro_batch=data.micro_batch,
             micro_batches=data.global_batch // (max(1, grid.data) * data.micro_batch),

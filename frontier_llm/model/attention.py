@@ -4,10 +4,12 @@ The backward pass never needs a stored matrix of all scores (queries times keys)
 torch's flash attention is used, which is available on CUDA, ROCm and CPU. It cannot compute the
 gradient of relative positions, and on a CPU it has no dropout. In these two cases attention is
 computed in blocks of queries, and each block is computed again in the backward pass. On a GPU,
-FlexAttention can compute relative positions instead (flex.py).
+FlexAttention can compute relative positions instead (flex.py). Windows, documents and capped scores
+are in confined.py.
 """
 
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,13 +22,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from frontier_llm.model.confined import (
+    Documents,
+    Scores,
+    confined_attention,
+    query_block,
+    repeat_heads,
+)
+from frontier_llm.model.confined_flex import FlexMasks
 from frontier_llm.model.flex import FlexScores
 from frontier_llm.model.relative import block_bias
-
-QUERY_BLOCK = 128
-"""Queries per block on a CPU."""
-DEVICE_QUERY_BLOCK = 1024
-"""Queries per block on a GPU, which smaller blocks would not keep busy."""
 
 
 def in_blocks(device: torch.device, dropout: float, *, relative: bool) -> bool:
@@ -38,11 +43,6 @@ def in_blocks(device: torch.device, dropout: float, *, relative: bool) -> bool:
         relative: whether a bias for relative positions is added to the scores.
     """
     return relative or (dropout > 0 and device.type == "cpu")
-
-
-def query_block(device: torch.device) -> int:
-    """Return the number of queries per block, if attention is computed in blocks."""
-    return QUERY_BLOCK if device.type == "cpu" else DEVICE_QUERY_BLOCK
 
 
 class SdpaAttention(MegatronModule):
@@ -62,6 +62,7 @@ class SdpaAttention(MegatronModule):
         attention_dropout: float | None = None,
         softmax_scale: float | None = None,
         recompute: bool = False,
+        scores: Scores | None = None,
         **_: Any,
     ) -> None:
         """Initialise the module, which has no parameters.
@@ -75,6 +76,7 @@ class SdpaAttention(MegatronModule):
                 `config`.
             softmax_scale: factor by which scores are multiplied; None = 1 / sqrt(d).
             recompute: whether flash attention is computed again in the backward pass.
+            scores: window and bound of causal scores; None = none.
 
         Raises:
             NotImplementedError: the mask is neither causal nor padding.
@@ -88,6 +90,7 @@ class SdpaAttention(MegatronModule):
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.softmax_scale = softmax_scale
         self.recompute = recompute
+        self.scores = replace(scores or Scores(), scale=softmax_scale)
 
     def forward(
         self,
@@ -95,7 +98,7 @@ class SdpaAttention(MegatronModule):
         key_tbgd: Tensor,
         value_tbgd: Tensor,
         attention_mask: Tensor | None = None,
-        attention_bias: Tensor | FlexScores | None = None,
+        attention_bias: Tensor | FlexScores | FlexMasks | Documents | None = None,
         **_: Any,
     ) -> Tensor:
         """Compute the attention output.
@@ -108,7 +111,8 @@ class SdpaAttention(MegatronModule):
                 padding. Must be None if causal, because causal inputs have padding only at the end.
             attention_bias: [2r + 1, h], the number that is added to a score, for each distance
                 (key position - query position) from -r to r (see `RelativePositions`); or, for
-                FlexAttention, the bias and the mask; None = no bias.
+                FlexAttention, the bias and the mask; or the documents of the samples, in which case
+                a token reads its own document only; None = no bias, one document per sample.
 
         Returns:
             [s, b, h * d], with the dtype of the query.
@@ -120,10 +124,16 @@ class SdpaAttention(MegatronModule):
         # Tensor-parallel ranks have different heads, so they must draw different dropout masks.
         # With sequence parallelism the whole layer already runs with the rank's own random stream.
         needs_own_stream = dropout > 0 and not self.config.sequence_parallel
+        scores = replace(self.scores, dropout=dropout)
         with get_cuda_rng_tracker().fork() if needs_own_stream else nullcontext():
             if isinstance(attention_bias, FlexScores):
                 assert dropout == 0, "FlexAttention has no dropout"
                 context_bhsd = attention_bias.attend(query, key, value, self.softmax_scale)
+            elif isinstance(attention_bias, FlexMasks):
+                context_bhsd = attention_bias.attend(query, key, value, scores)
+            elif isinstance(attention_bias, Documents) or scores.is_confined:
+                assert not isinstance(attention_bias, Tensor), "relative positions have no window"
+                context_bhsd = confined_attention(query, key, value, scores, attention_bias)
             elif in_blocks(query.device, dropout, relative=attention_bias is not None):
                 context_bhsd = self._by_blocks(query, key, value, mask, attention_bias, dropout)
             else:
@@ -134,19 +144,14 @@ class SdpaAttention(MegatronModule):
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float
     ) -> Tensor:
         """Compute the output with torch's flash attention."""
-        is_grouped = key.shape[1] != query.shape[1]
-        if is_grouped and query.device.type == "cpu":
-            # the CPU's flash kernel needs as many key heads as query heads
-            queries_per_key = query.shape[1] // key.shape[1]
-            key, value = (x.repeat_interleave(queries_per_key, dim=1) for x in (key, value))
-            is_grouped = False
+        key, value = repeat_heads(query, key, value)
         attend = partial(
             scaled_dot_product_attention,
             attn_mask=mask,
             dropout_p=dropout,
             is_causal=self.causal,
             scale=self.softmax_scale,
-            enable_gqa=is_grouped,
+            enable_gqa=key.shape[1] != query.shape[1],
         )
         if not self.recompute:
             return attend(query, key, value)

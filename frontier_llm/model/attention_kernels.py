@@ -11,8 +11,10 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.flops import equal_layers
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.model.attention import in_blocks, query_block
+from frontier_llm.model.attention import in_blocks
+from frontier_llm.model.confined import query_block
 from frontier_llm.model.flex import uses_flex
 from frontier_llm.model.transformer import DTYPES
 
@@ -37,10 +39,15 @@ def attention_kernels(layout: ResolvedLayout, device: torch.device) -> dict[str,
     """
     kernels, flex = {}, uses_flex(layout.attention, device)
     for kind in _kinds(layout):
-        if kind.relative and flex:
+        if (kind.relative or kind.is_confined) and flex:
             kernels[kind.name] = "FlexAttention, as attention=flex asks for"
             continue
-        blocks = in_blocks(device, layout.model.attention_dropout, relative=kind.relative)
+        if kind.capped:
+            kernels[kind.name] = "matrix products, in blocks of queries"
+            continue
+        blocks = kind.window is not None or in_blocks(
+            device, layout.model.attention_dropout, relative=kind.relative
+        )
         kernel = NAMES[SDPBackend(torch._fused_sdp_choice(**_call(layout, device, kind, blocks)))]
         if kernel == "math" and not blocks and device.type != "cpu":
             raise ConfigError(
@@ -51,7 +58,9 @@ def attention_kernels(layout: ResolvedLayout, device: torch.device) -> dict[str,
                 "set precision=bf16 or fp16, and a width that is a multiple of 8 and at most 256",
             )
         kernels[kind.name] = f"{kernel}, in blocks of queries" if blocks else kernel
-        if kind.relative and layout.attention == "flex":
+        if kind.separate:
+            kernels[kind.name] += ", one document at a time"
+        if (kind.relative or kind.is_confined) and layout.attention == "flex":
             kernels[kind.name] += " (attention=flex is for GPUs)"
     return kernels
 
@@ -67,13 +76,29 @@ class _Kind(NamedTuple):
     causal: bool = False
     relative: bool = False
     """Whether relative positions are added to the scores."""
+    window: int | None = None
+    """Keys that a query reads at most; None = no window."""
+    capped: bool = False
+    """Whether scores are capped."""
+    separate: bool = False
+    """Whether a query reads its own document only."""
+
+    @property
+    def is_confined(self) -> bool:
+        """Whether confined.py computes it."""
+        return self.window is not None or self.capped or self.separate
 
 
 def _kinds(layout: ResolvedLayout) -> Iterator[_Kind]:
     """Yield the kinds of attention of a model."""
     encoder, decoder = layout.lengths.encoder, layout.lengths.decoder
     if layout.model.kind == "gpt":
-        yield _Kind("causal", decoder, decoder, causal=True)
+        capped = layout.model.attention_softcap is not None
+        for layers in equal_layers(layout.model, range(layout.model.layers)):
+            window = layout.model.layer_window(layers[0])
+            name = "causal" if window is None else f"window of {window} tokens"
+            separate = layout.documents == "separate"
+            yield _Kind(name, decoder, decoder, True, False, window, capped, separate)
         return
     yield _Kind("encoder", encoder, encoder, relative=True)
     yield _Kind("decoder", decoder, decoder, causal=True, relative=True)
@@ -90,27 +115,30 @@ def _call(
         device: of the tensors.
         kind: the attention.
         blocks: whether it is computed in blocks of queries. The arguments are those of the last
-            block, which reads all keys.
+            block, which reads all keys, or those of its window.
     """
     model, tensor, dtype = layout.model, layout.grid.tensor, DTYPES[layout.precision]
     heads, key_heads = model.heads // tensor, model.kv_heads // tensor
     if device.type == "cpu":
         key_heads = heads  # SdpaAttention repeats them
     queries = min(query_block(device), kind.queries) if blocks else kind.queries
+    keys = kind.keys
+    if kind.window is not None:
+        keys = min(keys, queries + kind.window - 1)
     query, key, value = (
         # as megatron's layers make them: [tokens, samples, heads, width], permuted
         torch.empty(
             tokens, 1, count, model.head_dim, dtype=dtype, device=device
         ).requires_grad_().permute(1, 2, 0, 3)
-        for tokens, count in ((queries, heads), (kind.keys, key_heads), (kind.keys, key_heads))
+        for tokens, count in ((queries, heads), (keys, key_heads), (keys, key_heads))
     )  # fmt: skip
     mask = None
     if kind.relative:
-        mask = torch.empty(1, heads, queries, kind.keys, dtype=dtype, device=device)
+        mask = torch.empty(1, heads, queries, keys, dtype=dtype, device=device)
         mask.requires_grad_()
     elif blocks or not kind.causal:  # of a block, or of padding
         rows = queries if kind.causal else 1
-        mask = torch.ones(1, 1, rows, kind.keys, dtype=torch.bool, device=device)
+        mask = torch.ones(1, 1, rows, keys, dtype=torch.bool, device=device)
     return {
         "query": query,
         "key": key,

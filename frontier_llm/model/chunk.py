@@ -38,12 +38,12 @@ def make_chunk(
         groups: coordinates and process groups of this rank.
         kernels: implementation of the norms.
     """
-    model, megatron = layout.model, groups.megatron
+    megatron = groups.megatron
     chunk: Chunk
-    if model.kind == "t5":
+    if layout.model.kind == "t5":
         chunk = EncoderDecoder(layout, model_chunk, transformer, megatron, kernels)
     else:
-        chunk = Gpt(model, model_chunk, layout.sequence_length, transformer, megatron, kernels)
+        chunk = Gpt(layout, model_chunk, transformer, megatron, kernels)
     if kernels.compiles_layers:
         _compile_layers(chunk)
     return chunk

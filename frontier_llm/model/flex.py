@@ -87,20 +87,44 @@ class FlexScores:
         def add_bias(score: Any, _: Any, head: Any, query_at: Any, key_at: Any) -> Any:
             return score + bias[head, key_at - query_at + middle]
 
-        # trainer/callbacks/kernel_trial.py may turn torch.compile off: all scores would be stored
-        is_inside = torch.compiler.is_compiling()
-        with nullcontext() if is_inside else torch.compiler.set_stance("default"):
-            result: Tensor = _compiled(COMPILER)(
-                query,
-                key,
-                value,
-                score_mod=add_bias,
-                block_mask=self.blocks,
-                scale=scale,
-                enable_gqa=key.shape[1] != query.shape[1],
-                kernel_options=OPTIONS,
-            )
-        return result
+        return run_flex(query, key, value, add_bias, self.blocks, scale)
+
+
+def run_flex(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    change_score: Any,
+    blocks: BlockMask | None,
+    scale: float | None,
+) -> Tensor:
+    """Compute attention by generated kernels.
+
+    Args:
+        query: [b samples, h heads, s tokens, d].
+        key: [b, g, s, d], where g divides h.
+        value: [b, g, s, d].
+        change_score: function of (score, sample, head, query, key); None = scores are not changed.
+        blocks: the masked scores; None if no score is masked.
+        scale: factor of the scores before they are changed; None = 1 / sqrt(d).
+
+    Returns:
+        [b, h, s, d], with the dtype of the query.
+    """
+    # trainer/callbacks/kernel_trial.py may turn torch.compile off: all scores would be stored
+    is_inside = torch.compiler.is_compiling()
+    with nullcontext() if is_inside else torch.compiler.set_stance("default"):
+        result: Tensor = _compiled(COMPILER)(
+            query,
+            key,
+            value,
+            score_mod=change_score,
+            block_mask=blocks,
+            scale=scale,
+            enable_gqa=key.shape[1] != query.shape[1],
+            kernel_options=OPTIONS,
+        )
+    return result
 
 
 @cache
@@ -117,7 +141,7 @@ def _causal_blocks(tokens: int, device: torch.device) -> BlockMask:
 
     at = torch.arange(-(-tokens // BLOCK), device=device)
     before, same = at[None, :] < at[:, None], at[None, :] == at[:, None]
-    return _block_mask(before[None, None], same[None, None], is_read, tokens)
+    return block_mask(before[None, None], same[None, None], is_read, tokens)
 
 
 def _padding_blocks(mask: Tensor) -> BlockMask:
@@ -130,10 +154,10 @@ def _padding_blocks(mask: Tensor) -> BlockMask:
     count = -(-tokens // BLOCK)
     of_block = F.pad(mask, (0, count * BLOCK - tokens)).view(samples, 1, 1, count, BLOCK)
     whole, any_token = (x.expand(-1, -1, count, -1) for x in (of_block.all(-1), of_block.any(-1)))
-    return _block_mask(whole, any_token & ~whole, is_read, tokens)
+    return block_mask(whole, any_token & ~whole, is_read, tokens)
 
 
-def _block_mask(whole: Tensor, partial: Tensor, is_read: Any, tokens: int) -> BlockMask:
+def block_mask(whole: Tensor, partial: Tensor, is_read: Any, tokens: int) -> BlockMask:
     """Describe the blocks of scores, without a matrix of queries times keys.
 
     Args:

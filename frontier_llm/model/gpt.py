@@ -1,14 +1,20 @@
 """Define the module of a GPT's model chunk, a range of consecutive layers."""
 
+from typing import Any
+
+import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from frontier_llm.config.model import ModelConfig
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.model.confined import Documents
+from frontier_llm.model.confined_flex import FlexMasks
+from frontier_llm.model.flex import uses_flex
 from frontier_llm.model.layer_specs import decoder_block
 from frontier_llm.model.linear import ColumnLinear, ScaledHead
 from frontier_llm.model.loss import TokenLosses, token_losses
@@ -22,9 +28,8 @@ class Gpt(GPTModel):
 
     def __init__(
         self,
-        model: ModelConfig,
+        layout: ResolvedLayout,
         model_chunk: ModelChunk,
-        sequence_length: int,
         config: TransformerConfig,
         groups: ProcessGroupCollection,
         kernels: Kernels,
@@ -32,20 +37,23 @@ class Gpt(GPTModel):
         """Build the modules of one model chunk.
 
         Args:
-            model: configuration of the whole model.
+            layout: how the whole model is divided over ranks.
             model_chunk: layers of this chunk, and whether it has the embedding and the head.
-            sequence_length: maximum number of tokens per sample.
             config: megatron's configuration.
             groups: process groups of this rank, as megatron's modules expect them.
             kernels: implementation of the norms.
         """
-        self.vocabulary = model.vocabulary
+        model = layout.model
+        self.vocabulary, self._attention = model.vocabulary, layout.attention
+        self._windows = {model.layer_window(number) for number in model_chunk.layers}
+        self._restarts = False  # whether positions of this pass restart at each document
+        self._is_confined = model.window is not None or model.attention_softcap is not None
         self.model_chunk, self.stacks = model_chunk, chunk_stacks(model, model_chunk)
         super().__init__(
             config=config,
-            transformer_layer_spec=decoder_block(len(model_chunk.layers), model, kernels),
+            transformer_layer_spec=decoder_block(model_chunk.layers, model, kernels),
             vocab_size=padded_vocabulary(model, config.tensor_model_parallel_size),
-            max_sequence_length=sequence_length,
+            max_sequence_length=layout.sequence_length,
             pre_process=model_chunk.has_embedding,
             post_process=model_chunk.has_head,
             share_embeddings_and_output_weights=model.tied,
@@ -58,6 +66,70 @@ class Gpt(GPTModel):
             # GPTModel builds megatron's layer and has no argument for its class
             self.output_layer.__class__ = ColumnLinear if model.width_factor == 1 else ScaledHead
             self.output_layer.input_factor = model.width_factor
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: None = None,
+        labels: Tensor | None = None,
+        cumulative_lengths: Tensor | None = None,
+    ) -> Tensor | TokenLosses:
+        """Run this model chunk.
+
+        Args:
+            input_ids: [b, s] int64.
+            position_ids: [b, s] int64, the position of each token in its document.
+            attention_mask: None, because the attention core applies the causal mask itself.
+            labels: [b, s] int64; None = the last chunk returns logits instead of losses.
+            cumulative_lengths: [b, k] int32, the borders of the documents (model/confined.py); None
+                = a sample is one document.
+
+        Returns:
+            On the last chunk the losses of [b, s] tokens, or without labels the logits,
+            [b, s, this tensor rank's part of the padded vocabulary]. On other chunks the
+            activations for the next chunk, [s, b, hidden]; with sequence parallelism only those of
+            this rank's tokens.
+        """
+        documents = None
+        if cumulative_lengths is not None:
+            documents = Documents(cumulative_lengths, input_ids.shape[1])
+        self._restarts = documents is not None
+        output: Tensor | TokenLosses = super().forward(
+            input_ids,
+            position_ids,
+            attention_mask,
+            labels=labels,
+            extra_block_kwargs={"attention_bias": self._limits(input_ids, documents)},
+        )
+        return output
+
+    def _limits(
+        self, input_ids: Tensor, documents: Documents | None
+    ) -> FlexMasks | Documents | None:
+        """Return what attention reads, in the form that the layers of this pass take.
+
+        Passes without gradients do not use FlexAttention: they have many lengths, for each of which
+        it would be compiled again.
+        """
+        is_confined = self._is_confined or documents is not None
+        uses = uses_flex(self._attention, input_ids.device) and torch.is_grad_enabled()
+        if not (is_confined and uses):
+            return documents
+        return FlexMasks.of(self._windows, input_ids.shape[1], documents, input_ids.device)
+
+    def _preprocess(
+        self, input_ids: Tensor, position_ids: Tensor, *arguments: Any, **options: Any
+    ) -> tuple[Any, ...]:
+        """Return the inputs of the layers; megatron calls this method.
+
+        megatron's rotary angles belong to the positions 0, 1, 2, ...; here each token gets the
+        angles of its position in its document: [s, b, 1, r] instead of [s, 1, 1, r].
+        """
+        hidden, angles, *rest = super()._preprocess(input_ids, position_ids, *arguments, **options)
+        if angles is not None and self._restarts:
+            angles = angles[position_ids.T].flatten(2, 3)
+        return hidden, angles, *rest
 
     def setup_embeddings_and_output_layer(self) -> None:
         """Skip megatron's broadcast of a tied embedding between the first and the last stage.

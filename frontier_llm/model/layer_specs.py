@@ -1,5 +1,6 @@
 """Specify megatron's transformer layers: which class is used for each submodule of a layer."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,30 +22,44 @@ from megatron.core.transformer.transformer_layer import (
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.model.attention import SdpaAttention
+from frontier_llm.model.confined import Scores
 from frontier_llm.model.layer_modules import Norm, ParallelResidualLayer
 from frontier_llm.model.linear import ColumnLinear, RowLinear
 from frontier_llm.model.rotary import RotarySelfAttention
 
 
-def decoder_block(layers: int, model: ModelConfig, kernels: Kernels) -> TransformerBlockSubmodules:
+def decoder_block(
+    layers: Sequence[int], model: ModelConfig, kernels: Kernels
+) -> TransformerBlockSubmodules:
     """Specify a stack of causal layers. megatron adds the final norm after the model's last layer.
 
     Args:
-        layers: number of layers in this model chunk.
-        model: configuration of the model, of which `residual` (parallel or sequential) is used.
+        layers: numbers of the layers of this model chunk in the model.
+        model: configuration of the model, of which `residual` (parallel or sequential) and the
+            limits of attention are used.
         kernels: implementation of the norms.
     """
-    layer = layer_spec(kernels, causal=True)
-    if model.residual == "parallel":
-        layer.module = ParallelResidualLayer
     return TransformerBlockSubmodules(
-        layer_specs=[layer] * layers,
+        layer_specs=[_gpt_layer(number, model, kernels) for number in layers],
         layer_norm=ModuleSpec(module=Norm, params=_norm_parameters(kernels)),
     )
 
 
+def _gpt_layer(number: int, model: ModelConfig, kernels: Kernels) -> ModuleSpec:
+    scores = Scores(window=model.layer_window(number), cap=model.attention_softcap)
+    layer = layer_spec(kernels, causal=True, scores=scores)
+    if model.residual == "parallel":
+        layer.module = ParallelResidualLayer
+    return layer
+
+
 def layer_spec(
-    kernels: Kernels, *, causal: bool, reads_encoder: bool = False, recompute: bool = False
+    kernels: Kernels,
+    *,
+    causal: bool,
+    reads_encoder: bool = False,
+    recompute: bool = False,
+    scores: Scores | None = None,
 ) -> ModuleSpec:
     """Specify one layer.
 
@@ -53,9 +68,10 @@ def layer_spec(
         causal: whether a token attends only to itself and to earlier tokens.
         reads_encoder: whether the layer also attends to the encoder's output.
         recompute: whether attention is computed again in the backward pass.
+        scores: window and bound of the scores of a causal layer; None = none.
     """
     norm = ModuleSpec(module=Norm, params=_norm_parameters(kernels))
-    core = partial(SdpaAttention, recompute=recompute)
+    core = partial(SdpaAttention, recompute=recompute, scores=scores)
     mask = AttnMaskType.causal if causal else AttnMaskType.padding
     # "bda" stands for megatron's function that adds bias, dropout and residual
     submodules: dict[str, Any] = {

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from frontier_llm.config.model import ModelConfig
+from frontier_llm.geometry.flops import equal_layers, score_pairs
 from frontier_llm.geometry.inventory import padded_vocabulary
-from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
+from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.geometry.resolved import ResolvedLayout
 
 
@@ -42,6 +43,8 @@ class Attention(NamedTuple):
     causal: bool
     cross: bool = False
     """Whether keys and values come from the encoder."""
+    layer: int = 0
+    """Number of a layer with this attention, which decides whether it has a window."""
 
 
 @dataclass(frozen=True)
@@ -120,23 +123,25 @@ def chunk_blocks(layout: ResolvedLayout, chunk: ModelChunk) -> Blocks:
 
 def stage_blocks(layout: ResolvedLayout, chunks: Sequence[ModelChunk]) -> list[Blocks]:
     """Return the distinct layers of each model chunk and the number of each."""
-    stacks_of = [chunk_stacks(layout.model, chunk) for chunk in chunks]
-    of_stacks = {
-        name: layer_block(layout, _attentions(layout, name))
-        for name in {stack.name for stacks in stacks_of for stack in stacks}
-    }
-    return [
-        [(of_stacks[stack.name], len(stack.layers)) for stack in stacks] for stacks in stacks_of
-    ]
+    model, blocks = layout.model, dict[tuple[bool, int | None], Block]()
+    found: list[Blocks] = [[] for _ in chunks]
+    for chunk, of_chunk in zip(chunks, found, strict=True):
+        for layers in equal_layers(model, chunk.layers):
+            first = layers[0]
+            kind = first < model.encoder_layers, model.layer_window(first)
+            if kind not in blocks:
+                blocks[kind] = layer_block(layout, _attentions(layout, first))
+            of_chunk.append((blocks[kind], len(layers)))
+    return found
 
 
-def _attentions(layout: ResolvedLayout, stack: str) -> list[Attention]:
-    """Return the attentions of a layer of the stack `encoder` or `decoder`."""
-    lengths = layout.lengths
-    if stack == "encoder":
+def _attentions(layout: ResolvedLayout, layer: int) -> list[Attention]:
+    """Return the attentions of a layer."""
+    model, lengths = layout.model, layout.lengths
+    if layer < model.encoder_layers:
         return [Attention(lengths.encoder, lengths.encoder, causal=False)]
-    attentions = [Attention(lengths.decoder, lengths.decoder, causal=True)]
-    if layout.model.encoder_layers:
+    attentions = [Attention(lengths.decoder, lengths.decoder, causal=True, layer=layer)]
+    if model.encoder_layers:
         attentions.append(Attention(lengths.decoder, lengths.encoder, causal=False, cross=True))
     return attentions
 
@@ -188,7 +193,10 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
         )
     else:
         inputs = (Product(queries, model.hidden, query_width + 2 * key_width),)
-    score_pairs = attention.queries * attention.keys * samples
+    all_pairs = attention.queries * attention.keys * samples
+    read_pairs: float = all_pairs
+    if attention.causal:
+        read_pairs = samples * score_pairs(model, attention.layer, attention.queries, causal=True)
     rotated = queries * query_width + keys * key_width if model.positions == "rotary" else 0
     # FlexAttention does not store the bias for relative positions
     relative = model.positions == "relative" and not attention.cross
@@ -200,8 +208,8 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
     output = Product(queries, query_width, model.hidden)
     return _AttentionPart(
         products=(*inputs, output),
-        flops=4.0 * score_pairs * query_width * (0.5 if attention.causal else 1.0),
-        scores=score_pairs * model.heads / tensor,
+        flops=4.0 * read_pairs * query_width,
+        scores=all_pairs * model.heads / tensor,
         moved=2.0 * rotated + 2 * queries * query_width + 2 * bias,
         kept=kept,
         factors=sum(column_factors(layout, product) for product in inputs) + row_factors(output),

@@ -155,7 +155,7 @@ def build_context(
         meter=StepMeter(config, throughput, progress, checkpoints, corpus, logs=is_first),
         progress=progress,
         checkpoints=checkpoints,
-        restorer=Restorer(config, world, states, shapes, corpus.manifest.digest),
+        restorer=Restorer(config, world, states, shapes, corpus.manifest),
         control=RunControl(watchdog, StopRequest.of_rank(config, world)),
     )
 

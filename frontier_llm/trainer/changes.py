@@ -17,7 +17,8 @@ _GUARDED = ("model", "data", "optimizer", "trainer.seed", "trainer.steps")
 """Sections and keys that determine the losses. They may change only if `run.allow_changes` names
 them."""
 _FREE = (
-    "model.name", "data.name", "data.path", "data.directory", "data.micro_batch",
+    "model.name", "data.name", "data.path", "data.directory", "data.micro_batch", "data.workers",
+    "data.prefetch",
 )  # fmt: skip
 """Keys in the guarded sections that may change, because they do not change the losses."""
 _IRRELEVANT = ("run", "callbacks")

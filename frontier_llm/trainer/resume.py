@@ -17,6 +17,7 @@ from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.restore import check_model, check_stored, load, load_masters
 from frontier_llm.checkpoint.retention import void_later
 from frontier_llm.config.run import RunConfig
+from frontier_llm.data.corpus_manifest import Manifest as CorpusManifest
 from frontier_llm.errors import CheckpointError, ConfigError
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.sharded_states import ShardedStates
@@ -51,7 +52,7 @@ class Restorer:
         world: World,
         states: ShardedStates,
         shapes: Mapping[str, tuple[int, ...]],
-        corpus_digest: str,
+        corpus: CorpusManifest,
     ) -> None:
         """Initialise without reading anything.
 
@@ -60,10 +61,10 @@ class Restorer:
             world: number, host and node of this rank among all ranks.
             states: the states of this rank, which are overwritten.
             shapes: shapes of all trained tensors of the whole model, by name.
-            corpus_digest: digest of the corpus that the run reads.
+            corpus: manifest of the corpora that the run reads.
         """
         self._config, self._world, self._states = config, world, states
-        self._shapes, self._corpus_digest = shapes, corpus_digest
+        self._shapes, self._corpus = shapes, corpus
 
     def restore(self, before: int | None = None) -> Resumed | None:
         """Load the newest checkpoint that every rank can read.
@@ -138,7 +139,7 @@ class Restorer:
         now = config.model_dump(mode="json")
         differences = changes(meta["config"], now)
         refuse(differences, now, config.run.allow_changes)
-        self._check_corpus(meta["corpus"])
+        self._check_corpus(meta)
         check_model(checkpoint, self._shapes)
         factors = self._states.factors
         load(
@@ -150,15 +151,20 @@ class Restorer:
         )
         return Resumed(checkpoint.folder, checkpoint.step, meta, differences)
 
-    def _check_corpus(self, saved_digest: str) -> None:
-        """Refuse a corpus that differs from the checkpoint's, unless it is allowed."""
-        data = self._config.data
+    def _check_corpus(self, meta: Mapping[str, Any]) -> None:
+        """Refuse a corpus that differs from the checkpoint's, unless it is allowed.
+
+        A blend may get more corpora with the same tokenizer, if its corpora may change.
+        """
+        data, found = self._config.data, self._corpus.digest
         allowed = {"data", "data.path"} & set(self._config.run.allow_changes)
-        if saved_digest != self._corpus_digest and not allowed:
+        if data.kind == "blend" and meta.get("tokenizer") == self._corpus.tokenizer_sha256:
+            allowed |= {"data.corpora"} & set(self._config.run.allow_changes)
+        if meta["corpus"] != found and not allowed:
             raise ConfigError(
                 "data.path",
-                f"{data.path or data.name}, with digest {self._corpus_digest}",
-                f"the corpus that the run has read so far, with digest {saved_digest}",
+                f"{data.path or data.name}, with digest {found}",
+                f"the corpus that the run has read so far, with digest {meta['corpus']}",
                 "use the same text and tokenizer, or allow it: run.allow_changes=[data.path]",
             )
 

@@ -34,6 +34,7 @@ class Sampler:
         self._vocabulary = min(config.model.vocabulary, tokenizer.vocabulary)
         self._window = config.data.sequence_length
         self._fills_spans = config.model.kind == "t5"
+        self._documents_join = config.data.documents == "joined"
         self._pipeline = Pipeline(model, groups)
         self._device = next(model.chunks[0].parameters()).device
 
@@ -87,7 +88,10 @@ class Sampler:
         """Return the model's input, and the position whose logits give the next token."""
         if self._fills_spans:
             return self._encoder_decoder_batch(prompt, written)
-        context = [self._tokenizer.eod, *prompt, *written][-self._window :]
+        context = [*prompt, *written]
+        if self._documents_join or not context:  # else no document follows the end of another one
+            context = [self._tokenizer.eod, *context]
+        context = context[-self._window :]
         tokens = self._padded(context)
         positions = torch.arange(tokens.shape[1])[None]
         return Batch(tokens, tokens, positions), len(context) - 1

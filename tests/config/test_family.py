@@ -51,6 +51,26 @@ REFUSED = {
         {"attention": "flex", "model.head_dim": 8},
         "model.head_dim",
     ),
+    "a window in an encoder-decoder": (T5, 4, {"model.window": 8}, "model.window"),
+    "capped scores in an encoder-decoder": (
+        T5,
+        4,
+        {"model.attention_softcap": 50.0},
+        "model.attention_softcap",
+    ),
+    "separate documents in an encoder-decoder": (
+        T5,
+        4,
+        {"data.documents": "separate"},
+        "data.documents",
+    ),
+    "packed documents in an encoder-decoder": (T5, 4, {"data.packing": "best_fit"}, "data.packing"),
+    "layers with a window that is not given": (
+        GPT,
+        4,
+        {"model.window_every": 2},
+        "model.window_every",
+    ),
     "muP in an encoder-decoder": (T5, 4, {"model.mup_base_head_dim": 8}, "model.mup_base_head_dim"),
     "muP without the width of a head": (
         GPT,

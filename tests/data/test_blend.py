@@ -79,6 +79,40 @@ def test_equal_weights_add_no_segment_and_a_rewind_drops_later_segments():
         schedule.changed(10, {"en": 1.0})
 
 
+@given(
+    st.integers(1, BLOCK + 500),
+    st.integers(1, BLOCK + 500),
+    st.lists(st.floats(0.01, 1), min_size=5, max_size=5),
+)
+@settings(max_examples=12, deadline=None)
+def test_corpora_can_be_added(first: int, second: int, weights: list[float]):
+    """One by one, in any order of names; each is read from its beginning and without gaps."""
+    a, b, c, d, e = weights
+    starts = [
+        (0, {"en": a, "de": b}),
+        (first, {"sw": c, "en": a, "de": b}),
+        (first + second, {"yo": d, "de": b, "sw": e, "en": a}),
+    ]
+    schedule = Schedule.starting(starts[0][1], KEY)
+    for at, new in starts[1:]:
+        before = [name_and_index(schedule, index) for index in range(max(0, at - 50), at)]
+        schedule = schedule.changed(at, new)
+        assert [name_and_index(schedule, i) for i in range(max(0, at - 50), at)] == before
+        schedule = schedule.with_history(json.loads(json.dumps(schedule.to_meta())))
+    dealt = deal(schedule, range(first + second + 2000))
+    check_read_in_order(dealt, 4)
+    assert schedule.names == ("en", "de", "sw", "yo")
+    assert all(corpus < 2 for corpus, _ in dealt[:first])
+    assert {corpus for corpus, _ in dealt[first + second :]} == {0, 1, 2, 3}
+    rewound = schedule.changed(first, {"en": a, "de": b})
+    assert rewound.segments == Schedule.starting(starts[0][1], KEY).segments
+
+
+def name_and_index(schedule: Schedule, index: int) -> tuple[str, int]:
+    corpus, in_corpus = schedule.locate(index)
+    return schedule.names[corpus], in_corpus
+
+
 def test_weights_follow_sizes_by_temperature():
     tokens = {"en": 10**9, "sw": 10**6}
     none = dict.fromkeys(tokens)

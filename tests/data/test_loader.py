@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from frontier_llm.data.batch import Batch
-from frontier_llm.data.loader import BatchLoader
+from frontier_llm.data.loader import BatchLoader, Reading
 from frontier_llm.data.prepared_corpus import Corpus, Samples
 
 GLOBAL_BATCH = 24
@@ -132,3 +132,45 @@ def test_a_failure_ahead_is_raised_by_the_next_call(samples: Samples, next_step:
 def test_a_global_batch_that_does_not_divide_is_an_assertion_error(samples: Samples):
     with pytest.raises(AssertionError):
         BatchLoader(samples, 10, 4, 0, 1)
+
+
+@pytest.mark.parametrize(("workers", "steps"), [(1, 0), (1, 3), (4, 1), (3, 2), (9, 2)])
+def test_threads_change_neither_the_samples_nor_their_order(
+    samples: Samples, workers: int, steps: int
+):
+    reading = Reading(workers=workers, steps=steps)
+    with (
+        closing(BatchLoader(samples, GLOBAL_BATCH, 4, 0, 1, reading=reading)) as loader,
+        closing(BatchLoader(samples, GLOBAL_BATCH, 4, 0, 1)) as plain,
+    ):
+        for step in (0, 1, 2, 3, 9, 10, 3, 5):  # jumps forwards and back
+            found = loader.read_step(step * GLOBAL_BATCH)
+            wanted = plain.read_step(step * GLOBAL_BATCH)
+            assert found.digest == wanted.digest
+            for one, other in zip(found.micro_batches, wanted.micro_batches, strict=True):
+                assert torch.equal(one.tokens, other.tokens)
+
+
+def test_several_threads_read_several_steps_ahead(samples: Samples):
+    barrier = threading.Barrier(3, timeout=10)
+
+    class Meeting(RecordingSamples):
+        """Samples whose readers of the following step wait for each other."""
+
+        def __getitem__(self, index: int) -> np.ndarray:
+            if index in (GLOBAL_BATCH, GLOBAL_BATCH + 4, GLOBAL_BATCH + 8):
+                barrier.wait()
+            return super().__getitem__(index)
+
+    recorded = Meeting(samples)
+    reading = Reading(workers=3, steps=2)
+    with closing(BatchLoader(recorded, GLOBAL_BATCH, 4, 0, 1, reading=reading)) as loader:
+        loader.read_step(0)
+        for futures in loader._ahead.values():
+            for future in futures:
+                future.result(10)
+        assert set(recorded.read) == set(range(3 * GLOBAL_BATCH))
+        recorded.read.clear()
+        loader.read_step(GLOBAL_BATCH)
+        loader.read_step(2 * GLOBAL_BATCH)
+        assert not set(recorded.read) & set(range(3 * GLOBAL_BATCH))

@@ -47,6 +47,21 @@ def test_every_weight_of_a_matrix_costs_two_operations_a_token(model, length):
     assert once.total - once.attention == pytest.approx(2 * length * weights, rel=1e-9)
 
 
+def test_a_window_bounds_the_scores_of_its_layers():
+    """By a count of the unmasked scores; two of five layers have no window."""
+    tokens, width = 100, 64
+    layers = {"layers": 5, "heads": 1, "head_dim": width, "hidden": width}
+    model = make_model(**layers, window=8, window_every=2)
+    unmasked = sum(min(8, query + 1) for query in range(tokens))
+    without = tokens * (tokens + 1) / 2
+    counted = forward_flops(model, tokens, causal=True).attention
+    assert counted == pytest.approx(4 * width * (3 * unmasked + 2 * without), rel=0.02)
+    scores = 3 * tokens * 8 + 2 * tokens**2
+    assert forward_flops(model, tokens).attention == 4 * width * scores
+    wide = make_model(**layers, window=200)
+    assert forward_flops(wide, tokens) == forward_flops(make_model(**layers), tokens)
+
+
 @given(any_t5_models(), st.integers(16, 8192))
 def test_every_weight_costs_two_operations_a_token_that_meets_it(model, length):
     both = sample_lengths(model, length)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from frontier_llm.data.batch import Batch, named_tensors
-from frontier_llm.data.loader import BatchLoader, MakeBatch, causal_batch
+from frontier_llm.data.loader import BatchLoader, MakeBatch, Reading, causal_batch
 from frontier_llm.data.spans import SpanCorruption
 from tests.gpu_model import fake_cuda
 
@@ -43,13 +43,13 @@ def current_device() -> Iterator[None]:
 
 
 def make_loader(device: torch.device, make_batch: MakeBatch = causal_batch) -> BatchLoader:
-    return BatchLoader(Samples(), GLOBAL_BATCH, MICRO_BATCH, 0, 1, make_batch, device)
+    return BatchLoader(Samples(), GLOBAL_BATCH, MICRO_BATCH, 0, 1, make_batch, Reading(device))
 
 
 def wait_for_thread(loader: BatchLoader) -> None:
     """Wait until the following step is read ahead and its copies are submitted."""
-    assert loader._ahead is not None
-    loader._ahead[1].result()
+    ((future,),) = loader._ahead.values()
+    future.result()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from frontier_llm.launch.world import World
-from frontier_llm.model.attention import QUERY_BLOCK, SdpaAttention
+from frontier_llm.model.attention import SdpaAttention
+from frontier_llm.model.confined import QUERY_BLOCK
 from frontier_llm.parallel.megatron_cpu import install
 from tests.ranks import run_ranks
 

@@ -51,3 +51,13 @@ def test_whole_matrices_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError, match="no attention kernel on NVIDIA Z1"):
         attention_kernels(layout(), gpu)
     assert calls[0]["is_causal"] is True
+
+
+def test_windows_and_capped_scores_are_computed_in_blocks() -> None:
+    found = attention_kernels(layout("model.window=4", "model.window_every=2"), CPU)
+    assert found == {"window of 4 tokens": "flash, in blocks of queries", "causal": "flash"}
+    found = attention_kernels(layout("model.attention_softcap=20.0"), CPU)
+    assert found == {"causal": "matrix products, in blocks of queries"}
+    found = attention_kernels(layout("data.documents=separate", "model.window=4"), CPU)
+    both = "flash, in blocks of queries, one document at a time"
+    assert found == {"window of 4 tokens": both}

@@ -135,6 +135,13 @@ def test_a_layout_equals_one_process_without_it(
     compare(ranks, [*overrides, more, "attention=flex"], MODEL, 2)
 
 
+@pytest.mark.slow
+def test_a_gpt_with_windows_and_documents_equals_one_without_it(on_cpu: None) -> None:
+    model = ["model.head_dim=16", "data.documents=separate", "model.window=4"]
+    model += ["model.attention_softcap=0.5", "model.positions=rotary"]
+    compare(1, ["attention=flex"], [*model, "model.layers=2", "data.global_batch=1"], 1)
+
+
 def uses(world: World, values: dict) -> tuple[int, int]:
     """Return how often FlexAttention is called in a training step, and in an evaluation."""
     calls, attend = [], flex.FlexScores.attend

@@ -8,7 +8,8 @@ import torch
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from frontier_llm.model.attention import DEVICE_QUERY_BLOCK, QUERY_BLOCK, SdpaAttention
+from frontier_llm.model.attention import SdpaAttention
+from frontier_llm.model.confined import DEVICE_QUERY_BLOCK, QUERY_BLOCK
 from frontier_llm.model.relative import RelativePositions, block_bias, bucket_of_distance
 from tests.model import plain_t5
 from tests.model.test_attention import LargestTensor, random_qkv

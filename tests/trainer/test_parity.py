@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from frontier_llm.launch.world import World
+from frontier_llm.model import chunk
 from tests.covering import covering
 from tests.ranks import in_turn, run_ranks
 from tests.trainer.rig import Rig, make_rig
@@ -23,6 +24,9 @@ pytestmark = pytest.mark.slow
 STEPS = 3
 BATCH = ["data.global_batch=4"]
 """Two micro-batches or more on every replica: enough to add up, and half the time of eight."""
+
+IN_LAYOUTS = ("parallel.", "sharding", "kernels=", "attention=")
+"""Beginnings of the overrides that one process, with which layouts are compared, does not have."""
 
 LAYOUTS = {
     "tensor2": (2, ["parallel.tensor=2"]),
@@ -147,7 +151,7 @@ def trained(
 
 def check(results: list[Any], overrides: list[str], model: list[str], steps: int) -> None:
     """Compare what `train_and_collect` returned on each rank of a layout with one process."""
-    alone = [o for o in overrides if not o.startswith(("parallel.", "sharding", "kernels="))]
+    alone = [o for o in overrides if not o.startswith(IN_LAYOUTS)]
     losses_alone, norms_alone, gradients_alone = reference((*model, *alone), steps)
     for losses, norms, _ in results:
         np.testing.assert_allclose(losses, losses_alone, rtol=1e-5)
@@ -195,6 +199,19 @@ def test_parallel_residual() -> None:
     compare(4, overrides, model, 3)
     sequential = reference((*model[1:], *BATCH), 3)
     assert not np.allclose(sequential[0], reference((*model, *BATCH), 3)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernels", covering(["torch", "compiled"], ["compiled"]))
+def test_windows_and_capped_scores(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The middle of three layers has no window, which a stage must know of its own layers."""
+    monkeypatch.setattr(chunk, "COMPILER", "aot_eager")
+    layout = ["parallel.tensor=2", "parallel.pipeline=2", *BATCH, f"kernels={kernels}"]
+    model = ["model.layers=3", "model.window=4", "model.window_every=2"]
+    model += ["model.attention_softcap=0.5", "model.kv_heads=2", "model.positions=rotary"]
+    compare(4, layout, model, 2)
+    alone = reference((*model, *BATCH), 2)[0]
+    for other in ("model.window=5", "model.window_every=1", "model.attention_softcap=null"):
+        assert not np.allclose(alone, reference((*model, *BATCH, other), 2)[0], rtol=1e-5)
 
 
 def test_vocabulary_that_no_tensor_size_divides() -> None:

@@ -17,7 +17,8 @@ from frontier_llm.cli.inspect_data import View
 from frontier_llm.data.batch import digest
 from frontier_llm.data.corpora import BlendedSamples, open_data
 from frontier_llm.data.loader import causal_batch
-from frontier_llm.data.run_loader import make_windows
+from frontier_llm.data.run_loader import make_batch_maker, make_windows
+from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.errors import CheckpointError
 from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.trainer import run_directory
@@ -78,6 +79,44 @@ def same_states(one: Path, other: Path) -> bool:
         for name in a.manifest.tensors
         for kind, state in read_tensor(a, name).items()
     )
+
+
+def test_a_blend_gets_corpora_that_were_not_ready_at_the_start(tmp_path: Path) -> None:
+    """In another order of names; the order of samples in each corpus does not change."""
+    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))
+    for number, name in enumerate("abc"):
+        part = sources[20 * number : 20 * number + 20]
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(source.read_text() for source in part))
+    tokenizer = tmp_path / "tokenizer.model"
+    train_tokenizer([(tmp_path / "a.txt").read_text()], 300, tokenizer)
+
+    def overrides(steps: int, names: str) -> tuple[str, ...]:
+        corpora = ", ".join(f"{{name: {x}, path: {tmp_path}/{x}.txt, weight: 1}}" for x in names)
+        blend = ("data=blend", f"data.directory={tmp_path}/prepared", f"data.tokenizer={tokenizer}")
+        run = (f"run.dir={tmp_path}/run", f"trainer.steps={steps}", f"data.corpora=[{corpora}]")
+        return (*(o for o in TINY if o != "data=text"), *SCHEDULE, *blend, *run)
+
+    assert train(*overrides(1, "b")).code == 0
+    allowed = "run.allow_changes=[data.corpora]"
+    assert train(*overrides(2, "ab"), allowed).code == 0
+    ended = train(*overrides(5, "cba"), allowed)
+    assert ended.code == 0, ended.text
+    run = tmp_path / "run"
+    assert [s["first_sample"] for s in events(run, "blend")[-1]["segments"]] == [0, 4, 8]
+    config = read_config(run)
+    view = View(config, open_data(config.data), run, train=True)
+    shown = [str(next(view.lines(index))) for index in range(4 * 5)]
+    assert len(set(shown)) == 20, "a window was read twice"
+    assert [line[0] for line in shown].count("c") == pytest.approx(4, abs=1)
+    assert "c" not in {line[0] for line in shown[:8]}
+    windows = make_windows(config, open_data(config.data), train=True)
+    assert isinstance(windows, BlendedSamples)
+    windows.resume(blend_of(run), 20)
+    for step, first, found in read(run):
+        rows = [causal_batch([windows[index]], [index]) for index in range(first, first + 4)]
+        assert f"{digest(rows):x}" == found, step
+    ended = train(*overrides(6, "ca"), allowed)
+    assert "also the corpora that the run has read: a, b, c" in ended.text
 
 
 @pytest.mark.parametrize("mode", ["lazy", "blocking"])
@@ -273,6 +312,40 @@ def test_a_blends_weights_may_change_and_nothing_is_read_twice(tmp_path: Path) -
     for step, first, found in read(run):
         rows = [causal_batch([windows[index]], [index]) for index in range(first, first + 4)]
         assert f"{digest(rows):x}" == found, step
+
+
+def test_packed_separate_documents_go_on_in_another_layout(
+    tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    """With other threads too; the samples are those of one loader."""
+    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))
+    texts = [part for s in sources for part in s.read_text().split("\n\n") if part.strip()]
+    (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in texts))
+    run = tmp_path / "run"
+    overrides = (
+        *tiny, f"run.dir={run}", f"data.path={tmp_path}/text.jsonl",
+        f"data.directory={tmp_path}/prepared", "data.packing=best_fit", "data.documents=separate",
+    )  # fmt: skip
+    ended = train(*overrides, "trainer.steps=3", "data.workers=3", "data.prefetch=2")
+    assert ended.code == 0, ended.text
+    assert "samples per epoch of whole documents" in ended.text
+    layout = ("parallel.pipeline=2", "data.micro_batch=2")
+    ended = train(*overrides, "trainer.steps=6", *layout)
+    assert ended.code == 0, ended.text
+    config = read_config(run)
+    corpora = open_data(config.data)
+    windows = make_windows(config, corpora, train=True)
+    make_batch = make_batch_maker(config, corpora)
+    for step, first, found in read(run):
+        samples = range(first, first + 4)
+        batch = make_batch([windows[index] for index in samples], samples)
+        assert f"{digest([batch]):x}" == found, step
+    assert [(step, first) for step, first, _ in read(run)] == [(n, 4 * n - 4) for n in range(1, 7)]
+    view = View(config, corpora, run, train=True)
+    shown = [str(line) for index in range(24) for line in view.lines(index)]
+    assert sum(line.startswith("text: tokens") for line in shown) > 24, "several documents"
+    ended = train(*overrides, "trainer.steps=8", "data.packing=stream")
+    assert "run.allow_changes=[data.packing]" in ended.text
 
 
 def test_nothing_to_go_on_from(tiny: tuple[str, ...], copied: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from frontier_llm.config.checkpoint import CheckpointConfig
+from frontier_llm.data.run_loader import describe_samples
 from frontier_llm.device.identity import DEVICE_VARIABLES, variables
 from frontier_llm.trainer.callbacks.callback import Callback, Rewind
 from frontier_llm.trainer.callbacks.run_report import RunReport
@@ -94,7 +95,8 @@ class Announcements(Callback):
             "peak": context.meter.peak_description,
             "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
             f"{format_count(manifest.validation.tokens)} validation tokens; "
-            f"{format_count(tokens)} tokens per step",
+            f"{format_count(tokens)} tokens per step; "
+            f"{describe_samples(config, context.data.corpus)}",
             "rates": LearningRate.of(config).describe(config.trainer.steps),
             "saved": _describe_saving(config.checkpoint),
         }

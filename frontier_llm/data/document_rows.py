@@ -1,0 +1,145 @@
+"""Build micro-batches of samples whose documents have borders.
+
+The borders matter if documents are separate (data.documents), and if samples consist of whole
+documents and padding (data.packing). In both cases some labels are masked in the loss:
+
+- Padding is not predicted.
+- The first token of a document is not predicted by the document before it, if documents are
+  separate. In a sample of whole documents the last one predicts nothing beyond the sample.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from frontier_llm.data.batch import Batch
+from frontier_llm.data.prepared_corpus import Samples
+
+Tokens = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The window of a sample with L tokens."""
+
+    tokens: Tokens
+    """[L + 1] int64: the inputs, and the label of the last one."""
+    lengths: Tokens
+    """[documents] int64, number of inputs of each document, which may be a part of it."""
+    continues: bool
+    """Whether the last document continues after the sample, so that its last input has a label."""
+
+    @property
+    def padding(self) -> int:
+        """Number of inputs after the last document."""
+        return len(self.tokens) - 1 - int(self.lengths.sum())
+
+
+class DocumentSamples:
+    """The samples of a run that cut the sequence of all documents, with the borders in them."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        """Return the number of samples per epoch."""
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Row:
+        """Return sample `index` of the run."""
+        return self.row(index)
+
+    def row(self, index: int, *, reads: bool = True) -> Row:
+        """Return sample `index` of the run; without reading tokens these are zeros."""
+        start, count = self._samples.token_range(index)
+        inputs = count - 1
+        starts = self._samples.stream.documents_within(start + 1, inputs) - start
+        continues = not len(starts) or int(starts[-1]) < inputs
+        borders = np.concatenate([[0], starts[starts < inputs], [inputs]])
+        tokens = self._samples[index] if reads else np.zeros(count, np.int64)
+        return Row(tokens, np.diff(borders), continues)
+
+    def window(self, index: int) -> int:
+        """Return the window that sample `index` of the run reads."""
+        return self._samples.window(index)
+
+    def ranges(self, index: int) -> list[tuple[int, int]]:
+        """Return (first token, number of tokens) of each range that a sample reads."""
+        return self._samples.ranges(index)
+
+
+class RowWindows(Protocol):
+    """The samples of a run with the borders of their documents."""
+
+    def __len__(self) -> int:
+        """Return the number of samples per epoch."""
+
+    def row(self, index: int, *, reads: bool = True) -> Row:
+        """Return a sample; without reading tokens these are zeros."""
+
+
+class BorderRows:
+    """The samples of a run without their tokens, for stages that need only the borders."""
+
+    def __init__(self, windows: RowWindows) -> None:
+        self._windows = windows
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __getitem__(self, index: int) -> Row:
+        return self._windows.row(index, reads=False)
+
+
+class DocumentBatches:
+    """Builds micro-batches for next-token prediction from rows."""
+
+    def __init__(self, *, separate: bool) -> None:
+        """Initialise the builder; `separate` says whether documents read only themselves."""
+        self._separate = separate
+
+    def batch(self, rows: Sequence[Row], indices: Sequence[int]) -> Batch:
+        """Build a micro-batch.
+
+        Args:
+            rows: the samples, all of the same length.
+            indices: indices of the samples; not used.
+        """
+        stacked = torch.from_numpy(np.stack([row.tokens for row in rows]))
+        tokens, labels = stacked[:, :-1].contiguous(), stacked[:, 1:].contiguous()
+        length = tokens.shape[1]
+        mask = torch.from_numpy(np.stack([self._mask(row) for row in rows]))
+        if not self._separate:
+            return Batch(tokens, labels, torch.arange(length).repeat(len(rows), 1), mask)
+        borders = [_borders(row) for row in rows]
+        positions = np.stack([_positions(row_borders) for row_borders in borders])
+        table = np.full((len(rows), max(map(len, borders))), length, np.int32)
+        for line, row_borders in zip(table, borders, strict=True):
+            line[: len(row_borders)] = row_borders
+        return Batch(tokens, labels, torch.from_numpy(positions), mask, torch.from_numpy(table))
+
+    def _mask(self, row: Row) -> npt.NDArray[np.float32]:
+        """Return the weight of each label, [L]."""
+        mask = np.ones(len(row.tokens) - 1, np.float32)
+        ends = np.cumsum(row.lengths)
+        mask[ends[-1] :] = 0
+        if self._separate:
+            mask[ends[:-1] - 1] = 0
+        if not row.continues:
+            mask[ends[-1] - 1] = 0
+        return mask
+
+
+def _borders(row: Row) -> Tokens:
+    """Return the cumulative lengths of a row, of which padding is the last document."""
+    lengths = np.append(row.lengths, row.padding) if row.padding else row.lengths
+    return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def _positions(borders: Tokens) -> Tokens:
+    """Return the position of each token in its document."""
+    return np.arange(borders[-1]) - np.repeat(borders[:-1], np.diff(borders))

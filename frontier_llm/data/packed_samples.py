@@ -1,0 +1,78 @@
+"""Read samples that consist of whole documents (data.packing=best_fit)."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from frontier_llm.data.document_rows import Row
+from frontier_llm.data.packing import Packing, open_packing
+from frontier_llm.data.permutation import make_key, permute
+from frontier_llm.data.prepared_corpus import TokenStream
+from frontier_llm.errors import DataError
+
+PAD = 0
+"""Token id of padding, which no label and no other token reads."""
+
+
+class PackedSamples:
+    """The samples of a run, epoch after epoch. An epoch reads every packed sample once."""
+
+    def __init__(
+        self, stream: TokenStream, length: int, seed: int, digest: str, *, shuffle: bool = True
+    ) -> None:
+        """Open the packing of a split, or make it.
+
+        Args:
+            stream: tokens of the split.
+            length: L, tokens per sample.
+            seed: seed of the order of samples, together with `digest`.
+            digest: digest of the corpus (`Manifest.digest`).
+            shuffle: whether each epoch reads the samples in a random order of its own; otherwise in
+                the order of the corpus.
+
+        Raises:
+            DataError: the split has no document, or the packing cannot be kept.
+        """
+        if not len(stream):
+            raise DataError(f"{stream.prefix}.bin has no document\n  do: add text")
+        self._stream, self._shuffle = stream, shuffle
+        self.packing: Packing = open_packing(stream.prefix, stream.document_lengths(), length)
+        self._key = lru_cache(maxsize=4)(lambda epoch: make_key(digest, seed, epoch))
+
+    def __len__(self) -> int:
+        """Return the number of samples per epoch."""
+        return len(self.packing)
+
+    def __getitem__(self, index: int) -> Row:
+        """Return sample `index` of the run."""
+        return self.row(index)
+
+    def window(self, index: int) -> int:
+        """Return the number of the packed sample that sample `index` of the run reads."""
+        epoch, position = divmod(index, len(self))
+        return permute(position, len(self), self._key(epoch)) if self._shuffle else position
+
+    def ranges(self, index: int) -> list[tuple[int, int]]:
+        """Return (first token, number of tokens) of each piece that sample `index` reads."""
+        number = self.window(index)
+        at = slice(*self.packing.first_pieces[number : number + 2].tolist())
+        starts, lengths = self.packing.starts[at], self.packing.lengths[at]
+        return list(zip(starts.tolist(), lengths.tolist(), strict=True))
+
+    def row(self, index: int, *, reads: bool = True) -> Row:
+        """Return sample `index` of the run; without reading tokens these are zeros."""
+        pieces, length = self.ranges(index), self.packing.length
+        lengths = np.array([count for _, count in pieces], np.int64)
+        first, count = pieces[0]
+        # only a document that is longer than a sample fills one and continues
+        continues = count == length and not self._begins(first + length)
+        tokens = np.full(length + 1, PAD, np.int64)
+        if reads:
+            read = [(first, length + 1)] if continues else pieces
+            text = np.concatenate([self._stream.read(*piece) for piece in read])
+            tokens[: len(text)] = text
+        return Row(tokens, lengths, continues)
+
+    def _begins(self, token: int) -> bool:
+        """Return whether a document begins at a token, or the split ends before it."""
+        return token == len(self._stream) or len(self._stream.documents_within(token, 1)) == 1

@@ -1,0 +1,190 @@
+"""Pack documents into samples of equal length by best-fit-decreasing.
+
+Documents longer than a sample of L tokens are cut into pieces of L tokens and a rest. Pieces are
+placed in decreasing order of length. Each is added to the sample with the least free space that it
+fits into; if it fits into none, a new sample begins.
+
+Pieces of one length and samples with one number of free tokens are handled together. If the fullest
+samples that a length n fits into have r free tokens, each of them takes r // n pieces, because it
+stays the fullest one until less than n tokens are free. The number of such groups depends on L and
+hardly on the number of documents.
+
+Paper: Ding et al., Fewer Truncations Improve Language Modeling, arXiv:2404.10830, section 3. It
+finds the sample of each document by a tree.
+"""
+
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from frontier_llm.errors import DataError
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The samples of a split that consist of whole documents.
+
+    Samples are ordered by the first token that they read, and so are the pieces of a sample.
+    """
+
+    length: int
+    """L, tokens per sample."""
+    starts: Numbers
+    """[pieces] int64, the first token of each piece in the split, sample after sample."""
+    lengths: npt.NDArray[np.int32]
+    """[pieces] int32, tokens of each piece."""
+    first_pieces: Numbers
+    """[samples + 1] int64, the index of each sample's first piece; last the number of pieces."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.first_pieces) - 1
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the tokens of all samples that is padding."""
+        return 1 - float(self.lengths.sum(dtype=np.int64)) / (self.length * len(self))
+
+
+def pack(document_lengths: npt.NDArray[np.integer], length: int) -> Packing:
+    """Pack documents into samples.
+
+    Args:
+        document_lengths: [documents], tokens of each document in the order of the split.
+        length: L, tokens per sample.
+    """
+    starts, lengths = _cut(document_lengths.astype(np.int64), length)
+    sample_of = _Samples(length).place_all(lengths)
+    # number the samples by their first pieces, which are in the order of the split
+    _, first = np.unique(sample_of, return_index=True)
+    number = np.empty(len(first), np.int64)
+    number[np.argsort(first)] = np.arange(len(first))
+    order = np.argsort(number[sample_of], kind="stable")
+    counts = np.bincount(sample_of)[np.argsort(first)]
+    first_pieces = np.concatenate([[0], np.cumsum(counts)])
+    return Packing(length, starts[order], lengths[order].astype(np.int32), first_pieces)
+
+
+def _cut(documents: Numbers, length: int) -> tuple[Numbers, Numbers]:
+    """Cut documents into pieces of at most `length` tokens; return their starts and lengths."""
+    document_starts = np.cumsum(documents) - documents
+    counts = -(-documents // length)
+    document = np.repeat(np.arange(len(documents)), counts)
+    in_document = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
+    offsets = in_document * length
+    return document_starts[document] + offsets, np.minimum(documents[document] - offsets, length)
+
+
+class _Samples:
+    """Samples that are being filled, by their free tokens."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._count = 0
+        self._by_space: dict[int, list[Numbers]] = {}
+        self._spaces = 0  # bit r is set if a sample has r free tokens
+
+    def place_all(self, lengths: Numbers) -> Numbers:
+        """Return the sample of each piece, [pieces]; pieces of equal length in their order."""
+        sample_of = np.empty(len(lengths), np.int64)
+        by_length = np.argsort(-lengths, kind="stable")
+        sizes, counts = np.unique(-lengths, return_counts=True)
+        stops = np.cumsum(counts)
+        for size, count, stop in zip((-sizes).tolist(), counts.tolist(), stops, strict=True):
+            sample_of[by_length[stop - count : stop]] = self._place(size, count)
+        return sample_of
+
+    def _place(self, size: int, count: int) -> Numbers:
+        """Place `count` pieces of one size; return the sample of each."""
+        placed = []
+        while count:
+            space, samples = self._fullest(size, count)
+            each = space // size
+            full, rest = divmod(count, each)
+            if full >= len(samples):
+                full, rest = len(samples), 0
+            placed.append(np.repeat(samples[:full], each))
+            self._add(space - each * size, samples[:full])
+            if rest:
+                placed.append(np.repeat(samples[full], rest))
+                self._add(space - rest * size, samples[full : full + 1])
+            self._add(space, samples[full + bool(rest) :])
+            count -= full * each + rest
+        return np.concatenate(placed)
+
+    def _fullest(self, size: int, count: int) -> tuple[int, Numbers]:
+        """Take samples with the least space of at least `size` tokens; return that space and them.
+
+        If there are none, as many new samples are begun as `count` pieces need.
+        """
+        fitting = self._spaces >> size << size
+        if not fitting:
+            new = -(-count // (self._length // size))
+            self._count += new
+            return self._length, np.arange(self._count - new, self._count)
+        space = (fitting & -fitting).bit_length() - 1
+        groups = self._by_space[space]
+        samples = groups.pop()
+        if not groups:
+            self._spaces &= ~(1 << space)
+        return space, samples
+
+    def _add(self, space: int, samples: Numbers) -> None:
+        """Keep samples with `space` free tokens."""
+        if space and len(samples):
+            self._by_space.setdefault(space, []).append(samples)
+            self._spaces |= 1 << space
+
+
+def packing_folder(prefix: Path, length: int) -> Path:
+    """Return the folder of the packing of a split, whose token file is `prefix`.bin."""
+    return prefix.with_name(f"{prefix.name}.best_fit_{length}")
+
+
+def open_packing(prefix: Path, document_lengths: npt.NDArray[np.integer], length: int) -> Packing:
+    """Read the packing of a split; compute and write it if there is none.
+
+    The files are mapped into memory. The folder gets its name by one rename when its files are
+    complete. If several processes write it at the same time, their contents are equal.
+
+    Args:
+        prefix: path of the split's files without suffix.
+        document_lengths: tokens of each document of the split.
+        length: tokens per sample.
+
+    Raises:
+        DataError: the folder cannot be written or read.
+    """
+    folder = packing_folder(prefix, length)
+    try:
+        if not folder.exists():
+            _write(folder, pack(document_lengths, length))
+        names = ("starts", "lengths", "first_pieces")
+        arrays = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in names]
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"the samples of data.packing=best_fit cannot be kept in {folder}: {error}\n"
+            "  do: make its parent folder writable and delete it, or set data.packing=stream"
+        ) from error
+    return Packing(length, *arrays)
+
+
+def _write(folder: Path, packing: Packing) -> None:
+    draft = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:12]}")
+    draft.mkdir()
+    try:
+        np.save(draft / "starts.npy", packing.starts)
+        np.save(draft / "lengths.npy", packing.lengths)
+        np.save(draft / "first_pieces.npy", packing.first_pieces)
+        draft.rename(folder)
+    except OSError:
+        if not folder.exists():  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

@@ -1,0 +1,103 @@
+"""Documents are packed as by the plain algorithm, completely, and the same way each time."""
+
+import itertools
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontier_llm.data import packing
+from frontier_llm.data.packing import Packing, open_packing, pack, packing_folder
+from frontier_llm.errors import DataError
+
+
+def plainly(pieces: list[int], length: int) -> list[list[int]]:
+    """Best-fit-decreasing, one piece at a time."""
+    samples: list[list[int]] = []
+    for piece in sorted(pieces, reverse=True):
+        fitting = [s for s in samples if sum(s) + piece <= length]
+        if not fitting:
+            samples.append(fitting := [])
+            fitting = [samples[-1]]
+        max(fitting, key=sum).append(piece)
+    return samples
+
+
+def cut(documents: list[int], length: int) -> list[tuple[int, int]]:
+    """(start, length) of the pieces of all documents."""
+    pieces, start = [], 0
+    for document in documents:
+        for offset in range(0, document, length):
+            pieces.append((start + offset, min(length, document - offset)))
+        start += document
+    return pieces
+
+
+def samples(packed: Packing) -> list[list[tuple[int, int]]]:
+    pieces = list(zip(packed.starts.tolist(), packed.lengths.tolist(), strict=True))
+    borders = packed.first_pieces.tolist()
+    return [pieces[a:b] for a, b in itertools.pairwise(borders)]
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=80), st.integers(1, 25))
+def test_samples_are_those_of_the_plain_algorithm(documents: list[int], length: int) -> None:
+    packed = pack(np.array(documents), length)
+    found = samples(packed)
+    wanted = cut(documents, length)
+    assert sorted(piece for sample in found for piece in sample) == wanted, "each piece once"
+    # a piece may fit as well into several samples, so that their contents can differ
+    filled = sorted(sum(size for _, size in sample) for sample in found)
+    assert filled == sorted(map(sum, plainly([size for _, size in wanted], length)))
+    assert packed.padding_share == pytest.approx(1 - sum(documents) / (length * len(found)))
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=50))
+def test_samples_and_their_pieces_are_in_the_order_of_the_corpus(documents: list[int]) -> None:
+    found = samples(pack(np.array(documents), 16))
+    assert all(sample == sorted(sample) for sample in found)
+    firsts = [sample[0] for sample in found]
+    assert firsts == sorted(firsts)
+
+
+def test_a_million_documents_take_seconds() -> None:
+    """The number of groups must not grow with the number of documents."""
+    draw = np.random.default_rng(0)
+    documents = np.minimum(draw.lognormal(6, 1.2, 1_000_000), 100_000).astype(np.int64) + 1
+    start = time.process_time()
+    packed = pack(documents, 4096)
+    assert time.process_time() - start < 10
+    assert packed.padding_share < 0.005
+    assert packed.lengths.sum(dtype=np.int64) == documents.sum()
+
+
+def test_a_packing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = np.array([5, 9, 3, 30, 2])
+    written = open_packing(tmp_path / "train", documents, 8)
+    monkeypatch.setattr(packing, "pack", None)
+    again = open_packing(tmp_path / "train", documents, 8)
+    assert samples(again) == samples(written) == samples(pack(documents, 8))
+    assert [path.name for path in tmp_path.iterdir()] == ["train.best_fit_8"]
+
+
+def test_two_processes_may_write_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = np.array([5, 9, 3])
+    folder = packing_folder(tmp_path / "train", 8)
+
+    def other_is_faster(*_: object) -> Packing:
+        monkeypatch.undo()
+        open_packing(tmp_path / "train", documents, 8)
+        return pack(documents, 8)
+
+    monkeypatch.setattr(packing, "pack", other_is_faster)
+    assert len(open_packing(tmp_path / "train", documents, 8)) == 3
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_damaged_packing_is_refused(tmp_path: Path) -> None:
+    open_packing(tmp_path / "train", np.array([5]), 8)
+    (packing_folder(tmp_path / "train", 8) / "starts.npy").unlink()
+    with pytest.raises(DataError, match=r"best_fit cannot be kept in .*\n  do: "):
+        open_packing(tmp_path / "train", np.array([5]), 8)
