@@ -1,7 +1,5 @@
 """Define the module of a GPT's model chunk, a range of consecutive layers."""
 
-from typing import Any
-
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -46,7 +44,6 @@ class Gpt(GPTModel):
         model = layout.model
         self.vocabulary, self._attention = model.vocabulary, layout.attention
         self._windows = {model.layer_window(number) for number in model_chunk.layers}
-        self._restarts = False  # whether positions of this pass restart at each document
         self._is_confined = model.window is not None or model.attention_softcap is not None
         self.model_chunk, self.stacks = model_chunk, chunk_stacks(model, model_chunk)
         super().__init__(
@@ -79,8 +76,10 @@ class Gpt(GPTModel):
 
         Args:
             input_ids: [b, s] int64.
-            position_ids: [b, s] int64, the position of each token in its document.
-            attention_mask: None, because the attention core applies the causal mask itself.
+            position_ids: [b, s] int64, the position of each token in its document. Only learned
+                positions need them: rotary scores depend on the difference of two positions alone,
+                which is the same in the sample as in the document.
+            attention_mask: None, because the attention core masks by itself.
             labels: [b, s] int64; None = the last chunk returns logits instead of losses.
             cumulative_lengths: [b, k] int32, the borders of the documents (model/confined.py); None
                 = a sample is one document.
@@ -94,7 +93,6 @@ class Gpt(GPTModel):
         documents = None
         if cumulative_lengths is not None:
             documents = Documents(cumulative_lengths, input_ids.shape[1])
-        self._restarts = documents is not None
         output: Tensor | TokenLosses = super().forward(
             input_ids,
             position_ids,
@@ -117,19 +115,6 @@ class Gpt(GPTModel):
         if not (is_confined and uses):
             return documents
         return FlexMasks.of(self._windows, input_ids.shape[1], documents, input_ids.device)
-
-    def _preprocess(
-        self, input_ids: Tensor, position_ids: Tensor, *arguments: Any, **options: Any
-    ) -> tuple[Any, ...]:
-        """Return the inputs of the layers; megatron calls this method.
-
-        megatron's rotary angles belong to the positions 0, 1, 2, ...; here each token gets the
-        angles of its position in its document: [s, b, 1, r] instead of [s, 1, 1, r].
-        """
-        hidden, angles, *rest = super()._preprocess(input_ids, position_ids, *arguments, **options)
-        if angles is not None and self._restarts:
-            angles = angles[position_ids.T].flatten(2, 3)
-        return hidden, angles, *rest
 
     def setup_embeddings_and_output_layer(self) -> None:
         """Skip megatron's broadcast of a tied embedding between the first and the last stage.

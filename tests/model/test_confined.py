@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from frontier_llm.model import flex
 from frontier_llm.model.attention import SdpaAttention
-from frontier_llm.model.confined import QUERY_BLOCK, Documents, Scores
+from frontier_llm.model.confined import QUERY_BLOCK, Documents, Scores, confined_attention
 from frontier_llm.model.confined_flex import FlexMasks
 from tests.model.test_attention import LargestTensor, random_qkv
 
@@ -143,3 +144,28 @@ def test_no_square_matrix_in_memory(scores: Scores) -> None:
         core(*inputs).sum().backward()
     keys = tokens if scores.window is None else 2 * QUERY_BLOCK
     assert largest.elements <= max(2 * QUERY_BLOCK * keys, 2 * tokens * 8)
+
+
+@pytest.mark.parametrize(
+    ("scores", "documents"),
+    [
+        (Scores(dropout=0.25), Documents(BORDERS, TOKENS)),
+        (Scores(window=20, dropout=0.25), None),
+        (Scores(cap=0.7, dropout=0.25), None),
+    ],
+)
+def test_the_backward_pass_drops_the_same_weights(
+    scores: Scores, documents: Documents | None
+) -> None:
+    query, key, value = (x.permute(1, 2, 0, 3) for x in random_qkv(TOKENS, HEADS, 2))
+    out = confined_attention(query, key, value, scores, documents)
+    # for given masks the output is linear in `value`, so the gradient gives it back
+    (gradient,) = torch.autograd.grad(out.sum(), value)
+    assert out.sum().item() == pytest.approx((gradient * value).sum().item(), rel=1e-3)
+    without = confined_attention(query, key, value, replace(scores, dropout=0.0), documents)
+    assert not torch.allclose(out, without, atol=0.1)
+    mean_kept = torch.stack(
+        [confined_attention(query, key, torch.ones_like(value), scores, documents).detach()
+         for _ in range(20)]
+    ).mean()  # fmt: skip
+    assert mean_kept.item() == pytest.approx(1, abs=0.02)
