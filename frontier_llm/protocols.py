@@ -15,16 +15,16 @@ from frontier_llm.config.optimizer import ParameterGroup
 
 
 class ProductSink(Protocol):
-    """Takes the gradient of a weight [out, in] as two factors.
+    """Takes the gradient of a weight [out, in] as two operands.
 
-    The factors are the gradient of the outputs and the inputs. The weight's gradient is the product
-    of the first, transposed, and the second. The sink computes this product in the buffer that
-    needs it, so that autograd makes no tensor for it.
+    The operands are the gradient of the outputs and the inputs. The weight's gradient is the
+    product of the first, transposed, and the second. The sink computes this product in the buffer
+    that needs it, so that autograd makes no tensor for it.
     """
 
     @property
     def is_deferring(self) -> bool:
-        """Whether the sink keeps the factors of this backward pass and multiplies them later."""
+        """Whether the sink keeps the operands of this backward pass and multiplies them later."""
 
     def __call__(
         self,
@@ -32,7 +32,7 @@ class ProductSink(Protocol):
         inputs: torch.Tensor,
         gather: Callable[[torch.Tensor], tuple[torch.Tensor, Handle]] | None = None,
     ) -> None:
-        """Take the factors. The caller must not write to them afterwards.
+        """Take the operands. The caller must not write to them afterwards.
 
         Args:
             grad_outputs: [tokens, out].
@@ -51,7 +51,7 @@ def product_sink(weight: torch.Tensor) -> ProductSink | None:
     """Return the sink of a weight's gradient; None if autograd must compute the gradient.
 
     A module that uses the sink must be the only reader of the weight, once per forward pass,
-    because the sink takes the factors for the whole gradient of the weight in this backward pass.
+    because the sink takes their product for the whole gradient of the weight in this backward pass.
     """
     sink: ProductSink | None = getattr(weight, "product_sink", None)
     return sink

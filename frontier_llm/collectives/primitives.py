@@ -79,9 +79,10 @@ def all_reduce(
 class ReduceScatter:
     """A reduce-scatter under way. The sum is computed in fp32, whatever dtype is sent.
 
-    Each rank sends every other rank the part which that rank sums. As many bytes are sent as in a
-    ring, but elements are rounded only once. (gloo's reduce_scatter_tensor sends as many bytes as
-    an all-reduce.) For fp32 the backend's own reduce-scatter is used, unless messages are pairwise.
+    Each rank sends every other rank the part which that rank sums. This sends as many bytes as a
+    ring, but rounds each element only once, before it is sent. (gloo's reduce_scatter_tensor sends
+    as many bytes as an all-reduce.) For fp32 the backend's own reduce-scatter is used, unless
+    messages are pairwise.
     """
 
     def __init__(

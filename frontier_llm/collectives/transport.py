@@ -7,14 +7,17 @@ decodes all of them. It also decodes its own slot, so that all ranks hold the sa
 over two groups encodes once: the second group gathers the slots that the first has gathered.
 
 `Transport.reduce` sums a buffer over the ranks and leaves each rank one part of the sum. In each
-group every rank sends every other rank its part, and the receiver sums in fp32. A rank's own
-summand is never rounded.
+group, a rank adds its own summand and those that it receives in fp32. The format of the group
+decides which summands are rounded before:
+
+    fp32        none
+    bf16        all, also the rank's own
+    int8, int4  those that are received, but not the rank's own
 
 `Transport.all_reduce` gives every rank the sum of a buffer: a reduction and a gather of the sums,
-which together send as few bytes as a ring. Each summand is rounded once per group, and each sum
-once.
+which together send as few bytes as a ring. Summands are rounded as in a reduction, sums once.
 
-All are generators of steps for a Chain (handles.py). frontier_llm/sharding calls them.
+All three are generators of collectives, which a `Chain` (handles.py) runs one after the other.
 
 Source: the quantised gathers (qwZ) and reductions (qgZ) of ZeRO++ (arXiv:2306.10209). Differences:
 the owner of a part also uses the decoded values, and no re-ordering is needed, since parts lie in
@@ -143,12 +146,13 @@ class Transport:
             fmt: format on the wire.
             border: only elements of `buffer` before this index are quantised.
             name: the collective under which the bytes are counted.
-            residual: rounding errors of [1, elements of this rank's part] of the last gather (see
-                BlockKernels.quantise), or None.
-            source: [elements of this rank's part] fp32. If it is given, the buffer holds the same
-                values on all ranks that gather, and every rank adds the difference of `source` to
-                this rank's part. Elements that are not quantised become those of `source`. The
-                format must not be lossless.
+            residual: [1, elements of this rank's part]: the rounding errors of the last gather,
+                which are added before encoding (see BlockKernels.quantise), or None.
+            source: [elements of this rank's part] fp32, the new values of this rank's part; None =
+                they are in `buffer`. If it is given, this rank sends the difference between
+                `source` and its part of `buffer`, and all ranks add the decoded difference to that
+                part. They must hold equal values there before. Elements that are not quantised are
+                sent and replaced in full. The format must not be lossless.
         """
         if not groups or buffer.numel() == 0:
             return
@@ -187,8 +191,8 @@ class Transport:
     ) -> Steps:
         """Reduce-scatter a buffer over one group after the other.
 
-        Collective over the groups, one after the other. Buffers lent by the pool, `buffer`
-        included, are given back as soon as they are not needed.
+        Collective over the groups, one after the other. If `buffer` was borrowed from the pool, it
+        is given back as soon as it has been sent or encoded.
 
         Args:
             buffer: [n], n divisible by the product of the groups' sizes. It must not be touched
@@ -196,12 +200,13 @@ class Transport:
             groups: reduced over in this order; empty = this rank alone.
             border: only elements of `buffer` before this index are quantised.
             name: the collective under which the bytes are counted.
-            residuals: per group, rounding errors of [ranks, elements per rank] of the last
-                reduction (see BlockKernels.quantise), or None.
-            out: [n / ranks] fp32, receives this rank's part of the sum. It may be a view of this
-                part of `buffer`. It must not be touched until the steps are done.
+            residuals: per group, [ranks of the group, elements per rank]: the rounding errors of
+                the last reduction over this group (see BlockKernels.quantise), or None.
+            out: [n / ranks of all groups] fp32, receives this rank's part of the sum. It may be a
+                view of this part of `buffer`. It must not be touched until the steps are done.
             add: whether the sum is added to `out` instead of replacing it.
-            formats: formats on the wire, of which the group decides; None = those of gradients.
+            formats: formats on the wire, by the farthest level of links that a group crosses;
+                None = those of gradients.
         """
         hops = list(zip(groups, residuals, strict=True))
         for group, residual in hops if buffer.numel() else ():
@@ -246,8 +251,8 @@ class Transport:
             groups: summed over in this order.
             border: only elements of `buffer` before this index are quantised.
             name: the collective under which the bytes are counted.
-            residuals: per group, rounding errors as for `reduce`. In those of the last group, this
-                rank's part has the rounding errors of the sums that it sends.
+            residuals: per group, as for `reduce`, which does not use this rank's row. In that row
+                of the last group, the gather keeps the rounding errors of this rank's sums.
         """
         own, count = 0, 1
         for group in reversed(groups):
@@ -271,8 +276,8 @@ class Transport:
         """Send every other rank its part in a slot; give `buffer` back once it is encoded.
 
         Returns:
-            [m] fp32: the sum over the group in rank order, borrowed from the pool. This rank's
-            summand is not rounded.
+            [m] fp32: this rank's summand, which is not rounded, and the decoded summands of the
+            others, added in the order of the ranks. Borrowed from the pool.
         """
         count, own = group.size(), group.rank()
         elements = buffer.numel() // count
@@ -281,14 +286,15 @@ class Transport:
         self.kernels.quantise(parts, sent, residual, self._next_seeds(count - 1), skip=own)
         total = self.pool.take(elements, torch.float32)
         total.copy_(parts[own])
-        slot_bytes, part_bytes = sent.data.shape[1], elements * self.compute_dtype.itemsize
+        slot_bytes, unquantised = sent.data.shape[1], elements * self.compute_dtype.itemsize
         ranks, others = tuple(dist.get_process_group_ranks(group)), count - 1
-        self.traffic.pairs(name, ranks, others * slot_bytes, others * part_bytes)
+        self.traffic.pairs(name, ranks, others * slot_bytes, others * unquantised)
         work = exchange(sent.data, received.data, group, pairwise=self._pairwise)
         self.pool.give_back(buffer)
         yield work
-        own_border = border - own * elements  # all slots that arrive contain this part
-        self.kernels.add_up(replace(received, border=own_border), total, skip=own)
+        # each received slot contains this rank's part, so the border is counted from its start
+        of_own_part = replace(received, border=border - own * elements)
+        self.kernels.add_up(of_own_part, total, skip=own)
         self.pool.give_back(sent.data)
         self.pool.give_back(received.data)
         return total
@@ -330,8 +336,8 @@ class Transport:
         size = fmt.slot_bytes(elements, count, border)
         data = self.pool.take(count * size).view(count, size)
         is_fp16 = self.compute_dtype == torch.float16 and fmt.is_quantised
-        small = torch.float16 if is_fp16 else torch.bfloat16
-        return Slots(data, fmt, elements, border, small)
+        unquantised_dtype = torch.float16 if is_fp16 else torch.bfloat16
+        return Slots(data, fmt, elements, border, unquantised_dtype)
 
     def _next_seeds(self, parts: int) -> int:
         """Return the rounding seed of the next part, and count that many parts as encoded.

@@ -96,8 +96,8 @@ def _check_deterministic(config: RunConfig) -> None:
         raise ConfigError(
             "kernels",
             "fastest, with trainer.deterministic=true",
-            "a fixed implementation of the layers, because two runs may measure another one as the "
-            "faster one, and the two round differently",
+            "a fixed implementation of the layers: fastest measures which one is faster, so two "
+            "runs may choose different ones, which round differently",
             "set kernels=auto, elementwise or compiled, or trainer.deterministic=false",
         )
 
@@ -168,7 +168,11 @@ def _check_pipeline_schedule(config: RunConfig) -> None:
 
 
 def _check_split(config: RunConfig) -> None:
-    """Check that linear layers can compute the gradients of weights later, if they have to."""
+    """Check that linear layers can compute the gradients of weights later, if they have to.
+
+    Some schedules always split backward passes. With the others `parallel.waiting_weights`, the
+    number of weight gradients of a stage that may wait, splits them if it is positive.
+    """
     parallel = config.parallel
     if parallel.pipeline == 1:  # one stage never waits, and does not split
         return
@@ -288,7 +292,8 @@ def _next_rotatable(rotated: int, share: Fraction) -> int:
     """
     needed = max(2, rotated + 1)
     head_dim = math.ceil(needed / share)
-    # The model multiplies in floating point. There, a head_dim that is smaller by one may also do.
+    # _check_positions multiplies in floating point, so head_dim - 1 is enough if its product is
+    # rounded up to `needed`.
     return head_dim - (float((head_dim - 1) * share) >= needed)
 
 

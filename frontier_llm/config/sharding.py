@@ -18,24 +18,24 @@ class ShardingConfig(Section):
 
     A factor is an integer or a word. `node` is the number of data-parallel ranks of a stage in one
     node, `package` the number in one package of devices (cluster.links), and `all` is the number of
-    all of them. `auto` chooses the factors with which the planner
-    predicts the fastest step that fits in memory; either all three factors are `auto`, or none.
+    all of them. `auto` chooses the factors with which the planner predicts the fastest step that
+    fits in memory; either all three factors are `auto`, or none.
     """
 
     name: str
     """Name of this choice in the output of a run."""
     params: Factor = Field(union_mode="left_to_right")
-    """Number of ranks over which one copy of the parameters is sharded: an integer,
-    `package`, `node`, `all` or `auto`."""
+    """Number of ranks over which one copy of the parameters is sharded: an integer, `package`,
+    `node`, `all` or `auto`."""
     grads: Factor = Field(union_mode="left_to_right")
     """Number of ranks over which one copy of the gradients is sharded."""
     optimizer: Factor = Field(union_mode="left_to_right")
     """Number of ranks over which one copy of the master weights and of the moments is sharded."""
     units_in_flight: int = Field(ge=1)
-    """Limit of the units (usually layers) that are gathered at the same time, and of the reductions
-    that run at the same time. 1 = no prefetching. Larger numbers overlap more communication with
-    computation and need more memory."""
+    """Number of units (usually layers) that are gathered ahead, the unit that is read included, and
+    number of reductions that may run while the next unit computes. 1 = no prefetching. Larger
+    numbers overlap more communication with computation and need more memory."""
     fused_gradients: bool = True
-    """Whether linear layers add the gradients of their weights directly to the fp32 sums. If not,
-    autograd makes a tensor of each gradient, which is then added. In compiled layers it
-    always does. The configurations of older runs do not have this key."""
+    """Whether linear layers compute the gradients of their weights directly in the buffer that sums
+    or sends them. If not, autograd makes a tensor of each gradient, which is then added. In
+    compiled layers it always does. The configurations of older runs do not have this key."""

@@ -15,7 +15,7 @@ def accumulate_product(
     """Compute `total = left @ right`, or `total += left @ right`, without a temporary tensor.
 
     If the device has no kernel for these dtypes, the product is a temporary tensor in the dtype of
-    the factors, which is then copied or added.
+    the operands, which is then copied or added.
 
     Args:
         total: [m, n], usually fp32; overwritten.

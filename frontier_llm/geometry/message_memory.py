@@ -60,6 +60,13 @@ def message_bytes(
 
     Units of the same size share buffers. Each buffer counts as many times as the number of
     collectives that may use such a buffer at the same time.
+
+    Args:
+        formats: number formats of all messages.
+        factors: sharding factors.
+        layouts: the flat buffer of each unit of the rank.
+        compute_bytes: bytes per element of the parameters.
+        units_in_flight: `sharding.units_in_flight`.
     """
     units = Counter((layout.size, layout.decayed) for layout in layouts)
     total = 0
@@ -80,13 +87,21 @@ def _buffers(
     """Yield the bytes of each buffer of one unit, and the limit on the number of such buffers.
 
     The limit `one` allows one buffer, `flow` one per unit in flight and one more, and `refresh` two
-    per unit in flight. The bytes are those on the rank with the last interval of the unit. It sends
-    the most small elements (norms and biases, which are not quantised).
+    per unit in flight. The bytes are those on the rank with the last interval of the unit. Its
+    messages are the longest, because norms and biases, which are sent in 16 bits, lie at the end of
+    the buffer. `size` is the number of elements of the buffer. Its first `decayed` elements belong
+    to matrices (`FlatLayout.decayed`), and only these may be quantised.
     """
     p, g, o = factors.params, factors.grads, factors.optimizer
 
     def slots(message_format: Format, parts: int, intervals: int) -> int:
-        """Return the bytes of the messages for all parts of the last of equal intervals."""
+        """Return the bytes of all slots of a collective over the last interval of the buffer.
+
+        Args:
+            message_format: format of the messages.
+            parts: number of parts of the interval; each has a slot.
+            intervals: number of equal intervals into which the buffer is divided.
+        """
         length = size // intervals
         border = max(0, decayed - (size - length))
         return parts * message_format.slot_bytes(length // parts, parts, border)
@@ -100,7 +115,7 @@ def _buffers(
     if o > p and not formats.refresh.is_lossless(compute_bytes):
         yield slots(formats.refresh, o // p, p), "refresh"
     if g > 1 and any(grads_format.is_quantised for grads_format in formats.grads):
-        yield size * compute_bytes, "one"  # packed gradients, which are freed when encoded
+        yield size * compute_bytes, "one"  # gradients of a micro-batch, freed when encoded
     for hop in factors.collective_hops:
         of_hop = formats.sums if hop.digit == "replica" else formats.grads
         exchanged = [

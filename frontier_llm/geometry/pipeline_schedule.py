@@ -126,7 +126,7 @@ def forward_actions(placement: Placement, stage: int, micro_batches: int) -> lis
     return sorted(chain(*passes), key=slot)
 
 
-def held(schedule: Schedule, stage: int, kept: Sequence[int], factors: Sequence[int]) -> int:
+def held(schedule: Schedule, stage: int, kept: Sequence[int], operands: Sequence[int]) -> int:
     """Return the peak bytes that a stage holds for later actions of a step.
 
     Args:
@@ -134,13 +134,13 @@ def held(schedule: Schedule, stage: int, kept: Sequence[int], factors: Sequence[
         stage: position on the pipeline axis.
         kept: for each virtual stage, the bytes kept from the forward pass of a micro-batch to its
             backward pass or input gradients.
-        factors: for each virtual stage, the bytes kept from input gradients to weight gradients.
+        operands: for each virtual stage, the bytes kept from input gradients to weight gradients.
     """
     changes: dict[Kind, list[int]] = {
         "forward": [*kept],
         "backward": [-size for size in kept],
-        "input_gradients": [new - old for new, old in zip(factors, kept, strict=True)],
-        "weight_gradients": [-size for size in factors],
+        "input_gradients": [new - old for new, old in zip(operands, kept, strict=True)],
+        "weight_gradients": [-size for size in operands],
     }
     actions = schedule.actions[stage]
     return max(accumulate(changes[action.kind][action.virtual_stage] for action in actions))

@@ -45,12 +45,15 @@ class Failure:
     """Time of the failure in seconds since 1970, by the clock of the rank's host."""
     kind: Kind
     """`user`: an error whose message says what to do; `error`: any other exception; `died`: the
-    rank ended by a signal or without a message; `timeout` and `lost_contact`: consequences of
-    another rank's failure; `stopped`: the rank stopped on request."""
+    rank ended by a signal or without a message; `timeout`: a collective timed out; `lost_contact`:
+    the network or a `RankFailure` (errors.py) showed that another rank has ended; `stopped`: the
+    rank stopped on request."""
     name: str
     """Class of the exception, or name of the signal."""
     message: str
-    """The message for the user; the traceback follows it if `kind` is `error`."""
+    """Text of the exception, or which signal ended the rank. If `kind` is `error`, the user sees
+    `traceback`, which ends with this text; otherwise `explain` shows this text or its first
+    line."""
     traceback: str
     """Traceback as text; empty if there is none."""
     exit_code: int
@@ -106,8 +109,9 @@ def died(rank: int, code: int, seconds: float) -> Failure:
 def write(failure: Failure, folder: Path) -> None:
     """Write `rank_N.json` atomically.
 
-    If another thread of the rank has written a primary failure, that failure is kept, and a later
-    failure that is not primary is not written, because it is a consequence.
+    If another thread of the rank has written a primary failure, a failure that is not primary is a
+    consequence of it and is not written. In all other cases the later failure replaces the earlier.
+    A primary failure is also written to `cause.json`, unless a more likely cause is there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     earlier = read_rank(failure.rank, folder)
@@ -173,7 +177,7 @@ def claim_report(rank: int, folder: Path) -> bool:
 
 
 def cause(failures: Iterable[Failure]) -> Failure:
-    """Choose the failure that explains the others: the most likely kind, then the earliest failure.
+    """Choose the failure that caused the others: the earliest one of the most likely kind.
 
     If ranks only stopped on request, rank 0's message is chosen: only rank 0 checks the STOP file
     and the time limit, so only its message names the reason.

@@ -1,9 +1,10 @@
 """Define the linear layers of the model, on the basis of megatron's.
 
 They differ from megatron's layers in the backward pass: they pass the gradient of the weight to the
-weight's `ProductSink` (protocols.py) as two factors, and autograd makes no tensor for it. The sink
-adds the product of the factors to the fp32 sum in one kernel. megatron does the same with a kernel
-of apex (`gradient_accumulation_fusion`).
+weight's `ProductSink` (protocols.py) as the two operands of a matrix product, and autograd makes no
+tensor for it. The sink computes the product in a buffer, with one kernel if the device has it
+(device/accumulate.py). megatron does the same with a kernel of apex
+(`gradient_accumulation_fusion`).
 
 megatron's own backward pass remains if a weight has no sink, if another module reads the weight too
 (an embedding that is also the head), and in compiled layers, because torch.compile cannot call a
@@ -209,10 +210,10 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of inputs and bias; pass the factors of the weight's to the sink.
+        """Return the gradients of inputs and bias; pass the operands of the weight's to the sink.
 
         The gradient of the inputs does not depend on the call of the sink, so a sink may also keep
-        the factors and compute the product later. It then gathers the tokens later, too.
+        the operands and compute the product later. It then gathers the tokens later, too.
         """
         inputs, weight = ctx.saved_tensors
         (grad,) = grads

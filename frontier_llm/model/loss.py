@@ -73,7 +73,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, vocabulary: int, group: dist.ProcessGroup
     ) -> tuple[Tensor, Tensor]:
-        """Compute the losses and, for each token, the logarithm of the softmax's divisor."""
+        """Compute the losses and log Z, the logarithm of the softmax's divisor, of each token."""
         width, rank = logits.shape[1], group.rank()
         unpadded = _unpadded(width, vocabulary, rank)
         used = logits[:, :unpadded]
@@ -100,9 +100,10 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:
-        """Overwrite the logits with their gradient: (softmax - 1 at the target) * grad.
+        """Overwrite the logits with their gradient.
 
-        The softmax is the gradient of log Z. If log Z is used, softmax * its gradient is added.
+        Of a token, let g be the gradient of its cross entropy, and h that of its log Z (0 if log Z
+        is not used). Its logits get the gradient (g + h) * softmax, minus g at the target.
         """
         logits, log_divisors, columns, is_own = ctx.saved_tensors
         grad, grad_divisors = grads
@@ -141,7 +142,11 @@ def _unpadded(width: int, vocabulary: int, tensor_rank: int) -> int:
 
 
 def _largest(logits: Tensor) -> Tensor:
-    """Return the largest logit of each token, [n] fp32; the lowest number without columns."""
+    """Return the largest logit of each token, [n] fp32; the lowest fp32 number if v is 0.
+
+    Args:
+        logits: [n tokens, v].
+    """
     if not logits.shape[1]:
         lowest = torch.finfo(torch.float32).min
         return torch.full((len(logits),), lowest, device=logits.device)
@@ -149,10 +154,16 @@ def _largest(logits: Tensor) -> Tensor:
 
 
 def _chunks(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield ranges of tokens whose logits take at most a chunk in fp32, with room for them.
+    """Yield ranges of tokens, and a scratch tensor for the fp32 logits of each range.
+
+    A range has as many tokens as fit in `LOSS_CHUNK_BYTES` in fp32 (on a CPU
+    `CPU_LOSS_CHUNK_BYTES`), and at least one.
+
+    Args:
+        logits: [n tokens, v].
 
     Yields:
-        (the range of k tokens, [k, v] fp32 with undefined contents, the same memory each time).
+        (a range of k tokens, [k, v] fp32 with undefined contents in the same memory each time).
     """
     limit = CPU_LOSS_CHUNK_BYTES if logits.device.type == "cpu" else LOSS_CHUNK_BYTES
     width = logits.shape[1]

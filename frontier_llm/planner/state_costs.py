@@ -1,13 +1,13 @@
 """Predict seconds of the communication of model states on one stage, without overlap.
 
 The collectives and their bytes are those that geometry/state_traffic.py counts. Data ranks are
-numbered by four digits (params, grads, optimizer, replica; geometry/partition.py). Each collective
-runs along one hop, which is a digit or a part of one: between the data ranks that differ only in
-this hop. The hops of a digit follow one another.
+numbered by four digits (params, grads, optimizer, replica; geometry/partition.py). A hop is a digit
+or a part of a digit. Each collective runs between the data ranks that differ only in one hop. The
+collectives of the hops of a digit run one after the other.
 
 Messages in integer formats are quantised before they are sent and dequantised when they have
-arrived. These kernels read and write memory (collectives/blockwise.py) and are computation, so that
-they are not hidden.
+arrived. These kernels read and write memory (collectives/blockwise.py). They occupy the device, so
+computation does not hide them.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,8 @@ class ConversionSeconds:
     scatter: float
     """Gradients of one micro-batch."""
     sums: float
-    """Gradients that are summed once per step."""
+    """Gradient shards, once per step: reduce-scatters along the optimizer digit and sums over
+    replicas."""
     refresh: float
     """Updated parameters, once per step."""
 
@@ -49,7 +50,8 @@ class StateCosts:
         gather: gathers of all parameters for one forward pass.
         gather_again: gathers of all parameters for one backward pass.
         scatter: reduce-scatters of all gradients in one micro-batch.
-        sums: sums of the gradient shards over replicas, once per step.
+        sums: reduce-scatters of the gradient shards along the optimizer digit, and their sums over
+            replicas, once per step.
         refresh: gathers of updated parameters, once per step.
     """
 
@@ -107,14 +109,18 @@ class StateCosts:
         return Cost(gathered.seconds * width / (width - 1), gathered.link)
 
     def _scatter(self, hop: Hop) -> Cost:
-        """Return the cost of reduce-scatters along a hop."""
+        """Return the cost of reduce-scatters along a hop.
+
+        Our engine exchanges gradients that are not in fp32 (each rank sends each part directly to
+        the rank that sums it), unless a reduce-scatter in this place was measured.
+        """
         message_format = self._scatter_format(hop)
         element_bytes = message_format.element_bytes
         sent = gather_bytes(self.elements / hop.low * element_bytes, hop.width)
         span = self._groups.data(hop.width, hop.low)
-        in_bf16 = FP32.bits > message_format.bits and self._engine.exchanges_gradients
+        exchanges = message_format.bits < FP32.bits and self._engine.exchanges_gradients
         is_measured = "gradient_scatter" in span.measured
-        if message_format.is_quantised or (in_bf16 and not is_measured):
+        if message_format.is_quantised or (exchanges and not is_measured):
             return span.exchange(sent, self._messages)
         return span.collective("gradient_scatter", sent, self._messages)
 
@@ -136,8 +142,13 @@ class StateCosts:
     def _refresh_conversion(self, parts: int, elements: float) -> float:
         """Return the seconds of the kernels of a refresh.
 
-        Differences are taken to the old parameters and added to them: all are read once more, and
-        those of one part twice.
+        If differences are sent (`refresh_differences`), the kernel that quantises a part also reads
+        the old parameters of this part, and the kernel that dequantises also reads all old
+        parameters, to which it adds the differences.
+
+        Args:
+            parts: number of ranks whose parts are gathered.
+            elements: elements that are gathered in total.
         """
         seconds = self._gather_conversion(parts, elements, self._formats.refresh)
         if not seconds or not self._formats.refresh_differences:
@@ -148,8 +159,8 @@ class StateCosts:
     def _scatter_conversion(self, hop: Hop) -> float:
         """Return the seconds of the kernels of reduce-scatters of fp32 gradients along a hop.
 
-        The parts of the other ranks are quantised. A rank adds the parts that have arrived to its
-        own, which it reads and writes once.
+        A rank quantises the parts that it sends. It adds the parts that it receives to its own
+        part, which it reads and writes once.
         """
         message_format = self._scatter_format(hop)
         if not message_format.is_quantised:
@@ -162,7 +173,8 @@ class StateCosts:
     def _sums_conversion(self) -> float:
         """Return the seconds of the kernels of sums over replicas.
 
-        The sums of a rank's part are encoded, and all parts are decoded.
+        After the reduce-scatters along the replica digit, a rank encodes the sums of its part and
+        decodes those of all parts.
         """
         hops = self._hops("replica")
         if not hops or not self._sums_encoded:
@@ -216,7 +228,7 @@ class StateCosts:
         return total
 
     def _hops(self, digit: Digit) -> tuple[Hop, ...]:
-        """Return the hops of a digit; programs that send gradients in rings have one per digit."""
+        """Return the hops of a digit; engines that do not exchange gradients have one per digit."""
         if self._engine.exchanges_gradients or self._factors.width(digit) == 1:
             return self._factors.hops(digit)
         return (self._factors.whole(digit),)

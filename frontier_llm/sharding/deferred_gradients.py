@@ -1,11 +1,12 @@
 """Weight gradients that a backward pass leaves out, and that are computed later.
 
 A pipeline stage can send the gradient of its inputs earlier if it computes the gradients of its
-weights later, for example when it would otherwise wait for other stages. Until then the factors of
-these gradients stay allocated: the inputs of each linear layer, and the gradients of its outputs.
-The gradients of small parameters of a layer, such as norms and biases, wait together with those of
-its weights. So the buffers of a micro-batch's sharded gradients exist only while they are filled,
-and every reduction sums the gradients of one micro-batch.
+weights later, for example when it would otherwise wait for other stages. The gradient of a weight
+is the product of two operands, which stay allocated until then: the inputs of each linear layer,
+and the gradients of its outputs. The gradients of small parameters of a layer, such as norms and
+biases, are computed in the backward pass and kept until those of its weights are computed. So all
+gradients of a micro-batch are added to their buffer at the same time, and each reduction sums the
+gradients of a single micro-batch.
 
 Source: Qi et al., Zero Bubble Pipeline Parallelism (arXiv:2401.10241).
 """
@@ -28,8 +29,8 @@ wait for."""
 class DeferredGradients:
     """The gradients that were deferred and are not computed yet, by backward pass.
 
-    On a GPU the factors are only used by the stream that the backward pass runs on, except for the
-    gathers, which are waited for. So their memory can be freed without waits for other streams.
+    On a GPU only the stream of the backward pass uses the operands, except for the gathers, which
+    are waited for. So their memory can be freed without waits for other streams.
     """
 
     def __init__(self) -> None:
@@ -80,9 +81,9 @@ class DeferredGradients:
         """Defer a gradient of the current backward pass.
 
         Args:
-            tensors: what it is computed from.
-            add: computes the gradient from them and adds it.
-            gather: gathers the last one of `tensors` from several ranks before.
+            tensors: the tensors that it is computed from, or the gradient of a small parameter.
+            add: called with `tensors`; computes the gradient and adds it.
+            gather: gathers the last one of `tensors` from several ranks before `add` is called.
         """
         assert self._key is not None
         # detached, since a tensor with a history would keep the graph of the forward pass
@@ -92,8 +93,8 @@ class DeferredGradients:
     def run(self, key: Key) -> None:
         """Compute the deferred gradients of a backward pass, in the order in which they were put.
 
-        The factors of each are freed before the next one is computed. Each gather overlaps with the
-        previous product.
+        The operands of each are freed before the next one is computed. Each gather overlaps with
+        the previous product.
         """
         queue = self._queues[key]
         with torch.no_grad():

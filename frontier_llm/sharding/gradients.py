@@ -1,12 +1,12 @@
-"""Gradients: accumulated in fp32 during the backward pass, and reduced as units complete.
+"""Gradients: accumulated during the backward pass, and reduced as units complete.
 
 When each parameter of a unit has its gradient of a micro-batch, the reduction of these gradients
 over ranks starts (sharding/unit_gradients.py), if there is one in this micro-batch.
 
-A gradient comes from autograd as a tensor, which is moved into a buffer and freed, or from the
-layer that reads the weight as two factors, whose product is computed in the buffer (`ProductSink`
-in protocols.py). Most gradients are such products. Such a product may be deferred until after the
-backward pass (sharding/deferred_gradients.py).
+A gradient comes from autograd as a tensor, which is copied or added to a buffer and freed, or from
+a linear layer as the two operands of a matrix product, which is computed in the buffer
+(`ProductSink` in protocols.py). Most gradients are such products. A product may be deferred until
+after the backward pass (sharding/deferred_gradients.py).
 
 Reductions run while the next unit computes. A reduction is a sequence of collectives. When a unit
 completes, every reduction under way starts its next collective, so that the second collective of
@@ -44,7 +44,7 @@ class Gradients:
         groups: StateGroups,
         transport: Transport,
         units_in_flight: int,
-        on_read: Callable[[Unit], None],
+        release: Callable[[Unit], None],
         *,
         feedback: Feedback | None = None,
         fuse: bool = True,
@@ -55,13 +55,14 @@ class Gradients:
             units: the trainable units.
             groups: process groups to reduce over.
             transport: sends the gradients in its formats; sums are fp32.
-            units_in_flight: maximum number of reductions under way.
-            on_read: called when a backward pass does not need the parameters of a unit any more.
+            units_in_flight: if a reduction starts and more than so many are under way, the oldest
+                is waited for.
+            release: called with a unit when a backward pass does not read its parameters any more.
             feedback: how rounding errors are kept (sharding/unit_gradients.py); None = not at all.
-            fuse: whether parameters get a sink, so that layers give gradients as two factors.
+            fuse: whether parameters get a sink, so that layers give gradients as two operands.
         """
         self.deferred = DeferredGradients()
-        self._on_read, self._fuse = on_read, fuse
+        self._release, self._fuse = release, fuse
         # by unit: indices of parameters that the current backward pass does not read any more
         self._read: dict[Unit, set[int]] = {unit: set() for unit in units}
         self._units = [UnitGradients(unit, groups, transport, feedback) for unit in units]
@@ -80,8 +81,11 @@ class Gradients:
         for gradients in self._units:
             gradients.begin_step(micro_batches)
 
-    def begin_reading(self, unit: Unit) -> None:
-        """Announce that a backward pass begins to read the parameters of a unit."""
+    def begin_backward(self, unit: Unit) -> None:
+        """Announce that a backward pass begins to read the parameters of a unit.
+
+        `release` is called when this pass has computed a gradient of each of them.
+        """
         self._read[unit] = set()
 
     def finish(self) -> None:
@@ -135,14 +139,15 @@ class Gradients:
         *,
         defer: bool,
     ) -> None:
-        """Add a gradient that a backward pass has computed, or its factors, now or later.
+        """Add a gradient that a backward pass has computed, or its operands, now or later.
 
         Args:
             gradients: the gradients of the unit.
             index: index of the parameter in the unit.
             add: called with `tensors`; adds the gradient to the buffer.
-            tensors: the gradient or its factors.
-            gather: gathers the last one of `tensors`, if deferred, from several ranks before.
+            tensors: the gradient or its operands.
+            gather: only for deferred gradients: before `add` is called, gathers the last one of
+                `tensors` from several ranks.
             defer: whether to add the gradient later.
         """
         if defer:
@@ -167,7 +172,7 @@ class Gradients:
     def _note_read(self, unit: Unit, index: int) -> None:
         self._read[unit].add(index)
         if len(self._read[unit]) == len(unit.records):
-            self._on_read(unit)
+            self._release(unit)
 
     def _note_added(self, gradients: UnitGradients, index: int) -> None:
         if gradients.note_added(index):
@@ -195,5 +200,5 @@ class _Sink:
         self, grad_outputs: torch.Tensor, inputs: torch.Tensor, gather: Gather | None = None
     ) -> None:
         add = partial(self._gradients.add_product, self._index)
-        factors, defer = (grad_outputs, inputs), self.is_deferring
-        self._owner.take(self._gradients, self._index, add, factors, gather, defer=defer)
+        operands, defer = (grad_outputs, inputs), self.is_deferring
+        self._owner.take(self._gradients, self._index, add, operands, gather, defer=defer)

@@ -12,9 +12,10 @@ States of a unit:
 sharded (every rank holds all their parameters) are only ever stale or gathered.
 
 The order in which units are acquired in a step is recorded and expected in the next step. Every
-acquire and release starts the gathers of the units expected next, so that `units_in_flight` large
-units are gathered or gathering (geometry/state_memory.prefetch_window). When a unit is released
-that is expected again within this window, it stays gathered.
+acquire and release determines a window: the unit that is read and the units expected next, up to
+`units_in_flight` large units (geometry/state_memory.prefetch_window). Units in the window are
+gathered ahead, and a unit that is released stays gathered if it is in the window. During a backward
+pass the previous unit may still be gathered outside the window, until its last gradient arrives.
 
 In shapes, n is the number of elements of a unit's buffer, and o the number of ranks over which its
 optimizer states are divided.
@@ -65,7 +66,7 @@ class Parameters:
             units: all units of this rank, in the order of the forward pass.
             groups: process groups over which parameters are refreshed and gathered.
             transport: sends the parameters in its formats.
-            units_in_flight: maximum number of large units that are gathered or gathering.
+            units_in_flight: number of large units in the prefetch window.
         """
         self._units, self._transport = units, transport
         self._params_groups = groups.along("params")[::-1]
@@ -86,7 +87,7 @@ class Parameters:
         self._in_step = False
         self.peak_gathered_bytes = 0
 
-    def follow_masters(self, masters: Mapping[Unit, torch.Tensor]) -> None:
+    def set_masters(self, masters: Mapping[Unit, torch.Tensor]) -> None:
         """Take the master weights, from which the trainable parameters are refreshed.
 
         torch counts the writes to a tensor through any view. The count is stored here and at every
@@ -153,12 +154,14 @@ class Parameters:
     def refresh(self, *, differences: bool = False) -> None:
         """Start to send the updated optimizer intervals to all ranks that store them.
 
-        With `differences`, the shards still hold what was last sent, and all ranks add what they
-        receive.
-
         Collective; returns at once, and `acquire` and `settle` wait for the result. In a lossless
         format the refreshes of all units start now. Other formats need message buffers, so at most
         2 * `units_in_flight` refreshes are under way at once.
+
+        Args:
+            differences: whether the shards still hold the parameters that were last sent, so that
+                each rank sends the difference of its master weights from them. All ranks add the
+                differences to their shards.
         """
         formats = self._transport.formats
         self._refresh_differences = differences

@@ -29,8 +29,8 @@ class ShardedStates:
     `update`; `refresh`, or `skip`. Code that reads parameters must call `acquire` before and
     `release` after, with the units that hold them.
 
-    A backward pass may compute only the gradients of inputs, in the context `defer_weights`. The
-    gradients of weights are then computed by `weight_gradients`.
+    In the context `defer_weights` a backward pass leaves out the gradients of the weights of linear
+    layers. `weight_gradients` then computes them.
 
     The loss must be divided by the number of replicas before the backward pass: gradients are
     summed over replicas, not averaged.
@@ -55,11 +55,12 @@ class ShardedStates:
             groups: the process groups over which states are sharded.
             transport: sends parts of states, in the formats of each step.
             optimizer: constants of the update rule.
-            units_in_flight: maximum number of large units whose parameters are gathered or being
-                gathered, and of gradient reductions under way.
+            units_in_flight: number of large units in the prefetch window: the unit that is read and
+                the units expected next. The unit before it may still be gathered, too. Also the
+                number of gradient reductions that continue while the next unit computes.
             feedback: how rounding errors of gradients are kept; None = they are not.
-            fuse_gradients: whether layers give the gradients of weights as two factors, whose
-                product is computed in the fp32 buffer.
+            fuse_gradients: whether linear layers give the gradient of a weight as two operands,
+                whose product is computed in a buffer (`ProductSink` in protocols.py).
         """
         self._groups, self._transport, self._feedback = groups, transport, feedback
         self._units = make_units(records, groups.factors, groups.data_rank)
@@ -70,20 +71,18 @@ class ShardedStates:
             groups,
             transport,
             units_in_flight,
-            on_read=self._parameters.release,
+            release=self._parameters.release,
             feedback=feedback,
             fuse=fuse_gradients,
         )
         gradient_shards = self._gradients.shards()
         self._trainable = list(zip(trainable, gradient_shards, strict=True))
-        self._is_refreshed = groups.factors.optimizer > groups.factors.params
-        self._adamw = AdamW(
-            trainable,
-            gradient_shards,
-            optimizer,
-            separate_masters=self._is_refreshed and transport.rounds_refresh,
-        )
-        self._parameters.follow_masters(dict(zip(trainable, self._adamw.masters, strict=True)))
+        # whether this rank stores parameters that other ranks update
+        self._has_refresh = groups.factors.optimizer > groups.factors.params
+        # fp32 parameters cannot serve as master weights if the refresh rounds them
+        separate = self._has_refresh and transport.rounds_refresh
+        self._adamw = AdamW(trainable, gradient_shards, optimizer, separate_masters=separate)
+        self._parameters.set_masters(dict(zip(trainable, self._adamw.masters, strict=True)))
         self._counted_in_norm = [
             unit.part(gradient, interval, unit.optimizer_interval)
             for unit, gradient in self._trainable
@@ -117,7 +116,7 @@ class ShardedStates:
         Args:
             step: number of the step, counted from 1.
             micro_batches: number of micro-batches in the step. Every parameter is expected to get
-                `ParameterRecord.passes` gradients from each.
+                `ParameterRecord.passes` gradients from each: one per model chunk that reads it.
         """
         self._transport.begin_step(step)
         self._parameters.begin_step()
@@ -141,7 +140,7 @@ class ShardedStates:
         for unit in units:
             self._parameters.acquire(unit, backward=backward)
             if backward:
-                self._gradients.begin_reading(unit)
+                self._gradients.begin_backward(unit)
 
     def release(self, units: Iterable[Unit]) -> None:
         """Free units' gathered parameters, unless they are expected again soon."""
@@ -149,10 +148,10 @@ class ShardedStates:
             self._parameters.release(unit)
 
     def defer_weights(self, virtual_stage: int, micro_batch: int) -> AbstractContextManager[None]:
-        """Return a context for a backward pass that computes only the gradients of inputs.
+        """Return a context for a backward pass that leaves out the gradients of layers' weights.
 
-        `weight_gradients` must follow, before `finish_backward`. Until then the factors of the
-        weights' gradients stay allocated. No parameter is read after the context.
+        `weight_gradients` must follow, before `finish_backward`. Until then the operands of these
+        gradients stay allocated. No parameter is read after the context.
 
         Args:
             virtual_stage: index of the model chunk on this rank.
@@ -185,8 +184,9 @@ class ShardedStates:
     def squared_norm(self) -> torch.Tensor:
         """Return [] fp64: this rank's share of the gradient's squared norm.
 
-        The sum of the shares over all ranks is the squared norm of the gradient. Each element
-        of the model is counted by one rank per replica, and the shares of replicas are equal.
+        The sum of the shares over all ranks is the squared norm of the gradient. D/o ranks hold the
+        same optimizer interval (`StateGroups.replicas`). Each of them adds the squares of its
+        elements, divided by D/o.
         """
         if not self._counted_in_norm:
             return torch.zeros((), dtype=torch.float64, device=self._transport.pool.device)
@@ -199,13 +199,14 @@ class ShardedStates:
         gradient_divisor: torch.Tensor,
         skip: torch.Tensor | None = None,
     ) -> None:
-        """Update this rank's master weights and moments. `refresh` must follow, or `skip`.
+        """Update this rank's master weights and moments; `refresh` or `skip` must follow.
 
         Args:
             learning_rate: learning rate of this step.
             gradient_divisor: [] fp32; the gradients are divided by it.
-            skip: [] fp32; if 1, nothing changes, and `skip` must follow. None: 0. The host
-                need not know the value when it submits the update to a GPU.
+            skip: [] fp32, on the device. If it is 1, the update changes nothing, and the method
+                `skip` must follow instead of `refresh`. If it is 0 or None, the update is done. The
+                host need not know the value when it submits the update to a GPU.
         """
         self._adamw.update(learning_rate, gradient_divisor, skip)
 
@@ -221,7 +222,8 @@ class ShardedStates:
                 therefore repeats this run.
         """
         formats = self._transport.formats
-        differences = self._is_refreshed and formats.refresh_differences and not saved
+        # differences are taken to the parameters that were last sent, so these must stay
+        differences = self._has_refresh and formats.refresh_differences and not saved
         if saved:
             self._gradients.reset_feedback()
         if not differences:

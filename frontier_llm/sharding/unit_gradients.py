@@ -59,7 +59,7 @@ class UnitGradients:
         self._added = [0] * len(unit.records)
         # indices of parameters with a gradient in the buffer that is written to (`_buffer`)
         self._touched: set[int] = set()
-        # if sharded: the gradients of this micro-batch, from the first one to the reduction
+        # if sharded: the gradients of this micro-batch in one buffer, until they are reduced
         self._packed: torch.Tensor | None = None
         # if sharded: whether `accumulated` has gradients of this step
         self._has_sum = False
@@ -76,8 +76,8 @@ class UnitGradients:
     def may_defer(self) -> bool:
         """Whether products may be computed later than the backward pass.
 
-        Not those of a table that computes the logits: one of the two factors would be the gradient
-        of the logits, the largest tensor of the chunk.
+        Not those of a table that computes the logits: one of the two operands is the gradient of
+        the logits, the largest tensor of the chunk.
         """
         return self.unit.name not in ("embedding", "head")
 
@@ -111,7 +111,7 @@ class UnitGradients:
             target.add_(gradient)
 
     def add_product(self, index: int, grad_outputs: torch.Tensor, inputs: torch.Tensor) -> None:
-        """Add a weight's gradient, given as two factors (`ProductSink`), to the buffer."""
+        """Add a weight's gradient, given as two operands (`ProductSink`), to the buffer."""
         target, is_first = self._target(index)
         accumulate_product(target, grad_outputs.t(), inputs, add=not is_first)
 

@@ -41,9 +41,9 @@ class StepMeter:
         self._check = UtilizationCheck(logs=logs)
 
     @property
-    def peak_reason(self) -> str:
-        """Source of the peak TFLOP/s of the device, or why the peak is unknown."""
-        return self._throughput.peak_reason
+    def peak_description(self) -> str:
+        """Peak TFLOP/s of the device with its source, or why the peak is unknown."""
+        return self._throughput.peak_description
 
     def measure(
         self,

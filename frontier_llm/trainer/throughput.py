@@ -37,7 +37,7 @@ class Throughput:
         precision: compute precision, after `auto` is resolved.
         tokens_per_sample: tokens of a sample that the model reads, in encoder and decoder.
         peak_tflops: peak of the device in TFLOP/s; None if it is unknown.
-        peak_reason: source of the peak, or why it is unknown.
+        peak_description: the peak with its source, or why it is unknown.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Throughput:
             config.model, data.sequence_length, data.global_batch, config.recompute
         )
         self.accelerator = accelerator
-        self.peak_tflops, self.peak_reason = peak_tflops(config, accelerator, precision)
+        self.peak_tflops, self.peak_description = peak_tflops(config, accelerator, precision)
 
     def of(self, seconds: float) -> Speed:
         """Return the speed of a step that took `seconds`."""
@@ -76,7 +76,8 @@ def peak_tflops(
     The peak of the cluster file is used only if it describes the device that is present.
 
     Returns:
-        The peak in TFLOP/s, or None if it is unknown; and its source, or why it is unknown.
+        The peak in TFLOP/s, or None if it is unknown; and a text with the peak and its source, or
+        why it is unknown.
     """
     device = config.cluster.device
     if device.kind != accelerator.kind or not re.search(device.name_pattern, accelerator.name):

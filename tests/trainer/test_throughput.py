@@ -34,7 +34,7 @@ def test_unknown_peak_is_no_mfu() -> None:
 def test_peak_of_another_device_is_not_used(accelerator: Accelerator, cluster: str) -> None:
     throughput = make(accelerator, cluster)
     assert throughput.peak_tflops is None
-    assert accelerator.name in throughput.peak_reason
+    assert accelerator.name in throughput.peak_description
 
 
 def test_peak_of_a_gcd_and_recomputation_counts_only_as_hardware() -> None:

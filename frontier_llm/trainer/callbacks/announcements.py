@@ -91,7 +91,7 @@ class Announcements(Callback):
             "precision": f"{hardware.precision.name} ({hardware.precision.reason})",
             "kernels": hardware.kernels.source,
             "attention": ", ".join(f"{kind}: {name}" for kind, name in hardware.attention.items()),
-            "peak": context.meter.peak_reason,
+            "peak": context.meter.peak_description,
             "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
             f"{format_count(manifest.validation.tokens)} validation tokens; "
             f"{format_count(tokens)} tokens per step",
