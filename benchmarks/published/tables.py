@@ -24,7 +24,7 @@ TABLES = {
     "llm_foundry_a100_40gb": Table("llm-foundry on A100-40GB", "A100"),
     "llm_foundry_h100_under_7b": Table("llm-foundry on H100, models under 7B", "H100"),
     "megatron_sc21": Table("Megatron-LM on A100 (SC'21)", "A100"),
-    "amsp": Table("AMSP, ZeRO-1 and MiCS on A800", "A100"),
+    "amsp": Table("AMSP, ZeRO-1, MiCS and ZeRO-3 on A800", "A100"),
     "frontier": Table("Frontier (MI250X)", "MI250X"),
     "megatron_sc21_unused": Table(
         "Megatron-LM on A100 (SC'21), other rows", "A100", fits=False, note="never fitted"
