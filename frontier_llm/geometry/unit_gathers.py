@@ -89,7 +89,7 @@ def _events(model: ModelConfig, chunk: ModelChunk, *, forward: bool) -> Iterator
 def _count(
     events: Sequence[_Event], small: Collection[str], units_in_flight: int
 ) -> dict[str, Gathers]:
-    """Count gathers from the moments of a step, with at most `units_in_flight` large units."""
+    """Count gathers from the moments of a step, with this many large units in the window."""
     gathers: dict[str, Gathers] = {}
     gathered: set[str] = set()  # units that have memory at this moment
     uses = [(event.unit, not event.forward) for event in events if event.acquires]
