@@ -107,8 +107,8 @@ class OutputNormLayer(TransformerLayer):
         h = x + norm_1(attention(x))
         y = h + norm_2(ffn(h))
 
-    This is the layer of OLMo 2 (arXiv:2501.00656, section 3.1). It has the submodules of megatron's
-    usual layer, so the norms have the same names.
+    This is the layer of OLMo 2 (arXiv:2501.00656, equations 1 and 2). It has the submodules of
+    megatron's usual layer, so the norms have the same names.
     """
 
     def forward(

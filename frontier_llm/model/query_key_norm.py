@@ -1,7 +1,7 @@
 """Normalise queries and keys before they are rotated, so that attention scores stay bounded.
 
 `HeadNorms` normalises each head (Qwen 3, arXiv:2505.09388, section 2). `WidthNorms` normalises all
-heads together (OLMo 2, arXiv:2501.00656, section 3.1). Both are RMSNorm:
+heads together (OLMo 2, arXiv:2501.00656). Both are RMSNorm:
 
     y = weight * x / sqrt(mean(x^2) + epsilon)
 
