@@ -53,10 +53,11 @@ class HeadNorms(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Normalise queries [s, b, h, d] and keys [s, b, g, d]."""
+        # both are parts of one tensor; TransformerEngine's norm wants inputs of their own
         norm = self.kernels.rms_norm
         return (
-            norm(query, self.query.weight, self.epsilon),
-            norm(key, self.key.weight, self.epsilon),
+            norm(query.contiguous(), self.query.weight, self.epsilon),
+            norm(key.contiguous(), self.key.weight, self.epsilon),
         )
 
 
@@ -84,7 +85,7 @@ class WidthNorms(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Normalise queries [s, b, h, d] and keys [s, b, g, d]. Collective over the group."""
-        flat = query.flatten(2), key.flatten(2)
+        flat = query.flatten(2).contiguous(), key.flatten(2).contiguous()
         weights = self.query.weight, self.key.weight
         if self.group.size() == 1:
             norm = self.kernels.rms_norm

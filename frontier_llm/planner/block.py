@@ -204,9 +204,10 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
     stores_bias = relative and layout.attention == "sdpa"
     bias = attention.queries * attention.keys * model.heads / tensor if stores_bias else 0.0
     angles = 4 * attention.queries * model.head_dim if rotated else 0
-    # queries and keys before and after rotation, values, the output, and the rotation angles; a
-    # rotation keeps no queries and keys, so norms before it add none
-    kept = queries * 2 * query_width + keys * 2 * key_width + max(rotated, normalised) + angles
+    # queries and keys before and after rotation, values, the output, and the rotation angles
+    kept = queries * 2 * query_width + keys * 2 * key_width + rotated + angles
+    # norms keep copies of queries and keys; a rotation of their results does not keep these
+    kept += normalised if rotated else 2 * normalised
     output = Product(queries, query_width, model.hidden)
     return _AttentionPart(
         products=(*inputs, output),
