@@ -19,9 +19,10 @@ _TURNS = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow
 """Their names of our `rotary_slow_turns` and `rotary_fast_turns`, by scaling."""
 _DEFAULT_TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}
 _BASE = "rope_theta"
+_SHARE = "partial_rotary_factor"
 _LENGTH = "original_max_position_embeddings"
 _KNOWN = {
-    "rope_type", "type", _BASE, "partial_rotary_factor", "factor", _LENGTH, "attention_factor",
+    "rope_type", "type", _BASE, _SHARE, "factor", _LENGTH, "attention_factor",
     "truncate", *_TURNS["llama3"], *_TURNS["yarn"],
 }  # fmt: skip
 """Keys whose meaning we compute. `truncate` must be true."""
@@ -82,6 +83,8 @@ class RotaryFamily(Family, ABC):
         kind = _type(found)
         if kind not in _TYPES.values():
             raise _refusal(f"rope_type={kind!r}", ", ".join(map(repr, _TYPES.values())))
+        if found.get(_SHARE, 1.0) != self.wants.get("rotary_fraction", found.get(_SHARE, 1.0)):
+            raise _refusal(f"{_SHARE}={found[_SHARE]!r}", "1.0")
         for key, value in found.items():
             if (key not in _KNOWN and value is not None) or (key == "truncate" and not value):
                 raise _refusal(f"{key}={value!r}", "the keys of Llama 3.1 and of YaRN")

@@ -211,6 +211,7 @@ def test_every_setting_comes_back(family: Any):
         {"rope_scaling": 1},
         {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0.7}},
         {"rope_parameters": {"rope_type": "yarn", "truncate": False}},
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
     ],
 )
