@@ -19,6 +19,7 @@ PLAIN: Mapping[str, Any] = {
     "norm_placement": "input",
     "qk_norm": "none",
     "window": None,
+    "window_every": 1,
     "attention_softcap": None,
     "logit_softcap": None,
 }

@@ -235,6 +235,9 @@ def test_older_files_name_rotary_positions_otherwise():
 
 
 def test_windows_in_some_layers_are_refused():
+    values = tiny_values(*VARIANTS["mistral"], "model.window_every=2")
+    with pytest.raises(DataError, match=r"mistral: model\.window_every=2, not 1"):
+        family_for(decode(values).model, None)
     with pytest.raises(DataError, match="layer_types contains 'sliding_attention'"):
         Qwen3().refuse_variants({"layer_types": ["full_attention", "sliding_attention"]})
 
