@@ -106,7 +106,8 @@ class ParameterRecord:
     hold the same elements, exactly one does."""
     tensor_partial: bool
     """Whether its gradient must be summed over the tensor group, because each tensor rank has seen
-    only a part of the sequence (norms and biases under sequence parallelism)."""
+    only a part of the sequence (norms and biases under sequence parallelism) or only some of the
+    heads (norms of single heads)."""
     tied: bool
     """Whether other model chunks hold copies, whose gradients must be added."""
     rate_factor: float = 1.0

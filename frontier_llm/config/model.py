@@ -46,12 +46,34 @@ class ModelConfig(Section):
     """Base of the rotary wavelengths."""
     rotary_fraction: float = Field(gt=0, le=1)
     """Share of the dimensions of each head that is rotated."""
+    rotary_scaling: Literal["none", "llama3", "yarn"] = "none"
+    """How rotary wavelengths are stretched for samples that are longer than those of an earlier
+    training. `llama3`: as in Llama 3.1; `yarn`: YaRN."""
+    rotary_factor: float = Field(default=1.0, ge=1)
+    """Factor by which the longest wavelengths are stretched."""
+    rotary_original_length: int | None = Field(default=None, ge=1)
+    """Tokens per sample of the earlier training; null = no scaling."""
+    rotary_slow_turns: float = Field(default=1.0, gt=0)
+    """A wavelength is stretched by the whole factor if it makes fewer turns than this within
+    rotary_original_length."""
+    rotary_fast_turns: float = Field(gt=0)
+    """A wavelength is not stretched if it makes more turns than this within rotary_original_length;
+    null = 32 with yarn, otherwise 4."""
+    rotary_attention_factor: float | None = Field(default=None, gt=0)
+    """Factor of rotated queries and of rotated keys with yarn; null = 0.1 ln(rotary_factor) + 1."""
     relative_buckets: int = Field(ge=2)
     """Number of groups (buckets) of distances that relative positions distinguish."""
     relative_distance: int = Field(ge=2)
     """Distance in tokens above which all distances share one bucket."""
     norm: Literal["layernorm", "rmsnorm"]
-    """Normalisation before attention, before the feed-forward block and before the head."""
+    """Normalisation of each residual branch (see norm_placement), and before the head."""
+    norm_placement: Literal["input", "output"] = "input"
+    """What the norm of a residual branch normalises. `input`: the input of attention and of the
+    feed-forward block; `output`: their output before it is added to the residual stream, as in
+    OLMo 2."""
+    qk_norm: Literal["none", "head", "width"] = "none"
+    """RMSNorm of queries and keys before they are rotated. `head`: over each head, with the same
+    weights for all heads, as in Qwen 3; `width`: over all heads together, as in OLMo 2."""
     norm_epsilon: float = Field(gt=0)
     """Small number that normalisation adds to the variance."""
     activation: Literal["gelu", "gelu_exact", "swiglu", "geglu"]
@@ -62,6 +84,9 @@ class ModelConfig(Section):
     input as attention."""
     bias: bool
     """Whether linear layers have biases."""
+    qkv_bias: bool
+    """Whether the projections to queries, keys and values have biases; null = as `bias`. True with
+    bias=false gives the model only these biases, as in Qwen 2."""
     tied: bool
     """Whether the head and the embedding share one matrix."""
     dropout: float = Field(ge=0, lt=1)
@@ -77,6 +102,9 @@ class ModelConfig(Section):
     """Layers with a window. 1 = every layer; k = all layers except each k-th one, as in Gemma."""
     attention_softcap: float | None = Field(default=None, gt=0)
     """Bound c of the attention scores of a GPT, which become c * tanh(score / c). null = none."""
+    logit_softcap: float | None = Field(default=None, gt=0)
+    """Bound c of the logits of a GPT, which become c * tanh(logit / c), as in Gemma 2. null =
+    none."""
     init_std: float = Field(gt=0)
     """Standard deviation of the initial weights of a GPT. The output matrices of attention and of
     feed-forward blocks get init_std / sqrt(2 layers). In a T5 the deviations follow from the
@@ -99,6 +127,10 @@ class ModelConfig(Section):
         layers = values.get("layers")
         if isinstance(layers, int) and values.get("encoder_layers") is None:
             values["encoder_layers"] = layers // 2 if values.get("kind") == "t5" else 0
+        if values.get("qkv_bias") is None:
+            values["qkv_bias"] = values.get("bias")
+        if values.get("rotary_fast_turns") is None:
+            values["rotary_fast_turns"] = 32.0 if values.get("rotary_scaling") == "yarn" else 4.0
         if isinstance(hidden, int) and values.get("ffn") is None:
             values["ffn"] = 4 * hidden
         if isinstance(heads, int) and heads > 0:
@@ -123,6 +155,11 @@ class ModelConfig(Section):
         if self.mup_base_head_dim is not None:
             return math.sqrt(self.mup_base_head_dim) / self.head_dim
         return None if self.scaled_attention else 1.0
+
+    @property
+    def rotated_width(self) -> int:
+        """Number of rotated dimensions of each head."""
+        return int(self.head_dim * self.rotary_fraction)
 
     @property
     def gated(self) -> bool:

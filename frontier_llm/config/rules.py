@@ -13,6 +13,7 @@ from frontier_llm.config.optimizer_rules import check_optimizer
 from frontier_llm.config.reading import check_data
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.support import check_support
+from frontier_llm.config.variants import check_variants
 from frontier_llm.errors import ConfigError
 
 
@@ -24,6 +25,7 @@ def check(config: RunConfig, world_size: int) -> None:
     """
     _check_world(config, world_size)
     check_family(config.model)
+    check_variants(config.model)
     check_attention(config)
     _check_precision(config)
     _check_deterministic(config)
@@ -269,7 +271,7 @@ def _check_batch(config: RunConfig, world_size: int) -> None:
 
 def _check_positions(config: RunConfig) -> None:
     model = config.model
-    rotated = int(model.head_dim * model.rotary_fraction)
+    rotated = model.rotated_width
     if model.positions == "rotary" and not _is_rotatable(rotated):
         head_dim = _next_rotatable(rotated, Fraction(model.rotary_fraction))
         raise ConfigError(

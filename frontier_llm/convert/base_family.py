@@ -14,6 +14,27 @@ from frontier_llm.convert.table import Row
 from frontier_llm.convert.transforms import Heads
 from frontier_llm.errors import DataError
 
+PLAIN: Mapping[str, Any] = {
+    "scaled_attention": True,
+    "norm_placement": "input",
+    "qk_norm": "none",
+    "window": None,
+    "window_every": 1,
+    "attention_softcap": None,
+    "logit_softcap": None,
+}
+"""The values that most families want of the variants that few families have."""
+SIZES = (
+    Setting("vocabulary", "vocab_size"),
+    Setting("data.sequence_length", "max_position_embeddings"),
+    Setting("hidden", "hidden_size"),
+    Setting("layers", "num_hidden_layers"),
+    Setting("heads", "num_attention_heads"),
+    Setting("ffn", "intermediate_size"),
+    Setting("attention_dropout", "attention_dropout", 0.0),
+)
+"""Settings whose keys in config.json are the same for most decoders."""
+
 
 class Family(ABC):
     """Describes the models of one architecture: the names of their tensors and their settings."""

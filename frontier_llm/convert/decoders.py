@@ -1,4 +1,4 @@
-"""Define the families GPT-2, GPT-NeoX and Llama.
+"""Define the families GPT-2 and GPT-NeoX.
 
 The attributes of the classes are explained in base_family.py, and the rows of a table in table.py.
 In both, "our" refers to frontier_llm and "their" to Hugging Face.
@@ -9,30 +9,20 @@ from typing import Any, ClassVar
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.convert.base_family import (
+    PLAIN,
+    SIZES,
     Family,
     grouped_mismatch,
     head_width_mismatch,
     query_key_value,
 )
+from frontier_llm.convert.rotary_settings import RotaryFamily
 from frontier_llm.convert.settings import Setting
 from frontier_llm.convert.table import Row, unfold
 from frontier_llm.convert.transforms import JoinedHeads, Same, Transform, Transposed
 
 _TANH = {name: "gelu" for name in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")}
 """Maps each of their names of the tanh approximation of GELU to ours."""
-_PLAIN_ROTARY = {"rope_scaling": None, "rope_parameters.rope_type": "default"}
-"""Values of config.json for rotary positions without scaling. The first key is the one of
-transformers before version 5, the second the one since."""
-_SIZES = (
-    Setting("vocabulary", "vocab_size"),
-    Setting("data.sequence_length", "max_position_embeddings"),
-    Setting("hidden", "hidden_size"),
-    Setting("layers", "num_hidden_layers"),
-    Setting("heads", "num_attention_heads"),
-    Setting("ffn", "intermediate_size"),
-    Setting("attention_dropout", "attention_dropout", 0.0),
-)
-"""Settings whose keys in config.json are the same for GPT-NeoX and Llama."""
 
 
 def _pair(ours: str, theirs: str, transform: Transform | None = None) -> list[Row]:
@@ -59,8 +49,8 @@ class Gpt2(Family):
     prefix = "transformer."
     unused = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
     wants: ClassVar[Mapping[str, Any]] = {
-        "kind": "gpt", "positions": "learned", "norm": "layernorm", "activation": "gelu",
-        "bias": True, "tied": True, "scaled_attention": True,
+        **PLAIN, "kind": "gpt", "positions": "learned", "norm": "layernorm", "activation": "gelu",
+        "bias": True, "qkv_bias": True, "rotary_scaling": "none", "tied": True,
     }  # fmt: skip
     settings = (
         Setting("vocabulary", "vocab_size"),
@@ -106,31 +96,29 @@ class Gpt2(Family):
         return grouped_mismatch(model) + head_width_mismatch(model)
 
 
-class GptNeoX(Family):
+class GptNeoX(RotaryFamily):
     """GPT-NeoX and Pythia: rotary positions, biases, parallel or sequential residual branches."""
 
     name = "gpt_neox"
     architecture = "GPTNeoXForCausalLM"
     unused = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
     wants: ClassVar[Mapping[str, Any]] = {
-        "kind": "gpt", "positions": "rotary", "norm": "layernorm",
-        "bias": True, "tied": False, "scaled_attention": True,
+        **PLAIN, "kind": "gpt", "positions": "rotary", "norm": "layernorm",
+        "bias": True, "qkv_bias": True, "tied": False,
     }  # fmt: skip
     choices: ClassVar[Mapping[str, Any]] = {
         "residual": ("sequential", "parallel"), "activation": ("gelu", "gelu_exact"),
     }  # fmt: skip
     settings = (
-        *_SIZES,
+        *SIZES,
         Setting("activation", "hidden_act", words={"gelu": "gelu_exact", **_TANH}),
         Setting("residual", "use_parallel_residual", words={True: "parallel", False: "sequential"}),
         Setting("norm_epsilon", "layer_norm_eps", 1e-5),
         Setting("dropout", "hidden_dropout", 0.0),
-        Setting("rotary_base", ("rope_parameters.rope_theta", "rotary_emb_base"), 10000),
         Setting("rotary_fraction", ("rope_parameters.partial_rotary_factor", "rotary_pct"), 0.25),
     )
-    required: ClassVar[Mapping[str, Any]] = {
-        "attention_bias": True, "tie_word_embeddings": False, **_PLAIN_ROTARY,
-    }  # fmt: skip
+    required: ClassVar[Mapping[str, Any]] = {"attention_bias": True, "tie_word_embeddings": False}
+    base_keys = ("rotary_emb_base",)
 
     def rows(self, model: ModelConfig) -> Sequence[Row]:
         """Return the table. Their fused projection of attention has the same rows as ours."""
@@ -153,50 +141,3 @@ class GptNeoX(Family):
     def more_mismatches(self, model: ModelConfig) -> list[str]:
         """Refuse grouped queries and head widths other than hidden / heads, as for GPT-2."""
         return grouped_mismatch(model) + head_width_mismatch(model)
-
-
-class Llama(Family):
-    """Llama: rotary positions, RMS norm, SwiGLU, no biases, grouped queries."""
-
-    name = "llama"
-    architecture = "LlamaForCausalLM"
-    unused = (".rotary_emb.inv_freq",)
-    wants: ClassVar[Mapping[str, Any]] = {
-        "kind": "gpt", "positions": "rotary", "norm": "rmsnorm", "activation": "swiglu",
-        "bias": False, "rotary_fraction": 1.0, "dropout": 0.0, "scaled_attention": True,
-    }  # fmt: skip
-    settings = (
-        *_SIZES,
-        Setting("kv_heads", "num_key_value_heads", None),
-        Setting("head_dim", "head_dim", None),
-        Setting("norm_epsilon", "rms_norm_eps", 1e-6),
-        Setting("tied", "tie_word_embeddings", False),
-        Setting("rotary_base", ("rope_parameters.rope_theta", "rope_theta"), 10000),
-    )
-    required: ClassVar[Mapping[str, Any]] = {
-        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, **_PLAIN_ROTARY,
-    }  # fmt: skip
-
-    def rows(self, model: ModelConfig) -> Sequence[Row]:
-        """Return the table. Their queries, keys and values are three tensors."""
-        ours, theirs = "layers.{n}", "model.layers.{n}"
-        layer = [
-            Row(f"{ours}.attention_norm.weight", (f"{theirs}.input_layernorm.weight",)),
-            Row(
-                f"{ours}.attention.qkv.weight",
-                tuple(f"{theirs}.self_attn.{letter}_proj.weight" for letter in "qkv"),
-                query_key_value(model),
-            ),
-            Row(f"{ours}.attention.output.weight", (f"{theirs}.self_attn.o_proj.weight",)),
-            Row(f"{ours}.ffn_norm.weight", (f"{theirs}.post_attention_layernorm.weight",)),
-            *(
-                Row(f"{ours}.ffn.{matrix}.weight", (f"{theirs}.mlp.{matrix}_proj.weight",))
-                for matrix in ("gate", "up", "down")
-            ),
-        ]
-        return [
-            Row("embedding.tokens.weight", ("model.embed_tokens.weight",)),
-            *unfold(layer, range(model.layers)),
-            Row("final_norm.weight", ("model.norm.weight",)),
-            Row("head.weight", ("lm_head.weight",)),
-        ]

@@ -9,17 +9,27 @@ from typing import Any
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.reading import SENTINELS
 from frontier_llm.convert.base_family import Family, Values
-from frontier_llm.convert.decoders import Gpt2, GptNeoX, Llama
+from frontier_llm.convert.decoders import Gpt2, GptNeoX
 from frontier_llm.convert.encoder_decoders import MT5, T5
+from frontier_llm.convert.llama_like import Llama, Mistral, Olmo2, Qwen2, Qwen3
 from frontier_llm.errors import DataError
 
-FAMILIES: tuple[Family, ...] = (Gpt2(), GptNeoX(), Llama(), MT5(), T5())
+FAMILIES: tuple[Family, ...] = (
+    Gpt2(),
+    GptNeoX(),
+    Llama(),
+    Mistral(),
+    Qwen2(),
+    Qwen3(),
+    Olmo2(),
+    MT5(),
+    T5(),
+)
 NEW_VOCABULARY = 4096
 """Number of tokens of the tokenizer that a run trains if their tokenizer cannot be converted."""
-_BASES = {"gpt2": "gpt_tiny", "gpt_neox": "gpt_tiny", "llama": "llama_7b", "t5": "mt5_tiny",
-          "mt5": "mt5_tiny"}  # fmt: skip
-"""The file of conf/model/ from which the configuration of a converted model is composed. All its
-dimensions are overridden."""
+_BASES = {"gpt2": "gpt_tiny", "gpt_neox": "gpt_tiny", "t5": "mt5_tiny", "mt5": "mt5_tiny"}
+"""The file of conf/model/ from which the configuration of a converted model is composed, unless it
+is llama_7b. All its dimensions are overridden."""
 
 
 def family_for(model: ModelConfig, name: str | None) -> Family:
@@ -91,7 +101,7 @@ def model_overrides(
     available_ids = values["vocabulary"] - (SENTINELS if spans else 0)
     settings["data.vocabulary"] = max(2, min(NEW_VOCABULARY, available_ids))
     data = "stdlib_spans" if spans else "stdlib"
-    bases = [f"model={_BASES[family.name]}", f"data={data}"]
+    bases = [f"model={_BASES.get(family.name, 'llama_7b')}", f"data={data}"]
     return bases + [f"{key}={_override_value(value)}" for key, value in settings.items()]
 
 

@@ -50,16 +50,19 @@ def layer_parameters(model: ModelConfig, layer: int) -> Iterator[ParameterShape]
     unit, hidden = f"layers.{layer}", model.hidden
     query, key_value = model.heads * model.head_dim, 2 * model.kv_heads * model.head_dim
 
-    def matrix(name: str, shape: tuple[int, int], cut_dim: int) -> Iterator[ParameterShape]:
+    def matrix(
+        name: str, shape: tuple[int, int], cut_dim: int, *, bias: bool = model.bias
+    ) -> Iterator[ParameterShape]:
         yield ParameterShape(f"{unit}.{name}.weight", shape, unit, cut_dim, "matrices")
-        if model.bias:
+        if bias:
             # If inputs are divided (dim 1), the ranks' partial products are summed first. The
             # bias is then added once and is not divided.
             bias_cut = 0 if cut_dim == 0 else None
             yield ParameterShape(f"{unit}.{name}.bias", shape[:1], unit, bias_cut, "norms")
 
     yield from _norm(model, f"{unit}.attention_norm", unit)
-    yield from matrix("attention.qkv", (query + key_value, hidden), 0)
+    yield from matrix("attention.qkv", (query + key_value, hidden), 0, bias=model.qkv_bias)
+    yield from _query_key_norms(model, f"{unit}.attention", unit)
     yield from matrix("attention.output", (hidden, query), 1)
     if model.reads_encoder(layer):
         yield from _norm(model, f"{unit}.cross_attention_norm", unit)
@@ -131,6 +134,18 @@ def model_shapes(model: ModelConfig, sequence_length: int) -> dict[str, tuple[in
     whole = ModelChunk(0, 0, range(model.layers), has_embedding=True, has_head=True)
     parameters = chunk_parameters(model, whole, sequence_length)
     return {parameter.name: parameter.shape for parameter in parameters}
+
+
+def _query_key_norms(model: ModelConfig, attention: str, unit: str) -> Iterator[ParameterShape]:
+    """Yield the weights of the norms of queries and keys."""
+    if model.qk_norm == "none":
+        return
+    for name, heads in (("query_norm", model.heads), ("key_norm", model.kv_heads)):
+        # weights that all heads share are on every tensor rank
+        width, cut = (
+            (heads * model.head_dim, 0) if model.qk_norm == "width" else (model.head_dim, None)
+        )
+        yield ParameterShape(f"{attention}.{name}.weight", (width,), unit, cut, "norms")
 
 
 def _norm(model: ModelConfig, name: str, unit: str) -> Iterator[ParameterShape]:

@@ -20,8 +20,9 @@ from frontier_llm.geometry.grid import LEVELS, Grid, Level
 from frontier_llm.geometry.lengths import SampleLengths
 from frontier_llm.geometry.model_chunks import ModelChunk
 
-LOSS_BYTES = 4
-"""Bytes per element of the sums in the cross entropy, which are fp32."""
+SUM_BYTES = 4
+"""Bytes per sum over the elements of a token, which is fp32: in the cross entropy, and in norms
+over the heads of all tensor ranks."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ class ActivationTraffic:
             for tokens in (self.lengths.encoder, self.lengths.decoder, self.lengths.total)
         )
         layers = sum(self._layer_bytes(layer, encoder, decoder) for layer in chunk.layers)
+        layers += self.norm_bytes(chunk)
         if self.sequence_parallel:  # a gather or a reduce-scatter is half an all-reduce
             has_positions = self.model.positions == "learned"
             embedding = (both if has_positions else both / 2) + both / 2
@@ -140,8 +142,23 @@ class ActivationTraffic:
             embedding, head = both, decoder
         predictions = self.micro_batch * self.lengths.decoder
         # the loss has three all-reduces: maximum, logit of the target, and sum of exponentials
-        loss = 3 * all_reduce_bytes(predictions * LOSS_BYTES, self.tensor)
+        loss = 3 * all_reduce_bytes(predictions * SUM_BYTES, self.tensor)
         return layers + chunk.has_embedding * embedding + chunk.has_head * (head + loss)
+
+    def norm_bytes(self, chunk: ModelChunk) -> float:
+        """Return the part of `tensor_bytes` that norms of queries and keys send.
+
+        Norms over the heads of all tensor ranks have `norm_messages` all-reduces, of a sum over the
+        queries and one over the keys of each token.
+        """
+        sums = 2 * self.micro_batch * self.lengths.decoder * SUM_BYTES
+        return self.norm_messages(chunk) * all_reduce_bytes(sums, self.tensor)
+
+    def norm_messages(self, chunk: ModelChunk) -> int:
+        """Count the all-reduces of norms of queries and keys: one in each pass of a layer."""
+        passes = 3 if self.recompute == "full" else 2
+        is_divided = self.model.qk_norm == "width" and self.tensor > 1
+        return passes * len(chunk.layers) if is_divided else 0
 
     def boundary_bytes(self) -> float:
         """Return the bytes of an activation, or of its gradient, that one stage sends to the next.

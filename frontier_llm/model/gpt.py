@@ -16,6 +16,7 @@ from frontier_llm.model.flex import uses_flex
 from frontier_llm.model.layer_specs import decoder_block
 from frontier_llm.model.linear import ColumnLinear, ScaledHead
 from frontier_llm.model.loss import TokenLosses, token_losses
+from frontier_llm.model.rotary_frequencies import stretched
 
 
 class Gpt(GPTModel):
@@ -43,6 +44,7 @@ class Gpt(GPTModel):
         """
         model = layout.model
         self.vocabulary, self._attention = model.vocabulary, layout.attention
+        self._logit_softcap = model.logit_softcap
         self._windows = {model.layer_window(number) for number in model_chunk.layers}
         self._is_confined = model.window is not None or model.attention_softcap is not None
         self.model_chunk, self.stacks = model_chunk, chunk_stacks(model, model_chunk)
@@ -59,6 +61,9 @@ class Gpt(GPTModel):
             rotary_base=model.rotary_base,
             pg_collection=groups,
         )
+        if model.positions == "rotary":
+            embedding = self.rotary_pos_emb
+            embedding.inv_freq = stretched(embedding.inv_freq, model)
         if self.post_process:
             # GPTModel builds megatron's layer and has no argument for its class
             self.output_layer.__class__ = ColumnLinear if model.width_factor == 1 else ScaledHead
@@ -100,6 +105,9 @@ class Gpt(GPTModel):
             labels=labels,
             extra_block_kwargs={"attention_bias": self._limits(input_ids, documents)},
         )
+        cap = self._logit_softcap
+        if isinstance(output, Tensor) and self.post_process and cap is not None:
+            return torch.tanh(output / cap) * cap
         return output
 
     def _limits(
@@ -133,4 +141,6 @@ class Gpt(GPTModel):
             logits: [tokens, samples, this tensor rank's part of the padded vocabulary]. They are
                 overwritten.
         """
-        return token_losses(logits, labels, self.vocabulary, self.pg_collection.tp)
+        return token_losses(
+            logits, labels, self.vocabulary, self.pg_collection.tp, self._logit_softcap
+        )

@@ -1,7 +1,8 @@
 """Define the modules that replace some of megatron's: norms, and a layer.
 
-layer_specs.py inserts them into megatron's transformer layers. The replacing layer,
-`ParallelResidualLayer`, computes attention and feed-forward block from the same input.
+layer_specs.py inserts them into megatron's transformer layers. The layers differ in what the
+feed-forward block reads (`ParallelResidualLayer`) and in what the norms normalise
+(`OutputNormLayer`).
 """
 
 from typing import Any
@@ -98,3 +99,54 @@ class ParallelResidualLayer(TransformerLayer):
             total = self.mlp_bda(self.training, fused)(feed_forward, residual, self.hidden_dropout)
         output = make_viewless_tensor(total, requires_grad=total.requires_grad, keep_graph=True)
         return output, context
+
+
+class OutputNormLayer(TransformerLayer):
+    """A layer that normalises the output of each branch before it is added to the residual stream.
+
+        h = x + norm_1(attention(x))
+        y = h + norm_2(ffn(h))
+
+    This is the layer of OLMo 2 (arXiv:2501.00656, equations 1 and 2). It has the submodules of
+    megatron's usual layer, so the norms have the same names.
+    """
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        context: Tensor | None = None,
+        rotary_pos_emb: Tensor | None = None,
+        attention_bias: Tensor | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the layer; arguments and result are those of `ParallelResidualLayer.forward`."""
+        attention = self.self_attention(
+            hidden_states,
+            attention_mask=attention_mask,
+            rotary_pos_emb=rotary_pos_emb,
+            attention_bias=attention_bias,
+        )
+        residual = self._add(self.input_layernorm, self.self_attn_bda, attention, hidden_states)
+        feed_forward = self.mlp(residual)
+        output = self._add(self.pre_mlp_layernorm, self.mlp_bda, feed_forward, residual)
+        return make_viewless_tensor(output, output.requires_grad, keep_graph=True), context
+
+    def _add(
+        self, norm: Norm, add: Any, branch: tuple[Tensor, Tensor | None], residual: Tensor
+    ) -> Tensor:
+        """Add the normalised output of a branch, with dropout, to the residual stream.
+
+        Args:
+            norm: the norm of the branch.
+            add: megatron's "bda" function.
+            branch: output of the branch, [s, b, hidden], and its bias unless that is added.
+            residual: [s, b, hidden].
+        """
+        output, bias = branch
+        normalised = norm(output if bias is None else output + bias)
+        with self.bias_dropout_add_exec_handler():
+            total: Tensor = add(self.training, self.config.bias_dropout_fusion)(
+                (normalised, None), residual, self.hidden_dropout
+            )
+        return total

@@ -23,7 +23,7 @@ from frontier_llm.config.model import ModelConfig
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.model.attention import SdpaAttention
 from frontier_llm.model.confined import Scores
-from frontier_llm.model.layer_modules import Norm, ParallelResidualLayer
+from frontier_llm.model.layer_modules import Norm, OutputNormLayer, ParallelResidualLayer
 from frontier_llm.model.linear import ColumnLinear, RowLinear
 from frontier_llm.model.rotary import RotarySelfAttention
 
@@ -35,8 +35,7 @@ def decoder_block(
 
     Args:
         layers: numbers of the layers of this model chunk in the model.
-        model: configuration of the model, of which `residual` (parallel or sequential) and the
-            limits of attention are used.
+        model: configuration of the model.
         kernels: implementation of the norms.
     """
     return TransformerBlockSubmodules(
@@ -47,13 +46,16 @@ def decoder_block(
 
 def _gpt_layer(number: int, model: ModelConfig, kernels: Kernels) -> ModuleSpec:
     scores = Scores(window=model.layer_window(number), cap=model.attention_softcap)
-    layer = layer_spec(kernels, causal=True, scores=scores)
+    layer = layer_spec(model, kernels, causal=True, scores=scores)
     if model.residual == "parallel":
         layer.module = ParallelResidualLayer
+    elif model.norm_placement == "output":
+        layer.module = OutputNormLayer
     return layer
 
 
 def layer_spec(
+    model: ModelConfig,
     kernels: Kernels,
     *,
     causal: bool,
@@ -64,6 +66,7 @@ def layer_spec(
     """Specify one layer.
 
     Args:
+        model: configuration of the model.
         kernels: implementation of the norms.
         causal: whether a token attends only to itself and to earlier tokens.
         reads_encoder: whether the layer also attends to the encoder's output.
@@ -80,7 +83,8 @@ def layer_spec(
             module=RotarySelfAttention,
             params={
                 "attn_mask_type": mask,
-                "compiles_functions": kernels.compiles_functions,
+                "model": model,
+                "kernels": kernels,
             },
             submodules=SelfAttentionSubmodules(
                 linear_qkv=ColumnLinear,

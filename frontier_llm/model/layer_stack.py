@@ -64,6 +64,7 @@ class LayerStack(nn.Module):
             dtype=config.params_dtype,
         )
         spec = layer_spec(
+            model,
             kernels,
             causal=causal,
             reads_encoder=causal,

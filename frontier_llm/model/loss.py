@@ -47,7 +47,11 @@ class TokenLosses(NamedTuple):
 
 
 def token_losses(
-    logits_sbv: Tensor, labels: Tensor, vocabulary: int, group: dist.ProcessGroup
+    logits_sbv: Tensor,
+    labels: Tensor,
+    vocabulary: int,
+    group: dist.ProcessGroup,
+    softcap: float | None = None,
 ) -> TokenLosses:
     """Compute the cross entropy of each token.
 
@@ -55,14 +59,19 @@ def token_losses(
 
     Args:
         logits_sbv: [s tokens, b samples, v logits], where v is this tensor rank's part of the
-            padded vocabulary. The backward pass overwrites them.
+            padded vocabulary. The backward pass overwrites them, and so does the forward pass if
+            there is a bound.
         labels: [b, s] int64.
         vocabulary: size of the vocabulary without padding.
         group: the tensor ranks.
+        softcap: bound c of the logits, which become c * tanh(logit / c) (Gemma 2, arXiv:2408.00118,
+            section 2); None = none.
     """
     logits = logits_sbv.flatten(0, 1)
     targets = labels.transpose(0, 1).flatten()
-    results: tuple[Tensor, Tensor] = _CrossEntropy.apply(logits, targets, vocabulary, group)
+    results: tuple[Tensor, Tensor] = _CrossEntropy.apply(
+        logits, targets, vocabulary, group, softcap
+    )
     return TokenLosses(*(x.view(logits_sbv.shape[:2]).transpose(0, 1) for x in results))
 
 
@@ -71,7 +80,12 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, vocabulary: int, group: dist.ProcessGroup
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        vocabulary: int,
+        group: dist.ProcessGroup,
+        softcap: float | None,
     ) -> tuple[Tensor, Tensor]:
         """Compute the losses and log Z, the logarithm of the softmax's divisor, of each token."""
         width, rank = logits.shape[1], group.rank()
@@ -79,6 +93,8 @@ class _CrossEntropy(torch.autograd.Function):
         used = logits[:, :unpadded]
         is_own = (targets >= rank * width) & (targets < rank * width + unpadded)
         columns = torch.where(is_own, targets - rank * width, 0)
+        if softcap is not None and unpadded:
+            _cap(used, softcap)
 
         largest = _largest(used)
         _reduce(largest, dist.ReduceOp.MAX, group)
@@ -93,17 +109,19 @@ class _CrossEntropy(torch.autograd.Function):
         _reduce(sums, dist.ReduceOp.SUM, group)
 
         log_divisors = exponentials.log_().add_(largest)
-        ctx.unpadded = unpadded
+        ctx.unpadded, ctx.softcap = unpadded, softcap
         ctx.save_for_backward(logits, log_divisors, columns, is_own)
         ctx.set_materialize_grads(False)
         return log_divisors - target_logits, log_divisors
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None, None]:
         """Overwrite the logits with their gradient.
 
         Of a token, let g be the gradient of its cross entropy, and h that of its log Z (0 if log Z
-        is not used). Its logits get the gradient (g + h) * softmax, minus g at the target.
+        is not used). Its logits get the gradient (g + h) * softmax, minus g at the target. If
+        logits have a bound c, the gradient is multiplied by that of c * tanh(x / c), which is
+        1 - (capped logit / c)^2.
         """
         logits, log_divisors, columns, is_own = ctx.saved_tensors
         grad, grad_divisors = grads
@@ -112,16 +130,18 @@ class _CrossEntropy(torch.autograd.Function):
         for rows, softmax in _chunks(used) if ctx.unpadded else ():
             torch.sub(used[rows], log_divisors[rows, None], out=softmax)
             softmax.exp_()
-            if grad_divisors is None:
+            if grad_divisors is None and ctx.softcap is None:
                 softmax.scatter_add_(1, columns[rows, None], -is_own[rows, None].float())
                 torch.mul(softmax, grad[rows, None], out=used[rows])
-            else:
-                softmax.mul_((grad + grad_divisors)[rows, None])
-                at_target = torch.where(is_own, -grad, 0.0)
-                softmax.scatter_add_(1, columns[rows, None], at_target[rows, None])
-                used[rows] = softmax
+                continue
+            softmax.mul_((grad if grad_divisors is None else grad + grad_divisors)[rows, None])
+            at_target = torch.where(is_own, -grad, 0.0)
+            softmax.scatter_add_(1, columns[rows, None], at_target[rows, None])
+            if ctx.softcap is not None:
+                softmax.mul_(1 - (used[rows].float() / ctx.softcap).square_())
+            used[rows] = softmax
         logits[:, ctx.unpadded :] = 0.0
-        return logits, None, None, None
+        return logits, None, None, None, None
 
 
 def mask_padding(logits: Tensor, vocabulary: int, tensor_rank: int) -> None:
@@ -134,6 +154,13 @@ def mask_padding(logits: Tensor, vocabulary: int, tensor_rank: int) -> None:
     """
     unpadded = _unpadded(logits.shape[-1], vocabulary, tensor_rank)
     logits[..., unpadded:] = torch.finfo(logits.dtype).min
+
+
+def _cap(logits: Tensor, bound: float) -> None:
+    """Replace logits [n, v] by bound * tanh(logit / bound), computed in fp32, in place."""
+    for rows, scratch in _chunks(logits):
+        torch.div(logits[rows], bound, out=scratch)
+        logits[rows] = scratch.tanh_().mul_(bound)
 
 
 def _unpadded(width: int, vocabulary: int, tensor_rank: int) -> int:

@@ -24,6 +24,8 @@ _LAYER_MODULES = {
     "input_layernorm": "attention_norm",
     "self_attention.linear_qkv": "attention.qkv",
     "self_attention.linear_proj": "attention.output",
+    "self_attention.norms.query": "attention.query_norm",
+    "self_attention.norms.key": "attention.key_norm",
     "pre_cross_attn_layernorm": "cross_attention_norm",
     "cross_attention.linear_q": "cross_attention.query",
     "cross_attention.linear_kv": "cross_attention.key_value",

@@ -1,4 +1,6 @@
-"""Rotate queries and keys by their positions, in one function that can be compiled by itself.
+"""Normalise queries and keys if the model does, and rotate them by their positions.
+
+The rotation is one function that can be compiled by itself.
 
 Rotary positions: Su et al., RoFormer (arXiv:2104.09864, section 3.2.2), with the pairs of GPT-NeoX:
 element i of a head is rotated with element i + r / 2, where r elements of a head are rotated.
@@ -15,19 +17,44 @@ import torch
 from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
 
+from frontier_llm.config.model import ModelConfig
+from frontier_llm.device.kernels import Kernels
+from frontier_llm.model.query_key_norm import HeadNorms, WidthNorms
+from frontier_llm.model.rotary_frequencies import attention_factor
+
 
 class RotarySelfAttention(SelfAttention):
-    """megatron's self-attention, in which `rotate` rotates queries and keys.
+    """megatron's self-attention, with norms of queries and keys, which `rotate` then rotates.
 
     Attributes:
-        compiles_functions: whether `rotate` is compiled by itself.
+        kernels: implementation of the norms, and whether `rotate` is compiled by itself.
+        norms: norms of queries and keys; None = none.
     """
 
-    def __init__(self, *arguments: Any, compiles_functions: bool, **options: Any) -> None:
-        """Build the module; all arguments but `compiles_functions` are megatron's."""
+    def __init__(
+        self, *arguments: Any, model: ModelConfig, kernels: Kernels, **options: Any
+    ) -> None:
+        """Build the module.
+
+        Args:
+            arguments: megatron's.
+            model: configuration of the model.
+            kernels: implementation of the norms, and whether `rotate` is compiled by itself.
+            options: megatron's.
+        """
         super().__init__(*arguments, **options)
-        self.compiles_functions = compiles_functions
+        self.kernels = kernels
+        self.norms: HeadNorms | WidthNorms | None = None
+        if model.qk_norm == "head":
+            self.norms = HeadNorms(self.config, model.head_dim, kernels)
+        if model.qk_norm == "width":
+            tensor, group = self.config.tensor_model_parallel_size, self.pg_collection.tp
+            query, key = (
+                heads // tensor * model.head_dim for heads in (model.heads, model.kv_heads)
+            )
+            self.norms = WidthNorms(self.config, (query, key), kernels, group)
         self._angles: Tensor | None = None
+        self._factor = attention_factor(model)
 
     def forward(
         self,
@@ -59,24 +86,32 @@ class RotarySelfAttention(SelfAttention):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries [s, b, h, d], keys and values [s, b, g, d]; megatron calls this method."""
         query, key, value = super().get_query_key_value_tensors(*arguments, **options)
+        if self.norms is not None:
+            query, key = self.norms(query, key)
         if self._angles is not None:
-            function = compiled_rotate() if self.compiles_functions else rotate
-            query, key = function(query, key, self._angles)
+            function = compiled_rotate() if self.kernels.compiles_functions else rotate
+            query, key = function(query, key, self._angles, self._factor)
         return query, key, value
 
 
-def rotate(query: Tensor, key: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+def rotate(
+    query: Tensor, key: Tensor, angles: Tensor, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Rotate the first r elements of each head.
 
     Args:
         query: [s, b, h, d].
         key: [s, b, g, d].
         angles: [s, 1, 1, r] fp32, where r <= d; the second half of the r angles repeats the first.
+        factor: factor of the rotated elements.
 
     Returns:
         Rotated queries and keys, with the dtypes and shapes of the arguments.
     """
-    cosines, sines = angles.cos().to(query.dtype), angles.sin().to(query.dtype)
+    cosines, sines = angles.cos(), angles.sin()
+    if factor != 1.0:
+        cosines, sines = cosines * factor, sines * factor
+    cosines, sines = cosines.to(query.dtype), sines.to(query.dtype)
     return _rotate(query, cosines, sines), _rotate(key, cosines, sines)
 
 
@@ -89,7 +124,7 @@ def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 @cache
-def compiled_rotate() -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+def compiled_rotate() -> Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]:
     """Return `rotate` compiled by torch.compile: one kernel, and one in the backward pass.
 
     One function serves all layers, so each shape is compiled once per process.

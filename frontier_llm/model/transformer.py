@@ -51,6 +51,7 @@ def transformer_config(
         gated_linear_unit=model.gated,
         activation_func=_activation(model, fused_activation),
         add_bias_linear=model.bias,
+        add_qkv_bias=model.qkv_bias,
         normalization="LayerNorm" if model.norm == "layernorm" else "RMSNorm",
         layernorm_epsilon=model.norm_epsilon,
         hidden_dropout=model.dropout,

@@ -97,7 +97,7 @@ def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Bloc
         # A norm reads and writes one tensor. A residual addition reads two tensors and writes one.
         # The activation function reads one tensor (two if gated) and writes one.
         moved_elements=branches * 5 * hidden + matrices * inner + sum(part.moved for part in parts),
-        kernels=4 * len(parts) + 4 * branches + 2 * matrices,
+        kernels=4 * len(parts) + 4 * branches + 2 * matrices + 2 * (model.qk_norm != "none"),
         # Each norm keeps its input and output (the input of the next linear layer). A gated
         # activation keeps five tensors: both halves of its input, a copy of one half, the other
         # half after the activation function, and the product.
@@ -198,19 +198,22 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
     if attention.causal:
         read_pairs = samples * score_pairs(model, attention.layer, attention.queries, causal=True)
     rotated = queries * query_width + keys * key_width if model.positions == "rotary" else 0
+    normalised = queries * query_width + keys * key_width if model.qk_norm != "none" else 0
     # FlexAttention does not store the bias for relative positions
     relative = model.positions == "relative" and not attention.cross
     stores_bias = relative and layout.attention == "sdpa"
     bias = attention.queries * attention.keys * model.heads / tensor if stores_bias else 0.0
-    angles = 4 * attention.queries * model.head_dim if rotated else 0
+    angles = 4 * attention.queries * model.rotated_width if rotated else 0
     # queries and keys before and after rotation, values, the output, and the rotation angles
     kept = queries * 2 * query_width + keys * 2 * key_width + rotated + angles
+    # norms keep copies of queries and keys; a rotation of their results does not keep these
+    kept += normalised if rotated else 2 * normalised
     output = Product(queries, query_width, model.hidden)
     return _AttentionPart(
         products=(*inputs, output),
         flops=4.0 * read_pairs * query_width,
         scores=all_pairs * model.heads / tensor,
-        moved=2.0 * rotated + 2 * queries * query_width + 2 * bias,
+        moved=2.0 * (rotated + normalised) + 2 * queries * query_width + 2 * bias,
         kept=kept,
         factors=sum(column_factors(layout, product) for product in inputs) + row_factors(output),
     )

@@ -274,8 +274,10 @@ class LayoutTime:
         layout, group = self._layout, self.groups.tensor
         if layout.grid.tensor == 1:
             return 0.0
-        sent = layout.activation_traffic.tensor_bytes(chunk)
-        layers = len(chunk.layers)
+        traffic, layers = layout.activation_traffic, len(chunk.layers)
+        norm_bytes, norm_messages = traffic.norm_bytes(chunk), traffic.norm_messages(chunk)
+        norms = group.all_reduce(norm_bytes, norm_messages).seconds if norm_messages else 0.0
+        sent = traffic.tensor_bytes(chunk) - norm_bytes
         # per layer, two all-reduces in each forward and in each backward pass
         all_reduces = layers * (6 if layout.recompute == "full" else 4)
         if layout.sequence_parallel:  # an all-gather and a reduce-scatter replace each all-reduce
@@ -284,8 +286,9 @@ class LayoutTime:
             return (
                 group.collective("all_gather", (1 - share) * sent, all_reduces + layers).seconds
                 + group.collective("reduce_scatter", share * sent, all_reduces).seconds
+                + norms
             )
-        return group.all_reduce(sent, all_reduces).seconds
+        return group.all_reduce(sent, all_reduces).seconds + norms
 
     def _sends(self, kind: StageKind) -> int:
         """Return how many tensors a stage sends for one micro-batch."""

@@ -25,7 +25,13 @@ from tests.values import TINY_T5, tiny_values
 pytestmark = pytest.mark.slow
 
 MODEL = ("model.vocabulary=131", "model.activation=swiglu", "data.global_batch=4")
-UNTIED = ("model.tied=false", "model.norm=rmsnorm", "model.positions=rotary", "model.bias=false")
+UNTIED = (
+    "model.tied=false",
+    "model.norm=rmsnorm",
+    "model.positions=rotary",
+    "model.bias=false",
+    "model.qk_norm=width",
+)
 LAYOUTS: dict[str, tuple[int, int | None, tuple[str, ...]]] = {
     "one": (1, None, ()),
     "tensor2_zero1": (4, None, ("parallel.tensor=2", "sharding=zero1")),

@@ -23,7 +23,7 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 
 pytestmark = pytest.mark.slow
 
-BASES = {"model": {"gpt", "llama", "mt5"}, "checkpoint": {"base"}}
+BASES = {"model": {"gpt", "llama", "llama3", "mt5", "qwen3"}, "checkpoint": {"base"}}
 """Files that others extend. They lack values, so that they cannot be chosen alone."""
 CHOICES = {
     group: [name for name in names if name not in BASES.get(group, ())]

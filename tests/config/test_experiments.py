@@ -112,6 +112,18 @@ def test_a_published_experiment_names_its_source_and_its_factors(name):
         ("llama_13b", 13_015_864_320, 0),
         ("llama_30b", 32_528_943_616, 0),
         ("llama_70b", 68_976_648_192, 0),
+        # sums of the released files, without the second copy of a tied table
+        ("llama3_8b", 8_030_261_248, 0),
+        ("llama3_70b", 70_553_706_496, 0),
+        ("llama3_405b", 405_853_388_800, 0),
+        ("mistral_7b", 7_241_732_096, 0),
+        ("olmo2_7b", 7_298_617_344, 0),
+        ("qwen3_0_6b", 751_632_384 - 151_936 * 1024, 0),
+        ("qwen3_1_7b", 2_031_739_904 - 151_936 * 2048, 0),
+        ("qwen3_4b", 4_022_468_096, 0),
+        ("qwen3_8b", 8_190_735_360, 0),
+        ("qwen3_14b", 14_768_307_200, 0),
+        ("qwen3_32b", 32_762_123_264, 0),
         ("mt5_small", 300_176_768, 0),
         ("mt5_base", 582_401_280, 0),
         ("mt5_large", 1_229_581_312, 0),
@@ -124,6 +136,16 @@ def test_a_published_experiment_names_its_source_and_its_factors(name):
 def test_a_model_has_its_published_number_of_parameters(model, parameters, tolerance):
     counted = count_parameters(composed(f"model={model}").model, 2048)
     assert counted == pytest.approx(parameters, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    [("0_6b", 0.44), ("1_7b", 1.4), ("4b", 3.6), ("8b", 6.95), ("14b", 13.2), ("32b", 31.2)],
+)
+def test_qwen_3_has_the_parameters_of_its_model_card_outside_of_tables(model, billions):
+    config = composed(f"model=qwen3_{model}").model
+    tables = config.vocabulary * config.hidden * (1 if config.tied else 2)
+    assert count_parameters(config, 2048) - tables == pytest.approx(billions * 1e9, rel=1e-2)
 
 
 @pytest.mark.parametrize("name", [n for n in models() if n.startswith("megatron_")])

@@ -89,6 +89,83 @@ REFUSED = {
         },
         "model.scaled_attention",
     ),
+    "norms of queries in an encoder-decoder": (T5, 4, {"model.qk_norm": "head"}, "model.qk_norm"),
+    "norms of outputs in an encoder-decoder": (
+        T5,
+        4,
+        {"model.norm_placement": "output"},
+        "model.norm_placement",
+    ),
+    "bounded logits in an encoder-decoder": (
+        T5,
+        4,
+        {"model.logit_softcap": 30.0},
+        "model.logit_softcap",
+    ),
+    "other biases in an encoder-decoder": (T5, 4, {"model.qkv_bias": True}, "model.qkv_bias"),
+    "all biases but those of attention": (GPT, 4, {"model.qkv_bias": False}, "model.qkv_bias"),
+    "norms of the outputs of parallel branches": (
+        GPT,
+        4,
+        {"model.norm_placement": "output", "model.residual": "parallel"},
+        "model.norm_placement",
+    ),
+    "muP with norms of queries": (
+        GPT,
+        4,
+        {
+            "model.mup_base_hidden": 64,
+            "model.mup_base_head_dim": 8,
+            "model.qk_norm": "width",
+        },
+        "model.qk_norm",
+    ),
+    "longer wavelengths without a length": (
+        GPT,
+        4,
+        {
+            "model.positions": "rotary",
+            "model.rotary_scaling": "llama3",
+            "model.rotary_factor": 8.0,
+        },
+        "model.rotary_original_length",
+    ),
+    "longer wavelengths of learned positions": (
+        GPT,
+        4,
+        {"model.rotary_scaling": "yarn", "model.rotary_original_length": 8},
+        "model.rotary_scaling",
+    ),
+    "a factor of wavelengths that stay": (
+        GPT,
+        4,
+        {"model.rotary_factor": 8.0},
+        "model.rotary_factor",
+    ),
+    "YaRN's factor in Llama's scaling": (
+        GPT,
+        4,
+        {
+            "model.positions": "rotary",
+            "model.rotary_scaling": "llama3",
+            "model.rotary_factor": 8.0,
+            "model.rotary_original_length": 8192,
+            "model.rotary_attention_factor": 1.2,
+        },
+        "model.rotary_attention_factor",
+    ),
+    "more slow turns than fast ones": (
+        GPT,
+        4,
+        {
+            "model.positions": "rotary",
+            "model.rotary_scaling": "yarn",
+            "model.rotary_factor": 8.0,
+            "model.rotary_original_length": 8192,
+            "model.rotary_slow_turns": 64.0,
+        },
+        "model.rotary_slow_turns",
+    ),
     "a corpus for the other family": (T5, 4, {"data.objective": "causal"}, "data.objective"),
 }
 

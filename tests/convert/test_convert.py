@@ -18,8 +18,8 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import decode
 from frontier_llm.convert import compare_logits
-from frontier_llm.convert.decoders import Llama
 from frontier_llm.convert.families import FAMILIES, family_for
+from frontier_llm.convert.llama_like import Llama, Qwen3
 from frontier_llm.convert.ours import OurWeights, write_weights
 from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.errors import DataError
@@ -66,7 +66,24 @@ THEIRS["gpt_neox parallel"] = (
     {**THEIRS["gpt_neox"][1], "use_parallel_residual": True, "hidden_act": "gelu"},
 )
 THEIRS["mt5"] = ("MT5ForConditionalGeneration", THEIRS["t5"][1])
-THEIRS["llama tied"] = (THEIRS["llama"][0], {**THEIRS["llama"][1], "tie_word_embeddings": True})
+LLAMA = THEIRS["llama"][1]
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 4.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 2.0, "original_max_position_embeddings": 12}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+        "original_max_position_embeddings": 64, "beta_fast": 16}  # fmt: skip
+THEIRS |= {
+    "gpt_neox yarn": (THEIRS["gpt_neox"][0], {
+        **THEIRS["gpt_neox"][1], "hidden_size": 64, "rope_parameters": YARN, "rotary_pct": 0.5,
+    }),
+    "llama tied llama3": ("LlamaForCausalLM", {
+        **LLAMA, "tie_word_embeddings": True, "rope_parameters": LLAMA3,
+    }),
+    "mistral": ("MistralForCausalLM", {**LLAMA, "sliding_window": 5}),
+    "qwen2": ("Qwen2ForCausalLM", {**LLAMA, "rope_parameters": {**YARN, "attention_factor": 1.5}}),
+    "qwen3": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 16}),
+    "olmo2": ("Olmo2ForCausalLM", {**LLAMA, "rope_parameters": {"rope_theta": 5e5,
+                                                                "rope_type": "default"}}),
+}  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
@@ -131,6 +148,25 @@ VARIANTS = {
     "gpt2": ("model.vocabulary=129",),
     "gpt_neox": ("model.positions=rotary", "model.rotary_fraction=0.5", "model.tied=false"),
     "llama": ("model=llama_7b", "model.ffn=48", "model.kv_heads=2", "model.tied=true"),
+    "mistral": ("model=llama_7b", "model.ffn=48", "model.window=7"),
+    "qwen2": (
+        "model=llama_7b",
+        "model.qkv_bias=true",
+        "model.rotary_scaling=yarn",
+        "model.rotary_factor=2.5",
+        "model.rotary_original_length=8",
+        "model.rotary_attention_factor=1.5",
+    ),
+    "qwen3": (
+        "model=llama_7b",
+        "model.qk_norm=head",
+        "model.head_dim=16",
+        "model.rotary_scaling=llama3",
+        "model.rotary_factor=8",
+        "model.rotary_original_length=8",
+        "model.rotary_slow_turns=2",
+    ),
+    "olmo2": ("model=llama_7b", "model.qk_norm=width", "model.norm_placement=output"),
     "mt5": ("model=mt5_tiny", "model.encoder_layers=1", "model.ffn=48", "model.head_dim=8"),
 }
 
@@ -168,11 +204,42 @@ def test_every_setting_comes_back(family: Any):
 
 
 @pytest.mark.parametrize(
-    "form", [{"rope_parameters": {"rope_type": "llama3"}}, {"rope_scaling": 1}]
+    "form",
+    [
+        {"rope_parameters": {"rope_type": "dynamic"}},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_scaling": 1},
+        {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0.7}},
+        {"rope_parameters": {"rope_type": "yarn", "truncate": False}},
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+    ],
 )
-def test_stretched_wavelengths_are_refused(form: dict[str, Any]):
+def test_other_rotary_positions_are_refused(form: dict[str, Any]):
     with pytest.raises(DataError, match=r"rope_.* is not supported"):
         Llama().refuse_variants(form)
+
+
+def test_older_files_name_rotary_positions_otherwise():
+    """As in the released files of Llama 3.1, and with the older name of the type."""
+    old = {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", "factor": 8.0,
+           "original_max_position_embeddings": 8192}}  # fmt: skip
+    sizes = {"vocab_size": 8, "max_position_embeddings": 131072, "hidden_size": 8,
+             "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}  # fmt: skip
+    Llama().refuse_variants({**sizes, **old})
+    ours = Llama().to_ours({**sizes, **old})
+    assert (ours["rotary_scaling"], ours["rotary_base"], ours["rotary_factor"]) == (
+        "llama3", 5e5, 8.0,
+    )  # fmt: skip
+    assert (ours["rotary_slow_turns"], ours["rotary_fast_turns"]) == (1.0, 4.0)
+
+
+def test_windows_in_some_layers_are_refused():
+    values = tiny_values(*VARIANTS["mistral"], "model.window_every=2")
+    with pytest.raises(DataError, match=r"mistral: model\.window_every=2, not 1"):
+        family_for(decode(values).model, None)
+    with pytest.raises(DataError, match="layer_types contains 'sliding_attention'"):
+        Qwen3().refuse_variants({"layer_types": ["full_attention", "sliding_attention"]})
 
 
 def test_many_shards_are_written_and_read(tmp_path: Path, monkeypatch):

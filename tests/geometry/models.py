@@ -86,4 +86,5 @@ def any_models(draw):
         activation=draw(st.sampled_from(["gelu", "swiglu"])),
         bias=draw(st.booleans()),
         tied=draw(st.booleans()),
+        qk_norm=draw(st.sampled_from(["none", "head", "width"])),
     )

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 MODELS = {
     "gelu": [],
     "swiglu_gqa": ["model.activation=swiglu", "model.kv_heads=2", "model.tied=false"],
-    "wide_heads": ["model.head_dim=16", "model.ffn=96"],
+    "wide_heads": ["model.head_dim=16", "model.ffn=96", "model.qk_norm=head"],
 }
 T5 = [*TINY_T5, "model.layers=5"]
 

@@ -62,6 +62,33 @@ def test_losses_and_gradients_are_those_of_torch(
         torch.testing.assert_close(losses, expected.detach(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("width", [40, 24])
+def test_bounded_logits_have_the_losses_and_gradients_of_their_formula(width: int) -> None:
+    """Of logits up to 30, with a bound of 10; z-loss reads the bounded logits too."""
+    vocabulary, bound = 40, 10.0
+    logits, labels, grads = inputs(vocabulary, torch.float32)
+    reference = logits.clone().requires_grad_()
+    bounded = bound * torch.tanh(reference / bound)
+    expected = F.cross_entropy(bounded.permute(1, 2, 0), labels, reduction="none")
+    log_divisors = bounded.logsumexp(-1).t()
+    torch.autograd.backward([expected, log_divisors], [grads, grads])
+
+    def bounded_losses(world: World) -> Any:
+        padded = F.pad(logits, (0, width * world.size - vocabulary), value=50.0)
+        own = padded[..., world.rank * width : (world.rank + 1) * width].clone().requires_grad_()
+        group = dist.group.WORLD
+        assert group is not None
+        losses = token_losses(own * 1.0, labels, vocabulary, group, bound)
+        torch.autograd.backward(list(losses), [grads, grads])
+        return losses.cross_entropy.detach(), own.grad
+
+    results = run_ranks(bounded_losses, -(-vocabulary // width))
+    gradient = torch.cat([own for _, own in results], dim=-1)[..., :vocabulary]
+    torch.testing.assert_close(gradient, reference.grad, rtol=1e-5, atol=1e-6)
+    for losses, _ in results:
+        torch.testing.assert_close(losses, expected.detach(), rtol=1e-5, atol=1e-5)
+
+
 def test_logits_can_be_used_for_one_backward_pass_only() -> None:
     """The gradient takes their place, so a second backward pass must not read them."""
 

@@ -17,8 +17,12 @@ VARIANTS = {
         "model.tied=false", "model.kv_heads=2", "model.activation=swiglu", "model.norm=rmsnorm",
         "model.positions=rotary", "model.bias=false",
     ],
+    "norms_over_ranks": [
+        "model.kv_heads=2", "model.qk_norm=width", "model.norm_placement=output",
+        "model.norm=rmsnorm", "model.bias=false", "model.qkv_bias=true",
+    ],
     "prime_vocabulary": ["model.vocabulary=4099"],
-    "narrow_heads": ["model.head_dim=6"],
+    "narrow_heads": ["model.head_dim=6", "model.qk_norm=head"],
     "t5": list(TINY_T5),
 }  # fmt: skip
 

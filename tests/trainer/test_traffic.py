@@ -67,6 +67,10 @@ LAYOUTS = {
     ],
     "tensor_recompute": ["parallel.tensor=2", "recompute=full"],
     "sequence_recompute": ["parallel.tensor=2", "parallel.sequence=true", "recompute=full"],
+    "norms_over_ranks": [
+        "parallel.tensor=2", "model.qk_norm=width", "parallel.sequence=true", "recompute=full",
+    ],
+    "norms_of_heads": ["parallel.tensor=2", "model.qk_norm=head"],
     "pipeline": ["parallel.pipeline=2"],
     "chunks_tensor": ["parallel.tensor=2", "parallel.pipeline=2", "parallel.chunks=2"],
     "chunks_sequence": [
@@ -120,7 +124,7 @@ def test_counted_bytes_are_sent_bytes(layout: str) -> None:
     overrides = LAYOUTS[layout]
     size = 4 if "pipeline=2" in str(overrides) and "tensor=2" in str(overrides) else 2
     for seen, counted in run_ranks(count, size, tiny_values(*overrides)):
-        # sequence-parallel norms are added up over the tensor group by us
+        # sequence-parallel norms, and those of heads, are added up over the tensor group by us
         assert seen.get("tensor", 0) == counted["tensor"] + counted.get("sequence_norms", 0)
         assert seen.get("pipeline", 0) == counted["pipeline"]
         assert seen.get("data", 0) == counted.get("reduce_states", 0)

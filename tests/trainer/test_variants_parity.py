@@ -1,0 +1,94 @@
+"""The variants of today's models in several layouts are the computation of one process."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from frontier_llm.model import query_key_norm
+from tests.ranks import run_ranks
+from tests.trainer.test_parity import check, reference, train_and_collect, trained
+from tests.values import tiny_values
+
+pytestmark = pytest.mark.slow
+
+STEPS = 2
+SHARED = [
+    "model.layers=2",
+    "model.activation=swiglu",
+    "model.norm=rmsnorm",
+    "model.positions=rotary",
+    "model.bias=false",
+    "model.kv_heads=2",
+    "data.global_batch=4",
+]
+MODELS = {
+    "qwen3_yarn": [
+        *SHARED,
+        "model.qk_norm=head",
+        "model.head_dim=16",
+        "model.rotary_scaling=yarn",
+        "model.rotary_factor=4",
+        "model.rotary_original_length=64",
+        "model.window=5",
+    ],
+    "olmo2_llama3": [
+        *SHARED,
+        "model.tied=false",
+        "model.qk_norm=width",
+        "model.norm_placement=output",
+        "model.rotary_scaling=llama3",
+        "model.rotary_factor=4",
+        "model.rotary_original_length=16",
+        "model.rotary_fraction=0.5",
+        # Adam divides gradients by their size, which enlarges the rounding errors of small ones
+        "optimizer.epsilon=1e-3",
+    ],
+    "biases_and_bounds": [
+        *SHARED,
+        "model.qkv_bias=true",
+        "model.logit_softcap=2",
+        "model.attention_softcap=3",
+    ],
+}
+LAYOUTS = {
+    "tensor2_sequence_full": (
+        2,
+        ["parallel.tensor=2", "parallel.sequence=true", "recompute=full"],
+    ),
+    "pipeline2_selective": (2, ["parallel.pipeline=2", "recompute=selective"]),
+    "tensor2_zero3": (4, ["parallel.tensor=2", "sharding=zero3"]),
+    "tensor2_pipeline2": (4, ["parallel.tensor=2", "parallel.pipeline=2"]),
+}
+
+
+def overrides_of(layout: str, model: str) -> tuple[str, ...]:
+    return (*MODELS[model], *LAYOUTS[layout][1])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_equals_one_process(layout: str, model: str) -> None:
+    size, overrides = LAYOUTS[layout]
+    cases = [(a, b) for a in LAYOUTS for b in MODELS if LAYOUTS[a][0] == size]
+    results = trained(size, tuple(overrides_of(*case) for case in cases), STEPS)
+    alone = [o for o in overrides if not o.startswith("recompute=")]
+    check(results[overrides_of(layout, model)], alone, MODELS[model], STEPS)
+
+
+@pytest.mark.parametrize("key", ["qk_norm=none", "norm_placement=input", "rotary_fraction=1.0"])
+def test_each_variant_has_an_effect(key: str) -> None:
+    model = MODELS["olmo2_llama3"]
+    without = reference((*model, f"model.{key}"), STEPS)[0]
+    assert not np.allclose(reference(tuple(model), STEPS)[0], without, rtol=1e-4)
+
+
+def test_mean_squares_of_single_ranks_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: without this, the comparisons above would prove less."""
+    model = MODELS["olmo2_llama3"]
+    own = SimpleNamespace(all_reduce=lambda means, group: None)
+    monkeypatch.setattr(query_key_norm, "dist", own)
+    monkeypatch.setattr(query_key_norm, "_width", lambda x, group: x.shape[-1])
+    values = tiny_values(*model, "parallel.tensor=2")
+    losses = run_ranks(train_and_collect, 2, values, "fp32", STEPS)[0][0]
+    assert not np.allclose(losses, reference(tuple(model), STEPS)[0], rtol=1e-5)
