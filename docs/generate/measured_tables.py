@@ -237,6 +237,25 @@ def quantised_step() -> Iterator[str]:
     yield from _table(head, rows)
 
 
+def zeropp_parts() -> Iterator[str]:
+    """Yield what each part of ZeRO++ saves on simulated links."""
+    links = ("200 Mbit/s", "1 Gbit/s")
+    found = load("zeropp_parts")["rows"]
+    rows = []
+    for parts in dict.fromkeys(row["parts"] for row in found):
+        first, second = (select(found, parts=parts, link=link)[0] for link in links)
+        overrides = f"`sharding={first['sharding']} collectives={first['collectives']}`"
+        cells = [
+            cell
+            for row in (first, second)
+            for cell in (f"{row['tokens_per_second']:.0f}", f"{row['ratio']:.2f}x")
+        ]
+        rows.append((parts, overrides, f"{first['sent_mb']:.1f}", *cells))
+    head = ("parts", "overrides", "sent between nodes per rank, MB")
+    of_links = [name for link in links for name in (f"tokens/s, {link}", "speed-up")]
+    yield from _table((*head, *of_links), rows)
+
+
 def collectives() -> Iterator[str]:
     """Yield the times of single gathers and reductions, by link."""
     shown = (
@@ -386,6 +405,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
     "collectives.md": {
         "kernels": kernels, "kernel variants": kernel_variants, "wire bytes": wire_bytes,
         "quantised step": quantised_step, "collectives": collectives,
+        "zeropp parts measured": zeropp_parts,
     },
     "data.md": {"preprocess": preprocess, "tokenizers": tokenizers, "documents": documents},
     "planner.md": {"layouts": lambda: layouts(load("planner_layouts"))},
