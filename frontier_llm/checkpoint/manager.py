@@ -1,6 +1,6 @@
 """The interface of this package for a run: write checkpoints of this rank, one at a time.
 
-manager.begin(step, shards, meta)   after an update: write a checkpoint, or start to in lazy mode
+manager.begin(step, shards, meta)   after an update: write a checkpoint (lazy mode: start to write)
 manager.fence()                     before the next update: wait until the states may change
 manager.wait()                      wait until the last checkpoint is written; raise its error
 manager.poll()                      raise the last checkpoint's error if it is known; never waits
@@ -149,6 +149,7 @@ class CheckpointManager:
             self._options.chunk_bytes,
             self._options.file_ranks,
             self._exchange,
+            # a node with its own folder also stores elements that another node stores
             everything=self._options.folder_ranks is not None,
         )
         self._pool = self._make_pool(self._plan)
@@ -244,7 +245,7 @@ class CheckpointManager:
             self._rank,
             self._plan,
             folder_ranks or range(self._size),
-            repeats=folder_ranks is not None,
+            repeats=folder_ranks is not None,  # nodes may store the same elements
         )
         return task, barrier
 
@@ -284,7 +285,7 @@ class CheckpointManager:
         try:
             check_host_memory(buffers * options.chunk_bytes, options.ranks_on_host)
         finally:
-            if self._planned == 1:  # later, perhaps only this rank makes a new plan
+            if self._planned == 1:  # perhaps no other rank makes a later plan, so do not wait
                 self._wait_for_host_ranks()
         return ChunkPool(buffers, options.chunk_bytes, plan.device)
 
@@ -305,11 +306,11 @@ class CheckpointManager:
         try:
             save(task, snapshot, barrier)
             self.committed_step = task.step
-            if task.is_first:
+            if task.is_first:  # this rank writes the manifest of the folder
                 prune(self._folder, task.step, self._keep, self._options.keep_every_steps)
             if self._rank == 0:
                 seconds = time.monotonic() - begin
-                _log.info("%s: %s", task.final, format_seconds(seconds))
+                _log.info("%s: %s", task.final, format_seconds(seconds))  # final: its folder
                 self._delete_keys(barrier)
         except BaseException as error:
             self._error = _as_checkpoint_error(task, error)

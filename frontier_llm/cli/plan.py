@@ -2,9 +2,11 @@
 
 A layout is a choice of tensor, pipeline and data parallelism, sharding factors and micro-batch.
 Prints the fastest layouts for `planner.nodes` nodes of `cluster`, and why other layouts cannot run.
-If planner.nodes is a list, prints scaling curves instead. `--this` estimates only the layout of the
-configuration. `--table` compares predictions with measured speeds. Overrides are the same as for
-frontier-llm train. docs/planner.md describes the method.
+If planner.nodes is a list, prints scaling curves: the fastest layout for each number of nodes. With
+planner.objective=nodes it finds the smallest number of nodes in the list that suffices instead.
+`--this` estimates only the layout of the configuration. `--table` compares predictions with
+measured speeds. Overrides are the same as for frontier-llm train. docs/planner.md describes the
+method.
 """
 
 import argparse
@@ -127,7 +129,7 @@ def _check_can_run(name: str, best: Estimate) -> None:
 def _estimate_this(config: RunConfig) -> Found:
     """Estimate the configured layout, as if a search had found only this one."""
     ranks, ranks_per_node = ranks_to_plan(config)
-    config = choose(config, ranks, ranks_per_node)
+    config = choose(config, ranks, ranks_per_node)  # replaces `auto` in the layout
     estimated = estimate(Candidate.of(config, ranks, ranks_per_node))
     found = Found(best=[estimated], examined=1, timed=1)
     if estimated.refused:
@@ -208,7 +210,8 @@ def _nothing_fits(config: RunConfig, found: Found) -> ConfigError:
         return ConfigError(
             "planner",
             f"no layout of {model} on {ranks} ranks",
-            "sizes that divide the number of ranks, and at most one node of tensor ranks",
+            "tensor and pipeline sizes whose product divides the number of ranks; tensor ranks "
+            "must share a node",
             "change planner.tensor or planner.pipeline, or the number of nodes",
         )
     reason, count = max(found.refused.items(), key=lambda item: item[1])

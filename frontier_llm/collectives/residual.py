@@ -1,7 +1,7 @@
 """Residuals: the rounding errors of quantised messages, kept for the next message.
 
-Let h be what a kernel quantises, e the residual that it has added to h, and d what a receiver
-decodes. With the decay b, the next residual is
+Let x be a value that is to be sent and e its residual. A kernel quantises h = x + e, and a receiver
+decodes d. With the decay b, the next residual is
 
     e' = b e + (1 - b) (h - d)
 
@@ -9,10 +9,10 @@ in fp32, with 0 in place of a value that is not finite. With b = 0 it is the rou
 The residual is stored in bf16, or in int8 with a scale for each block of the message. The blocks
 are rounded to nearest, with scales as in 8-bit messages (blockwise.py).
 
-Where e is the residual of the part's last message, e' - e = (1 - b) (x - d) for the value x that
-was to be sent. The errors of all messages since the residual was 0 therefore add up to e / (1 - b),
-apart from the rounding of the stored residuals. In int8 these roundings add up over many messages,
-so a caller should zero the residual from time to time (`reset`).
+It follows that e' - e = (1 - b) (x - d). The errors x - d of all messages since the residual was 0
+therefore add up to e' / (1 - b), where e' is the residual after the last of these messages, apart
+from the rounding of the stored residuals. In int8 these roundings add up over many messages, so a
+caller should zero the residual from time to time (`reset`).
 
 Sources: Seide et al., 1-Bit Stochastic Gradient Descent (Interspeech 2014), for b = 0; LoCo
 (arXiv:2407.04480) for a moving average in 8 bits that is zeroed regularly.
@@ -28,7 +28,7 @@ RESIDUAL_DTYPE = torch.bfloat16
 
 @dataclass(frozen=True)
 class Residual:
-    """The rounding errors of a buffer that is sent in parts."""
+    """The rounding errors of a buffer that is sent in several parts, such as one to each rank."""
 
     values: torch.Tensor
     """[parts, m] bf16, or int8 if there are scales."""

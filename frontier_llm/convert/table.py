@@ -1,8 +1,8 @@
 """Define the table of a family: which of our tensors corresponds to which of their tensors.
 
 "Our" tensors are those of frontier_llm, "their" tensors those of Hugging Face. The rows of a layer
-are written once, with `{n}` in place of the layer's number, and then repeated for all layers of a
-model. A tensor without a row is an error, whichever model it belongs to.
+are written once, with `{n}` in place of the layer's number. `unfold` repeats them for all layers of
+a model. A tensor of ours or of theirs that has no row is an error.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -84,7 +84,7 @@ def check_names(rows: Sequence[Row], found: Iterable[str], unused: Sequence[str]
     surplus = sorted(name for name in names - wanted if not name.endswith(tuple(unused)))
     if surplus:
         raise DataError(
-            f"{surplus[0]} has no place in our model ({len(surplus)} tensors in all): the "
-            "conversion would lose it\n"
-            "  do: add a row to the family in frontier_llm/convert if our model computes with it"
+            f"{surplus[0]} has no place in our model, so the conversion would lose it "
+            f"({len(surplus)} such tensors in all)\n"
+            "  do: if our model computes with it, add a row to its family in frontier_llm/convert"
         )

@@ -19,18 +19,20 @@ The digits select the intervals of a buffer of n elements that the rank stores:
     gradients         n/g        params * n/p + grads * n/g
     optimizer states  n/o        params * n/p + grads * n/g + optimizer * n/o
 
-The gradient interval is a part of the parameter interval, and the digit `grads` is the number of
-this part. In the same way, `optimizer` is the number of a part of the gradient interval. Every
+The gradient interval is a part of the parameter interval, and the digit `grads` is the index of
+this part. In the same way, `optimizer` is the index of a part of the gradient interval. Every
 gather and every reduce-scatter therefore runs between ranks that differ in a single digit, and over
 contiguous parts, so that nothing has to be re-ordered. Neighbouring data ranks share a node. Groups
 along the digit `params`, which send the most, therefore stay inside a node where possible.
 
 If ranks send messages directly to all other ranks of a group, a group over several nodes sends far
-more bytes between nodes than necessary. A digit is then divided at the *borders* of packages and
-nodes that lie inside its range. The parts are hops. A hop is a digit of its own: its groups have
-the ranks between two borders, and the intervals are divided first by the nearest hop. With 2 nodes
-of 4 data ranks and a digit of 8 values, the hops are the 4 ranks of a node, which divide an
-interval into 4 parts, and the 2 ranks at the same place of both nodes, which divide a part into 2.
+more bytes between nodes than necessary. A digit is then divided into *hops* at the borders of
+packages (devices of a node with faster links between them) and of nodes. The first hop runs inside
+a package or node, the next one between them. Each hop is a digit of its own: the ranks of its
+groups differ only in this hop. The first hop divides an interval into parts, and the next one
+divides each part. Example: a digit has 8 values, which are 2 nodes of 4 data ranks. The first hop
+runs between the 4 ranks of a node and divides an interval into 4 parts. The second hop runs between
+the 2 ranks at the same place of both nodes and divides a part into 2.
 
 The factors come from AMSP (arXiv:2311.00257). AMSP divides optimizer states tensor by tensor. Here
 the flat buffer of a unit is divided, regardless of the borders between tensors.
@@ -61,13 +63,13 @@ class Digits(NamedTuple):
     """The four digits of a data rank, as the docstring of this module defines them."""
 
     params: int
-    """Number of the parameter interval that the rank stores."""
+    """Index of the parameter interval that the rank stores."""
     grads: int
-    """Number of the part of the parameter interval whose gradients the rank stores."""
+    """Index of the part of the parameter interval whose gradients the rank stores."""
     optimizer: int
-    """Number of the part of the gradient interval whose optimizer states the rank stores."""
+    """Index of the part of the gradient interval whose optimizer states the rank stores."""
     replica: int
-    """Number of the replica to which the rank belongs."""
+    """Index of the replica to which the rank belongs."""
 
 
 class Hop(NamedTuple):
@@ -150,7 +152,7 @@ class Factors:
         }
         configured, numbers = _configured(config), []
         for key, value in configured.items():
-            if value == "auto":
+            if value == "auto":  # if all three are auto, the planner has replaced them already
                 raise ConfigError(
                     f"sharding.{key}",
                     "auto, but not for all three factors",
@@ -175,9 +177,10 @@ class Factors:
         """Return the number of elements that must divide the size of a buffer.
 
         Args:
-            block: each optimizer interval is a multiple of this number of elements, for example of
-                a quantisation block, and of ALIGNED_ELEMENTS. If sums are divided, each part of an
-                optimizer interval is.
+            block: number of elements, such as those of a quantisation block. The length of each
+                optimizer interval is a multiple of this number and of ALIGNED_ELEMENTS. If sums
+                over replicas are divided (`divides_sums`), so is the length of each part of an
+                optimizer interval.
         """
         parts = self.data if self.divides_sums else self.optimizer
         return parts * math.lcm(block, ALIGNED_ELEMENTS)
@@ -241,7 +244,9 @@ class Factors:
         return self.interval(elements, rank, self.optimizer)
 
     def interval(self, elements: int, rank: int, ranks: int) -> Interval:
-        """Return the interval of a data rank where a buffer is divided over the first `ranks`.
+        """Return the interval of a data rank in a buffer that is divided over `ranks` ranks.
+
+        The first `ranks` data ranks hold one copy of the buffer, the next `ranks` the next copy.
 
         Args:
             elements: size of the buffer, padding included; a multiple of `ranks`.

@@ -196,6 +196,26 @@ def explain_loss(states: Mapping[int, RankState], world: World, error: str, file
     return "\n".join([*lines, f"  state and stack of every rank: {file}"])
 
 
+def explain_lost_store(world: World, phase: Phase, error: str | None) -> str:
+    """Return a message of one line, for a rank that gets no diagnosis from the store on rank 0.
+
+    Args:
+        world: the rank that writes the message, and the host of rank 0.
+        phase: the phase of its main thread.
+        error: the network error by which it lost contact with another rank; None if it did not.
+    """
+    place = f"{phase.name} of step {phase.step}"
+    event = f"lost contact with another rank in {place} ({error})"
+    if error is None:
+        seconds = time.monotonic() - phase.started
+        event = f"has been in {place} for {seconds:.0f} s (limit: {phase.limit_seconds:.0f} s)"
+    return (
+        f"stall: rank {world.rank} ({world.host}) {event}, and the store of "
+        f"{world.name_ranks([0])} at {world.master_address} does not answer: rank 0 is stopped or "
+        "dead, or this host is cut off from the network"
+    )
+
+
 def format_states(states: Mapping[int, RankState], size: int) -> str:
     """Return the states and stacks of all ranks, as they are written to the stall file."""
     parts = []

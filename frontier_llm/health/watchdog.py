@@ -1,7 +1,8 @@
-"""A thread on each rank that ends a hanging run and names the rank at fault.
+"""Two threads on each rank that end a hanging run and name the rank at fault.
 
 The main thread tells the watchdog in which phase it is, such as a step or a checkpoint. Each phase
-has a time limit. A rank is in one of these states:
+has a time limit, which the monitor thread checks. The listener thread waits for the alarm of
+another rank. A rank is in one of these states:
 
 - watching: the phase is within its limit.
 - alarmed: the phase has exceeded its limit; or the rank has lost contact with another rank that
@@ -32,6 +33,7 @@ from frontier_llm.health.diagnosis import (
     Phase,
     RankState,
     explain_loss,
+    explain_lost_store,
     explain_stall,
     format_states,
 )
@@ -212,7 +214,9 @@ class Watchdog:
         if self._closed.is_set():
             return  # the main thread has resumed and completed in the meantime
         if not diagnosis:
-            diagnosis = [self._explain_lost_store(phase)]
+            lost = self._contact_error
+            error = None if lost is None else _first_sentence(lost)
+            diagnosis = [explain_lost_store(self._world, phase, error)]
             self._write_failure("user", diagnosis[0])
             self._print_error(diagnosis[0])
         sys.stderr.flush()
@@ -294,17 +298,14 @@ class Watchdog:
                 states[rank] = RankState.from_json(store.get(key))
         return states
 
-    def _explain_lost_store(self, phase: Phase) -> str:
-        world = self._world
-        return (
-            f"stall: rank {world.rank} ({world.host}) exceeded the limit of "
-            f"{phase.limit_seconds:.0f} s in {phase.name} of step {phase.step}, and the store of "
-            f"{world.name_ranks([0])} at {world.master_address} does not answer: rank 0 is stopped "
-            "or dead, or this host is cut off from the network"
-        )
-
     def _write_failure(self, kind: failure.Kind, text: str) -> None:
-        """Write this rank's failure to its file, which the launcher reads."""
+        """Write this rank's failure to its file, which the launcher reads.
+
+        Args:
+            kind: `user` for the failure that the launcher prints, because `text` says what to do;
+                `lost_contact` for a rank that only reports the diagnosis of another rank.
+            text: the diagnosis.
+        """
         failed = failure.Failure(self._world.rank, time.time(), kind, "Watchdog", text, "", 1)
         try:
             failure.write(failed, self._failures)

@@ -2,11 +2,20 @@
 
 A layout is a cut of the model (`space.Cut`: tensor and pipeline sizes, chunks, schedule,
 micro-batch and recomputation) together with sharding factors. The search is branch and bound. Each
-cut has a lower bound on its step time, without communication of model states, and a lower bound on
-its memory, with the finest sharding factors. Cuts are examined in the order of the first bound. A
-cut is skipped if by both bounds it is worse than the layouts found so far. If a schedule splits
-backward passes, its lists of actions are made only if bounds for each set of factors do not exclude
-it either, and it is simulated only if its memory does not exclude it. The search is deterministic.
+cut has two lower bounds: one on its step time, without communication of model states, and one on
+its memory, with the finest sharding factors. A cut that does not fit by the second bound is
+refused.
+
+- With the objective `throughput`, cuts are examined in ascending order of the bound on the time. A
+  cut is skipped if its bounds show that it is neither one of the fastest layouts nor on the Pareto
+  front of time and memory.
+- With the objective `memory`, every cut that fits is examined, in the order of the search
+  space.
+
+A schedule with split backward passes is a long list of actions per stage (pipeline_actions.py),
+which takes long to make and to simulate. The list is made only if the bounds do not exclude the cut
+with any sharding factors. It is simulated only if the memory that follows from the list does not
+exclude it either. The search is deterministic.
 """
 
 import gc
@@ -103,7 +112,8 @@ class _BoundedCut:
     time: LayoutTime
     """Times of the cut that do not depend on the sharding factors."""
     activations: tuple[Activations, ...]
-    """Activations of each kind of stage, or lower bounds on them."""
+    """Activations of each kind of stage, or lower bounds on them. Stages of one kind need equal
+    memory and time (`StageKinds`)."""
     of_stages: list[Activations] | None = None
     """Activations of every stage, if they were counted."""
 
@@ -232,7 +242,12 @@ def _bounded_cuts(
 
 
 def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _BoundedCut | None:
-    """Compute the bounds of a cut; None if it fits with no factors, which `found` then counts."""
+    """Compute the bounds of a cut.
+
+    Returns:
+        The cut with its bounds; None if no sharding factors are legal, or if the cut does not fit
+        into memory with any of them. `found.refused` then counts it.
+    """
     if not legal_factors(candidate.config, candidate.factors):
         data = candidate.grid.data
         _refuse(found, "sharding", f"{cut}: no factors that divide {data} data ranks")
@@ -252,8 +267,8 @@ def _refined(
 
     Args:
         cut: the cut.
-        found: counts the cut if it fits with no factors.
-        slowest: seconds of the slowest of the best layouts.
+        found: counts the cut as refused if it does not fit into memory with any sharding factors.
+        slowest: seconds of the slowest of the best layouts; infinite = any time is acceptable.
         front: the Pareto front of the layouts found so far.
 
     Returns:

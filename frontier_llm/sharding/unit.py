@@ -20,7 +20,8 @@ class StateGroups:
     data_rank: int
     """This rank's position on the data axis."""
     groups: Mapping[Hop, dist.ProcessGroup]
-    """A group for each of `factors.collective_hops`."""
+    """A group for each of `factors.collective_hops`. geometry/partition.py says what a hop and a
+    digit are."""
     tensor_group: dist.ProcessGroup
     """The ranks that split the same matrices. Under sequence parallelism, each has a part of the
     gradient of norms and biases; these parts are summed."""
@@ -31,10 +32,12 @@ class StateGroups:
     def along(self, *digits: Digit) -> tuple[dist.ProcessGroup, ...]:
         """Return the groups of the hops of some digits, in the order of a reduction.
 
-        A gather takes them in the reverse order. Together, the ranks of the groups along `params`
-        hold all parameters of a replica, those along `grads` the gradients of this rank's
-        parameters, those along `optimizer` the optimizer states of this rank's gradients, and those
-        along `replica` the same optimizer states.
+        A gather takes them in the reverse order. The ranks of the groups along a digit hold:
+
+        - `params`: together all parameters.
+        - `grads`: together the gradients of the parameters that this rank stores.
+        - `optimizer`: together the optimizer states of the gradients that this rank stores.
+        - `replica`: each the same optimizer states as this rank.
         """
         return tuple(group for hop, group in self.groups.items() if hop.digit in digits)
 
@@ -127,7 +130,8 @@ class Unit:
     def quantised_border(self, interval: Interval) -> int:
         """Return how many leading elements of an interval may be quantised.
 
-        Norms and biases may not be quantised; they and the padding lie at the end of the buffer.
+        Only matrices may be quantised. They are the first `layout.decayed` elements of the buffer;
+        norms, biases and the padding follow.
         """
         return max(0, min(self.layout.decayed - interval.start, interval.length))
 
@@ -162,7 +166,8 @@ class Unit:
     def counted_intervals(self) -> list[Interval]:
         """Return the parts of the optimizer interval that this rank counts in the gradient norm.
 
-        Adjacent parts are merged.
+        If several ranks of a replica hold the same parameter, `record.counted` is set on one of
+        them. Adjacent parts are merged.
         """
         merged: list[Interval] = []
         held = self.held_parameters()

@@ -99,7 +99,7 @@ class Loop:
         self._callbacks.on_step_end(end)
         # callbacks record the step before it is saved: every saved step has a line in metrics.jsonl
         start = time.perf_counter()
-        if end.rewind_reason:
+        if end.rewind_reason:  # a callback has set it in `on_step_end`, on all ranks
             with self._watchdog.phase("rewind"):
                 self._rewind(end)
         else:
@@ -122,15 +122,21 @@ class Loop:
                 digest=samples.digest,
             )
 
-        saved = context.checkpoints.is_due(step)
+        # a step that is saved sends its parameters in full, so that a resume repeats the run
+        will_be_saved = context.checkpoints.is_due(step)
         return context.train_step.run(
-            step, samples.micro_batches, learning_rate, flags, saved=saved
+            step, samples.micro_batches, learning_rate, flags, will_be_saved=will_be_saved
         )
 
     def _handle_checkpoint_outcome(self, result: StepResult) -> None:
-        """React if this step's all-reduce has shown that a checkpoint failed or is committed."""
+        """React if a rank has reported, in this step, a failed or a committed checkpoint.
+
+        Raises:
+            CheckpointError: a checkpoint failed, and `checkpoint.on_error` is `stop`.
+        """
         if result.checkpoint_failed:
             with self._watchdog.phase("checkpoint"):
+                # another rank may have reported it: wait until this rank has the error, too
                 self._context.checkpoints.finish()
         elif result.checkpoint_committed:
             self._context.checkpoints.announce_commit()
@@ -147,7 +153,11 @@ class Loop:
         return loss
 
     def _rewind(self, end: StepEnd) -> None:
-        """Load the checkpoint before a step, and continue with the samples after this step."""
+        """Load the checkpoint before this step, and continue with the samples after this step.
+
+        Raises:
+            CheckpointError: there is no earlier checkpoint, or it cannot be read.
+        """
         progress, step = self._progress, self._progress.step
         next_sample, rewinds = progress.next_sample, progress.rewinds
         if self._load_checkpoint(before=step) is None:
@@ -156,6 +166,7 @@ class Loop:
                 "back to; a smaller checkpoint.every_steps saves sooner"
             )
         progress.next_sample, progress.rewinds = next_sample, rewinds
+        # the loaded checkpoint has older counters, so a resume from it would not skip the samples
         self._context.checkpoints.replace(progress.step)
         self._callbacks.on_rewind(Rewind(step, end.result.loss, end.rewind_reason))
 
@@ -184,7 +195,7 @@ class Loop:
             StopRequested: the run was asked to stop before its last step.
         """
         context, step = self._context, self._progress.step
-        if is_early:
+        if is_early:  # unless the step has been saved already
             context.checkpoints.save(step)
         context.checkpoints.finish()
         self._callbacks.on_stop(is_early=is_early)

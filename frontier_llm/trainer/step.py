@@ -66,7 +66,7 @@ class TrainStep:
         learning_rate: float,
         flags: Callable[[], StepFlags] = StepFlags,
         *,
-        saved: bool = False,
+        will_be_saved: bool = False,
     ) -> StepResult:
         """Run one step.
 
@@ -77,7 +77,8 @@ class TrainStep:
             batches: micro-batches of this replica, on the device.
             learning_rate: learning rate of this step.
             flags: returns what this rank tells all other ranks; called after the passes.
-            saved: whether the states are saved after this step.
+            will_be_saved: whether the states are saved after this step. The updated parameters
+                are then sent in full (ShardedStates.refresh).
 
         Raises:
             TrainingError: the number of samples processed differs from data.global_batch.
@@ -101,10 +102,7 @@ class TrainStep:
         skipped, *numbers = copy.tolist()
         sums, sent, unquantised = read_totals(numbers)
         self._check_samples(sums["samples"])
-        self._end_update(skipped=bool(skipped), saved=saved)
-        self.timer.mark("update")
-        self.timer.end()
-        self.loss_scale.update(finite=not skipped)
+        self._end_update(bool(skipped), will_be_saved)
         return StepResult(
             loss=sums["loss_sum"] / sums["samples"],
             z_loss=sums["z_loss_sum"] / sums["samples"] if self._config.optimizer.z_loss else None,
@@ -120,11 +118,15 @@ class TrainStep:
             unquantised=unquantised,
         )
 
-    def _end_update(self, *, skipped: bool, saved: bool) -> None:
+    def _end_update(self, skipped: bool, will_be_saved: bool) -> None:
+        """Send the updated parameters, and adapt the loss scale."""
         if skipped:
             self._states.skip()
-        if not skipped or saved:
-            self._states.refresh(saved=saved)
+        if not skipped or will_be_saved:
+            self._states.refresh(saved=will_be_saved)
+        self.timer.mark("update")
+        self.timer.end()
+        self.loss_scale.update(finite=not skipped)
 
     def _share(
         self, batches: Sequence[AnyBatch], losses: Sequence[torch.Tensor], flags: StepFlags

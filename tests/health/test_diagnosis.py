@@ -7,6 +7,7 @@ from frontier_llm.health.diagnosis import (
     Phase,
     RankState,
     explain_loss,
+    explain_lost_store,
     explain_stall,
     format_states,
     late_ranks,
@@ -92,3 +93,15 @@ def test_a_loss_after_which_all_ranks_report_is_a_network_problem():
     answers = _states(*map(_state, range(4)))
     text = explain_loss(answers, WORLD, "Connection reset by peer", "stall.txt")
     assert text.startswith("ranks lost contact with each other, but all of them still run")
+
+
+def test_without_a_store_a_rank_names_its_own_event_and_rank_zero():
+    began = Phase("step", 7, time.monotonic() - 45, 40.0)
+    text = explain_lost_store(WORLD, began, None)
+    assert text.startswith(
+        "stall: rank 0 (a) has been in step of step 7 for 45 s (limit: 40 s), and the store of "
+        "rank 0 (a) at a does not answer"
+    )
+    text = explain_lost_store(WORLD, began, "Connection closed")
+    assert "lost contact with another rank in step of step 7 (Connection closed)" in text
+    assert "limit" not in text

@@ -40,8 +40,8 @@ class Rig:
         """Train some steps; the states are saved after step `saved`, counted from 1."""
         rate = LearningRate.of(self.config)
         return [
-            self.step.run(index + 1, self.batches(index), rate(index + 1), saved=index + 1 == saved)
-            for index in range(first, first + steps)
+            self.step.run(step, self.batches(step - 1), rate(step), will_be_saved=step == saved)
+            for step in range(first + 1, first + steps + 1)
         ]
 
     def batches(self, step: int) -> list[AnyBatch]:
