@@ -129,11 +129,7 @@ class Loop:
         )
 
     def _handle_checkpoint_outcome(self, result: StepResult) -> None:
-        """React if a rank has reported, in this step, a failed or a committed checkpoint.
-
-        Raises:
-            CheckpointError: a checkpoint failed, and `checkpoint.on_error` is `stop`.
-        """
+        """React if a rank has reported, in this step, a failed or a committed checkpoint."""
         if result.checkpoint_failed:
             with self._watchdog.phase("checkpoint"):
                 # another rank may have reported it: wait until this rank has the error, too
@@ -153,11 +149,7 @@ class Loop:
         return loss
 
     def _rewind(self, end: StepEnd) -> None:
-        """Load the checkpoint before this step, and continue with the samples after this step.
-
-        Raises:
-            CheckpointError: there is no earlier checkpoint, or it cannot be read.
-        """
+        """Load the checkpoint before this step, and continue with the samples after this step."""
         progress, step = self._progress, self._progress.step
         next_sample, rewinds = progress.next_sample, progress.rewinds
         if self._load_checkpoint(before=step) is None:
