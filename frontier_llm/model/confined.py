@@ -80,7 +80,7 @@ class Scores:
         return self.window is not None or self.cap is not None
 
 
-@torch.compiler.disable
+@torch._disable_dynamo  # torch.compiler.disable would import the compiler here, in half a second
 def confined_attention(
     query: Tensor, key: Tensor, value: Tensor, scores: Scores, documents: Documents | None
 ) -> Tensor:

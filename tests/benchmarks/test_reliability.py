@@ -6,7 +6,6 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,8 +16,13 @@ from benchmarks.faults.slurm_lab.fault_cases import FAULTS
 from benchmarks.faults.slurm_lab.jobs import losses_of
 from docs.generate.results import load
 from frontier_llm.errors import LaunchError
-from frontier_llm.health.diagnosis import Phase, RankState, explain_loss, explain_stall
-from frontier_llm.health.watchdog import Watchdog
+from frontier_llm.health.diagnosis import (
+    Phase,
+    RankState,
+    explain_loss,
+    explain_lost_store,
+    explain_stall,
+)
 from frontier_llm.launch.stop import Deadline, StopFlag, StopRequest
 from frontier_llm.launch.world import World
 from frontier_llm.trainer.loop import stop_message
@@ -102,7 +106,7 @@ def message_about(fault: str, folder: Path) -> str:
         case "link cut" | "node lost (slurmd and all)":
             return stalled(0, 1)
         case "rank 0 hangs (SIGSTOP)":
-            return Watchdog._explain_lost_store(SimpleNamespace(_world=WORLD), STEP)
+            return explain_lost_store(WORLD, STEP, None)
         case "STOP file":
             (folder / "STOP").touch()
             return stopped(StopRequest(StopFlag(), folder / "STOP"))
