@@ -144,7 +144,7 @@ class SdpaAttention(MegatronModule):
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float
     ) -> Tensor:
         """Compute the output with torch's flash attention."""
-        key, value = repeat_heads(query, key, value)
+        key, value = repeat_heads(query, key, value, masked=mask is not None)
         attend = partial(
             scaled_dot_product_attention,
             attn_mask=mask,

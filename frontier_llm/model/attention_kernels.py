@@ -14,7 +14,7 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.flops import equal_layers
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.attention import in_blocks
-from frontier_llm.model.confined import query_block
+from frontier_llm.model.confined import query_block, repeats_heads
 from frontier_llm.model.flex import uses_flex
 from frontier_llm.model.transformer import DTYPES
 
@@ -119,12 +119,13 @@ def _call(
     """
     model, tensor, dtype = layout.model, layout.grid.tensor, DTYPES[layout.precision]
     heads, key_heads = model.heads // tensor, model.kv_heads // tensor
-    if device.type == "cpu":
-        key_heads = heads  # SdpaAttention repeats them
     queries = min(query_block(device), kind.queries) if blocks else kind.queries
     keys = kind.keys
     if kind.window is not None:
         keys = min(keys, queries + kind.window - 1)
+    is_masked = kind.relative or blocks or not kind.causal
+    if repeats_heads(device, masked=is_masked):
+        key_heads = heads
     query, key, value = (
         # as megatron's layers make them: [tokens, samples, heads, width], permuted
         torch.empty(
@@ -136,7 +137,7 @@ def _call(
     if kind.relative:
         mask = torch.empty(1, heads, queries, keys, dtype=dtype, device=device)
         mask.requires_grad_()
-    elif blocks or not kind.causal:  # of a block, or of padding
+    elif is_masked:  # of a block, or of padding
         rows = queries if kind.causal else 1
         mask = torch.ones(1, 1, rows, keys, dtype=torch.bool, device=device)
     return {

@@ -107,10 +107,24 @@ def confined_attention(
     return torch.cat(samples)
 
 
-def repeat_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values with as many heads as queries, as a CPU's flash kernel needs them."""
+def repeats_heads(device: torch.device, *, masked: bool) -> bool:
+    """Return whether attention needs as many heads of keys and values as of queries.
+
+    A CPU's kernel does. On a GPU, cuDNN's is the only one that takes a mask and fewer heads of
+    keys, and torch prefers it from compute capability 9.0 (H100) on.
+    """
+    if device.type == "cpu":
+        return True
+    has_cudnn = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+    return masked and not has_cudnn
+
+
+def repeat_heads(
+    query: Tensor, key: Tensor, value: Tensor, *, masked: bool
+) -> tuple[Tensor, Tensor]:
+    """Return keys and values with as many heads as queries, if the kernel needs it."""
     repeat = query.shape[1] // key.shape[1]
-    if repeat == 1 or query.device.type != "cpu":
+    if repeat == 1 or not repeats_heads(query.device, masked=masked):
         return key, value
     return key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
 
@@ -120,7 +134,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor
     reaches_all = scores.window is None or scores.window >= query.shape[2]
     drops_on_cpu = scores.dropout > 0 and query.device.type == "cpu"
     if reaches_all and scores.cap is None and not drops_on_cpu:
-        key, value = repeat_heads(query, key, value)
+        key, value = repeat_heads(query, key, value, masked=False)
         return scaled_dot_product_attention(
             query,
             key,
@@ -175,7 +189,7 @@ def _block(scores: Scores, offset: int, count: int, query: Tensor, *parts: Tenso
         is_read &= distance < scores.window
     if scores.cap is not None:
         return _capped(query, key, value, is_read, scores)
-    key, value = repeat_heads(query, key, value)
+    key, value = repeat_heads(query, key, value, masked=True)
     return scaled_dot_product_attention(
         query,
         key,
