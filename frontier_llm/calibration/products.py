@@ -1,4 +1,4 @@
-"""Measure matrix products of many shapes and fit the speed of config/calibration.py to them."""
+"""Measure matrix products of many shapes and fit the constants of the planner's formula to them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -115,7 +115,10 @@ def _work(m: int, k: int, n: int, half_size: float, processors: int | None) -> f
 
 
 def _measure(shape: tuple[int, int, int], dtype: torch.dtype) -> Sample:
-    """Measure a product. A step reads other operands in between, so each call reads new ones."""
+    """Measure a product with operands that are not in a cache, as in a step.
+
+    Calls take turns with enough pairs of operands to fill the caches.
+    """
     m, k, n = shape
     pairs = COLD_BYTES[device().type] // (dtype.itemsize * (m * k + k * n))
     shapes = ((m, k), (k, n))

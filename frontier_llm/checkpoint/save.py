@@ -49,7 +49,8 @@ class Task:
     step: int
     """Number of optimizer steps done."""
     meta: dict[str, Any]
-    """Plain JSON for the manifest. The first rank of a folder writes its own value."""
+    """Values for the manifest, as JSON. The first rank of each folder writes them, so
+    they should be equal on all ranks."""
     rank: int
     """Rank of this process."""
     plan: WritePlan
@@ -83,7 +84,7 @@ def save(task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
     Raises:
         CheckpointError: the checkpoint failed. All ranks raise this error, with the first cause,
             and remove their files.
-        UnknownOutcomeError: rank 0 is lost, so this rank keeps its file.
+        UnknownOutcomeError: rank 0 or the store is lost, so this rank keeps its file.
     """
     path = task.partial / task.plan.name
     try:

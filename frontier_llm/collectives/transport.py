@@ -83,7 +83,7 @@ class Transport:
         self.compute_dtype = compute_dtype
         self._pairwise = pairwise and device.type == "cpu"
         self._formats_at, self._seed = formats_at, seed
-        self._step, self._calls = 1, 0
+        self._step, self._encoded_parts = 1, 0
         self.formats = formats_at(1)
 
     @property
@@ -99,7 +99,7 @@ class Transport:
     def begin_step(self, step: int) -> None:
         """Use the formats of a step from now on."""
         if step != self._step:
-            self._step, self._calls = step, 0
+            self._step, self._encoded_parts = step, 0
             self.formats = self._formats_at(step)
 
     def begin_next_step(self) -> None:
@@ -242,8 +242,8 @@ class Transport:
     ) -> Steps:
         """Replace a buffer by its sum over several groups, in the formats of sums.
 
-        Collective over the groups, one after the other and back. Afterwards all ranks hold the same
-        bits.
+        Collective over the groups: it reduces over one after the other, then gathers in the reverse
+        order. Afterwards all ranks hold the same bits.
 
         Args:
             buffer: [n] fp32, n divisible by the product of the groups' sizes. It must not be
@@ -344,7 +344,7 @@ class Transport:
 
         The seeds of the parts lie PART_SEED_STRIDE apart (`BlockKernels.quantise`).
         """
-        call = self._calls + 1
-        self._calls += parts
-        mixed = self._step * _STEP_STRIDE + self._seed * _RANK_STRIDE + call * PART_SEED_STRIDE
+        part = self._encoded_parts + 1
+        self._encoded_parts += parts
+        mixed = self._step * _STEP_STRIDE + self._seed * _RANK_STRIDE + part * PART_SEED_STRIDE
         return mixed & 0xFFFFFFFF

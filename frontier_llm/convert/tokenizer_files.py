@@ -64,7 +64,7 @@ def write_theirs(config: RunConfig, out: Path, trained_with: str | None) -> dict
 
 
 def _write_settings(tokenizer: Tokenizer, out: Path) -> None:
-    """Write tokenizer_config.json, unless the copied one names the token that ends a document."""
+    """Write tokenizer_config.json, unless it is there and names the token that ends documents."""
     path, end = out / _SETTINGS_FILE, tokenizer.token_of(tokenizer.eod)
     if (out / MODEL_FILE).exists():
         settings = {

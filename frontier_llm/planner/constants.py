@@ -31,7 +31,8 @@ LARGEST: Constants = {
     "near": 1.0,
     "far": 1.0,
 }
-"""Upper limits of constants."""
+"""Upper limits of the shares; the other constants have none. Speeds above 95% of the datasheet's
+are not believed."""
 
 
 def cluster_constants(cluster: ClusterConfig, precision: str) -> dict[str, float]:

@@ -70,7 +70,10 @@ def fit(
 
 
 def damped(residual: float, weight: float) -> float:
-    """Return a residual times the root of its weight, damped beyond DAMPED_ABOVE."""
+    """Return a residual times the root of its weight, smaller if it exceeds DAMPED_ABOVE.
+
+    Its square is then a pseudo-Huber loss, so that single outliers do not decide the fit.
+    """
     scaled = residual / DAMPED_ABOVE
     size = DAMPED_ABOVE * math.sqrt(2 * (math.sqrt(1 + scaled * scaled) - 1))
     return math.copysign(size, residual) * math.sqrt(weight)

@@ -89,7 +89,7 @@ class Sampler:
         if self._fills_spans:
             return self._encoder_decoder_batch(prompt, written)
         context = [*prompt, *written]
-        if self._documents_join or not context:  # else no document follows the end of another one
+        if self._documents_join or not context:  # with separate documents none follows an end
             context = [self._tokenizer.eod, *context]
         context = context[-self._window :]
         tokens = self._padded(context)
