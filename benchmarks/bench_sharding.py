@@ -17,6 +17,7 @@ parameters and sends gradients in fp32.
 The table has one row per contender:
     tokens/s     speed of all ranks together; median over rounds
     of BASELINE  tokens/s divided by the baseline's in the same round; median over rounds
+    planned      the same ratio as the planner predicts it, with --plan
     idle %       idle share of all cores during the timed steps; median over rounds
     own MiB      peak resident memory minus the memory before the model was built (model, states,
                  buffers, activations), of the rank that uses most
@@ -44,6 +45,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 
 from benchmarks.peers import deepspeed_venv
 from benchmarks.peers.contenders import BY_DEFAULT, DEEPSPEED, BuilderModule, Contender, find
+from benchmarks.peers.planned import calibrated_cluster, planned_seconds
 from benchmarks.peers.results import Outcome, make_table
 from benchmarks.peers.turn import Precision, Shape, Turn
 from benchmarks.peers.workers import TurnFailedError, Workers
@@ -116,6 +118,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             help=f"{meaning} (default {default})")  # fmt: skip
     add("--threads", type=at_least(1), metavar="N",
         help="CPU threads per rank (default: cores / ranks)")  # fmt: skip
+    add(
+        "--plan",
+        action="store_true",
+        help="also predict the steps of our contenders, after a calibration of this machine",
+    )
     add("--limit", type=positive, default=600, metavar="SECONDS",
         help="time limit per turn (default 600)")  # fmt: skip
     return parse_bench(parser, arguments, QUICK)
@@ -144,6 +151,8 @@ def run(options: argparse.Namespace, console: Console, status: Console) -> int:
     ):
         for case in cases:
             outcomes = compare(case, options, workers, status)
+            if options.plan:
+                add_plans(outcomes, case, options)
             baseline = _baseline(outcomes, options.baseline)
             console.print(make_table(case.title(options.link), outcomes, baseline))
             for outcome in outcomes:
@@ -213,6 +222,16 @@ def compare(
                 take_turn(outcome, contender, _turn(contender, case, options, places), workers)
             bar.advance(task)
     return list(outcomes.values())
+
+
+def add_plans(outcomes: Sequence[Outcome], case: Case, options: argparse.Namespace) -> None:
+    """Add the predicted steps of our contenders."""
+    cluster = calibrated_cluster(case.ranks)
+    for outcome, contender in zip(outcomes, case.contenders, strict=True):
+        if contender.builder == "ours":
+            turn = _turn(contender, case, options, ())
+            rates = (options.link, options.package_link)
+            outcome.planned_seconds = planned_seconds(turn, cluster, *rates)
 
 
 def take_turn(outcome: Outcome, contender: Contender, turn: Turn, workers: Workers) -> None:

@@ -41,6 +41,8 @@ class Outcome:
     """Bytes per rank and step as counted by frontier_llm."""
     idle_share: list[float] = field(default_factory=list)
     """Idle share of all cores' time during the timed steps, mean over ranks, one per round."""
+    planned_seconds: float | None = None
+    """Step that the planner predicts; None without --plan, and for other libraries."""
     error: str | None = None
     """Why the contender failed; the rounds before that are kept."""
 
@@ -72,6 +74,12 @@ class Outcome:
         pairs = zip(self.tokens_per_second, baseline.tokens_per_second, strict=False)
         return [speed / baseline_speed for speed, baseline_speed in pairs]
 
+    def planned_ratio(self, baseline: "Outcome") -> float | None:
+        """Return the predicted ratio of speeds; None if a prediction is missing."""
+        if self.planned_seconds is None or baseline.planned_seconds is None:
+            return None
+        return baseline.planned_seconds / self.planned_seconds
+
     def to_dict(self, baseline: "Outcome") -> dict[str, Any]:
         """Return all values, for JSON."""
         ratios = self.ratios(baseline)
@@ -91,6 +99,8 @@ class Outcome:
             "sent_bytes": self.sent_bytes,
             "counted_bytes": self.counted_bytes,
             "idle_share": self.idle_share,
+            "planned_seconds": self.planned_seconds,
+            "planned_ratio": self.planned_ratio(baseline),
             "error": self.error,
         }
 
@@ -102,7 +112,17 @@ def make_table(title: str, outcomes: Sequence[Outcome], baseline: Outcome) -> Ta
     has_links = any(outcome.sent_bytes for outcome in outcomes)
     sent = ("sent\nMB", "counted\nMB") if has_links else ("counted\nMB",)
     ratio = f"of\n{baseline.contender}"
-    for heading in ("tokens/s", "min..max", ratio, "idle\n%", "own\nMiB", "peak\nMiB", *sent):
+    planned = ("planned",) if baseline.planned_seconds is not None else ()
+    for heading in (
+        "tokens/s",
+        "min..max",
+        ratio,
+        *planned,
+        "idle\n%",
+        "own\nMiB",
+        "peak\nMiB",
+        *sent,
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     for outcome in outcomes:
         table.add_row(*_cells(outcome, baseline, has_links))
@@ -120,12 +140,17 @@ def _cells(outcome: Outcome, baseline: Outcome, has_links: bool) -> list[str]:
         f"{statistics.median(speeds):.0f}",
         f"{min(speeds):.0f}..{max(speeds):.0f}",
         f"{statistics.median(ratios):.2f}" if ratios else "-",
+        *([] if baseline.planned_seconds is None else [_fixed(outcome.planned_ratio(baseline))]),
         f"{100 * statistics.median(outcome.idle_share):.0f}" if outcome.idle_share else "-",
         f"{outcome.own_bytes / MIB:.0f}",
         f"{outcome.peak_bytes / MIB:.0f}",
         *([f"{statistics.median(outcome.sent_bytes) / MEGA:.2f}"] if has_links else []),
         "-" if counted is None else f"{counted / MEGA:.2f}",
     ]
+
+
+def _fixed(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -115,8 +115,9 @@ def repeats_heads(device: torch.device, *, masked: bool) -> bool:
     """
     if device.type == "cpu":
         return True
-    has_cudnn = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
-    return masked and not has_cudnn
+    if not masked:
+        return False
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) < (9, 0)
 
 
 def repeat_heads(
