@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from frontier_llm.checkpoint.chunk_source import ChunkSource, FilePlan
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier, UnknownOutcomeError
 from frontier_llm.checkpoint.folders import (
     MANIFEST,
@@ -28,8 +29,6 @@ from frontier_llm.checkpoint.folders import (
 from frontier_llm.checkpoint.kill_points import reach
 from frontier_llm.checkpoint.manifest import File, FilePart, Manifest, RankRecord
 from frontier_llm.checkpoint.rank_file import RankFile
-from frontier_llm.checkpoint.snapshot import Snapshot
-from frontier_llm.checkpoint.write_plan import WritePlan
 from frontier_llm.errors import CheckpointError, FrontierError
 
 
@@ -53,7 +52,7 @@ class Task:
     they should be equal on all ranks."""
     rank: int
     """Rank of this process."""
-    plan: WritePlan
+    plan: FilePlan
     """Layout of this rank's file."""
     folder_ranks: range
     """Ranks that write into the same folder: all ranks, or those of this rank's node."""
@@ -76,10 +75,15 @@ class Task:
         return self.folder / step_folder(self.step)
 
 
-def save(task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
+def save(task: Task, source: ChunkSource, barrier: CommitBarrier) -> None:
     """Write this rank's file and return when the checkpoint is committed.
 
     Every rank calls this, on any thread.
+
+    Args:
+        task: the checkpoint.
+        source: the content of this rank's file; it is closed when the file is written.
+        barrier: this rank's side of the commit.
 
     Raises:
         CheckpointError: the checkpoint failed. All ranks raise this error, with the first cause,
@@ -88,7 +92,7 @@ def save(task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
     """
     path = task.partial / task.plan.name
     try:
-        _write_and_arrive(task, snapshot, barrier)
+        _write_and_arrive(task, source, barrier)
         if task.rank == 0:
             _commit(task, barrier)
         else:
@@ -104,10 +108,10 @@ def save(task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
         raise
 
 
-def _write_and_arrive(task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
+def _write_and_arrive(task: Task, source: ChunkSource, barrier: CommitBarrier) -> None:
     """Write this rank's file and report it to rank 0; after an error, abort the checkpoint."""
     try:
-        record = task.plan.record(_write(task, snapshot))
+        record = task.plan.record(_write(task, source))
     except Exception as error:  # any error must abort: the other ranks wait for this one
         cause = f"rank {task.rank}: {_describe(error)}"
         with contextlib.suppress(RuntimeError):  # the store is lost, as the other ranks will notice
@@ -116,19 +120,19 @@ def _write_and_arrive(task: Task, snapshot: Snapshot, barrier: CommitBarrier) ->
                 barrier.conclude(cause)
         raise CheckpointError(cause) from error
     finally:
-        snapshot.close()
+        source.close()
     barrier.arrive(record.to_json())
     reach("reported", task.rank)
 
 
-def _write(task: Task, snapshot: Snapshot) -> FilePart | None:
+def _write(task: Task, source: ChunkSource) -> FilePart | None:
     """Write this rank's file; return None if the rank has nothing to save."""
     plan, rank = task.plan, task.rank
     if not plan.chunks:
         return None
     with RankFile(task.partial / plan.name, plan.size, plan.offset_bytes, plan.total) as file:
         reach("file.created", rank)
-        for index, (buffer, size) in enumerate(snapshot.chunks()):
+        for index, (buffer, size) in enumerate(source.chunks()):
             if index == len(plan.chunks) // 2:
                 reach("file.half", rank)
             file.write(buffer, size)
