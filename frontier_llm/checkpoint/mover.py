@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier, UnknownOutcomeError
 from frontier_llm.checkpoint.manager_options import Outcome
-from frontier_llm.checkpoint.pacer import Pacer
 from frontier_llm.checkpoint.save import NodeCommitError
 from frontier_llm.checkpoint.writer import Writer
 from frontier_llm.errors import CheckpointError
@@ -41,31 +40,32 @@ class Mover:
     def __init__(
         self,
         name: str,
+        target: str,
         rank: int,
         world_size: int,
         store: "Store",
         timeout: timedelta,
-        pacer: Pacer,
         copy: Copy,
         is_permanent: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """Initialise without copying anything.
 
         Args:
-            name: where the copies go, for the log; different for each mover of a rank.
+            name: name of the thread, different for each mover of a rank.
+            target: where the copies go, for the log.
             rank: rank of this process.
             world_size: number of ranks.
             store: key-value store of all ranks.
             timeout: how long this rank waits for the other ranks after it has copied its part.
-            pacer: limits the rate of `copy`.
             copy: copies this rank's part.
             is_permanent: whether a step is never skipped.
         """
-        self._name, self._rank, self._size = name, rank, world_size
+        self._name, self._target = name, target
+        self._rank, self._size = rank, world_size
         self._store: Store = store.clone()  # type: ignore[attr-defined]  # the stubs lack it
-        self._timeout, self._pacer, self._copy = timeout, pacer, copy
+        self._timeout, self._copy = timeout, copy
         self._is_permanent = is_permanent
-        self._writer = Writer(f"checkpoint {name.split()[0]}")
+        self._writer = Writer(name)
         self._changed = threading.Condition()
         self._queue: list[int] = []  # steps that are not copied yet, in order
         self._saved: dict[int, Outcome] = {}  # how the checkpoints on the nodes' disks ended
@@ -136,9 +136,8 @@ class Mover:
     def _move(self, number: int, step: int, meta: dict[str, Any]) -> None:
         outcome: Outcome = "failed"
         begin = time.monotonic()
-        prefix = f"checkpoint/{self._name.replace(' ', '_')}/{number}"
+        prefix = f"checkpoint/{self._name}/{number}"
         try:
-            self._pacer.start_thread()
             if self._is_chosen(prefix, step):
                 barrier = CommitBarrier(self._store, prefix, self._rank, self._size, self._timeout)
                 self._barriers.append(barrier)
@@ -146,13 +145,13 @@ class Mover:
                 outcome = "committed"
                 if self._rank == 0:
                     seconds = format_seconds(time.monotonic() - begin)
-                    _log.info("step %d is copied to %s: %s", step, self._name, seconds)
+                    _log.info("step %d is copied to %s: %s", step, self._target, seconds)
                     while len(self._barriers) > 1:  # no rank reads the keys of earlier copies
                         self._barriers.pop(0).delete_keys()
             else:
                 outcome = "dropped"
         except Exception as error:
-            failure = CheckpointError(f"step {step} is not copied to {self._name}: {error}")
+            failure = CheckpointError(f"step {step} is not copied to {self._target}: {error}")
             self._error = self._error or failure
             if self._rank == 0 or isinstance(error, NodeCommitError):
                 _log.warning("%s", failure)
@@ -189,6 +188,6 @@ class Mover:
             if self._saved[step] != "committed":
                 return False
             if newer and not self._is_permanent(step):
-                _log.info("step %d is not copied to %s: step %d is", step, self._name, newer[-1])
+                _log.info("step %d is not copied to %s: step %d is", step, self._target, newer[-1])
                 return False
             return True

@@ -18,19 +18,22 @@ from frontier_llm.checkpoint.commit_barrier import CommitBarrier
 from frontier_llm.checkpoint.drain import DrainSource
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options, Outcome
-from frontier_llm.checkpoint.mover import Mover
+from frontier_llm.checkpoint.mover import Copy, Mover
 from frontier_llm.checkpoint.pacer import Pacer
+from frontier_llm.checkpoint.partner import PartnerFiles
 from frontier_llm.checkpoint.replica_part import part_of
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
 from frontier_llm.checkpoint.shared_pool import SharedPool
+from frontier_llm.checkpoint.write_plan import WritePlan
 from frontier_llm.config.run import RunConfig
+from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.host_pool import CHUNK_BYTES, host_pool
 from frontier_llm.launch.world import World
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.protocols import StateShard
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.checkpoint_places import local_folder, shared_folder
+from frontier_llm.trainer.checkpoint_places import local_folder, partner_folder, shared_folder
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -77,6 +80,7 @@ class Levels:
         self._saves_locally = self._is_first_of_its_node(groups)
         self._timeout = timedelta(seconds=config.checkpoint.timeout_seconds)
         self._buffers: list[torch.Tensor] = []
+        self._partner_files: PartnerFiles | None = None
         self._pool = self._make_pool()
         settings, archive = config.checkpoint, config.checkpoint.tiers.archive
         self._shared_folder = shared_folder(config)
@@ -87,7 +91,10 @@ class Levels:
             return
         self.shared = self._make_shared()
         if self._local_folder is not None:
-            self.drain = self._make_mover("the run directory", self._drain)
+            self.drain = self._make_mover("drain", "the run directory", self._drain)
+            if settings.partner:
+                self._check_nodes()
+                self.partner = self._make_mover("partner", "the next node", self._copy_to_partner)
             self.local = self._make_local()
 
     @property
@@ -121,6 +128,8 @@ class Levels:
             buffer = self._pool.buffers.take()
             assert buffer is not None  # host_pool has counted it
             self._buffers.append(buffer)
+        if self.local is not None and self.partner is not None and self._partner_files is None:
+            self._partner_files = self._exchange_plans(self.local.plan)
 
     def shared_shards(self) -> Iterator[StateShard]:
         """Yield what this rank saves to the run directory."""
@@ -179,15 +188,15 @@ class Levels:
             ),
         )
 
-    def _make_mover(self, name: str, copy: Any) -> Mover:
+    def _make_mover(self, name: str, target: str, copy: Copy) -> Mover:
         every = self._config.keep_every_steps
         return Mover(
             name,
+            target,
             self._world.rank,
             self._world.size,
             self._store,
             self._timeout,
-            self._make_pacer(),
             copy,
             is_permanent=lambda step: every is not None and step % every == 0,
         )
@@ -211,15 +220,56 @@ class Levels:
         plan, rank = self.shared.plan, self._world.rank
         folder, everyone = self._shared_folder, range(self._world.size)
         buffers = self._buffers[0], self._buffers[1]
-        source = DrainSource(
-            plan, self._local_folder, step, buffers, self._make_pacer(), self._timeout
-        )
+        pacer = self._make_pacer()
+        pacer.start_thread()
+        source = DrainSource(plan, self._local_folder, step, buffers, pacer, self._timeout)
         task = Task(folder, step, meta, rank, plan, everyone, repeats=False)
         save(task, source, barrier)
         if task.is_first:
             spared = self.archive.spared()
             prune(folder, step, self._config.keep, self._config.keep_every_steps, spared)
         self._archive_commit(step, "committed")
+
+    def _check_nodes(self) -> None:
+        """Check that there is a next node with as many ranks.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        world = self._world
+        if world.size % world.ranks_per_node or world.size == world.ranks_per_node:
+            raise ConfigError(
+                "checkpoint.partner",
+                f"true with {world.size} ranks, {world.ranks_per_node} per node",
+                "at least two nodes, with equally many ranks",
+                "set checkpoint.partner=false, or use more nodes",
+            )
+
+    def _exchange_plans(self, plan: WritePlan) -> PartnerFiles:
+        world, folder = self._world, self._local_folder
+        assert folder is not None
+        return PartnerFiles(
+            plan,
+            folder,
+            world.rank,
+            (world.rank + world.ranks_per_node) % world.size,
+            (world.rank - world.ranks_per_node) % world.size,
+            self._store,
+            world.master_address,
+            self._timeout,
+        )
+
+    def _copy_to_partner(self, step: int, meta: dict[str, Any], barrier: CommitBarrier) -> None:
+        """Send this rank's file to the next node, and write and commit that of the node before."""
+        world, files = self._world, self._partner_files
+        assert files is not None
+        node = files.sender // world.ranks_per_node
+        folder = partner_folder(self._run_config, node)
+        task = Task(folder, step, meta, world.rank, files.plan, world.node_ranks, repeats=True)
+        with files.sending(step, self._buffers[2], self._make_pacer()):
+            save(task, files.receive(step, self._buffers[3]), barrier)
+        if task.is_first:
+            prune(folder, step, self._config.tiers.local.keep, None)
 
     def _is_first_of_its_node(self, groups: Groups) -> bool:
         """Return whether no lower rank of this node holds the same optimizer states."""

@@ -10,11 +10,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.checkpoint.folders import COMMITTED, FOLDER, MANIFEST, parse_folder
+from frontier_llm.checkpoint.folders import (
+    COMMITTED,
+    COPY,
+    FOLDER,
+    MANIFEST,
+    NODE,
+    parse_folder,
+)
 from frontier_llm.config.run import RunConfig
-
-NODE, COPY = "node_", "copy_of_node_"
-"""Beginnings of the names of a node's folder and of the copy of it on the next node's disk."""
 
 
 def shared_folder(config: RunConfig) -> Path:

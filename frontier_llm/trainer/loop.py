@@ -60,6 +60,8 @@ class Loop:
         if resumed is None and config.run.init_from:
             context.restorer.load_initial_weights(Path(config.run.init_from))
         context.checkpoints.prepare()
+        if resumed is not None and resumed.is_local:
+            context.checkpoints.secure(resumed.step, resumed.meta)
         self._callbacks.on_start(context.evaluation.run(), resumed)
         stopped = False
         while self._steps_remain and not stopped:

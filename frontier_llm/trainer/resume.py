@@ -4,7 +4,9 @@ Checkpoints are in the run directory or, as node-local checkpoints, on a disk of
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,7 +24,8 @@ from frontier_llm.errors import CheckpointError, ConfigError
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.changes import Changes, changes, refuse
-from frontier_llm.trainer.checkpoint_places import local_folder, shared_folder
+from frontier_llm.trainer.checkpoint_places import local_folder, local_root, shared_folder
+from frontier_llm.trainer.node_assembly import NodeAssembly
 
 T = TypeVar("T")
 
@@ -41,6 +44,8 @@ class Resumed:
     """What was saved in addition to the states: configuration and counters."""
     changes: Changes
     """Differences between the configuration in the checkpoint and that of this run."""
+    is_local: bool
+    """Whether it is on the nodes' disks, and not in the run directory."""
 
 
 class Restorer:
@@ -65,6 +70,7 @@ class Restorer:
         """
         self._config, self._world, self._states = config, world, states
         self._shapes, self._corpus = shapes, corpus
+        self._assembly = NodeAssembly(config, world, shapes)
 
     def restore(self, before: int | None = None) -> Resumed | None:
         """Load the newest checkpoint that every rank can read.
@@ -85,7 +91,9 @@ class Restorer:
         """
         self._states.settle()  # no collective may still write to the states
         newest_error = None
-        for candidate in self._candidates(before):
+        candidates, assembled = deque(self._candidates(before)), set[int]()
+        while candidates:
+            step, candidate = candidates.popleft()
             error, resumed = None, None
             try:
                 resumed = self._load(candidate)
@@ -98,6 +106,9 @@ class Restorer:
                 self._states.adopt(progress["updates"], progress["step"])
                 self._void_later(resumed.step)
                 return resumed
+            if self._has_another(step, candidates, assembled):
+                self._warn(f"{errors[0]}; trying another copy of step {step}")
+                continue
             if not self._config.checkpoint.fallback:
                 raise CheckpointError(
                     f"{errors[0]}\n  do: set checkpoint.fallback=true to resume from the one before"
@@ -149,7 +160,8 @@ class Restorer:
             # no two data ranks read the same elements, so the page cache would help nobody
             is_only_reader=factors.optimizer == factors.data,
         )
-        return Resumed(checkpoint.folder, checkpoint.step, meta, differences)
+        is_local = not isinstance(candidate, Path)
+        return Resumed(checkpoint.folder, checkpoint.step, meta, differences, is_local)
 
     def _check_corpus(self, meta: Mapping[str, Any]) -> None:
         """Refuse a corpus that differs from the checkpoint's, unless it is allowed.
@@ -168,20 +180,44 @@ class Restorer:
                 "use the same text and tokenizer, or allow it: run.allow_changes=[data.path]",
             )
 
-    def _candidates(self, before: int | None) -> Iterator[Checkpoint | Path]:
+    def _has_another(
+        self, step: int, candidates: deque[tuple[int, Checkpoint | Path]], assembled: set[int]
+    ) -> bool:
+        """Whether the first candidate is another copy of a step that cannot be loaded.
+
+        If there is none, one is assembled from the nodes' disks, once per step, if possible.
+        """
+        if candidates and candidates[0][0] == step:
+            return True
+        if step in assembled:
+            return False
+        assembled.add(step)
+        folder = self._assembly.assemble(step - 1, until=step)
+        if folder is not None:
+            candidates.appendleft((step, folder))
+        return folder is not None
+
+    def _candidates(self, before: int | None) -> Iterator[tuple[int, Checkpoint | Path]]:
         """Yield the checkpoints that may be used, newest first, in the same order on every rank.
 
+        If the nodes' disks hold a newer step that not all ranks can read from the disk of their
+        own node, it is first assembled in the run directory.
+
         Yields:
-            A node-local checkpoint, or the folder of a checkpoint in the run directory.
+            Its step; and a node-local checkpoint, or the folder of one in the run directory.
         """
         found: list[tuple[int, Checkpoint | Path]] = [*_of_rank_0(self._shared_checkpoints)]
         found += [(checkpoint.step, checkpoint) for checkpoint in self._local_checkpoints()]
+        if before is None:
+            folder = self._assembly.assemble(max((step for step, _ in found), default=-1))
+            if folder is not None:
+                found = [*_of_rank_0(self._shared_checkpoints), *found]
         # A step has both kinds only if it was saved again, in the run directory, after a rewind.
         # This later checkpoint knows which samples come next. It comes first, because sorting is
         # stable.
         for step, candidate in sorted(found, key=lambda entry: -entry[0]):
             if before is None or step < before:
-                yield candidate
+                yield step, candidate
 
     def _shared_checkpoints(self) -> list[tuple[int, Path]]:
         """Return (step, path) of the checkpoints in the run directory, the newest first."""
@@ -230,9 +266,14 @@ class Restorer:
         world = self._world
         if world.rank == 0:
             void_later(shared_folder(self._config), step)
-        local = local_folder(self._config, world.rank, world.ranks_per_node)
-        if local is not None and world.rank % world.ranks_per_node == 0:
-            void_later(local, step)
+        root = local_root(self._config)
+        if root is not None and world.rank % world.ranks_per_node == 0 and root.is_dir():
+            own = local_folder(self._config, world.rank, world.ranks_per_node)
+            for folder in sorted(root.iterdir()):
+                # other folders are copies of other nodes' checkpoints, or of an earlier layout; a
+                # node that shares this disk may be renaming the same checkpoints
+                with suppress(*() if folder == own else (CheckpointError,)):
+                    void_later(folder, step)
 
     def _warn(self, text: str) -> None:
         if self._world.rank == 0:
