@@ -36,7 +36,12 @@ Holder = tuple[int, NodePart]
 
 
 class NodeAssembly:
-    """Copies parts of nodes to the run directory. All ranks call its methods together."""
+    """Copies parts of nodes to the run directory. All ranks call its methods together.
+
+    Attributes:
+        incomplete_steps: steps of which the disks hold parts that are not a whole checkpoint, as
+            far as they were tried.
+    """
 
     def __init__(self, config: RunConfig, world: World, shapes: Mapping[str, Shape]) -> None:
         """Initialise without reading anything.
@@ -48,6 +53,7 @@ class NodeAssembly:
         """
         self._config, self._world, self._shapes = config, world, shapes
         self._root, self._folder = local_root(config), shared_folder(config)
+        self.incomplete_steps: list[int] = []
 
     def assemble(self, after: int, until: int | None = None) -> Path | None:
         """Copy the newest step that the nodes' disks hold together to the run directory.
@@ -69,6 +75,7 @@ class NodeAssembly:
         for step, start in keys:
             if self._assemble(step, [h for h in holders if h[1].start == start]):
                 return self._folder / step_folder(step)
+            self.incomplete_steps.append(step)
         return None
 
     def _assemble(self, step: int, holders: Sequence[Holder]) -> bool:

@@ -117,6 +117,11 @@ class Restorer:
             self._warn(f"{errors[0]}; trying the next older checkpoint")
         if newest_error is not None:
             raise CheckpointError(f"no checkpoint can be resumed from; the newest: {newest_error}")
+        if steps := self._assembly.incomplete_steps:
+            raise CheckpointError(
+                f"the disks of the nodes hold no complete checkpoint, only parts of steps {steps}\n"
+                "  do: start on the nodes that saved them, or set run.dir to a new directory"
+            )
         return None
 
     def load_initial_weights(self, path: Path) -> None:
@@ -267,13 +272,16 @@ class Restorer:
         if world.rank == 0:
             void_later(shared_folder(self._config), step)
         root = local_root(self._config)
-        if root is not None and world.rank % world.ranks_per_node == 0 and root.is_dir():
-            own = local_folder(self._config, world.rank, world.ranks_per_node)
-            for folder in sorted(root.iterdir()):
-                # other folders are copies of other nodes' checkpoints, or of an earlier layout; a
-                # node that shares this disk may be renaming the same checkpoints
-                with suppress(*() if folder == own else (CheckpointError,)):
-                    void_later(folder, step)
+        if root is None:
+            return
+        is_first = world.rank % world.ranks_per_node == 0
+        own = local_folder(self._config, world.rank, world.ranks_per_node)
+        if is_first and own is not None:
+            void_later(own, step)
+        _gathered(None)  # wait, because nodes may share a disk
+        for folder in sorted(root.iterdir()) if is_first and root.is_dir() else ():
+            with suppress(CheckpointError):  # another node is renaming the same checkpoint
+                void_later(folder, step)
 
     def _warn(self, text: str) -> None:
         if self._world.rank == 0:
