@@ -4,6 +4,7 @@ Checkpoints are in the run directory or, as node-local checkpoints, on a disk of
 """
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -21,11 +22,13 @@ from frontier_llm.checkpoint.retention import void_later
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpus_manifest import Manifest as CorpusManifest
 from frontier_llm.errors import CheckpointError, ConfigError
+from frontier_llm.launch.slurm import started_again
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.changes import Changes, changes, refuse
 from frontier_llm.trainer.checkpoint_places import local_folder, local_root, shared_folder
 from frontier_llm.trainer.node_assembly import NodeAssembly
+from frontier_llm.trainer.run_directory import check_new
 
 T = TypeVar("T")
 
@@ -117,11 +120,8 @@ class Restorer:
             self._warn(f"{errors[0]}; trying the next older checkpoint")
         if newest_error is not None:
             raise CheckpointError(f"no checkpoint can be resumed from; the newest: {newest_error}")
-        if steps := self._assembly.incomplete_steps:
-            raise CheckpointError(
-                f"the disks of the nodes hold no complete checkpoint, only parts of steps {steps}\n"
-                "  do: start on the nodes that saved them, or set run.dir to a new directory"
-            )
+        if before is None and self._config.checkpoint.tiers.local.path is not None:
+            _of_rank_0(self._check_new)
         return None
 
     def load_initial_weights(self, path: Path) -> None:
@@ -265,6 +265,23 @@ class Restorer:
                 _LOG.info("%s is ignored: %s", path, error)
             else:
                 yield checkpoint
+
+    def _check_new(self) -> None:
+        """Check that the run may start without a checkpoint, as the launcher has not done it.
+
+        Raises:
+            CheckpointError: the run has trained before, or parts of a checkpoint exist.
+        """
+        run = self._config.run
+        if steps := self._assembly.incomplete_steps:
+            raise CheckpointError(
+                f"the disks of the nodes hold no complete checkpoint, only parts of steps {steps}\n"
+                "  do: start on the nodes that saved them, or set run.dir to a new directory"
+            )
+        try:
+            check_new(Path(run.dir), run.resume, started_again=started_again(os.environ))
+        except ConfigError as error:
+            raise CheckpointError(str(error)) from None
 
     def _void_later(self, step: int) -> None:
         """Rename checkpoints of later steps to `*.void`, because the run repeats these steps."""
