@@ -112,10 +112,7 @@ class Checkpoints:
 
         All ranks call this. A checkpoint that was given up is not announced.
         """
-        step = self._unannounced.popleft()
-        if self.listener is not None and self._outcome(step) == "committed":
-            folder = shared_folder(self._run_config) / step_folder(step)
-            self.listener.on_checkpoint_committed(CommittedCheckpoint(step, folder))
+        self._announce(self._unannounced[0])
 
     def take_stall_seconds(self) -> float:
         """Return how many seconds training waited for checkpoints since the last call."""
@@ -188,7 +185,7 @@ class Checkpoints:
             shared.begin(step, self._levels.shared_shards(), self._meta())
         self.saved_step = step
         if self._config.mode == "blocking":
-            self._announce_after_wait()
+            self._announce_written()
 
     def replace(self, step: int) -> None:
         """Save a step again, because the counters that are saved with it have changed."""
@@ -209,7 +206,23 @@ class Checkpoints:
             with self._reporting_failure():
                 mover.poll()
         self._levels.archive.wait()
-        self._announce_after_wait()
+        for step in tuple(self._unannounced):
+            self._announce(step)
+
+    def handle_failure(self) -> None:
+        """Wait until this rank knows of the failure that a rank has reported, and handle it.
+
+        Copies of node-local checkpoints go on in the background, unless the run ends.
+
+        Raises:
+            CheckpointError: a checkpoint failed, and `checkpoint.on_error` is `stop`.
+        """
+        if self._config.on_error == "stop":
+            self.finish()
+        for manager in self._levels.managers:
+            with self._reporting_failure():
+                manager.close()
+        self._announce_written()
 
     def _is_due(self, step: int) -> bool:
         return self._levels.shared is not None and step % self._config.every_steps == 0
@@ -239,13 +252,22 @@ class Checkpoints:
         outcome = None if shared is None else shared.outcomes.get(step)
         return outcome or (None if drain is None else drain.outcomes.get(step))
 
-    def _announce_after_wait(self) -> None:
-        """Tell the listener about all checkpoints, after all ranks have waited for them.
+    def _announce_written(self) -> None:
+        """Tell the listener about all checkpoints that were written directly.
 
-        A failed checkpoint has failed on every rank, so no rank announces it.
+        All ranks have waited for them. A failed checkpoint has failed on every rank, so no rank
+        announces it.
         """
-        while self._unannounced:
-            self.announce_commit()
+        shared = self._levels.shared
+        for step in tuple(self._unannounced):
+            if shared is not None and step in shared.outcomes:
+                self._announce(step)
+
+    def _announce(self, step: int) -> None:
+        self._unannounced.remove(step)
+        if self.listener is not None and self._outcome(step) == "committed":
+            folder = shared_folder(self._run_config) / step_folder(step)
+            self.listener.on_checkpoint_committed(CommittedCheckpoint(step, folder))
 
     @contextmanager
     def _reporting_failure(self) -> Iterator[None]:

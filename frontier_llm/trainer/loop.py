@@ -135,7 +135,7 @@ class Loop:
         if result.checkpoint_failed:
             with self._watchdog.phase("checkpoint"):
                 # another rank may have reported it: wait until this rank has the error, too
-                self._context.checkpoints.finish()
+                self._context.checkpoints.handle_failure()
         elif result.checkpoint_committed:
             self._context.checkpoints.announce_commit()
 

@@ -82,6 +82,23 @@ def test_a_drained_checkpoint_is_the_one_that_would_have_been_written(
     assert files(tmp_path / "archive") == drained
 
 
+@pytest.mark.parametrize(
+    "layout", [("checkpoint.files=node", "parallel.tensor=2"), ("sharding=replicated",)]
+)
+def test_a_drain_between_files_of_other_layouts(
+    layout: tuple[str, ...], tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A node-local file holds what other ranks of the node and other replicas write elsewhere."""
+    node = (*tiny, "trainer.steps=5", "parallel.pipeline=1", *layout)
+    assert train(*node, f"run.dir={tmp_path}/direct").code == 0
+    ended = train(*node, *nodes(tmp_path))
+    assert ended.code == 0, ended.text
+    step = Path("checkpoints", "step_00000004")
+    drained = files(tmp_path / "run" / step)
+    assert drained == files(tmp_path / "direct" / step)
+    assert len(drained) >= 2
+
+
 @pytest.mark.parametrize("point", ["file.half@1", "sealed@0"])
 def test_a_killed_drain_leaves_no_checkpoint_and_is_done_again(
     point: str, tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: Any
