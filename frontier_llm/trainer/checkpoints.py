@@ -91,16 +91,17 @@ class Checkpoints:
         self._levels = Levels(config, world, store, states, groups)
         self.saved_step: int | None = None
         self.listener: CheckpointListener | None = None
+        self._avoids_nodes = False
         self._unannounced: deque[int] = deque()
         """Steps of checkpoints in the run directory whose outcome the listener does not know."""
 
     @property
     def failed(self) -> bool:
         """Whether this rank knows of a checkpoint that failed, so that all ranks must react."""
-        stops = self._config.on_error == "stop"
-        return any(level.failed for level in self._levels.managers) or (
-            stops and any(mover.failed for mover in self._levels.movers)
-        )
+        levels, stops = self._levels, self._config.on_error == "stop"
+        # without its copy on the next node a checkpoint is still as safe as the disk of the node
+        movers = [mover for mover in levels.movers if stops or mover is levels.drain]
+        return any(m.failed for m in levels.managers) or any(m.failed for m in movers)
 
     @property
     def has_unannounced_commit(self) -> bool:
@@ -155,8 +156,9 @@ class Checkpoints:
         """
         levels = self._levels
         is_local = levels.local is not None and step % self._config.tiers.local.every_steps == 0
-        if last or (self._is_due(step) and not is_local):
+        if last or (self._is_due(step) and (self._avoids_nodes or not is_local)):
             self.save(step)
+            self._avoids_nodes = False
         elif is_local:
             meta = self._meta()
             if self._is_due(step):
@@ -212,7 +214,9 @@ class Checkpoints:
     def handle_failure(self) -> None:
         """Wait until this rank knows of the failure that a rank has reported, and handle it.
 
-        Copies of node-local checkpoints go on in the background, unless the run ends.
+        Copies of node-local checkpoints go on in the background, unless the run ends. The next
+        checkpoint in the run directory is written directly, because the nodes' disks may be the
+        cause.
 
         Raises:
             CheckpointError: a checkpoint failed, and `checkpoint.on_error` is `stop`.
@@ -222,6 +226,10 @@ class Checkpoints:
         for manager in self._levels.managers:
             with self._reporting_failure():
                 manager.close()
+        if self._levels.drain is not None:
+            with self._reporting_failure():
+                self._levels.drain.poll()
+        self._avoids_nodes = True
         self._announce_written()
 
     def _is_due(self, step: int) -> bool:

@@ -284,6 +284,22 @@ def test_a_full_file_system_of_the_run_directory_costs_no_committed_step(
     assert losses(tmp_path / "run") == losses(direct)
 
 
+def test_without_the_nodes_disks_the_run_directory_is_written_directly(
+    tiny: tuple[str, ...], direct: Path, tmp_path: Path
+) -> None:
+    disk = tmp_path / "local"
+    disk.mkdir()
+    mount(disk, "size=300k")  # room for one checkpoint
+    try:
+        ended = train(*tiny, *nodes(tmp_path, "checkpoint.on_error=continue"), "trainer.steps=6")
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+    assert ended.code == 0, ended.text
+    assert "No space left on device" in ended.text
+    step = Path("checkpoints", "step_00000004")
+    assert files(tmp_path / "run" / step) == files(direct / step)
+
+
 @pytest.mark.parametrize("fault", ["read error", "hang"])
 def test_training_goes_on_while_the_drain_fails(
     fault: str, tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

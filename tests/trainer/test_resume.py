@@ -342,8 +342,8 @@ def test_packed_separate_documents_go_on_in_another_layout(
         assert f"{digest([batch]):x}" == found, step
     assert [(step, first) for step, first, _ in read(run)] == [(n, 4 * n - 4) for n in range(1, 7)]
     view = View(config, corpora, run, train=True)
-    shown = [str(line) for index in range(24) for line in view.lines(index)]
-    assert sum(line.startswith("text: tokens") for line in shown) > 24, "several documents"
+    shown = [str(line) for index in range(96) for line in view.lines(index)]
+    assert sum(line.startswith("text: tokens") for line in shown) > 96, "several documents"
     ended = train(*overrides, "trainer.steps=8", "data.packing=stream")
     assert "run.allow_changes=[data.packing]" in ended.text
 
