@@ -169,6 +169,8 @@ class Checkpoints:
             with self._reporting_failure():
                 assert levels.local is not None
                 levels.local.begin(step, levels.local_shards(), meta)
+            if self._config.mode == "blocking":
+                self.finish()
 
     def is_due(self, step: int) -> bool:
         """Whether the states are saved after this step even if it is not the last one."""
@@ -207,9 +209,12 @@ class Checkpoints:
             mover.wait()
             with self._reporting_failure():
                 mover.poll()
-        self._levels.archive.wait()
         for step in tuple(self._unannounced):
             self._announce(step)
+
+    def wait_for_archive(self) -> None:
+        """Wait until the archive command has ended, on rank 0. No collective may follow."""
+        self._levels.archive.wait()
 
     def handle_failure(self) -> None:
         """Wait until this rank knows of the failure that a rank has reported, and handle it.

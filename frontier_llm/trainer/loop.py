@@ -193,6 +193,7 @@ class Loop:
             context.checkpoints.save(step)
         context.checkpoints.finish()
         self._callbacks.on_stop(is_early=is_early)
+        context.checkpoints.wait_for_archive()
         if is_early:
             is_saved = self._config.checkpoint.mode != "off"
             reason = context.control.stop.reason
