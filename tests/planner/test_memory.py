@@ -161,7 +161,9 @@ def allocate(world, values, precision):
 def test_what_is_planned_is_allocated_to_the_byte(ranks, overrides, precision, monkeypatch):
     monkeypatch.setattr(host_pool, "CHUNK_BYTES", 4096)  # small chunks show small differences
     monkeypatch.setattr(checkpoint_levels, "CHUNK_BYTES", 4096)
-    overrides = [*overrides, "checkpoint.tiers.local.path=/tmp", "checkpoint.partner=true"]
+    partner = str(ranks > 2).lower()  # two ranks are one node
+    levels = ["checkpoint.tiers.local.path=/tmp", f"checkpoint.partner={partner}"]
+    overrides = [*overrides, *levels]
     values = tiny_values(*overrides, f"precision={precision}")
     candidate = make(*overrides, f"precision={precision}", ranks=ranks, ranks_per_node=2)
     for stage, allocated, pool in run_ranks(allocate, ranks, values, precision, ranks_per_node=2):
