@@ -83,19 +83,20 @@ def kill(kills: int, steps: int, seed: int) -> KillSummary:
         tempfile.TemporaryDirectory(prefix="kill_loop_") as name,
         Progress(*columns, auto_refresh=False, transient=True) as progress,
     ):
-        data = (f"data.path={_corpus(Path(name))}", f"data.directory={name}/corpora")
-        program = Program(_train, (*OVERRIDES, *data, f"trainer.steps={steps}"), steps)
+        data = (f"data.path={write_corpus(Path(name))}", f"data.directory={name}/corpora")
+        program = Program(train, (*OVERRIDES, *data, f"trainer.steps={steps}"), steps)
         runs = KillRuns(program, Path(name), kills, random.Random(seed))
         bar = progress.add_task("kills", total=kills)
         runs.run(lambda done: progress.update(bar, completed=done, refresh=True))
     return runs.summary
 
 
-def _train(overrides: Sequence[str]) -> int:
+def train(overrides: Sequence[str]) -> int:
+    """Train as the command line does; return the exit code."""
     return run_program(["train", *overrides])
 
 
-def _corpus(folder: Path) -> Path:
+def write_corpus(folder: Path) -> Path:
     """Write the source code of this package into one text file, to train on; return its path."""
     path = folder / "text.txt"
     sources = sorted((ROOT / "frontier_llm").rglob("*.py"))

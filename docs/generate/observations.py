@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from docs.generate.predictions import predict
 from frontier_llm.cli.experiments import composed
+from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner.estimate import Estimate
-from frontier_llm.planner.memory import MASTER_AND_MOMENTS_BYTES
 from frontier_llm.units import GIB
 
 ONE_CHUNK = ("parallel.chunks=1", "parallel.schedule=1f1b", "parallel.waiting_weights=0")
@@ -152,7 +152,7 @@ def memory_table() -> list[str]:
     device_bytes = composed("cluster=frontier_mi250x").cluster.device.memory_gib * GIB
     for name in MODELS:
         count = count_parameters(composed(f"model={name}").model, 2048)
-        sizes = [count * each for each in (PARAMETER_BYTES, SUM_BYTES, MASTER_AND_MOMENTS_BYTES)]
+        sizes = [count * each for each in (PARAMETER_BYTES, SUM_BYTES, STATE_BYTES)]
         cells = [f"{size / 1e9:,.0f} GB" for size in (*sizes, sum(sizes))]
         devices = -(-sum(sizes) // int(device_bytes))
         row = [f"`{name}`", f"{count / 1e9:,.1f}B", *cells, str(devices)]

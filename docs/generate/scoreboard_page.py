@@ -21,10 +21,10 @@ from docs.generate.results import load, select
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
+from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate, estimate
-from frontier_llm.planner.memory import MASTER_AND_MOMENTS_BYTES
 
 PAGE = CONF.parent / "docs" / "scoreboard.md"
 HEAD = ("quantity", "published", "predicted", "error", "measured here", "seen by the fit", "note")
@@ -220,7 +220,7 @@ def _datastates() -> Iterator[Figure]:
     for model, published in DATASTATES_GB.items():
         config = composed(f"experiment=datastates_{model}")
         parameters = count_parameters(config.model, config.data.sequence_length)
-        predicted = MASTER_AND_MOMENTS_BYTES * parameters / 1e9
+        predicted = STATE_BYTES * parameters / 1e9
         yield Figure(
             f"size of a checkpoint, {model.upper()}",
             f"{published} GB",

@@ -8,6 +8,7 @@ is registered with the driver (pinned), so that copies overlap with computation.
 
 import contextlib
 import mmap
+import threading
 import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -27,8 +28,8 @@ class ChunkPool:
 
     Attributes:
         size: size of all buffers in bytes.
-
-    Not thread-safe: `Snapshot` calls it under its lock.
+        changed: held while buffers or snapshots that use the pool change, and notified after that.
+            Several snapshots may share a pool, so a buffer that one returns wakes the others.
     """
 
     def __init__(self, buffers: int, chunk_bytes: int, device: torch.device) -> None:
@@ -43,6 +44,7 @@ class ChunkPool:
             CheckpointError: the host has not enough memory.
         """
         self.size = size = buffers * chunk_bytes
+        self.changed = threading.Condition()
         self._free: list[torch.Tensor] = []
         if not buffers:
             return
@@ -68,11 +70,14 @@ class ChunkPool:
 
     def take(self) -> torch.Tensor | None:
         """Return a free buffer, [chunk_bytes] uint8, or None if all buffers are in use."""
-        return self._free.pop() if self._free else None
+        with self.changed:
+            return self._free.pop() if self._free else None
 
     def give_back(self, buffer: torch.Tensor) -> None:
-        """Mark a buffer as free again."""
-        self._free.append(buffer)
+        """Mark a buffer as free again, and wake the threads that wait for one."""
+        with self.changed:
+            self._free.append(buffer)
+            self.changed.notify_all()
 
 
 def check_host_memory(needed: int, ranks_on_host: int) -> None:

@@ -12,6 +12,8 @@ FOLDER = "checkpoints"
 """Folder below `run.dir` that holds the checkpoints of a run."""
 MANIFEST = "manifest.json"
 """File in a checkpoint's folder that lists its files and tensors."""
+NODE, COPY = "node_", "copy_of_node_"
+"""Beginnings of the names of a node's folder on its disk, and of the copy on the next node's."""
 COMMITTED = ("", ".replaced")
 """Suffixes returned by `parse_folder` that mark a committed checkpoint."""
 _FOLDER = re.compile(r"step_(\d{8,})((?:\.[a-z]+)*)")

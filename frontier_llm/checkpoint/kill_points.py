@@ -1,8 +1,10 @@
 """Points of a save at which a test can kill this process, to check what a crash leaves behind.
 
 With `FRONTIER_LLM_KILL_AT=file.half` in the environment, `reach("file.half")` kills the process by
-SIGKILL. The value `file.half@3` does so on rank 3 only. Outside of tests the variable is unset, so
-`reach` only reads the environment. The points, in the order of a save:
+SIGKILL. The value `file.half@3` does so on rank 3 only, and `file.half+drain` only while a
+checkpoint is copied from the node's disk to the run directory (`+partner`: to the next node).
+Outside of tests the variable is unset, so `reach` only reads the environment. The points, in the
+order of a save:
 
 | point | reached when |
 |---|---|
@@ -21,6 +23,7 @@ SIGKILL. The value `file.half@3` does so on rank 3 only. Outside of tests the va
 
 import os
 import signal
+import threading
 
 VARIABLE = "FRONTIER_LLM_KILL_AT"
 """Environment variable that names the point."""
@@ -32,5 +35,8 @@ POINTS = (
 
 def reach(point: str, rank: int) -> None:
     """Kill this process if the environment names this point, for all ranks or for this rank."""
-    if os.environ.get(VARIABLE) in (point, f"{point}@{rank}"):
+    place, _, thread = os.environ.get(VARIABLE, "").partition("+")
+    if thread and threading.current_thread().name != thread:
+        return
+    if place in (point, f"{point}@{rank}"):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,33 +1,32 @@
-"""The interface of this package for a run: write checkpoints of this rank, one at a time.
+"""The interface of this package for a run: write the checkpoints of this rank to one folder.
 
 manager.begin(step, shards, meta)   after an update: write a checkpoint (lazy mode: start to write)
 manager.fence()                     before the next update: wait until the states may change
-manager.wait()                      wait until the last checkpoint is written; raise its error
-manager.poll()                      raise the last checkpoint's error if it is known; never waits
+manager.wait()                      wait until all checkpoints are written; raise an error
+manager.poll()                      raise a checkpoint's error if it is known; never waits
 manager.close()                     at the end of the run: `fence`, then `wait`
 """
 
 import json
 import logging
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from frontier_llm.checkpoint.chunk_pool import ChunkPool, check_host_memory, wait_for_host_ranks
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier
-from frontier_llm.checkpoint.manifest import CHUNK_BYTES, STATES
+from frontier_llm.checkpoint.manager_options import DEFAULTS, Options, Outcome
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
-from frontier_llm.checkpoint.snapshot import Snapshot
-from frontier_llm.checkpoint.write_plan import PAGE_BYTES, Entries, WritePlan, make_write_plan
+from frontier_llm.checkpoint.snapshot import DROPPED, Snapshot
+from frontier_llm.checkpoint.snapshot_memory import SnapshotMemory
+from frontier_llm.checkpoint.write_plan import PAGE_BYTES, WritePlan
+from frontier_llm.checkpoint.writer import Writer
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import StateShard
-from frontier_llm.units import format_bytes, format_seconds
+from frontier_llm.units import format_seconds
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -35,37 +34,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _LOGGED_STALL_SECONDS = 0.1
 """Shorter waits are counted but not logged."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """Settings of retention, memory and file layout that most runs leave at their defaults."""
-
-    keep_every_steps: int | None = None
-    """Checkpoints whose step is a multiple of this number are kept forever."""
-    pool_bytes: int | None = None
-    """Limit in bytes of the host memory into which `fence` copies chunks; None: enough for all
-    chunks. With less memory, `fence` waits if the disk is slow."""
-    chunk_bytes: int = CHUNK_BYTES
-    """Size of a chunk in bytes, a multiple of 4096 (a page). Each write is one chunk."""
-    folder_ranks: range | None = None
-    """Ranks of this node, if each node has its own folder; None if all ranks share one folder. Two
-    nodes may store the same elements, since each stores all that its ranks pass to `begin`."""
-    file_ranks: range | None = None
-    """Ranks of this node, if they write one file together; None if each rank writes its own."""
-    ranks_on_host: int = 1
-    """Number of ranks on this host. Each of them allocates the same amount of host memory."""
+_REMEMBERED = 1000
+"""Number of checkpoints whose outcome is remembered."""
 
 
 class CheckpointManager:
-    """Writes the checkpoints of one rank, at most one at a time.
+    """Writes the checkpoints of one rank, one after the other.
 
     All ranks create their managers and begin their checkpoints in the same order. One thread calls
     all methods. After a failure the manager remains usable and the previous checkpoint is intact.
 
     Attributes:
-        committed_step: step of the newest checkpoint, as soon as this rank knows that the
-            checkpoint is committed; None before. The writer thread sets it.
+        outcomes: how the last checkpoints ended, by step, as far as this rank knows. The writer
+            thread sets them.
     """
 
     def __init__(
@@ -77,7 +58,7 @@ class CheckpointManager:
         mode: Literal["blocking", "lazy"],
         keep: int,
         timeout: timedelta,
-        options: Options = Options(),
+        options: Options = DEFAULTS,
     ) -> None:
         """Initialise the manager without writing or allocating anything.
 
@@ -101,21 +82,33 @@ class CheckpointManager:
         self._keep, self._options = keep, options
         # the managers of a rank are numbered, so that two of them never use the same key
         self._manager_number = self._store.add(f"checkpoint/managers/{rank}", 1)
-        self._begun = self._planned = 0  # numbers of checkpoints and of write plans so far
+        self._begun = 0  # number of checkpoints so far
         self._old_barriers: list[CommitBarrier] = []
-        self._plan_key: list[object] | None = None
-        self._plan: WritePlan | None = None
-        self._pool: ChunkPool | None = None
+        prefix = f"checkpoint/{self._manager_number}"
+        self._memory = SnapshotMemory(
+            rank, world_size, self._store, prefix, timeout, options, is_lazy=self._is_lazy
+        )
         self._snapshot: Snapshot | None = None
-        self._thread: threading.Thread | None = None
+        self._writer = Writer("checkpoint")
         self._error: BaseException | None = None
-        self._stall_seconds = 0.0
-        self.committed_step: int | None = None
+        self._stall_seconds, self._dropped = 0.0, 0
+        self.outcomes: dict[int, Outcome] = {}
 
     def take_stall_seconds(self) -> float:
         """Return how many seconds the caller was blocked since the last call of this method."""
         seconds, self._stall_seconds = self._stall_seconds, 0.0
         return seconds
+
+    def take_dropped(self) -> int:
+        """Return how many checkpoints were dropped since the last call of this method."""
+        dropped = self._dropped
+        self._dropped -= dropped
+        return dropped
+
+    @property
+    def plan(self) -> WritePlan:
+        """Layout of this rank's file; `prepare` makes it."""
+        return self._memory.plan
 
     @property
     def failed(self) -> bool:
@@ -134,38 +127,15 @@ class CheckpointManager:
             CheckpointError: the host has not enough memory.
         """
         shards = list(shards)
-        # the plan stays valid as long as the states keep their shapes and memory addresses
-        key: list[object] = []
-        for shard in shards:
-            key += [shard.record, shard.start, len(shard.master)]
-            key += [getattr(shard, state).data_ptr() for state in STATES]
-        if key == self._plan_key:
-            return
-        self._pool = None  # free the old pool before the new one is allocated
-        self._planned += 1
-        self._plan = make_write_plan(
-            shards,
-            self._rank,
-            self._options.chunk_bytes,
-            self._options.file_ranks,
-            self._exchange,
-            # a node with its own folder also stores elements that another node stores
-            everything=self._options.folder_ranks is not None,
-        )
-        self._pool = self._make_pool(self._plan)
-        self._plan_key = key
-        _log.info(
-            "checkpoints take %s on disk and %s of host memory on rank %d",
-            format_bytes(self._plan.size),
-            format_bytes(self._pool.size),
-            self._rank,
-        )
+        if not self._memory.fits(shards):
+            self._writer.wait_below(1)
+            self._memory.prepare(shards)
 
     def begin(self, step: int, shards: Iterable[StateShard], meta: dict[str, Any]) -> None:
         """Write a checkpoint, or start to write it in lazy mode.
 
-        Collective over all ranks, through the store. Waits for the previous checkpoint first. In
-        lazy mode the states must not change until `fence` returns.
+        Collective over all ranks, through the store. Waits first if `in_flight` checkpoints are
+        unwritten. In lazy mode the states must not change until `fence` returns.
 
         Args:
             step: number of optimizer steps done.
@@ -173,27 +143,28 @@ class CheckpointManager:
             meta: plain JSON for the manifest, which stores the value that rank 0 passes.
 
         Raises:
-            CheckpointError: the previous checkpoint failed, or in blocking mode this one.
+            CheckpointError: in blocking mode, this checkpoint failed. In lazy mode, an earlier one
+                failed and `Options.in_flight` is 1.
         """
         # Keys in the store contain this number. So that it stays equal on all ranks, it is
         # increased before anything can fail on this rank.
         self._begun += 1
-        self.wait()
-        self.committed_step = None
+        with self._stalling("wait"):
+            self._writer.wait_below(self._options.in_flight)
+        if self._options.in_flight == 1:
+            self.poll()
+        self.outcomes.pop(step, None)
         with self._stalling("begin"):
             self.prepare(shards)
             task, barrier = self._task(step, meta)
-            assert self._pool is not None
-            snapshot = Snapshot(task.plan, self._pool)
+            snapshot = self._memory.snapshot()
             if not self._is_lazy:
                 self._save(task, snapshot, barrier)
         if self._is_lazy:
             self._snapshot = snapshot
-            self._thread = threading.Thread(
-                target=self._save, args=(task, snapshot, barrier), name="checkpoint", daemon=True
-            )
-            self._thread.start()
-        self.poll()
+            self._writer.submit(lambda: self._save(task, snapshot, barrier))
+        if not self._is_lazy:
+            self.poll()
 
     def fence(self) -> None:
         """Copy the chunks that are not written yet to host memory; then the states may change."""
@@ -209,7 +180,7 @@ class CheckpointManager:
             CheckpointError: the last checkpoint was not committed.
         """
         with self._stalling("wait"):
-            self._join()
+            self._writer.wait_below(1)
         self.poll()
 
     def poll(self) -> None:
@@ -233,7 +204,6 @@ class CheckpointManager:
         self.wait()
 
     def _task(self, step: int, meta: dict[str, Any]) -> tuple[Task, CommitBarrier]:
-        assert self._plan is not None
         meta = json.loads(json.dumps(meta, allow_nan=False))  # a copy, safe from later changes
         prefix = f"checkpoint/{self._manager_number}/{self._begun}"
         barrier = CommitBarrier(self._store, prefix, self._rank, self._size, self._timeout)
@@ -243,78 +213,43 @@ class CheckpointManager:
             step,
             meta,
             self._rank,
-            self._plan,
+            self.plan,
             folder_ranks or range(self._size),
             repeats=folder_ranks is not None,  # nodes may store the same elements
         )
         return task, barrier
-
-    def _exchange(self, entries: Entries) -> list[Entries]:
-        """Exchange keys and sizes of entries between the ranks that write one file together.
-
-        Returns:
-            The entries of each of these ranks, in the order of ranks.
-
-        Raises:
-            CheckpointError: another rank timed out.
-        """
-        assert self._options.file_ranks is not None
-        prefix = f"checkpoint/{self._manager_number}/layout/{self._planned}"
-        self._store.set(f"{prefix}/{self._rank}", json.dumps(list(entries)))
-        try:
-            keys = [f"{prefix}/{rank}" for rank in self._options.file_ranks]
-            self._store.wait(keys, self._timeout)
-            return [json.loads(text) for text in self._store.multi_get(keys)]
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"rank {self._rank} timed out waiting for what the other ranks of its node save: "
-                f"{str(error).splitlines()[0]}"
-            ) from None
-
-    def _make_pool(self, plan: WritePlan) -> ChunkPool:
-        """Allocate one buffer for the writer thread and, in lazy mode, buffers for `fence`.
-
-        Raises:
-            CheckpointError: the host has not enough memory, or another of its ranks timed out.
-        """
-        options, chunks = self._options, len(plan.chunks)
-        for_fence = chunks if self._is_lazy else 0
-        if options.pool_bytes is not None:
-            for_fence = min(for_fence, options.pool_bytes // options.chunk_bytes)
-        buffers = for_fence + 1 if chunks else 0
-        try:
-            check_host_memory(buffers * options.chunk_bytes, options.ranks_on_host)
-        finally:
-            if self._planned == 1:  # perhaps no other rank makes a later plan, so do not wait
-                self._wait_for_host_ranks()
-        return ChunkPool(buffers, options.chunk_bytes, plan.device)
-
-    def _wait_for_host_ranks(self) -> None:
-        count = self._options.ranks_on_host
-        first = self._rank // count * count
-        wait_for_host_ranks(
-            self._store,
-            f"checkpoint/{self._manager_number}/memory/{first}",
-            self._rank,
-            range(first, min(first + count, self._size)),
-            self._timeout,
-        )
 
     def _save(self, task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
         """Save on the current thread, and keep an error for `poll`."""
         begin = time.monotonic()
         try:
             save(task, snapshot, barrier)
-            self.committed_step = task.step
+            self._end(task.step, "committed")
+            options = self._options
             if task.is_first:  # this rank writes the manifest of the folder
-                prune(self._folder, task.step, self._keep, self._options.keep_every_steps)
+                spared = options.spared()
+                prune(self._folder, task.step, self._keep, options.keep_every_steps, spared)
             if self._rank == 0:
                 seconds = time.monotonic() - begin
                 _log.info("%s: %s", task.final, format_seconds(seconds))  # final: its folder
                 self._delete_keys(barrier)
         except BaseException as error:
-            self._error = _as_checkpoint_error(task, error)
             self._old_barriers.append(barrier)
+            if DROPPED in str(error):  # this rank or another one has dropped its snapshot
+                self._dropped += 1
+                if self._rank == 0:
+                    _log.warning("the checkpoint of step %d was not written: %s", task.step, error)
+                self._end(task.step, "dropped")
+                return
+            self._error = self._error or _as_checkpoint_error(task, error)
+            self._end(task.step, "failed")
+
+    def _end(self, step: int, outcome: Outcome) -> None:
+        """Record how a checkpoint ended, and forget those of long ago."""
+        self.outcomes[step] = outcome
+        self._options.on_end(step, outcome)
+        for old in sorted(self.outcomes)[:-_REMEMBERED]:
+            del self.outcomes[old]
 
     def _delete_keys(self, barrier: CommitBarrier) -> None:
         """Delete the keys of earlier checkpoints from the store; no rank reads them any more."""
@@ -322,11 +257,6 @@ class CheckpointManager:
             for old in self._old_barriers:
                 old.delete_keys()
         self._old_barriers = [barrier]
-
-    def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
 
     @contextmanager
     def _stalling(self, method: str) -> Iterator[None]:

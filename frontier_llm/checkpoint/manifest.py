@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.stored_ranges import Shape
 from frontier_llm.errors import CheckpointError
-from frontier_llm.units import MIB
 
 FORMAT = 1
 """Version of the format."""
@@ -29,8 +28,6 @@ STATES = ("master", "exp_avg", "exp_avg_sq")
 """States that are saved of each parameter: fp32 weights, first moments, second moments."""
 ELEMENT_BYTES = 4
 """Size of an element in bytes: all states are fp32."""
-CHUNK_BYTES = 16 * MIB
-"""Default number of bytes that are written, digested and verified at once."""
 _HEAD = re.compile(rb'\{"xxh3_128":"([0-9a-f]{32})",(?="format":(\d+),)')
 """The beginning of a manifest: its digest and its format."""
 

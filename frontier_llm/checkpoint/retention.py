@@ -7,6 +7,7 @@ folder is never mistaken for a checkpoint.
 
 import logging
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from frontier_llm.checkpoint.discovery import Checkpoint, committed
@@ -17,7 +18,13 @@ from frontier_llm.errors import CheckpointError
 _log = logging.getLogger(__name__)
 
 
-def prune(folder: Path, committed_step: int, keep: int, keep_every_steps: int | None) -> None:
+def prune(
+    folder: Path,
+    committed_step: int,
+    keep: int,
+    keep_every_steps: int | None,
+    spared: Collection[int] = (),
+) -> None:
     """Delete checkpoints that need not be kept any longer. One rank per folder calls this.
 
     Damaged checkpoints are neither counted nor deleted, so that they can be inspected. Unfinished
@@ -29,9 +36,10 @@ def prune(folder: Path, committed_step: int, keep: int, keep_every_steps: int | 
         committed_step: step of the checkpoint that was just committed; it is kept.
         keep: number of newest checkpoints to keep, at least one.
         keep_every_steps: checkpoints whose step is a multiple of this number are kept as well.
+        spared: steps that another thread reads or writes, and which are kept for now.
     """
     try:
-        _remove_leftovers(folder, committed_step)
+        _remove_leftovers(folder, committed_step, spared)
         undamaged = 0
         for step, path in committed(folder):
             if undamaged >= keep and keep_every_steps is not None and step % keep_every_steps == 0:
@@ -39,7 +47,7 @@ def prune(folder: Path, committed_step: int, keep: int, keep_every_steps: int | 
             if step != committed_step and not _is_undamaged(path):
                 continue
             undamaged += 1
-            if undamaged > keep and step != committed_step:
+            if undamaged > keep and step != committed_step and step not in spared:
                 _delete(path)
     except OSError as error:
         _log.warning("an old checkpoint cannot be deleted: %s", error)
@@ -85,11 +93,11 @@ def _is_undamaged(path: Path) -> bool:
     return True
 
 
-def _remove_leftovers(folder: Path, committed_step: int) -> None:
+def _remove_leftovers(folder: Path, committed_step: int, spared: Collection[int]) -> None:
     """Delete folders whose suffix shows that a crash interrupted their writing or deletion."""
     for path in folder.iterdir():
         parsed = parse_folder(path.name)
-        if parsed is None or not path.is_dir():
+        if parsed is None or not path.is_dir() or parsed[0] in spared:
             continue
         step, suffix = parsed
         unfinished = suffix in (".partial", ".replaced") and step <= committed_step

@@ -11,25 +11,18 @@ node. `commit_barrier` is the part in which the ranks agree.
 """
 
 import contextlib
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from frontier_llm.checkpoint.chunk_source import ChunkSource, FilePlan
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier, UnknownOutcomeError
-from frontier_llm.checkpoint.folders import (
-    MANIFEST,
-    partial_folder,
-    remove_folder,
-    step_folder,
-    sync_folder,
-)
+from frontier_llm.checkpoint.folder_commit import check_files, publish, write_manifest
+from frontier_llm.checkpoint.folders import partial_folder, step_folder
 from frontier_llm.checkpoint.kill_points import reach
-from frontier_llm.checkpoint.manifest import File, FilePart, Manifest, RankRecord
+from frontier_llm.checkpoint.manifest import FilePart, Manifest, RankRecord
 from frontier_llm.checkpoint.rank_file import RankFile
-from frontier_llm.checkpoint.snapshot import Snapshot
-from frontier_llm.checkpoint.write_plan import WritePlan
 from frontier_llm.errors import CheckpointError, FrontierError
 
 
@@ -53,7 +46,7 @@ class Task:
     they should be equal on all ranks."""
     rank: int
     """Rank of this process."""
-    plan: WritePlan
+    plan: FilePlan
     """Layout of this rank's file."""
     folder_ranks: range
     """Ranks that write into the same folder: all ranks, or those of this rank's node."""
@@ -76,10 +69,15 @@ class Task:
         return self.folder / step_folder(self.step)
 
 
-def save(task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
+def save(task: Task, source: ChunkSource, barrier: CommitBarrier) -> None:
     """Write this rank's file and return when the checkpoint is committed.
 
     Every rank calls this, on any thread.
+
+    Args:
+        task: the checkpoint.
+        source: the content of this rank's file; it is closed when the file is written.
+        barrier: this rank's side of the commit.
 
     Raises:
         CheckpointError: the checkpoint failed. All ranks raise this error, with the first cause,
@@ -88,7 +86,7 @@ def save(task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
     """
     path = task.partial / task.plan.name
     try:
-        _write_and_arrive(task, snapshot, barrier)
+        _write_and_arrive(task, source, barrier)
         if task.rank == 0:
             _commit(task, barrier)
         else:
@@ -104,10 +102,10 @@ def save(task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
         raise
 
 
-def _write_and_arrive(task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
+def _write_and_arrive(task: Task, source: ChunkSource, barrier: CommitBarrier) -> None:
     """Write this rank's file and report it to rank 0; after an error, abort the checkpoint."""
     try:
-        record = task.plan.record(_write(task, snapshot))
+        record = task.plan.record(_write(task, source))
     except Exception as error:  # any error must abort: the other ranks wait for this one
         cause = f"rank {task.rank}: {_describe(error)}"
         with contextlib.suppress(RuntimeError):  # the store is lost, as the other ranks will notice
@@ -116,19 +114,19 @@ def _write_and_arrive(task: Task, snapshot: Snapshot, barrier: CommitBarrier) ->
                 barrier.conclude(cause)
         raise CheckpointError(cause) from error
     finally:
-        snapshot.close()
+        source.close()
     barrier.arrive(record.to_json())
     reach("reported", task.rank)
 
 
-def _write(task: Task, snapshot: Snapshot) -> FilePart | None:
+def _write(task: Task, source: ChunkSource) -> FilePart | None:
     """Write this rank's file; return None if the rank has nothing to save."""
     plan, rank = task.plan, task.rank
     if not plan.chunks:
         return None
     with RankFile(task.partial / plan.name, plan.size, plan.offset_bytes, plan.total) as file:
         reach("file.created", rank)
-        for index, (buffer, size) in enumerate(snapshot.chunks()):
+        for index, (buffer, size) in enumerate(source.chunks()):
             if index == len(plan.chunks) // 2:
                 reach("file.half", rank)
             file.write(buffer, size)
@@ -183,49 +181,12 @@ def _write_folder_manifest(task: Task, records: Sequence[str]) -> None:
         task.step, task.plan.chunk_bytes, parsed, task.meta, repeats=task.repeats
     )
     task.partial.mkdir(parents=True, exist_ok=True)
-    _check_files(task.partial, manifest.files)
-    _write_manifest(task, manifest.to_bytes())
-
-
-def _check_files(partial: Path, files: Mapping[str, File]) -> None:
-    """Check that all written files are in the folder, and remove files of an earlier attempt."""
-    size_of = {path.name: path.stat().st_size for path in partial.iterdir()}
-    for name, file in files.items():
-        if size_of.get(name) != file.size:
-            found = f"has {size_of[name]} bytes" if name in size_of else "is not there"
-            raise CheckpointError(
-                f"rank 0 cannot see what another rank wrote: {partial / name} {found} and should "
-                f"have {file.size}; run.dir must be on a file system that all nodes share"
-            )
-    for name in size_of.keys() - files.keys():
-        (partial / name).unlink()
-
-
-def _write_manifest(task: Task, content: bytes) -> None:
-    """Write the manifest in two halves, so that tests can kill the process between them."""
-    middle = len(content) // 2
-    with (task.partial / MANIFEST).open("wb") as stream:
-        stream.write(content[:middle])
-        stream.flush()
-        reach("manifest.half", task.rank)
-        stream.write(content[middle:])
-        stream.flush()
-        os.fsync(stream.fileno())
-    sync_folder(task.partial)
-    reach("manifest.synced", task.rank)
+    check_files(task.partial, manifest.files)
+    write_manifest(task.partial, manifest, task.rank)
 
 
 def _rename(task: Task) -> None:
-    """Give the folder its final name, and replace an existing checkpoint of the same step."""
-    replaced = task.final.with_name(f"{task.final.name}.replaced")
-    if task.final.exists():
-        if replaced.exists():
-            remove_folder(replaced)
-        task.final.rename(replaced)
-    task.partial.rename(task.final)
-    sync_folder(task.folder)
-    with contextlib.suppress(OSError):  # the new checkpoint is committed even if this fails
-        remove_folder(replaced)
+    publish(task.folder, task.step)
 
 
 def _describe(error: Exception) -> str:

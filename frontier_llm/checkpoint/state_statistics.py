@@ -11,7 +11,8 @@ import torch
 
 from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES, STATES
-from frontier_llm.checkpoint.read_ahead import ReadAhead, chunk_ranges
+from frontier_llm.checkpoint.range_reader import chunk_ranges
+from frontier_llm.checkpoint.read_ahead import ReadAhead
 from frontier_llm.errors import CheckpointError
 
 

@@ -28,7 +28,8 @@ from rich.table import Table
 from frontier_llm.checkpoint.discovery import Checkpoint, find
 from frontier_llm.checkpoint.export_weights import DTYPES, export
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES, STATES, Tensor
-from frontier_llm.checkpoint.read_ahead import ReadAhead, chunk_ranges
+from frontier_llm.checkpoint.range_reader import chunk_ranges
+from frontier_llm.checkpoint.read_ahead import ReadAhead
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.checkpoint.state_statistics import spreads
 from frontier_llm.cli.console import wide_console

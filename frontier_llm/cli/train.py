@@ -194,6 +194,7 @@ def lock_run_dir(config: RunConfig) -> None:
         config.run.resume,
         newest is not None,
         started_again=slurm.started_again(os.environ),
+        nodes_may_have=config.checkpoint.tiers.local.path is not None,
     )
     saved = checkpoint_places.saved_config(newest) if resumes and newest else None
     if saved is not None:

@@ -19,11 +19,23 @@ class LocalTierConfig(Section):
     """Number of local checkpoints that are kept; older ones are deleted."""
 
 
+class ArchiveConfig(Section):
+    """A command that copies checkpoints of the run directory to an archive, for example a tape."""
+
+    command: str | None
+    """A shell command that rank 0 runs while training continues; `$CHECKPOINT` is the folder of the
+    checkpoint, which is not deleted meanwhile. A failure is only logged. null = no archive."""
+    every_steps: int = Field(ge=1)
+    """Checkpoints of the run directory whose step is a multiple of this number are archived."""
+
+
 class TiersConfig(Section):
     """Places for checkpoints besides the run directory."""
 
     local: LocalTierConfig
     """A local disk of each node."""
+    archive: ArchiveConfig
+    """An archive of checkpoints of the run directory."""
 
 
 class CheckpointConfig(Section):
@@ -49,9 +61,19 @@ class CheckpointConfig(Section):
     """Seconds that ranks wait for the slowest rank after they have written their part. After this
     time the checkpoint fails."""
     pool_bytes: int | None = Field(ge=0)
-    """Limit of the host memory per rank, in bytes, for copies of states that are not yet on disk
-    when the optimizer changes them. If the limit is too low, the update waits for the disk. null =
-    as much memory as all states need."""
+    """Limit of the host memory per rank, in bytes, for the checkpoints of all tiers: copies of
+    states that are not yet on disk when the optimizer changes them, and the few buffers of the
+    threads that write and copy files. null = as much memory as all states need once."""
+    when_full: Literal["wait", "drop"]
+    """What happens if this memory is full. `wait`: the update waits for the disk; `drop`: the
+    oldest checkpoint that still occupies memory is given up, and counted. If the memory is too
+    small for one checkpoint, the update waits in both cases."""
+    partner: bool
+    """Whether each node's local checkpoints are also copied to the disk of the next node, so that
+    they survive the loss of a node."""
+    drain_mb_per_second: float | None = Field(gt=0)
+    """Limit per node in MB/s at which local checkpoints are copied to the run directory and to the
+    next node. null = no limit, at the priority of idle input and output."""
     on_error: Literal["stop", "continue"]
     """What happens if a checkpoint cannot be written. `stop`: the run ends; `continue`: the run
     prints a warning, keeps the last good checkpoint and goes on."""
@@ -61,3 +83,8 @@ class CheckpointConfig(Section):
     """Whether a run resumes from an older checkpoint if the newest one is damaged."""
     tiers: TiersConfig
     """Places for checkpoints besides the run directory."""
+
+    @property
+    def has_partner(self) -> bool:
+        """Whether local checkpoints are copied to the next node."""
+        return self.partner and self.tiers.local.path is not None

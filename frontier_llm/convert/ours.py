@@ -19,6 +19,7 @@ from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, rank_file_name, st
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.convert.table import Shape
 from frontier_llm.errors import CheckpointError
+from frontier_llm.geometry.host_pool import CHUNK_BYTES
 
 STATE = "master"
 """Name under which a checkpoint stores the fp32 master weights."""
@@ -93,7 +94,7 @@ def write_weights(
     content = stored.Manifest(
         step=0,
         world=1,
-        chunk_bytes=stored.CHUNK_BYTES,
+        chunk_bytes=CHUNK_BYTES,
         files=files,
         tensors=tensors,
         meta=meta,
@@ -127,7 +128,7 @@ def _file_entry(path: Path) -> stored.File:
     """Return the entry of a file in the manifest: its size and the digests of its chunks."""
     chunks = []
     with path.open("rb") as stream:
-        while chunk := stream.read(stored.CHUNK_BYTES):
+        while chunk := stream.read(CHUNK_BYTES):
             chunks.append(xxhash.xxh3_128_hexdigest(chunk))
     return stored.File(size=path.stat().st_size, chunks=tuple(chunks))
 

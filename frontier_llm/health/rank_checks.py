@@ -137,7 +137,8 @@ def _space(config: RunConfig, nodes_per_copy: int, reports: Sequence[RankReport]
         return
     total = STATE_BYTES * count_parameters(config.model, config.data.sequence_length)
     for tier, folder in tiers(config).items():
-        needed = total if tier == "shared" else total // nodes_per_copy
+        copies = 2 if config.checkpoint.partner else 1  # one of them of another node
+        needed = total if tier == "shared" else copies * total // nodes_per_copy
         for report in reports:
             free = report.free_bytes.get(str(folder))
             if free is not None and free < needed:

@@ -19,9 +19,9 @@ from frontier_llm.launch.world import World
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-_CONNECTIONS_PER_RANK = 5
+_CONNECTIONS_PER_RANK = 7
 """Largest number of a rank's connections to the store: one for its main thread, two for its
-watchdog, one for each of two checkpoint tiers."""
+watchdog, one for each of two checkpoint tiers, two for copies of checkpoints."""
 _OTHER_FILES = 256
 """Files that rank 0 may have open besides connections to its store."""
 

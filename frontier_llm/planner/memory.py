@@ -7,12 +7,15 @@ communicators are those that the groups of the layout create (geometry/communica
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from frontier_llm.config.calibration import CalibrationConfig
+from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.communicators import Communicator
+from frontier_llm.geometry.host_pool import HostPool, host_pool
 from frontier_llm.geometry.model_chunks import has_shared_table
+from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import (
     FP32_BYTES,
@@ -27,8 +30,6 @@ from frontier_llm.units import GIB, MIB
 
 STATES = ("parameters", "gradients", "master", "moments")
 """Categories that stay allocated during the whole run. Their predictions are exact."""
-MASTER_AND_MOMENTS_BYTES = 12
-"""Bytes per element in a checkpoint: an fp32 master weight and two fp32 moments."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class StageMemory:
     by_category: dict[str, int]
     """Bytes of device memory by category, such as `activations`."""
     host_bytes: int
-    """Bytes of page-locked host memory for copies of states that a checkpoint has not written."""
+    """Bytes of host memory for the checkpoints of all tiers (geometry/host_pool.py). The number is
+    exact. The memory is page-locked if the device is a GPU."""
 
     @property
     def total(self) -> int:
@@ -86,7 +88,20 @@ def stage_memory(
     by_category |= temporary
     by_category |= runtime_bytes(calibration, candidate.stages.communicators(layout.factors, stage))
     by_category["slack"] = int(slack)
-    return StageMemory(stage, by_category, _host_bytes(candidate, kind))
+    pool = pool_of(candidate.config, candidate.factors, states)
+    return StageMemory(stage, by_category, pool.size)
+
+
+def pool_of(config: RunConfig, factors: Factors, states: Mapping[str, int]) -> HostPool:
+    """Return the host memory for checkpoints of a rank whose states lie on no lower rank's node.
+
+    Args:
+        config: configuration of the run.
+        factors: sharding factors.
+        states: bytes of the rank's states by category.
+    """
+    elements = states["moments"] // (2 * FP32_BYTES)
+    return host_pool(config.checkpoint, elements, factors.data // factors.optimizer)
 
 
 def runtime_bytes(
@@ -219,13 +234,3 @@ def _reductions(candidate: Candidate, kind: StageKind) -> int:
     elif factors.optimizer > 1 and element_bytes < FP32_BYTES:
         buffered = layout.units_in_flight * largest_unit
     return gradients + int(buffered * element_bytes)
-
-
-def _host_bytes(candidate: Candidate, kind: StageKind) -> int:
-    """Return the host memory that a lazy checkpoint needs per rank; 0 without one or on a CPU."""
-    checkpoint = candidate.config.checkpoint
-    if checkpoint.mode != "lazy" or candidate.config.cluster.device.kind == "cpu":
-        return 0
-    shard_bytes = MASTER_AND_MOMENTS_BYTES * kind.elements // candidate.factors.optimizer
-    limit = checkpoint.pool_bytes
-    return shard_bytes if limit is None else min(shard_bytes, limit)

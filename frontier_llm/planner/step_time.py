@@ -22,13 +22,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.geometry.wire import all_reduce_bytes
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups
 from frontier_llm.planner.compute import update_seconds
 from frontier_llm.planner.layout_time import ChunkPasses, LayoutTime, Passes
-from frontier_llm.planner.memory import MASTER_AND_MOMENTS_BYTES
 from frontier_llm.planner.state_costs import StateCosts
 from frontier_llm.planner.timeline import ActionSeconds, Send
 
@@ -112,7 +112,7 @@ def checkpoint_stall_seconds(candidate: Candidate, step_seconds: float) -> float
         return 0.0
     fullest = max(kind.elements for kind in candidate.stages.kinds)
     writers = min(candidate.grid.ranks_per_node, candidate.grid.size)
-    rank_bytes = MASTER_AND_MOMENTS_BYTES * fullest / candidate.factors.optimizer
+    rank_bytes = STATE_BYTES * fullest / candidate.factors.optimizer
     write_seconds = writers * rank_bytes / (storage[-1].write_gb_per_second * 1e9)
     steps = checkpoint.every_steps
     hidden = steps * step_seconds if checkpoint.mode == "lazy" else 0.0

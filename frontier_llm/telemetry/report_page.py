@@ -131,6 +131,9 @@ def _duration_tile(history: History, summary: RunSummary) -> Tile:
     stall = history.total("checkpoint_stall_seconds")
     if stall:
         note += f"; {format_seconds(stall)} waiting for checkpoints"
+    dropped = history.total("checkpoints_dropped")
+    if dropped:
+        note += f"; {dropped:.0f} checkpoints dropped"
     return Tile("Duration", UNKNOWN if seconds is None else format_seconds(seconds), note=note)
 
 

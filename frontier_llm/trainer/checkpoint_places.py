@@ -10,7 +10,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.checkpoint.folders import COMMITTED, FOLDER, MANIFEST, parse_folder
+from frontier_llm.checkpoint.folders import (
+    COMMITTED,
+    COPY,
+    FOLDER,
+    MANIFEST,
+    NODE,
+    parse_folder,
+)
 from frontier_llm.config.run import RunConfig
 
 
@@ -26,13 +33,25 @@ def local_folder(config: RunConfig, rank: int, ranks_per_node: int) -> Path | No
         A different folder for each node, even if nodes share a disk. None if the run writes no
         node-local checkpoints (`checkpoint.tiers.local.path`).
     """
-    node = rank // ranks_per_node
+    root = local_root(config)
+    return None if root is None else root / f"{NODE}{rank // ranks_per_node:05d}"
+
+
+def partner_folder(config: RunConfig, node: int) -> Path:
+    """Return the folder on the next node's disk with copies of a node's checkpoints."""
+    root = local_root(config)
+    assert root is not None
+    return root / f"{COPY}{node:05d}"
+
+
+def local_root(config: RunConfig) -> Path | None:
+    """Return the folder of a run on the local disk of a node; None without local checkpoints."""
     path = config.checkpoint.tiers.local.path
     if path is None:
         return None
     run = Path(config.run.dir).resolve()
     digest = hashlib.sha256(str(run).encode()).hexdigest()[:8]
-    return Path(os.path.expandvars(path)) / f"{run.name}-{digest}" / f"node_{node:05d}"
+    return Path(os.path.expandvars(path)) / f"{run.name}-{digest}"
 
 
 def newest_folder(config: RunConfig) -> Path | None:

@@ -1,28 +1,28 @@
 """The checkpoints of a run: when they are written, to which tier, and what a failure does.
 
 There are two tiers: the run directory, which all nodes share, and optionally a local disk of each
-node (`checkpoint.tiers.local`). frontier_llm/checkpoint writes the files.
+node (`checkpoint.tiers.local`). At a step at which both are due, the checkpoint is written to the
+nodes' disks and copied from there to the run directory. frontier_llm/checkpoint writes the files.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from frontier_llm.checkpoint.folders import step_folder
-from frontier_llm.checkpoint.manager import CheckpointManager, Options
-from frontier_llm.checkpoint.replica_part import part_of
+from frontier_llm.checkpoint.manager_options import Outcome
 from frontier_llm.checkpoint.save import NodeCommitError
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
 from frontier_llm.parallel.groups import Groups
-from frontier_llm.protocols import StateShard
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.checkpoint_places import local_folder, shared_folder
+from frontier_llm.trainer.checkpoint_levels import Levels
+from frontier_llm.trainer.checkpoint_places import shared_folder
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -87,66 +87,62 @@ class Checkpoints:
             meta: returns what is saved in addition to the states, as plain JSON.
         """
         self._run_config, self._config = config, config.checkpoint
-        self._world, self._store = world, store
-        self._states, self._meta = states, meta
-        # a replica is a set of data-parallel ranks that together hold all optimizer states once
-        self._replicas = states.factors.data // states.factors.optimizer
-        self._replica = states.factors.digits(groups.coordinates.data).replica
-        self._saves_locally = self._is_first_of_its_node(groups)
+        self._world, self._meta = world, meta
+        self._levels = Levels(config, world, store, states, groups)
         self.saved_step: int | None = None
         self.listener: CheckpointListener | None = None
-        self._unannounced: int | None = None
-        """Step of a checkpoint in the run directory whose outcome the listener does not know."""
-        settings, node = config.checkpoint, world.node_ranks
-        self._shared = self._make_manager(
-            shared_folder(config),
-            settings.keep,
-            Options(
-                keep_every_steps=settings.keep_every_steps,
-                file_ranks=node if settings.files == "node" else None,
-            ),
-        )
-        self._local = self._make_manager(
-            local_folder(config, world.rank, world.ranks_per_node),
-            settings.tiers.local.keep,
-            Options(folder_ranks=node),
-        )
+        self._avoids_nodes = False
+        self._unannounced: deque[int] = deque()
+        """Steps of checkpoints in the run directory whose outcome the listener does not know."""
 
     @property
     def failed(self) -> bool:
-        """Whether this rank knows that its last checkpoint failed."""
-        return any(manager.failed for manager in self._managers)
+        """Whether this rank knows of a checkpoint that failed, so that all ranks must react."""
+        levels, stops = self._levels, self._config.on_error == "stop"
+        # without its copy on the next node a checkpoint is still as safe as the disk of the node
+        movers = [mover for mover in levels.movers if stops or mover is levels.drain]
+        return any(m.failed for m in levels.managers) or any(m.failed for m in movers)
 
     @property
     def has_unannounced_commit(self) -> bool:
-        """Whether this rank knows of a commit about which the listener has not been told."""
-        manager, step = self._shared, self._unannounced
-        return manager is not None and step is not None and manager.committed_step == step
+        """Whether this rank knows how the oldest unannounced checkpoint ended."""
+        return bool(self._unannounced) and self._outcome(self._unannounced[0]) is not None
 
     def announce_commit(self) -> None:
-        """Tell the listener about the last commit. All ranks call this, since all know of it."""
-        step, self._unannounced = self._unannounced, None
-        if step is not None and self.listener is not None:
-            folder = shared_folder(self._run_config) / step_folder(step)
-            self.listener.on_checkpoint_committed(CommittedCheckpoint(step, folder))
+        """Tell the listener about the oldest unannounced commit, of which all ranks know.
+
+        All ranks call this. A checkpoint that was given up is not announced.
+        """
+        self._announce(self._unannounced[0])
 
     def take_stall_seconds(self) -> float:
         """Return how many seconds training waited for checkpoints since the last call."""
-        return sum(manager.take_stall_seconds() for manager in self._managers)
+        return sum(manager.take_stall_seconds() for manager in self._levels.managers)
+
+    def take_dropped(self) -> int:
+        """Return how many checkpoints were dropped since the last call (`checkpoint.when_full`)."""
+        return sum(manager.take_dropped() for manager in self._levels.managers)
 
     def before_update(self) -> None:
         """Wait until the states may change, because a checkpoint no longer needs them."""
-        for manager in self._managers:
+        for manager in self._levels.managers:
             manager.fence()
 
     def prepare(self) -> None:
         """Allocate host memory, so that a lack of memory is found before the first step.
 
+        Collective over all ranks.
+
         Raises:
             CheckpointError: there is not enough memory.
         """
-        for manager in self._managers:
-            manager.prepare(self._shards(manager))
+        self._levels.prepare()
+
+    def secure(self, step: int, meta: dict[str, Any]) -> None:
+        """Copy the node-local checkpoint that the run has resumed from to the run directory."""
+        if self._levels.drain is not None:
+            self._begin_drain(step, meta, is_saved=True)
+            self.saved_step = step
 
     def after_step(self, step: int, *, last: bool) -> None:
         """Begin a checkpoint if one is due.
@@ -158,20 +154,42 @@ class Checkpoints:
         Raises:
             CheckpointError: the previous checkpoint failed, and `checkpoint.on_error` is `stop`.
         """
-        if last or self._is_due(self._shared, step):
+        levels = self._levels
+        is_local = levels.local is not None and step % self._config.tiers.local.every_steps == 0
+        if last or (self._is_due(step) and (self._avoids_nodes or not is_local)):
             self.save(step)
-        elif self._local is not None and self._is_due(self._local, step):
-            self._begin(self._local, step)
+            self._avoids_nodes = False
+        elif is_local:
+            meta = self._meta()
+            if self._is_due(step):
+                self._begin_drain(step, meta)
+                self.saved_step = step
+            if levels.partner is not None:
+                levels.partner.enqueue(step, meta)
+            with self._reporting_failure():
+                assert levels.local is not None
+                levels.local.begin(step, levels.local_shards(), meta)
+            if self._config.mode == "blocking":
+                self.finish()
 
     def is_due(self, step: int) -> bool:
         """Whether the states are saved after this step even if it is not the last one."""
-        return self._is_due(self._shared, step) or self._is_due(self._local, step)
+        local = self._levels.local
+        return self._is_due(step) or (
+            local is not None and step % self._config.tiers.local.every_steps == 0
+        )
 
     def save(self, step: int) -> None:
         """Begin a checkpoint in the run directory, unless this step is saved or being saved."""
-        if self._shared is not None and step != self.saved_step:
-            self._begin(self._shared, step)
-            self.saved_step = step
+        shared = self._levels.shared
+        if shared is None or (step == self.saved_step and self._will_be_drained(step)):
+            return
+        self._announce_begin(step)
+        with self._reporting_failure():
+            shared.begin(step, self._levels.shared_shards(), self._meta())
+        self.saved_step = step
+        if self._config.mode == "blocking":
+            self._announce_written()
 
     def replace(self, step: int) -> None:
         """Save a step again, because the counters that are saved with it have changed."""
@@ -184,41 +202,85 @@ class Checkpoints:
         Raises:
             CheckpointError: the last checkpoint failed, and `checkpoint.on_error` is `stop`.
         """
-        for manager in self._managers:
+        for manager in self._levels.managers:
             with self._reporting_failure():
                 manager.close()
-            if manager is self._shared:
-                self._announce_after_wait()
+        for mover in self._levels.movers:
+            mover.wait()
+            with self._reporting_failure():
+                mover.poll()
+        for step in tuple(self._unannounced):
+            self._announce(step)
 
-    def _is_due(self, manager: CheckpointManager | None, step: int) -> bool:
-        settings = self._config if manager is self._shared else self._config.tiers.local
-        return manager is not None and step % settings.every_steps == 0
+    def wait_for_archive(self) -> None:
+        """Wait until the archive command has ended, on rank 0. No collective may follow."""
+        self._levels.archive.wait()
 
-    @property
-    def _managers(self) -> Iterator[CheckpointManager]:
-        yield from (m for m in (self._shared, self._local) if m is not None)
+    def handle_failure(self) -> None:
+        """Wait until this rank knows of the failure that a rank has reported, and handle it.
 
-    def _begin(self, manager: CheckpointManager, step: int) -> None:
-        with self._reporting_failure():
-            manager.wait()  # a failure of the last checkpoint must not prevent the new one
-        if manager is self._shared:
-            self._announce_after_wait()
-            self._unannounced = step
-            if self.listener is not None:
-                self.listener.on_checkpoint_begin(step)
-        with self._reporting_failure():
-            manager.begin(step, self._shards(manager), self._meta())
-        if manager is self._shared and self._config.mode == "blocking":
-            self._announce_after_wait()
+        Copies of node-local checkpoints go on in the background, unless the run ends. The next
+        checkpoint in the run directory is written directly, because the nodes' disks may be the
+        cause.
 
-    def _announce_after_wait(self) -> None:
-        """Tell the listener about the checkpoint after a wait for it, unless the checkpoint failed.
-
-        A failed checkpoint has failed on every rank, so no rank announces it.
+        Raises:
+            CheckpointError: a checkpoint failed, and `checkpoint.on_error` is `stop`.
         """
-        if self.has_unannounced_commit:
-            self.announce_commit()
-        self._unannounced = None
+        if self._config.on_error == "stop":
+            self.finish()
+        for manager in self._levels.managers:
+            with self._reporting_failure():
+                manager.close()
+        if self._levels.drain is not None:
+            with self._reporting_failure():
+                self._levels.drain.poll()
+        self._avoids_nodes = True
+        self._announce_written()
+
+    def _is_due(self, step: int) -> bool:
+        return self._levels.shared is not None and step % self._config.every_steps == 0
+
+    def _will_be_drained(self, step: int) -> bool:
+        """Whether a step was written directly, or the nodes' disks have it."""
+        local, drain = self._levels.local, self._levels.drain
+        if local is None or drain is None or step not in drain.spared():
+            return True
+        with self._reporting_failure():
+            local.wait()
+        return local.outcomes.get(step, "committed") == "committed"
+
+    def _begin_drain(self, step: int, meta: dict[str, Any], *, is_saved: bool = False) -> None:
+        self._announce_begin(step)
+        assert self._levels.drain is not None
+        self._levels.drain.enqueue(step, meta, is_saved=is_saved)
+
+    def _announce_begin(self, step: int) -> None:
+        self._unannounced.append(step)
+        if self.listener is not None:
+            self.listener.on_checkpoint_begin(step)
+
+    def _outcome(self, step: int) -> Outcome | None:
+        """Return how a checkpoint in the run directory ended; None if this rank does not know."""
+        shared, drain = self._levels.shared, self._levels.drain
+        outcome = None if shared is None else shared.outcomes.get(step)
+        return outcome or (None if drain is None else drain.outcomes.get(step))
+
+    def _announce_written(self) -> None:
+        """Tell the listener about all checkpoints that were written directly.
+
+        All ranks have waited for them. A failed checkpoint has failed on every rank, so no rank
+        announces it.
+        """
+        shared = self._levels.shared
+        for step in tuple(self._unannounced):
+            if shared is not None and step in shared.outcomes:
+                self._announce(step)
+
+    def _announce(self, step: int) -> None:
+        self._unannounced.remove(step)
+        if self.listener is not None and self._outcome(step) == "committed":
+            folder = shared_folder(self._run_config) / step_folder(step)
+            self.listener.on_checkpoint_committed(CommittedCheckpoint(step, folder))
 
     @contextmanager
     def _reporting_failure(self) -> Iterator[None]:
@@ -230,40 +292,3 @@ class Checkpoints:
                 raise
             if self._world.rank == 0 or isinstance(error.__cause__, NodeCommitError):
                 _LOG.error("%s. The run continues (checkpoint.on_error=continue)", error)
-
-    def _shards(self, manager: CheckpointManager) -> Iterator[StateShard]:
-        """Return the shards that this rank saves in the tier of a manager."""
-        if manager is self._shared:
-            return part_of(self._states.shards(), self._replica, self._replicas)
-        return self._states.shards() if self._saves_locally else iter(())
-
-    def _is_first_of_its_node(self, groups: Groups) -> bool:
-        """Return whether no lower rank of this node holds the same optimizer states."""
-
-        def place_of_states(rank: int) -> tuple[int, ...]:
-            """Return a tuple that is equal for ranks that hold the same optimizer states."""
-            coordinates = groups.grid.coordinates(rank)
-            digits = self._states.factors.digits(coordinates.data)
-            return coordinates.tensor, coordinates.pipeline, *digits[:-1]  # all but the replica
-
-        own_place = place_of_states(groups.rank)
-        lower_ranks = range(self._world.node_ranks.start, groups.rank)
-        return all(place_of_states(rank) != own_place for rank in lower_ranks)
-
-    def _make_manager(
-        self, folder: Path | None, keep: int, options: Options
-    ) -> CheckpointManager | None:
-        """Make the manager of a tier; return None if nothing is saved there."""
-        settings, world = self._config, self._world
-        if folder is None or settings.mode == "off":
-            return None
-        return CheckpointManager(
-            folder,
-            world.rank,
-            world.size,
-            self._store,
-            settings.mode,
-            keep,
-            timedelta(seconds=settings.timeout_seconds),
-            replace(options, pool_bytes=settings.pool_bytes, ranks_on_host=world.ranks_per_node),
-        )

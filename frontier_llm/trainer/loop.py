@@ -60,6 +60,8 @@ class Loop:
         if resumed is None and config.run.init_from:
             context.restorer.load_initial_weights(Path(config.run.init_from))
         context.checkpoints.prepare()
+        if resumed is not None and resumed.is_local:
+            context.checkpoints.secure(resumed.step, resumed.meta)
         self._callbacks.on_start(context.evaluation.run(), resumed)
         stopped = False
         while self._steps_remain and not stopped:
@@ -133,7 +135,7 @@ class Loop:
         if result.checkpoint_failed:
             with self._watchdog.phase("checkpoint"):
                 # another rank may have reported it: wait until this rank has the error, too
-                self._context.checkpoints.finish()
+                self._context.checkpoints.handle_failure()
         elif result.checkpoint_committed:
             self._context.checkpoints.announce_commit()
 
@@ -191,6 +193,7 @@ class Loop:
             context.checkpoints.save(step)
         context.checkpoints.finish()
         self._callbacks.on_stop(is_early=is_early)
+        context.checkpoints.wait_for_archive()
         if is_early:
             is_saved = self._config.checkpoint.mode != "off"
             reason = context.control.stop.reason

@@ -4,7 +4,10 @@ Checkpoints are in the run directory or, as node-local checkpoints, on a disk of
 """
 
 import logging
+import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -19,10 +22,13 @@ from frontier_llm.checkpoint.retention import void_later
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpus_manifest import Manifest as CorpusManifest
 from frontier_llm.errors import CheckpointError, ConfigError
+from frontier_llm.launch.slurm import started_again
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.changes import Changes, changes, refuse
-from frontier_llm.trainer.checkpoint_places import local_folder, shared_folder
+from frontier_llm.trainer.checkpoint_places import local_folder, local_root, shared_folder
+from frontier_llm.trainer.node_assembly import NodeAssembly
+from frontier_llm.trainer.run_directory import check_new
 
 T = TypeVar("T")
 
@@ -41,6 +47,8 @@ class Resumed:
     """What was saved in addition to the states: configuration and counters."""
     changes: Changes
     """Differences between the configuration in the checkpoint and that of this run."""
+    is_local: bool
+    """Whether it is on the nodes' disks, and not in the run directory."""
 
 
 class Restorer:
@@ -65,6 +73,7 @@ class Restorer:
         """
         self._config, self._world, self._states = config, world, states
         self._shapes, self._corpus = shapes, corpus
+        self._assembly = NodeAssembly(config, world, shapes)
 
     def restore(self, before: int | None = None) -> Resumed | None:
         """Load the newest checkpoint that every rank can read.
@@ -85,7 +94,9 @@ class Restorer:
         """
         self._states.settle()  # no collective may still write to the states
         newest_error = None
-        for candidate in self._candidates(before):
+        candidates, assembled = deque(self._candidates(before)), set[int]()
+        while candidates:
+            step, candidate = candidates.popleft()
             error, resumed = None, None
             try:
                 resumed = self._load(candidate)
@@ -98,6 +109,9 @@ class Restorer:
                 self._states.adopt(progress["updates"], progress["step"])
                 self._void_later(resumed.step)
                 return resumed
+            if self._has_another(step, candidates, assembled):
+                self._warn(f"{errors[0]}; trying another copy of step {step}")
+                continue
             if not self._config.checkpoint.fallback:
                 raise CheckpointError(
                     f"{errors[0]}\n  do: set checkpoint.fallback=true to resume from the one before"
@@ -106,6 +120,8 @@ class Restorer:
             self._warn(f"{errors[0]}; trying the next older checkpoint")
         if newest_error is not None:
             raise CheckpointError(f"no checkpoint can be resumed from; the newest: {newest_error}")
+        if before is None and self._config.checkpoint.tiers.local.path is not None:
+            _of_rank_0(self._check_new)
         return None
 
     def load_initial_weights(self, path: Path) -> None:
@@ -149,7 +165,8 @@ class Restorer:
             # no two data ranks read the same elements, so the page cache would help nobody
             is_only_reader=factors.optimizer == factors.data,
         )
-        return Resumed(checkpoint.folder, checkpoint.step, meta, differences)
+        is_local = not isinstance(candidate, Path)
+        return Resumed(checkpoint.folder, checkpoint.step, meta, differences, is_local)
 
     def _check_corpus(self, meta: Mapping[str, Any]) -> None:
         """Refuse a corpus that differs from the checkpoint's, unless it is allowed.
@@ -168,20 +185,44 @@ class Restorer:
                 "use the same text and tokenizer, or allow it: run.allow_changes=[data.path]",
             )
 
-    def _candidates(self, before: int | None) -> Iterator[Checkpoint | Path]:
+    def _has_another(
+        self, step: int, candidates: deque[tuple[int, Checkpoint | Path]], assembled: set[int]
+    ) -> bool:
+        """Whether the first candidate is another copy of a step that cannot be loaded.
+
+        If there is none, one is assembled from the nodes' disks, once per step, if possible.
+        """
+        if candidates and candidates[0][0] == step:
+            return True
+        if step in assembled:
+            return False
+        assembled.add(step)
+        folder = self._assembly.assemble(step - 1, until=step)
+        if folder is not None:
+            candidates.appendleft((step, folder))
+        return folder is not None
+
+    def _candidates(self, before: int | None) -> Iterator[tuple[int, Checkpoint | Path]]:
         """Yield the checkpoints that may be used, newest first, in the same order on every rank.
 
+        If the nodes' disks hold a newer step that not all ranks can read from the disk of their
+        own node, it is first assembled in the run directory.
+
         Yields:
-            A node-local checkpoint, or the folder of a checkpoint in the run directory.
+            Its step; and a node-local checkpoint, or the folder of one in the run directory.
         """
         found: list[tuple[int, Checkpoint | Path]] = [*_of_rank_0(self._shared_checkpoints)]
         found += [(checkpoint.step, checkpoint) for checkpoint in self._local_checkpoints()]
+        if before is None:
+            folder = self._assembly.assemble(max((step for step, _ in found), default=-1))
+            if folder is not None:
+                found = [*_of_rank_0(self._shared_checkpoints), *found]
         # A step has both kinds only if it was saved again, in the run directory, after a rewind.
         # This later checkpoint knows which samples come next. It comes first, because sorting is
         # stable.
         for step, candidate in sorted(found, key=lambda entry: -entry[0]):
             if before is None or step < before:
-                yield candidate
+                yield step, candidate
 
     def _shared_checkpoints(self) -> list[tuple[int, Path]]:
         """Return (step, path) of the checkpoints in the run directory, the newest first."""
@@ -225,14 +266,39 @@ class Restorer:
             else:
                 yield checkpoint
 
+    def _check_new(self) -> None:
+        """Check that the run may start without a checkpoint, as the launcher has not done it.
+
+        Raises:
+            CheckpointError: the run has trained before, or parts of a checkpoint exist.
+        """
+        run = self._config.run
+        if steps := self._assembly.incomplete_steps:
+            raise CheckpointError(
+                f"the disks of the nodes hold no complete checkpoint, only parts of steps {steps}\n"
+                "  do: start on the nodes that saved them, or set run.dir to a new directory"
+            )
+        try:
+            check_new(Path(run.dir), run.resume, started_again=started_again(os.environ))
+        except ConfigError as error:
+            raise CheckpointError(str(error)) from None
+
     def _void_later(self, step: int) -> None:
         """Rename checkpoints of later steps to `*.void`, because the run repeats these steps."""
         world = self._world
         if world.rank == 0:
             void_later(shared_folder(self._config), step)
-        local = local_folder(self._config, world.rank, world.ranks_per_node)
-        if local is not None and world.rank % world.ranks_per_node == 0:
-            void_later(local, step)
+        root = local_root(self._config)
+        if root is None:
+            return
+        is_first = world.rank % world.ranks_per_node == 0
+        own = local_folder(self._config, world.rank, world.ranks_per_node)
+        if is_first and own is not None:
+            void_later(own, step)
+        _gathered(None)  # wait, because nodes may share a disk
+        for folder in sorted(root.iterdir()) if is_first and root.is_dir() else ():
+            with suppress(CheckpointError):  # another node is renaming the same checkpoint
+                void_later(folder, step)
 
     def _warn(self, text: str) -> None:
         if self._world.rank == 0:

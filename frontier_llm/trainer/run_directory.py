@@ -33,6 +33,7 @@ def lock_run_dir(
     has_checkpoint: bool,
     *,
     started_again: bool = False,
+    nodes_may_have: bool = False,
 ) -> bool:
     """Lock the run directory, and check that the run may start in it.
 
@@ -44,9 +45,11 @@ def lock_run_dir(
         has_checkpoint: whether there is a checkpoint to resume from.
         started_again: whether Slurm has requeued the job. If the job has trained without saving a
             checkpoint, it starts from the beginning, and its metrics and ledger are renamed.
+        nodes_may_have: whether disks of other nodes may hold a checkpoint. Then the ranks look for
+            it, and call `check_new` if they find none.
 
     Returns:
-        Whether the run resumes from a checkpoint; otherwise it is new.
+        Whether the run resumes from a known checkpoint.
 
     Raises:
         ConfigError: the folder holds another run, another run is writing to it, or it is a file;
@@ -68,6 +71,25 @@ def lock_run_dir(
         if resume == "never":
             raise _already_used(path)
         return True
+    if not nodes_may_have:
+        check_new(path, resume, started_again=started_again)
+    return False
+
+
+def check_new(
+    path: Path, resume: Literal["auto", "required", "never"], *, started_again: bool
+) -> None:
+    """Check that a run that has no checkpoint may start.
+
+    Args:
+        path: the run directory.
+        resume: value of `run.resume`.
+        started_again: whether Slurm has requeued the job (see `lock_run_dir`).
+
+    Raises:
+        ConfigError: the folder holds a run that has trained, or `run.resume` requires a checkpoint.
+        FrontierError: a file cannot be renamed.
+    """
     if resume == "required":
         raise ConfigError(
             "run.resume",
@@ -86,7 +108,6 @@ def lock_run_dir(
             "choose another run.dir, or remove this one if it is not needed; a smaller "
             "checkpoint.every_steps saves sooner",
         )
-    return False
 
 
 def write_config(path: Path, text: str) -> None:

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from frontier_llm.checkpoint.discovery import Checkpoint, newest
 from frontier_llm.checkpoint.folders import MANIFEST
-from frontier_llm.checkpoint.manager import CheckpointManager, Options
+from frontier_llm.checkpoint.manager import CheckpointManager
+from frontier_llm.checkpoint.manager_options import Options
 from frontier_llm.checkpoint.manifest import STATES, Manifest
 from frontier_llm.checkpoint.restore import check_model, load, read_tensor
 from frontier_llm.errors import CheckpointError

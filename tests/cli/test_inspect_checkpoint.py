@@ -12,7 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from frontier_llm.checkpoint.discovery import find
-from frontier_llm.checkpoint.manager import CheckpointManager, Options
+from frontier_llm.checkpoint.manager import CheckpointManager
+from frontier_llm.checkpoint.manager_options import Options
 from frontier_llm.checkpoint.manifest import STATES
 from frontier_llm.checkpoint.state_statistics import Spread, spreads
 from frontier_llm.cli.inspect_checkpoint import main

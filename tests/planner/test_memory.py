@@ -1,8 +1,10 @@
 """States are predicted to the byte, activations tensor by tensor, stages one by one."""
 
 import pytest
+import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 
+from frontier_llm.geometry import host_pool
 from frontier_llm.planner.activations import least_activations
 from frontier_llm.planner.block import chunk_blocks
 from frontier_llm.planner.memory import (
@@ -13,6 +15,8 @@ from frontier_llm.planner.memory import (
     stages_memory,
 )
 from frontier_llm.planner.timeline import shortened
+from frontier_llm.trainer import checkpoint_levels
+from frontier_llm.trainer.checkpoint_levels import Levels
 from tests.planner.layouts import make
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
@@ -79,10 +83,9 @@ def test_the_fullest_stage_is_the_fullest_of_all():
 def test_a_lazy_checkpoint_takes_host_memory_for_a_devices_intervals():
     candidate = make("sharding=zero1", "checkpoint=lazy")
     memory = stage_memory(candidate, 0)
-    assert memory.host_bytes == pytest.approx(
-        memory.by_category["master"] + memory.by_category["moments"],
-        rel=0.02,  # on the device padded
-    )
+    states = memory.by_category["master"] + memory.by_category["moments"]
+    chunks = -(-states // host_pool.CHUNK_BYTES)
+    assert memory.host_bytes == (chunks + 1) * host_pool.CHUNK_BYTES  # one for the writer
     assert stage_memory(make("checkpoint=off"), 0).host_bytes == 0
 
 
@@ -149,16 +152,25 @@ LAYOUTS = [
 
 def allocate(world, values, precision):
     rig = make_rig(world, values, precision)
-    return rig.groups.coordinates.pipeline, rig.states.memory_bytes()
+    levels = Levels(rig.config, world, dist.HashStore(), rig.states, rig.groups)
+    pool = levels.pool_bytes if world.rank % 2 == 0 else None  # the first rank of its node
+    return rig.groups.coordinates.pipeline, rig.states.memory_bytes(), pool
 
 
 @pytest.mark.parametrize(("ranks", "overrides", "precision"), LAYOUTS)
-def test_what_is_planned_is_allocated_to_the_byte(ranks, overrides, precision):
+def test_what_is_planned_is_allocated_to_the_byte(ranks, overrides, precision, monkeypatch):
+    monkeypatch.setattr(host_pool, "CHUNK_BYTES", 4096)  # small chunks show small differences
+    monkeypatch.setattr(checkpoint_levels, "CHUNK_BYTES", 4096)
+    partner = str(ranks > 2).lower()  # two ranks are one node
+    levels = ["checkpoint.tiers.local.path=/tmp", f"checkpoint.partner={partner}"]
+    overrides = [*overrides, *levels]
     values = tiny_values(*overrides, f"precision={precision}")
     candidate = make(*overrides, f"precision={precision}", ranks=ranks, ranks_per_node=2)
-    for stage, allocated in run_ranks(allocate, ranks, values, precision, ranks_per_node=2):
-        planned = stage_memory(candidate, stage).by_category
+    for stage, allocated, pool in run_ranks(allocate, ranks, values, precision, ranks_per_node=2):
+        memory = stage_memory(candidate, stage)
+        planned = memory.by_category
         assert {name: planned[name] for name in STATES} == {n: allocated[n] for n in STATES}
+        assert pool in (None, memory.host_bytes)
 
 
 def test_flex_attention_reads_and_writes_no_bias():

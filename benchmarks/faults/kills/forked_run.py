@@ -66,6 +66,14 @@ class ForkedRun:
                 pass  # the rank has just ended by itself
         return target
 
+    def kill_ranks(self, ranks: range) -> None:
+        """Send SIGKILL to some ranks, in the order in which they were forked."""
+        for pid in sorted(self._ranks())[ranks.start : ranks.stop]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # the rank has just ended by itself
+
     def wait(self, limit_seconds: float) -> float | None:
         """Wait until all processes of the run have ended.
 

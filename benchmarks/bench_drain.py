@@ -1,0 +1,127 @@
+"""Measure how much saves to the nodes' disks and drains to the run directory slow down training.
+
+    python -m benchmarks.bench_drain                       # a GPT of 13M parameters, 5 minutes
+    python -m benchmarks.bench_drain --quick               # a smoke test
+    python -m benchmarks.bench_drain --folder /mnt/bb/$USER --json FILE
+
+Two ranks, each a node of its own, train a GPT in fp32 on a CPU. The contenders take turns:
+    none      no checkpoints
+    node      a checkpoint on the nodes' disks after every step
+    drain     as `node`; every 5th checkpoint is also copied to the run directory
+    partner   as `drain`; all checkpoints are also copied to the other node's disk
+    limited   as `drain`, at 50 MB/s per node
+All folders are on one disk, which the nodes of a cluster would not share. The table shows the
+median over rounds of the mean time per step, without the first three steps and the end of the run,
+and the part of it for which training waited. A ratio compares with `none` in the same round.
+"""
+
+import importlib
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not survive a fork
+
+from rich.table import Table
+
+from benchmarks.faults.kill_loop import OVERRIDES, train, write_corpus
+from benchmarks.faults.kills.forked_run import ForkedRun
+from benchmarks.testbed import machine
+from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.options import bench_parser, run_command
+from frontier_llm.errors import TrainingError
+from frontier_llm.telemetry.jsonl import METRICS_FILE
+
+CONTENDERS: dict[str, tuple[str, ...]] = {
+    "none": ("checkpoint=off",),
+    "node": ("checkpoint.every_steps=1000",),
+    "drain": ("checkpoint.every_steps=5",),
+    "partner": ("checkpoint.every_steps=5", "checkpoint.partner=true"),
+    "limited": ("checkpoint.every_steps=5", "checkpoint.drain_mb_per_second=50"),
+}
+SIZE = ("model.layers=4", "model.hidden=512", "model.heads=8", "data.sequence_length=256")
+WARM_UP = 3
+"""Steps that are not counted."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return the exit code."""
+    parser = bench_parser(
+        __doc__, rounds=3, folder_for="folder of all checkpoints", quick="a tiny model, one round"
+    )
+    options = parser.parse_args(arguments)
+    for module in ("frontier_llm.cli.train", "frontier_llm.trainer.assemble"):
+        importlib.import_module(module)  # once, before the forks
+    rounds, steps = (1, 12) if options.quick else (options.rounds, 31)
+    rows: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
+    with tempfile.TemporaryDirectory(prefix="bench_drain_", dir=options.folder) as name:
+        folder = Path(name)
+        data = (f"data.path={write_corpus(folder)}", f"data.directory={folder}/corpora")
+        size = () if options.quick else SIZE
+        for _ in range(rounds):
+            for contender, keys in CONTENDERS.items():
+                overrides = (*OVERRIDES, *size, *data, f"trainer.steps={steps}", *keys)
+                rows[contender].append(_measure(folder / contender, overrides, steps))
+    results = [_row(name, rows[name], rows["none"]) for name in CONTENDERS]
+    table = Table(
+        "contender", "step", "of which waiting", "ratio", title=machine.about()["processor"]
+    )
+    for row in results:
+        table.add_row(
+            row["contender"], f"{row['step_seconds'] * 1000:.0f} ms",
+            f"{row['stall_seconds'] * 1000:.0f} ms", f"{row['ratio']:.2f}",
+        )  # fmt: skip
+    wide_console().print(table)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+    return 0
+
+
+def _measure(folder: Path, overrides: Sequence[str], steps: int) -> tuple[float, float]:
+    """Train once; return the mean seconds per step, and of these the seconds of waiting.
+
+    Raises:
+        TrainingError: the run failed.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    places = (
+        f"run.dir={folder}/run", f"checkpoint.tiers.local.path={folder}/disks",
+        "checkpoint.tiers.local.every_steps=1", "launch.ranks_per_node=1",
+    )  # fmt: skip
+    folder.mkdir()
+    run = ForkedRun(train, (*overrides, *places), folder / "log")
+    try:
+        run.wait_for_end()
+    finally:
+        run.end()
+    if run.exit_code():
+        raise TrainingError(f"a run failed:\n{(folder / 'log').read_text()[-2000:]}")
+    lines = map(json.loads, (folder / "run" / METRICS_FILE).read_text().splitlines())
+    counted = [line for line in lines if WARM_UP < line["step"] < steps]
+    shutil.rmtree(folder)
+    return (
+        statistics.fmean(line["step_seconds"] for line in counted),
+        statistics.fmean(line["checkpoint_stall_seconds"] for line in counted),
+    )
+
+
+def _row(
+    name: str, found: Sequence[tuple[float, float]], none: Sequence[tuple[float, float]]
+) -> dict[str, Any]:
+    ratios = [step / base for (step, _), (base, _) in zip(found, none, strict=True)]
+    return {
+        "contender": name,
+        "step_seconds": statistics.median(step for step, _ in found),
+        "stall_seconds": statistics.median(stall for _, stall in found),
+        "ratio": statistics.median(ratios),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

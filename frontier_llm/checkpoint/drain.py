@@ -1,0 +1,75 @@
+"""Write this rank's file of the run directory from the checkpoint on the disk of its node."""
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from frontier_llm.checkpoint.discovery import Checkpoint
+from frontier_llm.checkpoint.folders import step_folder
+from frontier_llm.checkpoint.pacer import Pacer
+from frontier_llm.checkpoint.stored_chunks import StoredChunks
+from frontier_llm.checkpoint.write_plan import WritePlan
+from frontier_llm.errors import CheckpointError
+
+_POLL_SECONDS = 0.02
+
+
+class DrainSource:
+    """The content of a rank's file, read from its node's disk when the first chunk is wanted."""
+
+    def __init__(
+        self,
+        plan: WritePlan,
+        node_folder: Path,
+        step: int,
+        buffers: tuple[torch.Tensor, torch.Tensor],
+        pacer: Pacer,
+        timeout: timedelta,
+    ) -> None:
+        """Initialise without reading anything.
+
+        Args:
+            plan: the file in the run directory.
+            node_folder: folder of the checkpoints of this node.
+            step: step of the checkpoint.
+            buffers: two of [chunk_bytes] uint8, page-aligned.
+            pacer: limits the rate.
+            timeout: how long to wait until the node's checkpoint is complete.
+        """
+        self._plan, self._folder, self._step = plan, node_folder, step
+        self._buffers, self._pacer, self._timeout = buffers, pacer, timeout
+
+    def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """Yield the chunks of the file in order: (buffer, size of the chunk in bytes).
+
+        Raises:
+            CheckpointError: the node's checkpoint is absent or damaged.
+        """
+        checkpoint = open_when_committed(self._folder, self._step, self._timeout)
+        yield from StoredChunks(self._plan, checkpoint, self._buffers, self._pacer).chunks()
+
+    def close(self) -> None:
+        """Do nothing: the buffers belong to the caller."""
+
+
+def open_when_committed(folder: Path, step: int, timeout: timedelta) -> Checkpoint:
+    """Open a checkpoint that rank 0 has committed; another rank of this node may still rename it.
+
+    Args:
+        folder: folder of the checkpoints of this node.
+        step: step of the checkpoint.
+        timeout: how long to wait for the folder.
+
+    Raises:
+        CheckpointError: the checkpoint is absent or damaged.
+    """
+    path = folder / step_folder(step)
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise CheckpointError(f"{path} is absent, although its step is committed")
+        time.sleep(_POLL_SECONDS)
+    return Checkpoint.open(path)

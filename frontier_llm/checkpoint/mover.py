@@ -1,0 +1,193 @@
+"""Copy committed checkpoints of the nodes' disks to another place, while training continues.
+
+All ranks enqueue the same steps. Each rank copies its part on a thread of its own, and the ranks
+commit the copy together, as they commit a checkpoint (`save`). A copy that was not committed is
+therefore never taken for a checkpoint. If copying is slower than saving, rank 0 skips steps of
+which a newer one is ready, so that the copies do not fall behind and the disks do not fill.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from frontier_llm.checkpoint.commit_barrier import CommitBarrier, UnknownOutcomeError
+from frontier_llm.checkpoint.manager_options import Outcome
+from frontier_llm.checkpoint.save import NodeCommitError
+from frontier_llm.checkpoint.writer import Writer
+from frontier_llm.errors import CheckpointError
+from frontier_llm.units import format_seconds
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_log = logging.getLogger(__name__)
+_REMEMBERED = 1000
+"""Number of steps whose outcome is remembered."""
+Copy = Callable[[int, dict[str, Any], CommitBarrier], None]
+"""Copies this rank's part of a checkpoint and commits it: (step, meta, barrier)."""
+
+
+class Mover:
+    """The queue of one kind of copies on one rank.
+
+    Attributes:
+        outcomes: how the copies of the last steps ended, by step, as far as this rank knows.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        target: str,
+        rank: int,
+        world_size: int,
+        store: "Store",
+        timeout: timedelta,
+        copy: Copy,
+        is_permanent: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        """Initialise without copying anything.
+
+        Args:
+            name: name of the thread, different for each mover of a rank.
+            target: where the copies go, for the log.
+            rank: rank of this process.
+            world_size: number of ranks.
+            store: key-value store of all ranks.
+            timeout: how long this rank waits for the other ranks after it has copied its part.
+            copy: copies this rank's part.
+            is_permanent: whether a step is never skipped.
+        """
+        self._name, self._target = name, target
+        self._rank, self._size = rank, world_size
+        self._store: Store = store.clone()  # type: ignore[attr-defined]  # the stubs lack it
+        self._timeout, self._copy = timeout, copy
+        self._is_permanent = is_permanent
+        self._writer = Writer(name)
+        self._changed = threading.Condition()
+        self._queue: list[int] = []  # steps that are not copied yet, in order
+        self._saved: dict[int, Outcome] = {}  # how the checkpoints on the nodes' disks ended
+        self._numbered, self._failures = 0, 0
+        self._barriers: list[CommitBarrier] = []
+        self._error: CheckpointError | None = None
+        self.outcomes: dict[int, Outcome] = {}
+
+    @property
+    def failed(self) -> bool:
+        """Whether `poll` would raise."""
+        return self._error is not None
+
+    def poll(self) -> None:
+        """Raise the first error since the last call.
+
+        Raises:
+            CheckpointError: a step was not copied.
+        """
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def enqueue(self, step: int, meta: dict[str, Any], *, is_saved: bool = False) -> None:
+        """Copy a checkpoint as soon as it is committed on the nodes' disks.
+
+        Collective over all ranks.
+
+        Args:
+            step: step of the checkpoint.
+            meta: plain JSON for the manifest of the copy.
+            is_saved: whether the checkpoint is committed already.
+        """
+        with self._changed:
+            self.outcomes.pop(step, None)
+            self._queue.append(step)
+            self._numbered += 1
+            number = self._numbered
+            self._saved.pop(step, None)
+            if is_saved:
+                self._saved[step] = "committed"
+        self._writer.submit(lambda: self._move(number, step, meta))
+
+    def saved(self, step: int, outcome: Outcome) -> None:
+        """Take note of how a checkpoint on the nodes' disks ended. Any thread calls this."""
+        with self._changed:
+            self._saved[step] = outcome
+            for old in sorted(self._saved)[:-_REMEMBERED]:
+                if old not in self._queue:
+                    del self._saved[old]
+            self._changed.notify_all()
+
+    def spared(self) -> Collection[int]:
+        """Return steps that must stay on the nodes' disks: those that may be copied next."""
+        with self._changed:
+            permanent = [step for step in self._queue if self._is_permanent(step)]
+            return {*self._queue[:1], *self._queue[-2:], *permanent}
+
+    def active(self) -> Collection[int]:
+        """Return the step that is being copied, if any."""
+        with self._changed:
+            return tuple(self._queue[:1])
+
+    def wait(self) -> None:
+        """Wait until every enqueued step is copied or skipped, or has failed."""
+        self._writer.wait_below(1)
+
+    def _move(self, number: int, step: int, meta: dict[str, Any]) -> None:
+        outcome: Outcome = "failed"
+        begin = time.monotonic()
+        prefix = f"checkpoint/{self._name}/{number}"
+        try:
+            if self._is_chosen(prefix, step):
+                barrier = CommitBarrier(self._store, prefix, self._rank, self._size, self._timeout)
+                self._barriers.append(barrier)
+                self._copy(step, meta, barrier)
+                outcome = "committed"
+                if self._rank == 0:
+                    seconds = format_seconds(time.monotonic() - begin)
+                    _log.info("step %d is copied to %s: %s", step, self._target, seconds)
+                    while len(self._barriers) > 1:  # no rank reads the keys of earlier copies
+                        self._barriers.pop(0).delete_keys()
+            else:
+                outcome = "dropped"
+        except Exception as error:
+            failure = CheckpointError(f"step {step} is not copied to {self._target}: {error}")
+            self._error = self._error or failure
+            if self._rank == 0 or isinstance(error, NodeCommitError):
+                _log.warning("%s", failure)
+        with self._changed:
+            self._queue.remove(step)
+            self.outcomes[step] = outcome
+            for old in sorted(self.outcomes)[:-_REMEMBERED]:
+                del self.outcomes[old]
+
+    def _is_chosen(self, prefix: str, step: int) -> bool:
+        """Return whether a step is copied or skipped, which rank 0 decides for all ranks.
+
+        Raises:
+            UnknownOutcomeError: rank 0's store is lost.
+        """
+        key = f"{prefix}/order"
+        if self._rank == 0:
+            chosen = self._choose(step)
+            self._store.set(key, "copy" if chosen else "skip")
+            return chosen
+        while True:
+            begin = time.monotonic()
+            try:
+                self._store.wait([key], self._timeout)
+                return bool(self._store.get(key) == b"copy")
+            except RuntimeError as error:
+                if time.monotonic() - begin < self._timeout.total_seconds() / 2:
+                    raise UnknownOutcomeError(f"the ranks' store is lost: {error}") from None
+
+    def _choose(self, step: int) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: step in self._saved)
+            newer = [s for s in self._queue if s > step and self._saved.get(s) == "committed"]
+            if self._saved[step] != "committed":
+                return False
+            if newer and not self._is_permanent(step):
+                _log.info("step %d is not copied to %s: step %d is", step, self._target, newer[-1])
+                return False
+            return True

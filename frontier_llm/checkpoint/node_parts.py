@@ -1,0 +1,151 @@
+"""Checkpoints on the disks of nodes: find the parts, and merge them into one checkpoint.
+
+A part is what the ranks of one node have saved. It lies on the node's own disk and, with
+`checkpoint.partner`, on the disk of the next node.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+
+from frontier_llm.checkpoint.chunk_pool import ChunkPool
+from frontier_llm.checkpoint.discovery import Checkpoint, committed
+from frontier_llm.checkpoint.folders import COPY, NODE, parse_folder
+from frontier_llm.checkpoint.manifest import FilePart, Manifest, StoredRange, Tensor
+from frontier_llm.checkpoint.range_reader import RangeReader, chunk_ranges
+from frontier_llm.checkpoint.rank_file import RankFile
+from frontier_llm.checkpoint.stored_ranges import Shape
+from frontier_llm.errors import CheckpointError
+
+
+@dataclass(frozen=True, order=True)
+class NodePart:
+    """A committed part of a checkpoint on a disk."""
+
+    node: int
+    """Number of the node that saved it."""
+    is_copy: bool
+    """Whether it lies on the next node's disk."""
+    folder: str
+    """Path of the folder with the files and the manifest."""
+    step: int
+    """Number of optimizer steps done."""
+    start: str
+    """Id of the start of the run that saved it. Parts of different starts do not fit together."""
+
+
+def find_parts(root: Path) -> list[NodePart]:
+    """Return the committed parts on this node's disk whose files have the right sizes.
+
+    Args:
+        root: folder of the run on the disk; it may be absent.
+    """
+    parts = []
+    for parent in sorted(root.iterdir()) if root.is_dir() else ():
+        prefix, _, number = parent.name.rpartition("_")
+        if f"{prefix}_" not in (NODE, COPY) or not number.isdigit():
+            continue
+        for step, path in committed(parent):
+            parsed = parse_folder(path.name)
+            if parsed is None or parsed[1]:
+                continue
+            try:
+                start = str(Checkpoint.open(path).manifest.meta.get("start"))
+            except CheckpointError:
+                continue
+            is_copy = f"{prefix}_" == COPY
+            parts.append(NodePart(int(number), is_copy, str(path), step, start))
+    return parts
+
+
+def merge(parts: Mapping[int, Manifest]) -> tuple[Manifest, dict[str, int]]:
+    """Merge the manifests of nodes, and leave out files whose elements other files store, too.
+
+    Args:
+        parts: manifest by number of the node; at least one.
+
+    Returns:
+        The manifest; and for each of its files the number of the node that saved it.
+    """
+    seen: set[tuple[str, Shape, Shape, int, int]] = set()
+    tensors: dict[str, list[StoredRange]] = {}
+    shapes: dict[str, Shape] = {}
+    node_of: dict[str, int] = {}
+    for node, manifest in sorted(parts.items()):
+        for name, tensor in manifest.tensors.items():
+            shapes[name] = tensor.shape
+            for stored in tensor.stored_ranges:
+                key = (name, stored.start, stored.shape, stored.first, stored.count)
+                if key not in seen:
+                    seen.add(key)
+                    tensors.setdefault(name, []).append(stored)
+                    node_of[stored.file] = node
+    first = parts[min(parts)]
+    merged = Manifest(
+        step=first.step,
+        world=sum(manifest.world for manifest in parts.values()),
+        repeats=True,
+        chunk_bytes=first.chunk_bytes,
+        files={name: parts[node].files[name] for name, node in node_of.items()},
+        tensors={
+            name: Tensor(shape=shapes[name], stored_ranges=tuple(ranges))
+            for name, ranges in tensors.items()
+        },
+        meta=first.meta,
+    )
+    return merged, node_of
+
+
+def first_incomplete(manifest: Manifest, model: Mapping[str, Shape]) -> str | None:
+    """Return the name of a tensor of which elements are not stored; None if there is none.
+
+    Args:
+        manifest: a manifest whose boxes (blocks of a tensor that one tensor-parallel rank holds)
+            are equal or do not overlap.
+        model: shapes of all trained tensors of the whole model, by name.
+    """
+    for name, shape in model.items():
+        boxes: dict[tuple[Shape, Shape], list[tuple[int, int]]] = {}
+        tensor = manifest.tensors.get(name)
+        for stored in tensor.stored_ranges if tensor is not None else ():
+            ranges = boxes.setdefault((stored.start, stored.shape), [])
+            ranges.append((stored.first, stored.first + stored.count))
+        held = sum(_length(ranges) for ranges in boxes.values())
+        if held != prod(shape):
+            return name
+    return None
+
+
+def copy_file(checkpoint: Checkpoint, name: str, target: Path) -> None:
+    """Copy a file of a checkpoint, and compare each chunk with its digest on the way.
+
+    Args:
+        checkpoint: the checkpoint that has the file.
+        name: name of the file.
+        target: path of the copy, which is synced.
+
+    Raises:
+        CheckpointError: the file cannot be read, is damaged, or cannot be written.
+    """
+    file, chunk_bytes = checkpoint.manifest.files[name], checkpoint.manifest.chunk_bytes
+    buffer = ChunkPool(1, chunk_bytes, torch.device("cpu")).take()
+    assert buffer is not None
+    with RangeReader(checkpoint, verify=True) as reader, RankFile(target, file.size) as copy:
+        for range_ in chunk_ranges(checkpoint, name):
+            content = reader.read(range_, buffer)
+            copy.write(buffer, content.numel())
+        written: FilePart = copy.finish()
+    if written.chunks != file.chunks:
+        raise CheckpointError(f"{target} is damaged: it differs from {checkpoint.folder / name}")
+
+
+def _length(ranges: Iterable[tuple[int, int]]) -> int:
+    """Return the number of elements in a union of ranges [first, stop)."""
+    length = end = 0
+    for first, stop in sorted(ranges):
+        length += max(0, stop - max(first, end))
+        end = max(end, stop)
+    return length

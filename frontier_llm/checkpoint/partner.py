@@ -1,0 +1,255 @@
+"""Send this rank's file of a node-local checkpoint to a rank of the next node, and receive one.
+
+Ranks use TCP connections of their own, because collectives belong to the main thread and the store
+is for small values. A connection carries one file: a line with the step, then for each chunk (the
+part of a file that has one digest) its content and its digest. The sender has compared the digest
+with the content that it read, and the receiver compares it with what it received.
+"""
+
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import xxhash
+
+from frontier_llm.checkpoint.drain import open_when_committed
+from frontier_llm.checkpoint.manifest import FilePart, RankRecord
+from frontier_llm.checkpoint.pacer import Pacer
+from frontier_llm.checkpoint.range_reader import RangeReader, chunk_ranges
+from frontier_llm.checkpoint.write_plan import WritePlan
+from frontier_llm.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_log = logging.getLogger(__name__)
+_HEAD_BYTES, _DIGEST_BYTES = 16, 16
+_KEY = "checkpoint/partner"
+
+
+@dataclass(frozen=True)
+class ReceivedPlan:
+    """Layout of the file of a rank of the node before."""
+
+    name: str
+    """Name of the file."""
+    size: int
+    """Size of the file in bytes; 0 if that rank saves nothing."""
+    chunk_bytes: int
+    """Size of every chunk but the last, in bytes."""
+    tensors: RankRecord
+    """That rank's part of the manifest, without files."""
+    offset_bytes: int = 0
+    total: int | None = None
+
+    @property
+    def chunks(self) -> range:
+        """One item per chunk."""
+        return range(-(-self.size // self.chunk_bytes))
+
+    def record(self, file: FilePart | None) -> RankRecord:
+        """Return the description of what was written, for the manifest."""
+        files = {self.name: file} if file else {}
+        return RankRecord(files=files, tensors=self.tensors.tensors)
+
+
+class PartnerFiles:
+    """Sends and receives the files of checkpoints of one rank.
+
+    Attributes:
+        plan: layout of the file that this rank receives.
+        sender: the rank that this rank receives from.
+    """
+
+    def __init__(
+        self,
+        plan: WritePlan,
+        folder: Path,
+        rank: int,
+        receiver: int,
+        sender: int,
+        store: "Store",
+        master: str,
+        timeout: timedelta,
+    ) -> None:
+        """Listen for connections, and exchange layouts and addresses through the store.
+
+        Collective over all ranks.
+
+        Args:
+            plan: layout of this rank's file.
+            folder: folder of the checkpoints of this node.
+            rank: rank of this process.
+            receiver: the rank of the next node that receives this rank's file.
+            sender: the rank of the node before whose file this rank receives.
+            store: key-value store of all ranks.
+            master: host name or address of rank 0, to find the network interface.
+            timeout: how long to wait for the other ranks.
+
+        Raises:
+            CheckpointError: another rank does not answer.
+        """
+        self._plan, self._folder, self._timeout = plan, folder, timeout
+        self._seconds = timeout.total_seconds()
+        self._server = socket.create_server(("", 0), backlog=4)
+        self._server.settimeout(self._seconds)
+        address = _own_address(master), self._server.getsockname()[1]
+        record = plan.record(None).to_json()
+        text = json.dumps([*address, plan.name, plan.size, plan.chunk_bytes, record])
+        store.set(f"{_KEY}/{rank}", text)
+        keys = [f"{_KEY}/{sender}", f"{_KEY}/{receiver}"]
+        try:
+            store.wait(keys, timeout)
+            described, receiving = (json.loads(text) for text in store.multi_get(keys))
+        except RuntimeError as error:
+            raise CheckpointError(f"a rank of another node does not answer: {error}") from None
+        self.sender = sender
+        self._address = str(receiving[0]), int(receiving[1])
+        _, _, name, size, chunk_bytes, record = described
+        tensors = RankRecord.model_validate_json(record)
+        self.plan = ReceivedPlan(name, size, chunk_bytes, tensors)
+
+    @contextmanager
+    def sending(self, step: int, buffer: torch.Tensor, pacer: Pacer) -> Iterator[None]:
+        """Send this rank's file while the context is active. A failure is only logged.
+
+        The receiver notices a failure and aborts the copy on all ranks.
+
+        Args:
+            step: step of a checkpoint on this node's disk.
+            buffer: [chunk_bytes] uint8, page-aligned.
+            pacer: limits the rate.
+        """
+        thread = threading.Thread(
+            target=self._send, args=(step, buffer, pacer), name="partner", daemon=True
+        )
+        if self._plan.chunks:
+            thread.start()
+        try:
+            yield
+        finally:
+            if self._plan.chunks:
+                thread.join()
+
+    def receive(self, step: int, buffer: torch.Tensor) -> "ReceivedChunks":
+        """Return the content of the file of the node before.
+
+        Args:
+            step: step of the checkpoint.
+            buffer: [chunk_bytes] uint8, page-aligned.
+        """
+        return ReceivedChunks(self._server, self.plan, step, buffer, self._seconds)
+
+    def _send(self, step: int, buffer: torch.Tensor, pacer: Pacer) -> None:
+        try:
+            pacer.start_thread()
+            checkpoint = open_when_committed(self._folder, step, self._timeout)
+            with (
+                closing(socket.create_connection(self._address, self._seconds)) as connection,
+                RangeReader(checkpoint, verify=True) as reader,
+            ):
+                connection.sendall(str(step).encode().ljust(_HEAD_BYTES))
+                for range_ in chunk_ranges(checkpoint, self._plan.name):
+                    pacer.wait(range_.stop - range_.start)
+                    content = reader.read(range_, buffer).numpy().data
+                    connection.sendall(content)
+                    connection.sendall(xxhash.xxh3_128_digest(content))
+        except (OSError, CheckpointError) as error:
+            _log.warning("step %d was not sent to the next node: %s", step, error)
+
+
+class ReceivedChunks:
+    """The chunks of a file that a rank of the node before sends."""
+
+    def __init__(
+        self,
+        server: socket.socket,
+        plan: ReceivedPlan,
+        step: int,
+        buffer: torch.Tensor,
+        seconds: float,
+    ) -> None:
+        """Initialise without receiving anything.
+
+        Args:
+            server: the listening socket.
+            plan: layout of the file.
+            step: step of the checkpoint.
+            buffer: [chunk_bytes] uint8, page-aligned.
+            seconds: how long to wait for the sender.
+        """
+        self._server, self._plan, self._step = server, plan, step
+        self._buffer, self._seconds = buffer, seconds
+
+    def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """Yield the chunks of the file in order: (buffer, size of the chunk in bytes).
+
+        Raises:
+            CheckpointError: the sender does not send, or a chunk does not match its digest.
+        """
+        plan = self._plan
+        content, digest = self._buffer.numpy().data, memoryview(bytearray(_DIGEST_BYTES))
+        with closing(self._accept()) as connection:
+            for index in plan.chunks:
+                size = min(plan.chunk_bytes, plan.size - index * plan.chunk_bytes)
+                _receive(connection, content[:size])
+                _receive(connection, digest)
+                if xxhash.xxh3_128_digest(content[:size]) != digest:
+                    raise CheckpointError(f"chunk {index} of {plan.name} was damaged on its way")
+                yield self._buffer, size
+
+    def close(self) -> None:
+        """Do nothing: the buffer belongs to the caller."""
+
+    def _accept(self) -> socket.socket:
+        """Accept the connection for this step, and close those of earlier steps that failed."""
+        deadline = time.monotonic() + self._seconds
+        while time.monotonic() < deadline:
+            try:
+                connection, _ = self._server.accept()
+            except OSError as error:
+                raise CheckpointError(f"the node before does not send: {error}") from None
+            connection.settimeout(self._seconds)
+            head = memoryview(bytearray(_HEAD_BYTES))
+            try:
+                _receive(connection, head)
+                if bytes(head).split() == [str(self._step).encode()]:
+                    return connection
+            except CheckpointError as error:
+                _log.info("a connection is ignored: %s", error)
+            connection.close()
+        raise CheckpointError("the node before does not send")
+
+
+def _receive(connection: socket.socket, content: memoryview) -> None:
+    """Fill a buffer.
+
+    Raises:
+        CheckpointError: the connection ended.
+    """
+    done = 0
+    while done < len(content):
+        try:
+            count = connection.recv_into(content[done:])
+        except OSError as error:
+            raise CheckpointError(f"the node before stopped sending: {error}") from None
+        if not count:
+            raise CheckpointError("the node before stopped sending")
+        done += count
+
+
+def _own_address(master: str) -> str:
+    """Return the address of the interface of this host through which rank 0 is reached."""
+    family = socket.getaddrinfo(master, 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family[0], socket.SOCK_DGRAM) as probe:
+        probe.connect(family[4])  # sends nothing
+        return str(probe.getsockname()[0])

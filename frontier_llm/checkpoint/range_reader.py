@@ -1,0 +1,157 @@
+"""Read ranges of a checkpoint's files into buffers, and compare them with their digests."""
+
+import errno
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+import xxhash
+
+from frontier_llm.checkpoint.discovery import Checkpoint
+from frontier_llm.checkpoint.write_plan import PAGE_BYTES
+from frontier_llm.errors import CheckpointError
+
+_DIRECT = getattr(os, "O_DIRECT", 0)
+"""Flag that bypasses the page cache; 0 on systems without it."""
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """Bytes [start, stop) of a file, inside one chunk: the part of a file that has one digest.
+
+    A range that is to be verified is the whole chunk.
+    """
+
+    file: str
+    start: int
+    stop: int
+
+    @property
+    def first_page(self) -> int:
+        """Page-aligned start offset in bytes."""
+        return self.start // PAGE_BYTES * PAGE_BYTES
+
+    @property
+    def pages_bytes(self) -> int:
+        """Size in bytes of all pages that the range touches."""
+        return -(-(self.stop - self.first_page) // PAGE_BYTES) * PAGE_BYTES
+
+
+def chunk_ranges(checkpoint: Checkpoint, name: str) -> list[FileRange]:
+    """Return all chunks of the file `name`."""
+    size, chunk_bytes = checkpoint.manifest.files[name].size, checkpoint.manifest.chunk_bytes
+    return [
+        FileRange(name, start, min(start + chunk_bytes, size))
+        for start in range(0, size, chunk_bytes)
+    ]
+
+
+class RangeReader:
+    """Keeps the file that was read last open.
+
+    It is a context manager: leaving it closes the file.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, verify: bool, bypass_cache: bool = True) -> None:
+        """Initialise without opening a file.
+
+        Args:
+            checkpoint: checkpoint whose files are read.
+            verify: whether `damage` compares digests. If so, each range must be a whole chunk.
+            bypass_cache: whether to bypass the page cache where the file system supports this.
+        """
+        self._checkpoint, self._verify = checkpoint, verify
+        self._flags = os.O_RDONLY | os.O_CLOEXEC | (_DIRECT if bypass_cache else 0)
+        self._name, self._descriptor = "", -1
+
+    def __enter__(self) -> "RangeReader":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._name, self._descriptor = "", -1
+
+    def fetch(self, range_: FileRange, buffer: torch.Tensor) -> None:
+        """Read all pages that a range touches.
+
+        Args:
+            range_: the range.
+            buffer: [at least `range_.pages_bytes`] uint8 on the host, page-aligned, overwritten.
+
+        Raises:
+            CheckpointError: the file cannot be read, or is too short.
+        """
+        if range_.file != self._name:
+            self.__exit__(None, None, None)
+            self._descriptor = self._open(range_.file)
+            self._name = range_.file
+        self._fill(self._descriptor, range_, buffer)
+
+    def read(self, range_: FileRange, buffer: torch.Tensor) -> torch.Tensor:
+        """Read a range as `fetch` does, compare its digest, and return its part of the buffer."""
+        self.fetch(range_, buffer)
+        begin = range_.start - range_.first_page
+        content = buffer[begin : begin + range_.stop - range_.start]
+        if damage := self.damage(range_, content):
+            raise damage
+        return content
+
+    def _open(self, name: str) -> int:
+        path = self._checkpoint.folder / name
+        try:
+            try:
+                descriptor = os.open(path, self._flags)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                descriptor = os.open(path, self._flags & ~_DIRECT)
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        if not self._flags & _DIRECT:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        return descriptor
+
+    def _fill(self, descriptor: int, range_: FileRange, buffer: torch.Tensor) -> None:
+        """Read all pages that a range touches into a buffer."""
+        path, needed = self._checkpoint.folder / range_.file, range_.stop - range_.first_page
+        content = buffer.numpy().data[: range_.pages_bytes]
+        done = 0
+        while done < needed:
+            try:
+                count = os.preadv(descriptor, [content[done:]], range_.first_page + done)
+            except OSError as error:
+                flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+                if error.errno != errno.EINVAL or not flags & _DIRECT:
+                    raise _unreadable(path, error) from None
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
+                continue
+            if not count:
+                end = range_.first_page + done
+                raise CheckpointError(f"{path} is damaged: it ends at byte {end}")
+            done += count
+
+    def damage(self, range_: FileRange, content: torch.Tensor) -> CheckpointError | None:
+        """Return an error if a range is to be verified and does not match its digest."""
+        if not self._verify:
+            return None
+        manifest, path = self._checkpoint.manifest, self._checkpoint.folder / range_.file
+        wanted = manifest.files[range_.file].chunks[range_.start // manifest.chunk_bytes]
+        if xxhash.xxh3_128_hexdigest(content.numpy().data) == wanted:
+            return None
+        return CheckpointError(
+            f"{path} is damaged: bytes {range_.start} to {range_.stop} do not match their digest; "
+            "move this checkpoint away to use an earlier one"
+        )
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{path} cannot be read: {error.strerror or error}")

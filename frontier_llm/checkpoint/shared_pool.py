@@ -1,0 +1,51 @@
+"""The host memory that the checkpoints of all levels of one rank share."""
+
+import torch
+
+from frontier_llm.checkpoint.chunk_pool import ChunkPool
+from frontier_llm.checkpoint.snapshot import InFlight
+
+
+class SharedPool:
+    """One pool of buffers for several managers, allocated when the first of them is prepared.
+
+    Attributes:
+        chunk_bytes: size of a buffer.
+        in_flight: the snapshots that may occupy buffers.
+    """
+
+    def __init__(
+        self, buffers: int, chunk_bytes: int, device: torch.device, *, drops: bool = False
+    ) -> None:
+        """Initialise without allocating anything.
+
+        Args:
+            buffers: number of buffers.
+            chunk_bytes: size of a buffer, equal to that of the managers.
+            device: device of the states.
+            drops: whether a full pool drops the oldest snapshot instead of waiting for it.
+        """
+        self._buffers, self.chunk_bytes, self._device = buffers, chunk_bytes, device
+        self.in_flight = InFlight(drops=drops)
+        self._pool: ChunkPool | None = None
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether the memory is allocated."""
+        return self._pool is not None
+
+    @property
+    def size(self) -> int:
+        """Size of all buffers in bytes."""
+        return self._buffers * self.chunk_bytes
+
+    @property
+    def buffers(self) -> ChunkPool:
+        """The buffers.
+
+        Raises:
+            CheckpointError: they are not allocated yet, and the host has not enough memory.
+        """
+        if self._pool is None:
+            self._pool = ChunkPool(self._buffers, self.chunk_bytes, self._device)
+        return self._pool

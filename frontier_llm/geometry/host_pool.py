@@ -1,0 +1,63 @@
+"""Count the buffers of host memory that the checkpoints of one rank share.
+
+The planner predicts the pool with the same function with which a run allocates it.
+"""
+
+from dataclasses import dataclass
+
+from frontier_llm.config.checkpoint import CheckpointConfig
+from frontier_llm.units import MIB
+
+CHUNK_BYTES = 16 * MIB
+"""Size of a buffer: the part of a file that is written, digested and verified at once."""
+STATE_BYTES = 12
+"""Bytes per element in a checkpoint: an fp32 master weight and two fp32 moments."""
+
+
+@dataclass(frozen=True)
+class HostPool:
+    """Numbers of buffers of one rank."""
+
+    writers: int
+    """Buffers of the writer threads: one per level that is written directly from the states."""
+    movers: int
+    """Buffers of the threads that copy checkpoints from the node's disk: two for the run directory,
+    two for the next node (one to send, one to receive)."""
+    captured: int
+    """Buffers for states that are not written yet when the optimizer changes them."""
+
+    @property
+    def buffers(self) -> int:
+        """Number of all buffers."""
+        return self.writers + self.movers + self.captured
+
+    @property
+    def size(self) -> int:
+        """Size of all buffers in bytes."""
+        return self.buffers * CHUNK_BYTES
+
+
+def host_pool(
+    config: CheckpointConfig, elements: int, replicas: int, *, saves_locally: bool = True
+) -> HostPool:
+    """Return the buffers that a rank allocates for the checkpoints of all levels.
+
+    Args:
+        config: when and where the run saves.
+        elements: elements of the optimizer states of this rank, padding included.
+        replicas: number of replicas that divide the writing to the run directory between them.
+        saves_locally: whether this rank writes its states to the disk of its node; false if a lower
+            rank of the node holds the same states.
+    """
+    if config.mode == "off" or not elements:
+        return HostPool(0, 0, 0)
+    has_node_level = config.tiers.local.path is not None
+    writers = 2 if has_node_level else 1
+    movers = 2 * has_node_level + 2 * config.has_partner
+    saved = elements if has_node_level and saves_locally else -(-elements // replicas)
+    captured = -(-STATE_BYTES * saved // CHUNK_BYTES) if config.mode == "lazy" else 0
+    if captured and config.when_full == "drop":
+        captured += 1  # a writer that hangs in a write keeps one buffer
+    if config.pool_bytes is not None:
+        captured = max(0, min(captured, config.pool_bytes // CHUNK_BYTES - writers - movers))
+    return HostPool(writers, movers, captured)

@@ -1,0 +1,285 @@
+"""The places of a run's checkpoints on one rank: what writes and copies each of them.
+
+    states -> host memory -> the node's disk -> the run directory -> the archive command
+                             the node's disk -> the next node's disk (`checkpoint.partner`)
+
+States are copied to the run directory directly if the nodes' disks do not have the step.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from frontier_llm.checkpoint.archive import Archive
+from frontier_llm.checkpoint.commit_barrier import CommitBarrier
+from frontier_llm.checkpoint.drain import DrainSource
+from frontier_llm.checkpoint.manager import CheckpointManager
+from frontier_llm.checkpoint.manager_options import Options, Outcome
+from frontier_llm.checkpoint.mover import Copy, Mover
+from frontier_llm.checkpoint.pacer import Pacer
+from frontier_llm.checkpoint.partner import PartnerFiles
+from frontier_llm.checkpoint.replica_part import part_of
+from frontier_llm.checkpoint.retention import prune
+from frontier_llm.checkpoint.save import Task, save
+from frontier_llm.checkpoint.shared_pool import SharedPool
+from frontier_llm.checkpoint.write_plan import WritePlan
+from frontier_llm.config.run import RunConfig
+from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.host_pool import CHUNK_BYTES, host_pool
+from frontier_llm.launch.world import World
+from frontier_llm.parallel.groups import Groups
+from frontier_llm.protocols import StateShard
+from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.trainer.checkpoint_places import local_folder, partner_folder, shared_folder
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_IN_FLIGHT = 8
+"""Most unwritten checkpoints per level; host memory is the usual limit."""
+_MOMENTS_BYTES = 8
+"""Bytes of the two fp32 moments per element."""
+
+
+class Levels:
+    """The managers and movers of one rank, and the host memory that they share.
+
+    Attributes:
+        shared: writes states to the run directory; None without checkpoints.
+        local: writes states to the node's disk; None without node-local checkpoints.
+        drain: copies from the node's disk to the run directory; None without `local`.
+        partner: copies to the next node's disk; None without `checkpoint.partner`.
+        archive: runs the archive command on rank 0.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        store: "Store",
+        states: ShardedStates,
+        groups: Groups,
+    ) -> None:
+        """Initialise without writing or allocating anything.
+
+        Args:
+            config: configuration of the run.
+            world: number, host and node of this rank among all ranks.
+            store: torch's key-value store of all ranks.
+            states: the states to save.
+            groups: process groups of this rank.
+        """
+        self._run_config, self._config = config, config.checkpoint
+        self._world, self._store, self._states = world, store, states
+        # a replica is a set of data-parallel ranks that together hold all optimizer states once
+        self._replicas = states.factors.data // states.factors.optimizer
+        self._replica = states.factors.digits(groups.coordinates.data).replica
+        self._saves_locally = self._is_first_of_its_node(groups)
+        self._timeout = timedelta(seconds=config.checkpoint.timeout_seconds)
+        self._buffers: list[torch.Tensor] = []
+        self._partner_files: PartnerFiles | None = None
+        self._pool = self._make_pool()
+        settings, archive = config.checkpoint, config.checkpoint.tiers.archive
+        self._shared_folder = shared_folder(config)
+        self._local_folder = local_folder(config, world.rank, world.ranks_per_node)
+        self.archive = Archive(archive.command, archive.every_steps, self._shared_folder)
+        self.shared = self.local = self.drain = self.partner = None
+        if settings.mode == "off":
+            return
+        self.shared = self._make_shared()
+        if self._local_folder is not None:
+            self.drain = self._make_mover("drain", "the run directory", self._drain)
+            if settings.partner:
+                self._check_nodes()
+                self.partner = self._make_mover("partner", "the next node", self._copy_to_partner)
+            self.local = self._make_local()
+
+    @property
+    def managers(self) -> Iterator[CheckpointManager]:
+        """The managers that exist."""
+        yield from (manager for manager in (self.shared, self.local) if manager is not None)
+
+    @property
+    def movers(self) -> Iterator[Mover]:
+        """The movers that exist."""
+        yield from (mover for mover in (self.drain, self.partner) if mover is not None)
+
+    @property
+    def pool_bytes(self) -> int:
+        """Host memory in bytes that `prepare` allocates."""
+        return self._pool.size
+
+    def prepare(self) -> None:
+        """Plan the files of this rank and allocate the host memory.
+
+        Collective over all ranks.
+
+        Raises:
+            CheckpointError: there is not enough memory.
+        """
+        if self.shared is not None:
+            self.shared.prepare(self.shared_shards())
+        if self.local is not None:
+            self.local.prepare(self.local_shards())
+        while len(self._buffers) < self._movers:
+            buffer = self._pool.buffers.take()
+            assert buffer is not None  # host_pool has counted it
+            self._buffers.append(buffer)
+        if self.local is not None and self.partner is not None and self._partner_files is None:
+            self._partner_files = self._exchange_plans(self.local.plan)
+
+    def shared_shards(self) -> Iterator[StateShard]:
+        """Yield what this rank saves to the run directory."""
+        return part_of(self._states.shards(), self._replica, self._replicas)
+
+    def local_shards(self) -> Iterator[StateShard]:
+        """Yield what this rank saves to the disk of its node."""
+        return self._states.shards() if self._saves_locally else iter(())
+
+    def _make_pool(self) -> SharedPool:
+        settings, memory = self._config, self._states.memory_bytes()
+        elements = memory["moments"] // _MOMENTS_BYTES
+        counts = host_pool(settings, elements, self._replicas, saves_locally=self._saves_locally)
+        self._movers = counts.movers
+        shard = next(self._states.shards(), None)
+        device = torch.device("cpu") if shard is None else shard.master.device
+        drops = settings.when_full == "drop"
+        return SharedPool(counts.buffers, CHUNK_BYTES, device, drops=drops)
+
+    def _make_shared(self) -> CheckpointManager:
+        settings, world = self._config, self._world
+        options = Options(
+            keep_every_steps=settings.keep_every_steps,
+            file_ranks=world.node_ranks if settings.files == "node" else None,
+            spared=lambda: {*self.archive.spared(), *(self.drain.active() if self.drain else ())},
+            on_end=self._archive_commit,
+        )
+        return self._make_manager(shared=True, options=options)
+
+    def _make_local(self) -> CheckpointManager:
+        options = Options(
+            folder_ranks=self._world.node_ranks,
+            spared=lambda: {step for mover in self.movers for step in mover.spared()},
+            on_end=self._saved_locally,
+        )
+        return self._make_manager(shared=False, options=options)
+
+    def _make_manager(self, *, shared: bool, options: Options) -> CheckpointManager:
+        settings, world = self._config, self._world
+        folder = self._shared_folder if shared else self._local_folder
+        assert folder is not None
+        assert settings.mode != "off"
+        return CheckpointManager(
+            folder,
+            world.rank,
+            world.size,
+            self._store,
+            settings.mode,
+            settings.keep if shared else settings.tiers.local.keep,
+            self._timeout,
+            replace(
+                options,
+                pool=self._pool,
+                ranks_on_host=world.ranks_per_node,
+                in_flight=_IN_FLIGHT,
+            ),
+        )
+
+    def _make_mover(self, name: str, target: str, copy: Copy) -> Mover:
+        every = self._config.keep_every_steps
+        return Mover(
+            name,
+            target,
+            self._world.rank,
+            self._world.size,
+            self._store,
+            self._timeout,
+            copy,
+            is_permanent=lambda step: every is not None and step % every == 0,
+        )
+
+    def _make_pacer(self) -> Pacer:
+        rate = self._config.drain_mb_per_second
+        return Pacer(None if rate is None else rate * 1e6 / self._world.ranks_per_node)
+
+    def _saved_locally(self, step: int, outcome: Outcome) -> None:
+        for mover in self.movers:
+            mover.saved(step, outcome)
+
+    def _archive_commit(self, step: int, outcome: Outcome) -> None:
+        if outcome == "committed" and self._world.rank == 0:
+            self.archive.committed(step)
+
+    def _drain(self, step: int, meta: dict[str, Any], barrier: CommitBarrier) -> None:
+        """Copy this rank's part of a checkpoint to the run directory, and commit the copy."""
+        assert self.shared is not None
+        assert self._local_folder is not None
+        plan, rank = self.shared.plan, self._world.rank
+        folder, everyone = self._shared_folder, range(self._world.size)
+        buffers = self._buffers[0], self._buffers[1]
+        pacer = self._make_pacer()
+        pacer.start_thread()
+        source = DrainSource(plan, self._local_folder, step, buffers, pacer, self._timeout)
+        task = Task(folder, step, meta, rank, plan, everyone, repeats=False)
+        save(task, source, barrier)
+        if task.is_first:
+            spared = self.archive.spared()
+            prune(folder, step, self._config.keep, self._config.keep_every_steps, spared)
+        self._archive_commit(step, "committed")
+
+    def _check_nodes(self) -> None:
+        """Check that there is a next node with as many ranks.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        world = self._world
+        if world.size % world.ranks_per_node or world.size == world.ranks_per_node:
+            raise ConfigError(
+                "checkpoint.partner",
+                f"true with {world.size} ranks, {world.ranks_per_node} per node",
+                "at least two nodes, with equally many ranks",
+                "set checkpoint.partner=false, or use more nodes",
+            )
+
+    def _exchange_plans(self, plan: WritePlan) -> PartnerFiles:
+        world, folder = self._world, self._local_folder
+        assert folder is not None
+        return PartnerFiles(
+            plan,
+            folder,
+            world.rank,
+            (world.rank + world.ranks_per_node) % world.size,
+            (world.rank - world.ranks_per_node) % world.size,
+            self._store,
+            world.master_address,
+            self._timeout,
+        )
+
+    def _copy_to_partner(self, step: int, meta: dict[str, Any], barrier: CommitBarrier) -> None:
+        """Send this rank's file to the next node, and write and commit that of the node before."""
+        world, files = self._world, self._partner_files
+        assert files is not None
+        node = files.sender // world.ranks_per_node
+        folder = partner_folder(self._run_config, node)
+        task = Task(folder, step, meta, world.rank, files.plan, world.node_ranks, repeats=True)
+        with files.sending(step, self._buffers[2], self._make_pacer()):
+            save(task, files.receive(step, self._buffers[3]), barrier)
+        if task.is_first:
+            prune(folder, step, self._config.tiers.local.keep, None)
+
+    def _is_first_of_its_node(self, groups: Groups) -> bool:
+        """Return whether no lower rank of this node holds the same optimizer states."""
+
+        def place_of_states(rank: int) -> tuple[int, ...]:
+            """Return a tuple that is equal for ranks that hold the same optimizer states."""
+            coordinates = groups.grid.coordinates(rank)
+            digits = self._states.factors.digits(coordinates.data)
+            return coordinates.tensor, coordinates.pipeline, *digits[:-1]  # all but the replica
+
+        own_place = place_of_states(groups.rank)
+        lower_ranks: Sequence[int] = range(self._world.node_ranks.start, groups.rank)
+        return all(place_of_states(rank) != own_place for rank in lower_ranks)

@@ -1,0 +1,333 @@
+"""One checkpoint, several homes: the nodes' disks, their partners' disks, and the run directory."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontier_llm.checkpoint.drain import DrainSource
+from frontier_llm.checkpoint.kill_points import VARIABLE
+from frontier_llm.checkpoint.range_reader import RangeReader
+from frontier_llm.checkpoint.rank_file import RankFile
+from frontier_llm.errors import CheckpointError
+from tests.checkpoint.test_faults import mount
+from tests.forked_train import TINY, train
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+SCHEDULE = ("optimizer.decay_steps=8", "optimizer.warmup_steps=2")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Two nodes of two ranks, which save to their own disks after each step."""
+    folder = tmp_path_factory.mktemp("corpus")
+    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:40]
+    (folder / "text.txt").write_text("\n\n".join(s.read_text() for s in sources))
+    return (
+        *TINY, *SCHEDULE, f"data.path={folder}/text.txt", f"data.directory={folder}/prepared",
+        "launch.ranks=4", "launch.ranks_per_node=2", "sharding=zero1", "checkpoint.every_steps=4",
+    )  # fmt: skip
+
+
+def nodes(tmp_path: Path, *more: str) -> tuple[str, ...]:
+    return (
+        f"run.dir={tmp_path}/run", f"checkpoint.tiers.local.path={tmp_path}/local",
+        "checkpoint.tiers.local.every_steps=1", "checkpoint.tiers.local.keep=2", *more,
+    )  # fmt: skip
+
+
+def events(run: Path, name: str) -> list[dict[str, Any]]:
+    lines = (run / "ledger.jsonl").read_text().splitlines()
+    return [entry for entry in map(json.loads, lines) if entry.get("event") == name]
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], line["loss"]) for line in lines]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+
+
+@pytest.fixture(scope="module")
+def direct(tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without node-local checkpoints."""
+    run = tmp_path_factory.mktemp("direct") / "run"
+    ended = train(*tiny, f"run.dir={run}", "trainer.steps=8", "checkpoint.keep=9")
+    assert ended.code == 0, ended.text
+    return run
+
+
+def test_a_drained_checkpoint_is_the_one_that_would_have_been_written(
+    tiny: tuple[str, ...], direct: Path, tmp_path: Path
+) -> None:
+    archive = f"checkpoint.tiers.archive.command='cp -r $CHECKPOINT {tmp_path}/archive'"
+    ended = train(*tiny, *nodes(tmp_path, archive), "trainer.steps=6")
+    assert ended.code == 0, ended.text
+    assert "step 4 is copied to the run directory" in ended.text
+    run = tmp_path / "run"
+    drained = files(run / "checkpoints" / "step_00000004")
+    assert drained == files(direct / "checkpoints" / "step_00000004")
+    assert len(drained) == 4
+    assert files(tmp_path / "archive") == drained
+
+
+@pytest.mark.parametrize(
+    "layout", [("checkpoint.files=node", "parallel.tensor=2"), ("sharding=replicated",)]
+)
+def test_a_drain_between_files_of_other_layouts(
+    layout: tuple[str, ...], tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A node-local file holds what other ranks of the node and other replicas write elsewhere."""
+    node = (*tiny, "trainer.steps=5", "parallel.pipeline=1", *layout)
+    assert train(*node, f"run.dir={tmp_path}/direct").code == 0
+    ended = train(*node, *nodes(tmp_path))
+    assert ended.code == 0, ended.text
+    step = Path("checkpoints", "step_00000004")
+    drained = files(tmp_path / "run" / step)
+    assert drained == files(tmp_path / "direct" / step)
+    assert len(drained) >= 2
+
+
+@pytest.mark.parametrize("point", ["file.half@1", "sealed@0"])
+def test_a_killed_drain_leaves_no_checkpoint_and_is_done_again(
+    point: str, tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"{point}+drain")
+    assert train(*tiny, *nodes(tmp_path), "trainer.steps=8").code != 0
+    monkeypatch.delenv(VARIABLE)
+    run = tmp_path / "run"
+    assert not list(run.glob("checkpoints/step_????????"))
+    ended = train(*tiny, *nodes(tmp_path), "trainer.steps=8")
+    assert ended.code == 0, ended.text
+    resumed = events(run, "resume")[-1]["step"]
+    assert resumed >= 4
+    assert f"step {resumed} is copied to the run directory" in ended.text
+    assert losses(run) == losses(direct)
+
+
+def lose(tmp_path: Path, node: int) -> None:
+    """Remove what lies on a node's disk: its own checkpoints and the copies of the other node."""
+    (root,) = (tmp_path / "local").iterdir()
+    shutil.rmtree(root / f"copy_of_node_{1 - node:05d}")
+    lose_own(tmp_path, node)
+
+
+def lose_own(tmp_path: Path, node: int) -> None:
+    (root,) = (tmp_path / "local").iterdir()
+    shutil.rmtree(root / f"node_{node:05d}")
+
+
+def stop_after_6(tiny: tuple[str, ...], tmp_path: Path, *more: str) -> Path:
+    """Train, and leave what a run leaves that is killed after step 6 is on the nodes' disks."""
+    ended = train(*tiny, *nodes(tmp_path, *more), "trainer.steps=7")
+    assert ended.code == 0, ended.text
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_00000007")
+    return tmp_path / "run"
+
+
+def test_a_lost_node_is_replaced_by_the_copy_of_its_partner(
+    tiny: tuple[str, ...], direct: Path, tmp_path: Path
+) -> None:
+    run = stop_after_6(tiny, tmp_path, "checkpoint.partner=true")
+    lose(tmp_path, 1)
+    ended = train(*tiny, *nodes(tmp_path, "checkpoint.partner=true"), "trainer.steps=8")
+    assert ended.code == 0, ended.text
+    assert "from the own disks of nodes 0 and from copies of nodes 1" in ended.text
+    assert events(run, "resume")[-1]["step"] == 6
+    assert losses(run) == losses(direct)
+
+
+def test_nodes_that_changed_places_and_layouts_go_on_from_the_newest_step(
+    tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = stop_after_6(tiny, tmp_path)
+    (root,) = (tmp_path / "local").iterdir()
+    ended = train(
+        *tiny, *nodes(tmp_path), "trainer.steps=8", "sharding=replicated", "launch.ranks=2",
+        "launch.ranks_per_node=2",
+    )  # fmt: skip
+    assert ended.code == 0, ended.text
+    assert events(run, "resume")[-1]["step"] == 6, sorted(root.iterdir())
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def flipped(tiny: tuple[str, ...], tmp_path: Path) -> Path:
+    run = stop_after_6(tiny, tmp_path, "checkpoint.partner=true")
+    (damaged,) = (tmp_path / "local").glob("*/node_00001/step_00000006/rank_00002.safetensors")
+    flip(damaged)
+    return run
+
+
+def test_a_flipped_byte_on_a_node_s_disk_is_found_and_the_partner_helps(
+    tiny: tuple[str, ...], flipped: Path, direct: Path, tmp_path: Path
+) -> None:
+    ended = train(*tiny, *nodes(tmp_path, "checkpoint.partner=true"), "trainer.steps=8")
+    assert ended.code == 0, ended.text
+    assert "trying another copy of step 6" in ended.text
+    assert events(flipped, "resume")[-1]["step"] == 6
+    assert losses(flipped) == losses(direct)
+
+
+def test_a_flipped_byte_is_not_drained(tiny: tuple[str, ...], tmp_path: Path) -> None:
+    run = stop_after_6(tiny, tmp_path)
+    (damaged,) = (tmp_path / "local").glob("*/node_00001/step_00000006/rank_00002.safetensors")
+    flip(damaged)
+    ended = train(*tiny, *nodes(tmp_path), "trainer.steps=8", "checkpoint.verify=false")
+    assert ended.code != 0
+    assert "is not copied to the run directory" in ended.text
+    assert "do not match their digest" in ended.text
+    assert not (run / "checkpoints" / "step_00000006").exists()
+
+
+def test_a_torn_manifest_on_a_node_s_disk_is_replaced_by_the_copy(
+    tiny: tuple[str, ...], direct: Path, tmp_path: Path
+) -> None:
+    run = stop_after_6(tiny, tmp_path, "checkpoint.partner=true")
+    (manifest,) = (tmp_path / "local").glob("*/node_00000/step_00000006/manifest.json")
+    manifest.write_bytes(manifest.read_bytes()[:1000])
+    ended = train(*tiny, *nodes(tmp_path, "checkpoint.partner=true"), "trainer.steps=8")
+    assert ended.code == 0, ended.text
+    assert "from the own disks of nodes 1 and from copies of nodes 0" in ended.text
+    assert losses(run) == losses(direct)
+
+
+def test_a_flipped_byte_in_the_run_directory_is_replaced_by_the_nodes_disks(
+    tiny: tuple[str, ...], direct: Path, tmp_path: Path
+) -> None:
+    keep = "checkpoint.tiers.local.keep=9"
+    run = stop_after_6(tiny, tmp_path, keep)
+    for step in (5, 6):
+        for folder in (tmp_path / "local").glob(f"*/*/step_0000000{step}"):
+            shutil.rmtree(folder)
+    flip(run / "checkpoints" / "step_00000004" / "rank_00001.safetensors")
+    ended = train(*tiny, *nodes(tmp_path, keep), "trainer.steps=8")
+    assert ended.code == 0, ended.text
+    assert "trying another copy of step 4" in ended.text
+    assert losses(run) == losses(direct)
+
+
+def steps_in(tmp_path: Path, name: str) -> set[str]:
+    return {path.name for path in (tmp_path / "local").glob(f"*/{name}/step_????????")}
+
+
+def test_a_node_is_lost_before_the_drain_is_done(
+    tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = DrainSource.chunks
+
+    def late(self: DrainSource) -> Any:
+        time.sleep(0.5)  # meanwhile steps reach the next node
+        return chunks(self)
+
+    monkeypatch.setattr(DrainSource, "chunks", late)
+    monkeypatch.setenv(VARIABLE, "file.half@2+drain")
+    partner = "checkpoint.partner=true"
+    assert train(*tiny, *nodes(tmp_path, partner), "trainer.steps=500").code != 0
+    monkeypatch.delenv(VARIABLE)
+    assert not list(tmp_path.glob("run/checkpoints/step_????????"))
+    lose(tmp_path, 1)
+    step = int(max(steps_in(tmp_path, "node_00000") & steps_in(tmp_path, "copy_of_node_00001"))[5:])
+    assert step >= 4
+    ended = train(
+        *tiny, *nodes(tmp_path, partner), f"trainer.steps={step + 1}",
+        "run.allow_changes=[trainer.steps]",
+    )  # fmt: skip
+    assert ended.code == 0, ended.text
+    assert "from copies of nodes 1" in ended.text
+    assert events(tmp_path / "run", "resume")[-1]["step"] == step
+
+
+def test_a_run_of_which_a_node_is_lost_does_not_start_anew(
+    tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = stop_after_6(tiny, tmp_path)
+    shutil.rmtree(run / "checkpoints" / "step_00000004")
+    lose_own(tmp_path, 1)
+    ended = train(*tiny, *nodes(tmp_path), "trainer.steps=8")
+    assert ended.code == 1
+    assert "the disks of the nodes hold no complete checkpoint" in ended.text
+
+
+def test_a_full_file_system_of_the_run_directory_costs_no_committed_step(
+    tiny: tuple[str, ...], direct: Path, tmp_path: Path
+) -> None:
+    checkpoints = tmp_path / "run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    mount(checkpoints, "size=64k")
+    try:
+        ended = train(*tiny, *nodes(tmp_path, "checkpoint.on_error=continue"), "trainer.steps=7")
+    finally:
+        subprocess.run(["umount", "-l", str(checkpoints)], check=True)
+    assert ended.code == 0, ended.text
+    assert "step 4 is not copied to the run directory" in ended.text
+    assert "No space left on device" in ended.text
+    ended = train(*tiny, *nodes(tmp_path), "trainer.steps=8")
+    assert ended.code == 0, ended.text
+    assert events(tmp_path / "run", "resume")[-1]["step"] == 6
+    assert losses(tmp_path / "run") == losses(direct)
+
+
+def test_without_the_nodes_disks_the_run_directory_is_written_directly(
+    tiny: tuple[str, ...], direct: Path, tmp_path: Path
+) -> None:
+    disk = tmp_path / "local"
+    disk.mkdir()
+    mount(disk, "size=300k")  # room for one checkpoint
+    try:
+        ended = train(*tiny, *nodes(tmp_path, "checkpoint.on_error=continue"), "trainer.steps=6")
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+    assert ended.code == 0, ended.text
+    assert "No space left on device" in ended.text
+    step = Path("checkpoints", "step_00000004")
+    assert files(tmp_path / "run" / step) == files(direct / step)
+
+
+@pytest.mark.parametrize("fault", ["read error", "hang"])
+def test_training_goes_on_while_the_drain_fails(
+    fault: str, tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, write = RangeReader.fetch, RankFile.write
+
+    def broken(self: RangeReader, *arguments: Any) -> None:
+        if fault == "read error" and threading.current_thread().name == "drain":
+            raise CheckpointError(os.strerror(errno.EIO))
+        fetch(self, *arguments)
+
+    def slow(self: RankFile, *arguments: Any) -> None:
+        if (
+            fault == "hang"
+            and threading.current_thread().name == "drain"
+            and "00001" in self._path.name
+        ):
+            time.sleep(1)
+        write(self, *arguments)
+
+    monkeypatch.setattr(RangeReader, "fetch", broken)
+    monkeypatch.setattr(RankFile, "write", slow)
+    ended = train(
+        *tiny, *nodes(tmp_path, "checkpoint.on_error=continue"), "trainer.steps=8",
+        "checkpoint.timeout_seconds=0.5",
+    )  # fmt: skip
+    assert ended.code == 0, ended.text
+    assert "is not copied to the run directory: " in ended.text
+    assert [path.name for path in (tmp_path / "run").glob("checkpoints/*")] == ["step_00000008"]
+    last = files(tmp_path / "run" / "checkpoints" / "step_00000008")
+    assert last == files(direct / "checkpoints" / "step_00000008")
