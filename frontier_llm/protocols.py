@@ -4,7 +4,7 @@
 saves them under their global names.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -136,9 +136,10 @@ class StateShard:
     """The parameter."""
     start: int
     """First element of the range in the flattened local parameter."""
-    master: torch.Tensor
-    """[elements] fp32, the master weights."""
-    exp_avg: torch.Tensor
-    """[elements] fp32, first moments."""
-    exp_avg_sq: torch.Tensor
-    """[elements] fp32, second moments."""
+    states: Mapping[str, torch.Tensor]
+    """[elements] fp32 by the name of the state, in the order in which files store them."""
+
+    @property
+    def master(self) -> torch.Tensor:
+        """[elements] fp32, the master weights."""
+        return self.states["master"]

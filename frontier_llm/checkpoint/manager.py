@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from frontier_llm.checkpoint.chunk_pool import ChunkPool, check_host_memory, wait_for_host_ranks
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier
-from frontier_llm.checkpoint.manifest import CHUNK_BYTES, STATES
+from frontier_llm.checkpoint.manifest import CHUNK_BYTES
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
 from frontier_llm.checkpoint.snapshot import Snapshot
@@ -138,7 +138,7 @@ class CheckpointManager:
         key: list[object] = []
         for shard in shards:
             key += [shard.record, shard.start, len(shard.master)]
-            key += [getattr(shard, state).data_ptr() for state in STATES]
+            key += [(name, state.data_ptr()) for name, state in shard.states.items()]
         if key == self._plan_key:
             return
         self._pool = None  # free the old pool before the new one is allocated
