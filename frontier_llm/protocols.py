@@ -110,6 +110,9 @@ class ParameterRecord:
     heads (norms of single heads)."""
     tied: bool
     """Whether other model chunks hold copies, whose gradients must be added."""
+    fused: tuple[int, ...] = ()
+    """Rows of each of the matrices that it fuses, in one group of rows; groups follow each other.
+    Query, key and value have a group per head of keys. Empty: it is one matrix."""
     rate_factor: float = 1.0
     """Factor of its learning rate that follows from the width of the model (muP). Weight decay is
     divided by it."""

@@ -53,12 +53,9 @@ class AdamW:
 
     @property
     def states(self) -> Mapping[str, Sequence[torch.Tensor]]:
-        """All states by name, in the order of checkpoints; per unit, [n / o] fp32."""
-        return {
-            "master": self.masters,
-            "exp_avg": self.exp_avgs,
-            "exp_avg_sq": self.exp_avg_sqs,
-        }
+        """All states by name, in the order of checkpoints."""
+        moments = {"exp_avg": self.exp_avgs, "exp_avg_sq": self.exp_avg_sqs}
+        return {"master": self.masters, **moments}
 
     @property
     def has_separate_masters(self) -> bool:

@@ -1,9 +1,14 @@
-"""The interface of an optimizer on the intervals of this rank."""
+"""The interface of an optimizer on the intervals of this rank, and the choice of one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
+
+from frontier_llm.sharding.adamw import AdamW
+from frontier_llm.sharding.muon import Muon
+from frontier_llm.sharding.unit import Unit
+from frontier_llm.sharding.update_groups import UpdateRule
 
 
 class Optimizer(Protocol):
@@ -51,6 +56,17 @@ class Optimizer(Protocol):
 
     def write_parameters(self) -> None:
         """Write this rank's interval of the parameters from the masters."""
+
+
+def make_optimizer(
+    units: Sequence[Unit],
+    gradients: Sequence[torch.Tensor],
+    rule: UpdateRule,
+    separate_masters: bool,
+) -> Optimizer:
+    """Return the optimizer that the rule names; the arguments are those of `AdamW`."""
+    make = Muon if rule.name == "muon" else AdamW
+    return make(units, gradients, rule, separate_masters)
 
 
 def allocated_bytes(optimizer: Optimizer) -> dict[str, int]:

@@ -15,9 +15,8 @@ from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import Feedback
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.protocols import ParameterRecord, StateShard
-from frontier_llm.sharding.adamw import AdamW
 from frontier_llm.sharding.gradients import Gradients
-from frontier_llm.sharding.optimizer_choice import Optimizer, allocated_bytes
+from frontier_llm.sharding.optimizer_choice import allocated_bytes, make_optimizer
 from frontier_llm.sharding.parameters import Parameters
 from frontier_llm.sharding.unit import StateGroups, Unit, make_units
 from frontier_llm.sharding.update_groups import UpdateRule
@@ -82,7 +81,7 @@ class ShardedStates:
         self._has_refresh = groups.factors.optimizer > groups.factors.params
         # fp32 parameters cannot serve as master weights if the refresh rounds them
         separate = self._has_refresh and transport.rounds_refresh
-        self._optimizer: Optimizer = AdamW(trainable, gradient_shards, optimizer, separate)
+        self._optimizer = make_optimizer(trainable, gradient_shards, optimizer, separate)
         self._parameters.set_masters(dict(zip(trainable, self._optimizer.masters, strict=True)))
         self._counted_in_norm = [
             unit.part(gradient, interval, unit.optimizer_interval)
