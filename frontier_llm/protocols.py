@@ -4,7 +4,7 @@
 saves them under their global names.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -110,6 +110,9 @@ class ParameterRecord:
     heads (norms of single heads)."""
     tied: bool
     """Whether other model chunks hold copies, whose gradients must be added."""
+    fused: tuple[int, ...] = ()
+    """Rows of each of the matrices that it fuses, in one group of rows; groups follow each other.
+    Query, key and value have a group per head of keys. Empty: it is one matrix."""
     rate_factor: float = 1.0
     """Factor of its learning rate that follows from the width of the model (muP). Weight decay is
     divided by it."""
@@ -136,9 +139,10 @@ class StateShard:
     """The parameter."""
     start: int
     """First element of the range in the flattened local parameter."""
-    master: torch.Tensor
-    """[elements] fp32, the master weights."""
-    exp_avg: torch.Tensor
-    """[elements] fp32, first moments."""
-    exp_avg_sq: torch.Tensor
-    """[elements] fp32, second moments."""
+    states: Mapping[str, torch.Tensor]
+    """[elements] fp32 by the name of the state, in the order in which files store them."""
+
+    @property
+    def master(self) -> torch.Tensor:
+        """[elements] fp32, the master weights."""
+        return self.states["master"]

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 
 import torch
 
-from frontier_llm.checkpoint.manifest import ELEMENT_BYTES, STATES
+from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
 from frontier_llm.protocols import ParameterRecord, Placement, StateShard
 
+STATES = ("master", "exp_avg", "exp_avg_sq")
+"""States of AdamW."""
 COLUMNS = 1024
 ROWS = 1024
 """Size of a tensor on one rank. The values are integers small enough to be exact in fp32."""
@@ -34,7 +36,7 @@ class KnownStates:
             _shard(index, rank, ranks, rows) for index, rows in enumerate(rows_of_tensors)
         ]
         self.tensors = {
-            f"{shard.record.name}.{state}.{rank}": getattr(shard, state)
+            f"{shard.record.name}.{state}.{rank}": shard.states[state]
             for shard in self.shards
             for state in STATES
         }
@@ -82,4 +84,4 @@ def _shard(index: int, rank: int, ranks: int, rows: int) -> StateShard:
         tied=False,
     )
     count = rows * COLUMNS
-    return StateShard(record, rank * count, *(torch.empty(count) for _ in STATES))
+    return StateShard(record, rank * count, {state: torch.empty(count) for state in STATES})

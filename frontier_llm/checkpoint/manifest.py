@@ -24,8 +24,6 @@ from frontier_llm.errors import CheckpointError
 
 FORMAT = 1
 """Version of the format."""
-STATES = ("master", "exp_avg", "exp_avg_sq")
-"""States that are saved of each parameter: fp32 weights, first moments, second moments."""
 ELEMENT_BYTES = 4
 """Size of an element in bytes: all states are fp32."""
 _HEAD = re.compile(rb'\{"xxh3_128":"([0-9a-f]{32})",(?="format":(\d+),)')
@@ -54,7 +52,7 @@ class StoredRange(_Model):
     count: int
     """Number of elements in the range."""
     keys: dict[str, str]
-    """Key of the range in the safetensors file, by state: `master`, `exp_avg`, `exp_avg_sq`."""
+    """Key of the range in the safetensors file, by state, such as `master`."""
     bytes_at: dict[str, int]
     """Offset of the range in the file in bytes, by state."""
 
@@ -67,6 +65,11 @@ class Tensor(_Model):
     stored_ranges: tuple[StoredRange, ...] = Field(alias="pieces")
     """Ranges that together store every element. The JSON key `pieces` is part of the format: a new
     key would make existing checkpoints unreadable."""
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Names of the stored states, in the order of the files."""
+        return tuple(dict.fromkeys(name for range_ in self.stored_ranges for name in range_.keys))
 
 
 class File(_Model):

@@ -109,8 +109,8 @@ def plan_copies(
         targets: for each state, the tensor that holds the range. All have the same length.
 
     Raises:
-        CheckpointError: a tensor is absent or has another shape, or an element is not stored
-            exactly once; the message names the tensor.
+        CheckpointError: a tensor or a state of it is absent, a tensor has another shape, or an
+            element is not stored exactly once; the message names the tensor.
     """
     count = len(next(iter(targets.values())))
     for part in placed_ranges(record.placements, record.parameter.shape, start, count):
@@ -138,6 +138,11 @@ def _copies_of(checkpoint: Checkpoint, targets: Targets, part: PlacedRange) -> I
     """Yield copies that fill a range of one box; `targets` are the elements of this range."""
     placement = part.placement
     tensor = stored_tensor(checkpoint, placement.name)
+    if absent := [state for state in targets if state not in tensor.states]:
+        raise CheckpointError(
+            f"{checkpoint.folder}: {placement.name} has no state {absent[0]}, only "
+            f"{', '.join(tensor.states)}; is it a checkpoint of another optimizer?"
+        )
     if tensor.shape != placement.global_shape:
         raise CheckpointError(
             f"{checkpoint.folder}: {placement.name} is of shape {list(tensor.shape)}, the model "

@@ -23,8 +23,6 @@ def part_of(shards: Iterable[StateShard], number: int, count: int) -> Iterator[S
     for shard in shards:
         begin, end = max(first, 0), min(stop, shard.master.numel())
         if begin < end:
-            states = (shard.master, shard.exp_avg, shard.exp_avg_sq)
-            yield StateShard(
-                shard.record, shard.start + begin, *(state[begin:end] for state in states)
-            )
+            states = {name: state[begin:end] for name, state in shard.states.items()}
+            yield StateShard(shard.record, shard.start + begin, states)
         first, stop = first - shard.master.numel(), stop - shard.master.numel()

@@ -16,7 +16,6 @@ from operator import attrgetter
 import torch
 
 from frontier_llm.checkpoint.discovery import Checkpoint
-from frontier_llm.checkpoint.manifest import STATES
 from frontier_llm.checkpoint.range_reader import FileRange
 from frontier_llm.checkpoint.read_ahead import ReadAhead
 from frontier_llm.checkpoint.read_plan import FileCopy, plan_copies, stored_tensor
@@ -119,7 +118,7 @@ def check_model(checkpoint: Checkpoint, model: Mapping[str, Shape]) -> None:
 
 
 def read_tensor(
-    checkpoint: Checkpoint, name: str, verify: bool = True, states: Sequence[str] = STATES
+    checkpoint: Checkpoint, name: str, verify: bool = True, states: Sequence[str] | None = None
 ) -> dict[str, torch.Tensor]:
     """Read one whole tensor of the model.
 
@@ -127,7 +126,7 @@ def read_tensor(
         checkpoint: a checkpoint of any layout.
         name: name of the tensor in the model.
         verify: whether to compare the digests of all chunks that are read.
-        states: names of the states to read.
+        states: names of the states to read; None = all that are stored.
 
     Returns:
         By state: a tensor of the whole shape, fp32.
@@ -135,7 +134,8 @@ def read_tensor(
     Raises:
         CheckpointError: for the same reasons as `load`.
     """
-    shape = stored_tensor(checkpoint, name).shape
+    tensor = stored_tensor(checkpoint, name)
+    shape = tensor.shape
     zeros = (0,) * len(shape)
     record = ParameterRecord(
         parameter=torch.nn.Parameter(torch.empty(shape, device="meta")),
@@ -146,7 +146,7 @@ def read_tensor(
         tensor_partial=False,
         tied=False,
     )
-    targets = {state: torch.empty(prod(shape)) for state in states}
+    targets = {state: torch.empty(prod(shape)) for state in states or tensor.states}
     _run_copies(plan_copies(checkpoint, record, 0, targets), checkpoint, verify)
     return {state: values.view(shape) for state, values in targets.items()}
 
@@ -185,5 +185,4 @@ def _range_of(checkpoint: Checkpoint, group: Sequence[FileCopy], verify: bool) -
 
 
 def _shard_copies(checkpoint: Checkpoint, shard: StateShard) -> Iterator[FileCopy]:
-    targets = {state: getattr(shard, state) for state in STATES}
-    return plan_copies(checkpoint, shard.record, shard.start, targets)
+    return plan_copies(checkpoint, shard.record, shard.start, shard.states)

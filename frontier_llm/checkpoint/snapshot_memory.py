@@ -10,7 +10,6 @@ import torch
 
 from frontier_llm.checkpoint.chunk_pool import ChunkPool, check_host_memory, wait_for_host_ranks
 from frontier_llm.checkpoint.manager_options import Options
-from frontier_llm.checkpoint.manifest import STATES
 from frontier_llm.checkpoint.snapshot import Snapshot
 from frontier_llm.checkpoint.write_plan import Entries, WritePlan, make_write_plan
 from frontier_llm.errors import CheckpointError
@@ -165,5 +164,5 @@ def _key_of(shards: Sequence[StateShard]) -> list[object]:
     key: list[object] = []
     for shard in shards:
         key += [shard.record, shard.start, len(shard.master)]
-        key += [getattr(shard, state).data_ptr() for state in STATES]
+        key += [(name, state.data_ptr()) for name, state in shard.states.items()]
     return key

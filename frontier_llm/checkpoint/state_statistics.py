@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from frontier_llm.checkpoint.discovery import Checkpoint
-from frontier_llm.checkpoint.manifest import ELEMENT_BYTES, STATES
+from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
 from frontier_llm.checkpoint.range_reader import chunk_ranges
 from frontier_llm.checkpoint.read_ahead import ReadAhead
 from frontier_llm.errors import CheckpointError
@@ -93,7 +93,11 @@ def spreads(
         CheckpointError: a file is damaged.
     """
     manifest = checkpoint.manifest
-    found = {(group(name), state): Spread() for name in manifest.tensors for state in STATES}
+    found = {
+        (group(name), state): Spread()
+        for name, tensor in manifest.tensors.items()
+        for state in tensor.states
+    }
     content_of = _state_bytes(checkpoint)
     ranges = [chunk for name in manifest.files for chunk in chunk_ranges(checkpoint, name)]
     with ReadAhead(checkpoint, ranges, verify=True) as reader:

@@ -15,7 +15,6 @@ import torch
 from frontier_llm.checkpoint.folders import node_file_name, rank_file_name
 from frontier_llm.checkpoint.manifest import (
     ELEMENT_BYTES,
-    STATES,
     FilePart,
     RankRecord,
     StoredRange,
@@ -110,7 +109,7 @@ def make_write_plan(
     *,
     everything: bool = False,
 ) -> WritePlan:
-    """Lay out a rank's file: all master weights, then all first moments, then all second moments.
+    """Lay out a rank's file: all elements of one state, then all of the next.
 
     Padding is not stored. If several ranks hold the same parameter, for example a norm that tensor
     parallelism does not split, `record.counted` is set on exactly one of them, which stores it.
@@ -135,9 +134,10 @@ def make_write_plan(
     prefix = f"{rank:05d}/" if file_ranks else ""
     keys = [f"{prefix}{key}" for key in _keys([part for _, part in parts])]
     values = [
-        (f"{key}.{state}", getattr(shard, state)[part.offset : part.offset + part.count])
-        for state in STATES
+        (f"{key}.{state}", shard.states[state][part.offset : part.offset + part.count])
+        for state in dict.fromkeys(state for shard, _ in parts for state in shard.states)
         for key, (shard, part) in zip(keys, parts, strict=True)
+        if state in shard.states
     ]
     entries = [(key, tensor.numel()) for key, tensor in values]
     if file_ranks is None or exchange is None:
@@ -148,7 +148,7 @@ def make_write_plan(
         part_of_file = _part_of_shared_file(exchange(entries), index, chunk_bytes)
     chunks, offsets = _split_into_chunks(values, part_of_file.head.numel(), chunk_bytes)
     offsets = {key: part_of_file.offset_bytes + offset for key, offset in offsets.items()}
-    tensors = _describe_tensors(name, keys, [part for _, part in parts], offsets)
+    tensors = _describe_tensors(name, keys, parts, offsets)
     return WritePlan(
         name=name,
         offset_bytes=part_of_file.offset_bytes,
@@ -281,19 +281,22 @@ def _split_into_chunks(
 
 
 def _describe_tensors(
-    file: str, keys: Sequence[str], parts: Sequence[PlacedRange], offsets: dict[str, int]
+    file: str,
+    keys: Sequence[str],
+    parts: Sequence[tuple[StateShard, PlacedRange]],
+    offsets: dict[str, int],
 ) -> dict[str, Tensor]:
     """Return what the manifest says about the stored ranges, by the name of the tensor.
 
     Args:
         file: name of the file.
         keys: key of each range, without the name of the state.
-        parts: the ranges.
+        parts: the ranges, each with its shard.
         offsets: offset of each entry in the file in bytes, by its full key.
     """
     found: dict[str, list[StoredRange]] = {}
     shapes = {}
-    for key, part in zip(keys, parts, strict=True):
+    for key, (shard, part) in zip(keys, parts, strict=True):
         box = part.placement
         shapes[box.name] = box.global_shape
         stored = StoredRange(
@@ -302,8 +305,8 @@ def _describe_tensors(
             shape=box.shape,
             first=part.first,
             count=part.count,
-            keys={state: f"{key}.{state}" for state in STATES},
-            bytes_at={state: offsets[f"{key}.{state}"] for state in STATES},
+            keys={state: f"{key}.{state}" for state in shard.states},
+            bytes_at={state: offsets[f"{key}.{state}"] for state in shard.states},
         )
         found.setdefault(box.name, []).append(stored)
     return {

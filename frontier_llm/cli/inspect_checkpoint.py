@@ -27,7 +27,7 @@ from rich.table import Table
 
 from frontier_llm.checkpoint.discovery import Checkpoint, find
 from frontier_llm.checkpoint.export_weights import DTYPES, export
-from frontier_llm.checkpoint.manifest import ELEMENT_BYTES, STATES, Tensor
+from frontier_llm.checkpoint.manifest import ELEMENT_BYTES, Tensor
 from frontier_llm.checkpoint.range_reader import chunk_ranges
 from frontier_llm.checkpoint.read_ahead import ReadAhead
 from frontier_llm.checkpoint.restore import read_tensor
@@ -140,10 +140,11 @@ def show_statistics(checkpoint: Checkpoint, console: Console, *, each: bool) -> 
     table.add_column("state")
     for title in ("mean", "deviation", "smallest", "largest", "not finite"):
         table.add_column(title, justify="right")
+    previous = ""
     for (name, state), spread in found.items():
         numbers = (spread.mean, spread.deviation, spread.smallest, spread.largest)
         not_finite = f"{spread.not_finite} of {spread.elements}" if spread.not_finite else "0"
-        name_once = name if state == STATES[0] else ""
+        name_once, previous = "" if name == previous else name, name
         table.add_row(name_once, state, *(f"{number:.4g}" for number in numbers), not_finite)
     console.print(table)
     return 1 if any(spread.not_finite for spread in found.values()) else 0
@@ -193,7 +194,9 @@ def _differences(first: Checkpoint, second: Checkpoint, name: str) -> list[tuple
         return [("", f"shape {list(shapes[0])} and {list(shapes[1])}", "")]
     old, new = read_tensor(first, name), read_tensor(second, name)
     rows = []
-    for state in STATES:
+    for state in sorted(old.keys() ^ new.keys()):
+        rows.append((state, "only in the " + ("first" if state in old else "second"), ""))
+    for state in (state for state in old if state in new):
         # bits are compared, because NaN is not equal to NaN
         differ = old[state].view(torch.int32) != new[state].view(torch.int32)
         if count := int(differ.sum()):
@@ -225,7 +228,7 @@ def _columns(tensor: Tensor) -> tuple[str, ...]:
     boxes: dict[tuple[int, ...], int] = {}
     for stored in tensor.stored_ranges:
         boxes[stored.start] = boxes.get(stored.start, 0) + 1
-    size = prod(tensor.shape) * ELEMENT_BYTES * len(STATES)
+    size = prod(tensor.shape) * ELEMENT_BYTES * len(tensor.states)
     shape = " x ".join(map(str, tensor.shape))
     return shape, str(len(boxes)), str(max(boxes.values())), format_bytes(size)
 

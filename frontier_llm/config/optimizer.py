@@ -30,10 +30,10 @@ class RateFactors(Section):
 
 
 class OptimizerConfig(Section):
-    """AdamW and its schedule. Keys with a default are absent in configurations of older runs."""
+    """The optimizer and its schedule. Configurations of older runs lack keys with a default."""
 
-    name: Literal["adamw"]
-    """The optimizer."""
+    name: Literal["adamw", "muon"]
+    """The optimizer. `muon`: the matrices of the layers by Muon, all other parameters by AdamW."""
     schedule: Schedule = "cosine"
     """Learning rate after the warm-up. `cosine` and `linear`: it falls to its minimum; `constant`:
     it stays at its peak; `wsd`: it stays at its peak, then falls to its minimum in the cooldown;
@@ -58,6 +58,8 @@ class OptimizerConfig(Section):
     (`1-sqrt`); null = `1-sqrt`."""
     timescale_steps: int | None = Field(default=None, ge=1)
     """Step from which on `inverse_sqrt` lets the learning rate fall; null = `warmup_steps`."""
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    """Factor of Muon's momentum; null = 0.95. AdamW needs null."""
     beta1: float = Field(ge=0, lt=1)
     """Decay rate of the first moment."""
     beta2: float = Field(ge=0, lt=1)

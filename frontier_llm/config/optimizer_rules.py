@@ -12,6 +12,7 @@ def check_optimizer(config: RunConfig) -> None:
         ConfigError: the error names the key to change.
     """
     _check_rates(config)
+    _check_muon(config)
     _check_head(config)
     _check_unused(config)
     _check_cooldown(config)
@@ -28,6 +29,31 @@ def _check_rates(config: RunConfig) -> None:
             f"set optimizer.minimum_learning_rate={optimizer.learning_rate} or less: the schedule "
             "decays to it",
         )
+
+
+def _check_muon(config: RunConfig) -> None:
+    """Refuse layouts that split a matrix, because Muon needs whole matrices."""
+    optimizer = config.optimizer
+    if optimizer.name != "muon":
+        if optimizer.momentum is not None:
+            raise ConfigError(
+                "optimizer.momentum",
+                f"{optimizer.momentum}, with optimizer.name={optimizer.name}",
+                "null, because only Muon uses it",
+                "set optimizer.momentum=null, or optimizer=muon",
+            )
+        return
+    for key, value in (
+        ("parallel.tensor", config.parallel.tensor),
+        ("sharding.optimizer", config.sharding.optimizer),
+    ):
+        if value != 1:
+            raise ConfigError(
+                key,
+                f"{value}, with optimizer.name=muon",
+                "1, because Muon needs each matrix whole on a rank",
+                f"set {key}=1, or optimizer=adamw",
+            )
 
 
 def _check_head(config: RunConfig) -> None:

@@ -36,3 +36,7 @@ class AdamW:
     """Factors of the learning rate, by group of parameters."""
     clip_norm: float | None = 1.0
     """Gradients with a larger norm are scaled down to it; None = no limit."""
+    name: Literal["adamw"] = "adamw"
+    """Name of the update; no other exists."""
+    momentum: None = None
+    """Not used by AdamW."""

@@ -139,11 +139,24 @@ def _record(
         unit=shape.unit,
         placements=placements,
         group=shape.group,
+        fused=_fused_rows(context.model, name, parameter),
         rate_factor=context.model.width_factor if shape.group == "matrices" else 1.0,
         counted=is_first_copy and (not is_replicated or context.groups.coordinates.tensor == 0),
         tensor_partial=bool(getattr(parameter, "sequence_parallel", False)),
         tied=len(chunks_with_copies) > 1,
     )
+
+
+def _fused_rows(model: ModelConfig, name: str, parameter: nn.Parameter) -> tuple[int, ...]:
+    """Return `ParameterRecord.fused`, for megatron's order of rows."""
+    head, queries = model.head_dim, model.heads // model.kv_heads
+    if name.endswith(".attention.qkv.weight"):
+        return queries * head, head, head
+    if name.endswith(".cross_attention.key_value.weight"):
+        return head, head
+    if name.endswith(".ffn.up.weight") and model.gated:
+        return (parameter.shape[0] // 2,) * 2
+    return ()
 
 
 def _placements(

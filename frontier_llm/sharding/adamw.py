@@ -5,7 +5,7 @@ its optimizer states are divided.
 Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization (arXiv:1711.05101).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.optim.adamw import adamw
@@ -32,7 +32,6 @@ class AdamW:
         units: Sequence[Unit],
         gradients: Sequence[torch.Tensor],
         rule: UpdateRule,
-        *,
         separate_masters: bool = False,
     ) -> None:
         """Initialise master weights from the parameters and moments with zeros.
@@ -51,6 +50,12 @@ class AdamW:
         self.exp_avgs = [torch.zeros_like(master) for master in self.masters]
         self.exp_avg_sqs = [torch.zeros_like(master) for master in self.masters]
         self._groups = update_groups(units, rule, self.masters[0].device) if units else []
+
+    @property
+    def states(self) -> Mapping[str, Sequence[torch.Tensor]]:
+        """All states by name, in the order of checkpoints."""
+        moments = {"exp_avg": self.exp_avgs, "exp_avg_sq": self.exp_avg_sqs}
+        return {"master": self.masters, **moments}
 
     @property
     def has_separate_masters(self) -> bool:

@@ -15,8 +15,8 @@ from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import Feedback
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.protocols import ParameterRecord, StateShard
-from frontier_llm.sharding.adamw import AdamW
 from frontier_llm.sharding.gradients import Gradients
+from frontier_llm.sharding.optimizer_choice import allocated_bytes, make_optimizer
 from frontier_llm.sharding.parameters import Parameters
 from frontier_llm.sharding.unit import StateGroups, Unit, make_units
 from frontier_llm.sharding.update_groups import UpdateRule
@@ -81,8 +81,8 @@ class ShardedStates:
         self._has_refresh = groups.factors.optimizer > groups.factors.params
         # fp32 parameters cannot serve as master weights if the refresh rounds them
         separate = self._has_refresh and transport.rounds_refresh
-        self._adamw = AdamW(trainable, gradient_shards, optimizer, separate_masters=separate)
-        self._parameters.set_masters(dict(zip(trainable, self._adamw.masters, strict=True)))
+        self._optimizer = make_optimizer(trainable, gradient_shards, optimizer, separate)
+        self._parameters.set_masters(dict(zip(trainable, self._optimizer.masters, strict=True)))
         self._counted_in_norm = [
             unit.part(gradient, interval, unit.optimizer_interval)
             for unit, gradient in self._trainable
@@ -208,7 +208,7 @@ class ShardedStates:
                 `skip` must follow instead of `refresh`. If it is 0 or None, the update is done. The
                 host need not know the value when it submits the update to a GPU.
         """
-        self._adamw.update(learning_rate, gradient_divisor, skip)
+        self._optimizer.update(learning_rate, gradient_divisor, skip)
 
     def refresh(self, *, saved: bool = False) -> None:
         """Write this rank's updated parameters, and start to refresh those of all ranks.
@@ -227,7 +227,7 @@ class ShardedStates:
         if saved:
             self._gradients.reset_feedback()
         if not differences:
-            self._adamw.write_parameters()
+            self._optimizer.write_parameters()
         self._parameters.refresh(differences=differences)
         self._transport.begin_next_step()
         self._parameters.gather_first()
@@ -249,12 +249,12 @@ class ShardedStates:
 
     def shards(self) -> Iterator[StateShard]:
         """Yield this rank's part of each parameter's optimizer states."""
-        adamw = self._adamw
-        by_unit = zip(adamw.masters, adamw.exp_avgs, adamw.exp_avg_sqs, strict=True)
-        for (unit, _), states in zip(self._trainable, by_unit, strict=True):
+        states = self._optimizer.states
+        for number, (unit, _) in enumerate(self._trainable):
             for index, interval, start in unit.held_parameters():
-                parts = (unit.part(state, interval, unit.optimizer_interval) for state in states)
-                yield StateShard(unit.records[index], start, *parts)
+                within = unit.optimizer_interval
+                parts = {n: unit.part(s[number], interval, within) for n, s in states.items()}
+                yield StateShard(unit.records[index], start, parts)
 
     def settle(self) -> None:
         """Wait until no collective reads or writes states, so that `shards` may be overwritten.
@@ -281,7 +281,7 @@ class ShardedStates:
             step: number of the step that the states were saved after; larger than `updates` if
                 updates were skipped.
         """
-        self._adamw.resume(updates)
+        self._optimizer.resume(updates)
         self._gradients.reset_feedback()
         self._parameters.end_step()
         self._transport.begin_step(max(1, step))
@@ -309,12 +309,10 @@ class ShardedStates:
         and `feedback` that of the rounding errors that are kept.
         """
         parameters = sum(unit.shard.numel() * unit.shard.element_size() for unit in self._units)
-        elements = sum(master.numel() for master in self._adamw.masters)
         categories = {
             "parameters": parameters,
             "gradients": self._gradients.memory_bytes(),
-            "master": 4 * elements if self._adamw.has_separate_masters else 0,
-            "moments": 8 * elements,
+            **allocated_bytes(self._optimizer),
             "gathered": self._parameters.peak_gathered_bytes,
         }
         if self._transport.encodes:

@@ -15,7 +15,15 @@ from frontier_llm.sharding.unit import Unit
 
 
 class UpdateRule(Protocol):
-    """The constants of AdamW. The section `optimizer` of a configuration has them."""
+    """The constants of an update. The section `optimizer` of a configuration has them."""
+
+    @property
+    def name(self) -> str:
+        """Name of the optimizer: `adamw` or `muon`."""
+
+    @property
+    def momentum(self) -> float | None:
+        """Factor of Muon's momentum; None = 0.95."""
 
     @property
     def beta1(self) -> float:
@@ -42,6 +50,11 @@ class UpdateRule(Protocol):
         """An object with a factor of the learning rate for each group of parameters."""
 
 
+def is_matrix_of_layer(record: ParameterRecord) -> bool:
+    """Whether a parameter is one or several matrices of a layer, which Muon updates."""
+    return record.group == "matrices" and record.parameter.dim() == 2
+
+
 @dataclass(frozen=True)
 class Settings:
     """The settings of an element."""
@@ -50,6 +63,8 @@ class Settings:
     """Coefficient of weight decay."""
     rate_factor: float
     """Factor of the learning rate."""
+    is_orthogonal: bool = False
+    """Whether Muon updates the element."""
 
     @classmethod
     def of(cls, record: ParameterRecord, rule: UpdateRule) -> "Settings":
@@ -61,7 +76,8 @@ class Settings:
         """
         decay = rule.weight_decay / record.rate_factor if record.group in rule.decayed else 0.0
         factor: float = getattr(rule.rate_factors, record.group)
-        return cls(decay, factor * record.rate_factor)
+        is_orthogonal = rule.name == "muon" and is_matrix_of_layer(record)
+        return cls(decay, factor * record.rate_factor, is_orthogonal)
 
 
 @dataclass(frozen=True)

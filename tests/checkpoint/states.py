@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from frontier_llm.checkpoint.discovery import newest
-from frontier_llm.checkpoint.manifest import STATES
 from frontier_llm.checkpoint.restore import load
 from frontier_llm.protocols import ParameterRecord, Placement, StateShard
 
+STATES = ("master", "exp_avg", "exp_avg_sq")
 MODEL = {
     "embedding.tokens.weight": (101, 24),
     "layers.0.ffn.up.weight": (48, 24),
@@ -59,8 +59,8 @@ class States:
                 start = min(rank // tensor * length, numel)
                 count = min(length, numel - start)
                 if count:
-                    tensors = [torch.full((count,), -1.0) for _ in STATES]
-                    self.shards.append(StateShard(record, start, *tensors))
+                    tensors = {state: torch.full((count,), -1.0) for state in STATES}
+                    self.shards.append(StateShard(record, start, tensors))
 
     @staticmethod
     def _record(
@@ -86,7 +86,7 @@ class States:
     def views(self) -> Iterator[tuple[np.ndarray, Placement, str, StateShard]]:
         for shard in self.shards:
             for state in STATES:
-                yield getattr(shard, state).numpy(), shard.record.placements[0], state, shard
+                yield shard.states[state].numpy(), shard.record.placements[0], state, shard
 
     def advance(self, step: int) -> None:
         """Set every element to its value after a step, and padding to NaN."""

@@ -15,10 +15,9 @@ from torch.distributed.distributed_c10d import _get_default_store
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options
-from frontier_llm.checkpoint.manifest import STATES
 from frontier_llm.launch.world import World
 from tests.checkpoint.crew import PATIENCE
-from tests.checkpoint.states import assemble, restore
+from tests.checkpoint.states import STATES, assemble, restore
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
 from tests.values import TINY_T5, tiny_values
@@ -81,7 +80,7 @@ def collect(rig: Rig) -> list[Any]:
     for shard in rig.states.shards():
         for state in STATES:
             flat = torch.full((shard.record.parameter.numel(),), float("nan"))
-            run = getattr(shard, state)
+            run = shard.states[state]
             flat[shard.start : shard.start + run.numel()] = run
             local = flat.view(shard.record.parameter.shape)
             found += [
@@ -127,7 +126,7 @@ def load_all(
         rig.states.settle()
         for shard in rig.states.shards():
             for state in STATES:
-                getattr(shard, state).fill_(-1)
+                shard.states[state].fill_(-1)
         assert restore(folder / source, rig.states.shards()) == {"step": 1}
         states = collect(rig)
         rig.states.adopt(updates=1, step=1)

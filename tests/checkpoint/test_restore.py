@@ -15,12 +15,12 @@ from frontier_llm.checkpoint.discovery import Checkpoint, newest
 from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options
-from frontier_llm.checkpoint.manifest import STATES, Manifest
+from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.restore import check_model, load, read_tensor
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import Placement, StateShard
 from tests.checkpoint.crew import PATIENCE, run_crew
-from tests.checkpoint.states import MODEL, States, restore, value
+from tests.checkpoint.states import MODEL, STATES, States, restore, value
 
 SMALL = Options(chunk_bytes=4096)
 CUTS = [(1, 1), (2, 1), (1, 3), (2, 2), (4, 1), (3, 2)]
@@ -177,10 +177,12 @@ def test_a_scalar_tensor_is_restored(tmp_path: Path) -> None:
         parameter=torch.nn.Parameter(torch.empty((), device="meta")),
         placements=(Placement("scalar", (), (), (), ()),),
     )
-    shard = StateShard(record, 0, *[torch.tensor([float(i)]) for i in (5, 6, 7)])
+    shard = StateShard(
+        record, 0, {state: torch.tensor([5.0 + i]) for i, state in enumerate(STATES)}
+    )
     manager = CheckpointManager(tmp_path, 0, 1, dist.HashStore(), "blocking", 1, PATIENCE, SMALL)
     manager.begin(1, [shard], {})
     for state in STATES:
-        getattr(shard, state).zero_()
+        shard.states[state].zero_()
     restore(tmp_path, [shard])
-    assert [getattr(shard, state).item() for state in STATES] == [5, 6, 7]
+    assert [shard.states[state].item() for state in STATES] == [5, 6, 7]

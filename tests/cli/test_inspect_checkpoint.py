@@ -14,11 +14,10 @@ from safetensors.torch import load_file
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options
-from frontier_llm.checkpoint.manifest import STATES
 from frontier_llm.checkpoint.state_statistics import Spread, spreads
 from frontier_llm.cli.inspect_checkpoint import main
 from tests.checkpoint.crew import PATIENCE, run_crew
-from tests.checkpoint.states import MODEL, States, value
+from tests.checkpoint.states import MODEL, STATES, States, value
 
 
 def save(rank: int, size: int, store: Any, folder: Path, cut: tuple[int, int], step: int) -> None:
@@ -26,10 +25,10 @@ def save(rank: int, size: int, store: Any, folder: Path, cut: tuple[int, int], s
     states.advance(step)
     if step == 6:  # one element of one tensor
         states.advance(5)
-        states.shards[0].exp_avg[3] += 0.5
+        states.shards[0].states["exp_avg"][3] += 0.5
     if step == 7 and rank == 0:
-        states.shards[0].exp_avg[3] = float("nan")
-        states.shards[0].exp_avg[9] = float("-inf")
+        states.shards[0].states["exp_avg"][3] = float("nan")
+        states.shards[0].states["exp_avg"][9] = float("-inf")
     options = Options(chunk_bytes=4096)
     manager = CheckpointManager(folder, rank, size, store, "blocking", 1, PATIENCE, options)
     manager.begin(step, states.shards, {"samples": 480})

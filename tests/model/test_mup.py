@@ -259,7 +259,7 @@ def decays(world: World, values: dict[str, Any]) -> float:
     shards = [s for s in rig.states.shards() if s.record.name == "layers.1.ffn.up.weight"]
     before = shards[0].master.clone()
     for shard in rig.states.shards():
-        shard.exp_avg_sq.fill_(1e30)  # the update of Adam vanishes
+        shard.states["exp_avg_sq"].fill_(1e30)  # the update of Adam vanishes
     rig.train(1)
     return float((shards[0].master / before).mean())
 

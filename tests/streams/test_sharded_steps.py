@@ -152,7 +152,7 @@ def train(
         steps = [rig.step.run(step + 1, batch, 0.01) for step, batch in enumerate(batches)]
         rig.states.settle()
     shards = list(rig.states.shards())
-    states = [state.clone() for shard in shards for state in (shard.master, shard.exp_avg)]
+    states = [state.clone() for shard in shards for state in shard.states.values()]
     return [(step.loss, step.grad_norm) for step in steps], states
 
 

@@ -89,7 +89,7 @@ class Run:
     def update(self, step: int) -> None:
         """Launch the update of a step."""
         for number, shard in enumerate(self._shards):
-            for state in (shard.master, shard.exp_avg, shard.exp_avg_sq):
+            for state in shard.states.values():
                 state.fill_(1000 * step + number)
 
     def expected(self, step: int) -> list[bytes]:

@@ -12,8 +12,9 @@ from frontier_llm.protocols import StateShard
 
 
 def _shard(index: int, elements: int, *, counted: bool) -> StateShard:
-    states = [torch.arange(elements, dtype=torch.float32) + 100 * n for n in range(3)]
-    return StateShard(cast(Any, SimpleNamespace(counted=counted, index=index)), 7, *states)
+    names = ("master", "exp_avg", "exp_avg_sq")
+    states = {s: torch.arange(elements, dtype=torch.float32) + 100 * n for n, s in enumerate(names)}
+    return StateShard(cast(Any, SimpleNamespace(counted=counted, index=index)), 7, states)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=8), st.integers(1, 5))
@@ -24,7 +25,7 @@ def test_parts_tile_what_is_counted(sizes: list[tuple[int, bool]], count: int):
     for shard in (shard for part in parts for shard in part):
         places = range(shard.start - 7, shard.start - 7 + shard.master.numel())
         seen += [(shard.record.index, place) for place in places]
-        for n, state in enumerate((shard.master, shard.exp_avg, shard.exp_avg_sq)):
+        for n, state in enumerate(shard.states.values()):
             assert (state - 100 * n).tolist() == list(places)
     assert seen == [(i, at) for i, (n, counted) in enumerate(sizes) if counted for at in range(n)]
     written = [sum(shard.master.numel() for shard in part) for part in parts]

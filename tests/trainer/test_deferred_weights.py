@@ -139,7 +139,7 @@ def train_in_order(
         rig.states.refresh()
         rig.states.settle()
         sent.append(rig.traffic.take())
-    shards = [state for s in rig.states.shards() for state in (s.master, s.exp_avg, s.exp_avg_sq)]
+    shards = [state for s in rig.states.shards() for state in s.states.values()]
     return norms, gradients, [state.clone() for state in shards], sent
 
 

@@ -219,16 +219,13 @@ def go_on(world: World, values: dict[str, Any], saved: int | None = 3) -> list[l
     rig.train(3, saved=saved)
     rig.states.settle()
     kept = [
-        (shard.master.clone(), shard.exp_avg.clone(), shard.exp_avg_sq.clone())
-        for shard in rig.states.shards()
+        tuple(state.clone() for state in shard.states.values()) for shard in rig.states.shards()
     ]
     losses = [[result.loss for result in rig.train(2, first=3)]]
     for _ in range(2):
         rig.states.settle()
         for shard, states in zip(rig.states.shards(), kept, strict=True):
-            for mine, saved in zip(
-                (shard.master, shard.exp_avg, shard.exp_avg_sq), states, strict=True
-            ):
+            for mine, saved in zip(shard.states.values(), states, strict=True):
                 mine.copy_(saved)
         rig.states.adopt(updates=3, step=3)
         losses.append([result.loss for result in rig.train(2, first=3)])

@@ -51,10 +51,10 @@ def test_a_wrong_number_of_samples_skips(samples: float) -> None:
 def state_bits(rig: Rig) -> list[torch.Tensor]:
     """Return the bits of masters, moments, step counters and parameters."""
     rig.states.settle()
-    adamw = rig.states._adamw
+    adamw = rig.states._optimizer
     counters = [torch.stack(group.step_counters) for group in adamw._groups]
     parameters = [unit.shard for unit in rig.states._units]
-    tensors = [*adamw.masters, *adamw.exp_avgs, *adamw.exp_avg_sqs, *counters, *parameters]
+    tensors = [*(t for state in adamw.states.values() for t in state), *counters, *parameters]
     return [tensor.contiguous().view(torch.uint8).clone() for tensor in tensors]
 
 

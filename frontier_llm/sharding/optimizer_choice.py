@@ -1,0 +1,82 @@
+"""The interface of an optimizer on the intervals of this rank, and the choice of one."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from frontier_llm.sharding.adamw import AdamW
+from frontier_llm.sharding.muon import Muon
+from frontier_llm.sharding.unit import Unit
+from frontier_llm.sharding.update_groups import UpdateRule
+
+
+class Optimizer(Protocol):
+    """The optimizer states of this rank, by name, and their update.
+
+    In shapes, n is the number of elements of a unit's flat buffer, and o the number of ranks over
+    which its optimizer states are divided.
+    """
+
+    @property
+    def masters(self) -> Sequence[torch.Tensor]:
+        """Per unit, [n / o] fp32: the master weights. They are the parameters or a copy."""
+
+    @property
+    def states(self) -> Mapping[str, Sequence[torch.Tensor]]:
+        """All states by name; per unit, [n / o] fp32.
+
+        The first is `master`. Checkpoints store the states under these names, in this order.
+        """
+
+    @property
+    def has_separate_masters(self) -> bool:
+        """Whether master weights are stored in addition to the parameters."""
+
+    def update(
+        self,
+        learning_rate: float,
+        gradient_divisor: torch.Tensor,
+        skip: torch.Tensor | None = None,
+    ) -> None:
+        """Update all states. `write_parameters` must follow, unless the update is skipped.
+
+        Args:
+            learning_rate: learning rate of this step.
+            gradient_divisor: [] fp32 on the device; gradients are divided by it first.
+            skip: [] fp32 on the device; if 1, nothing changes. None: 0.
+        """
+
+    def resume(self, updates: int) -> None:
+        """Continue from states that the caller has overwritten.
+
+        Args:
+            updates: number of updates in these states.
+        """
+
+    def write_parameters(self) -> None:
+        """Write this rank's interval of the parameters from the masters."""
+
+
+def make_optimizer(
+    units: Sequence[Unit],
+    gradients: Sequence[torch.Tensor],
+    rule: UpdateRule,
+    separate_masters: bool,
+) -> Optimizer:
+    """Return the optimizer that the rule names; the arguments are those of `AdamW`."""
+    make = Muon if rule.name == "muon" else AdamW
+    return make(units, gradients, rule, separate_masters)
+
+
+def allocated_bytes(optimizer: Optimizer) -> dict[str, int]:
+    """Return the bytes that the states of a rank allocate: `master` and `moments`.
+
+    Master weights that are the parameters count as 0.
+    """
+    sizes = {name: sum(t.nbytes for t in tensors) for name, tensors in optimizer.states.items()}
+    master = sizes.pop("master")
+    return {
+        "master": master if optimizer.has_separate_masters else 0,
+        "moments": sum(sizes.values()),
+    }

@@ -1,0 +1,103 @@
+"""Muon: orthogonal updates of separate matrices, equal in all layouts that it allows."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from frontier_llm.cli.compose import compose
+from frontier_llm.config import decode
+from frontier_llm.config.rules import check
+from frontier_llm.errors import ConfigError
+from frontier_llm.launch.world import World
+from frontier_llm.sharding.muon import orthogonalise
+from tests.ranks import run_ranks
+from tests.trainer.rig import make_rig
+from tests.trainer.test_parity import BATCH, LAYOUTS, MODELS, compare
+from tests.values import TINY_T5, tiny_values
+
+MUON = ["optimizer.name=muon"]
+MODEL = {**MODELS, "t5": TINY_T5}
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (16, 64), (64, 16)])
+def test_singular_values_are_near_one(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    result = left.T @ orthogonalise(matrix) @ right.T
+    found = result.diagonal()
+    large = values > 0.02 * values.max()
+    assert found[large].min() > 0.6
+    assert found.max() < 1.3
+    assert (result - torch.diag(found)).abs().max() < 1e-4  # the same singular vectors
+
+
+def expected(name: str, update: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:
+    """Return the direction of a parameter, by explicit indices of its separate matrices."""
+    rows, result = torch.arange(len(update)), torch.empty_like(update)
+    if ".attention.qkv." in name:
+        size = len(update) // (heads + 2 * kv_heads)
+        place = rows // size % (heads // kv_heads + 2)  # place of the head in its group
+        kinds = (place - (heads // kv_heads - 1)).clamp(min=0)
+    elif ".cross_attention.key_value." in name:
+        kinds = rows // (len(update) // kv_heads // 2) % 2
+    elif ".ffn.gate." in name:
+        kinds = rows // (len(update) // 2)
+    else:
+        kinds = rows * 0
+    for kind in kinds.unique():
+        matrix = update[kinds == kind]
+        result[kinds == kind] = 0.2 * max(matrix.shape) ** 0.5 * orthogonalise(matrix)
+    return result
+
+
+def differences(world: World, values: dict[str, Any]) -> dict[str, float]:
+    """Return for each matrix of a layer the largest difference from the formula in two steps."""
+    rig = make_rig(world, values)
+    rate, decay, found = 0.01, rig.config.optimizer.weight_decay, {}
+    momenta: dict[str, torch.Tensor] = {}
+    model = rig.config.model
+    for step in (1, 2):
+        rig.states.settle()
+        before = {s.record.name: s.master.clone() for s in rig.states.shards()}
+        rig.step.run(step, rig.batches(step - 1), rate)
+        gradients = {r.name: gradient.clone() for r, _, gradient in rig.states.gradients()}
+        for shard in rig.states.shards():
+            name, shape = shard.record.name, shard.record.parameter.shape
+            if shard.record.group != "matrices" or len(shape) != 2:
+                continue
+            momenta[name] = 0.95 * momenta.get(name, 0) + gradients[name]
+            update = (gradients[name] + 0.95 * momenta[name]).view(shape)
+            moved = expected(name, update, model.heads, model.kv_heads).flatten()
+            wanted = before[name] * (1 - rate * decay) - rate * moved
+            found[f"{name} {step}"] = (shard.master - wanted).abs().max().item()
+    return found
+
+
+@pytest.mark.parametrize("model", ["untied_gqa_swiglu", "t5"])
+def test_fused_matrices_are_orthogonalised_one_by_one(model: str) -> None:
+    values = tiny_values(*MODEL[model], *MUON, *BATCH)
+    found = run_ranks(differences, 1, values)[0]
+    assert len(found) >= 2 * 4
+    assert max(found.values()) < 1e-5, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["data2", "pipeline2", "pipeline2_chunks2"])
+def test_layouts_agree(layout: str) -> None:
+    size, overrides = LAYOUTS[layout]
+    compare(size, ["sharding=replicated", *overrides], [*MODEL["untied_gqa_swiglu"], *MUON, *BATCH])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["optimizer=muon", "sharding=replicated", "parallel.tensor=2"], "parallel.tensor"),
+        (["optimizer=muon", "sharding=zero1"], "sharding.optimizer"),
+        (["optimizer.momentum=0.9"], "optimizer.momentum"),
+    ],
+)
+def test_what_cannot_be_is_refused(overrides: list[str], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(decode(compose(["parallel.pipeline=1", *overrides])), world_size=2)
+    assert caught.value.key == key
