@@ -20,7 +20,7 @@ from frontier_llm.checkpoint.commit_barrier import CommitBarrier
 from frontier_llm.checkpoint.manager_options import DEFAULTS, Options, Outcome
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
-from frontier_llm.checkpoint.snapshot import DROPPED, Snapshot
+from frontier_llm.checkpoint.snapshot import Snapshot
 from frontier_llm.checkpoint.snapshot_memory import SnapshotMemory
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES, WritePlan
 from frontier_llm.checkpoint.writer import Writer
@@ -91,7 +91,7 @@ class CheckpointManager:
         self._snapshot: Snapshot | None = None
         self._writer = Writer("checkpoint")
         self._error: BaseException | None = None
-        self._stall_seconds, self._dropped = 0.0, 0
+        self._stall_seconds = 0.0
         self.outcomes: dict[int, Outcome] = {}
 
     def take_stall_seconds(self) -> float:
@@ -99,11 +99,10 @@ class CheckpointManager:
         seconds, self._stall_seconds = self._stall_seconds, 0.0
         return seconds
 
-    def take_dropped(self) -> int:
-        """Return how many checkpoints were dropped since the last call of this method."""
-        dropped = self._dropped
-        self._dropped -= dropped
-        return dropped
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is neither committed nor failed on this rank."""
+        return self._writer.is_busy
 
     @property
     def plan(self) -> WritePlan:
@@ -235,12 +234,6 @@ class CheckpointManager:
                 self._delete_keys(barrier)
         except BaseException as error:
             self._old_barriers.append(barrier)
-            if DROPPED in str(error):  # this rank or another one has dropped its snapshot
-                self._dropped += 1
-                if self._rank == 0:
-                    _log.warning("the checkpoint of step %d was not written: %s", task.step, error)
-                self._end(task.step, "dropped")
-                return
             self._error = self._error or _as_checkpoint_error(task, error)
             self._end(task.step, "failed")
 

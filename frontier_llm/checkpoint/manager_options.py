@@ -7,8 +7,8 @@ from typing import Literal
 from frontier_llm.checkpoint.shared_pool import SharedPool
 from frontier_llm.geometry.host_pool import CHUNK_BYTES
 
-Outcome = Literal["committed", "dropped", "failed"]
-"""How a checkpoint ended. `dropped`: given up in favour of a newer one, without an error."""
+Outcome = Literal["committed", "skipped", "failed"]
+"""How a checkpoint ended. `skipped`: given up in favour of a newer one, without an error."""
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class Mover:
                     while len(self._barriers) > 1:  # no rank reads the keys of earlier copies
                         self._barriers.pop(0).delete_keys()
             else:
-                outcome = "dropped"
+                outcome = "skipped"
         except Exception as error:
             failure = CheckpointError(f"step {step} is not copied to {self._target}: {error}")
             self._error = self._error or failure

@@ -3,7 +3,6 @@
 import torch
 
 from frontier_llm.checkpoint.chunk_pool import ChunkPool
-from frontier_llm.checkpoint.snapshot import InFlight
 
 
 class SharedPool:
@@ -11,22 +10,17 @@ class SharedPool:
 
     Attributes:
         chunk_bytes: size of a buffer.
-        in_flight: the snapshots that may occupy buffers.
     """
 
-    def __init__(
-        self, buffers: int, chunk_bytes: int, device: torch.device, *, drops: bool = False
-    ) -> None:
+    def __init__(self, buffers: int, chunk_bytes: int, device: torch.device) -> None:
         """Initialise without allocating anything.
 
         Args:
             buffers: number of buffers.
             chunk_bytes: size of a buffer, equal to that of the managers.
             device: device of the states.
-            drops: whether a full pool drops the oldest snapshot instead of waiting for it.
         """
         self._buffers, self.chunk_bytes, self._device = buffers, chunk_bytes, device
-        self.in_flight = InFlight(drops=drops)
         self._pool: ChunkPool | None = None
 
     @property

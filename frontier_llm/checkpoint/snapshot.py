@@ -15,8 +15,7 @@ of buffers in host memory, beginning with the last chunk. A chunk is in one of t
     in the states -> being captured -> captured -> read         (the fence was first)
 
 If the pool is full, the fence waits for the writer. Memory stays bounded, but training is delayed.
-Several snapshots may share a pool. With `InFlight(drops=True)` the fence drops the oldest snapshot
-that still occupies buffers instead of waiting for it.
+Several snapshots may share a pool.
 For states on a GPU, the chunks are captured when the checkpoint begins, on a separate CUDA stream.
 """
 
@@ -27,39 +26,6 @@ import torch
 from frontier_llm.checkpoint.chunk_pool import ChunkPool
 from frontier_llm.checkpoint.write_plan import WritePlan
 from frontier_llm.errors import CheckpointError
-
-DROPPED = "dropped, because the host memory for checkpoints was full"
-"""Part of the cause with which a rank aborts a dropped checkpoint. Other ranks recognise it."""
-
-
-class InFlight:
-    """The snapshots of all levels that may still occupy buffers of one pool, the oldest first.
-
-    Attributes:
-        drops: whether a full pool drops the oldest snapshot (`checkpoint.when_full=drop`).
-    """
-
-    def __init__(self, *, drops: bool = False) -> None:
-        self.drops = drops
-        self._snapshots: list[Snapshot] = []
-
-    def add(self, snapshot: "Snapshot") -> None:
-        """Add the newest snapshot."""
-        self._snapshots = [s for s in self._snapshots if not s.is_closed] + [snapshot]
-
-    def drop_before(self, snapshot: "Snapshot") -> bool:
-        """Drop the oldest snapshot before this one that occupies buffers; return if there is one.
-
-        The caller holds the lock of the pool.
-        """
-        if self.drops:
-            for older in self._snapshots:
-                if older is snapshot:
-                    return False
-                if older.occupies_buffers:
-                    older.drop()
-                    return True
-        return False
 
 
 class Snapshot:
@@ -73,7 +39,6 @@ class Snapshot:
         plan: WritePlan,
         pool: ChunkPool,
         writer_buffer: torch.Tensor | None = None,
-        in_flight: InFlight | None = None,
     ) -> None:
         """Begin a snapshot. The plan's states must not change until `fence` returns.
 
@@ -82,13 +47,10 @@ class Snapshot:
             pool: buffers for captured chunks.
             writer_buffer: [chunk_bytes] uint8, for the chunks that the writer reads from the
                 states; the writer uses it for one snapshot at a time. None: taken from the pool.
-            in_flight: all snapshots that share the pool; None if there are no others.
         """
         self._plan, self._pool = plan, pool
         self._returns_writer_buffer = writer_buffer is None
         self._writer_buffer = pool.take() if writer_buffer is None else writer_buffer
-        self._in_flight = in_flight or InFlight()
-        self._is_dropped = False
         self._changed = pool.changed
         self._started = 0  # the writer has started to read chunks [0, started)
         self._read = 0  # the writer no longer needs the states for chunks [0, read)
@@ -99,22 +61,6 @@ class Snapshot:
         self._stream: torch.cuda.Stream | None = None
         if plan.device.type != "cpu" and plan.chunks:
             self._begin_on_device()
-        self._in_flight.add(self)
-
-    @property
-    def occupies_buffers(self) -> bool:
-        """Whether captured chunks wait for the writer."""
-        return bool(self._captured)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether no chunk will be captured any more."""
-        return self._is_abandoned
-
-    def drop(self) -> None:
-        """Free all captured chunks; `chunks` then raises. The states are no longer needed."""
-        self._is_dropped = True
-        self._abandon()
 
     def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield the chunks of the file in order.
@@ -145,8 +91,6 @@ class Snapshot:
             while self._capture_last():
                 pass
             with self._changed:
-                while self._lacks_buffer() and self._in_flight.drop_before(self):
-                    pass
                 self._changed.wait_for(lambda: self._states_are_free() or self._can_capture())
                 done = self._states_are_free()
         if self._stream is not None:  # the update waits on the GPU, the host does not
@@ -161,10 +105,6 @@ class Snapshot:
         if self._writer_buffer is not None and self._returns_writer_buffer:
             self._pool.give_back(self._writer_buffer)
         self._writer_buffer = None
-
-    def _lacks_buffer(self) -> bool:
-        """Whether a chunk is still in the states, and no buffer is free to capture it."""
-        return self._fenced > self._started and not (self._is_abandoned or self._pool.has_free)
 
     def _states_are_free(self) -> bool:
         """Whether no chunk needs the states any more."""
@@ -185,8 +125,6 @@ class Snapshot:
             from_states = index < self._fenced and index not in self._captured
             if not from_states:
                 self._changed.wait_for(lambda: index in self._captured or self._is_abandoned)
-                if self._is_dropped:
-                    raise CheckpointError(DROPPED)
                 if index not in self._captured:
                     raise CheckpointError("the states could not be copied for the checkpoint")
                 buffer, event = self._captured.pop(index)

@@ -97,9 +97,7 @@ class SnapshotMemory:
     def snapshot(self) -> Snapshot:
         """Begin a snapshot of the states."""
         assert self._pool is not None
-        pool = self._options.pool
-        in_flight = None if pool is None else pool.in_flight
-        return Snapshot(self.plan, self._pool, self._writer_buffer, in_flight)
+        return Snapshot(self.plan, self._pool, self._writer_buffer)
 
     def _exchange(self, entries: Entries) -> list[Entries]:
         """Exchange keys and sizes of entries between the ranks that write one file together.

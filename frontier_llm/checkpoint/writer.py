@@ -27,6 +27,12 @@ class Writer:
                 self._is_running = True
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a submitted function has not returned."""
+        with self._changed:
+            return self._unfinished > 0
+
     def wait_below(self, limit: int) -> None:
         """Wait until fewer than `limit` submitted functions have not returned."""
         with self._changed:

@@ -124,6 +124,14 @@ def fitted(values: dict[str, Any], ranks: int) -> dict[str, Any]:
     return values
 
 
+def with_choices(values: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Return composed values with the sharding factors and the schedule chosen for `auto`."""
+    parallel = config.parallel.model_dump(include={"schedule", "waiting_weights"})
+    sharding = config.sharding.model_dump(include={"params", "grads", "optimizer"})
+    chosen = {"parallel": parallel, "sharding": sharding}
+    return values | {section: values[section] | keys for section, keys in chosen.items()}
+
+
 def groups() -> dict[str, list[str]]:
     """Return the names of the files of each group, in `conf/` and in the user's `--conf-dir`."""
     found: dict[str, set[str]] = {}

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from frontier_llm.cli.compose import compose, fitted
+from frontier_llm.cli.compose import compose, fitted, with_choices
 from frontier_llm.cli.help import help_text
 from frontier_llm.cli.options import MULTIRUN, run_command
 from frontier_llm.config import RunConfig, decode
@@ -171,14 +170,6 @@ def configure(
     if config.plan != "dry_run":
         lock_run_dir(config)
     return run_directory.to_yaml(with_choices(values, config))
-
-
-def with_choices(values: dict[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Return composed values with the sharding factors and the schedule chosen for `auto`."""
-    parallel = config.parallel.model_dump(include={"schedule", "waiting_weights"})
-    sharding = config.sharding.model_dump(include={"params", "grads", "optimizer"})
-    chosen = {"parallel": parallel, "sharding": sharding}
-    return values | {section: values[section] | keys for section, keys in chosen.items()}
 
 
 def lock_run_dir(config: RunConfig) -> None:

@@ -64,10 +64,11 @@ class CheckpointConfig(Section):
     """Limit of the host memory per rank, in bytes, for the checkpoints of all tiers: copies of
     states that are not yet on disk when the optimizer changes them, and the few buffers of the
     threads that write and copy files. null = as much memory as all states need once."""
-    when_full: Literal["wait", "drop"]
-    """What happens if this memory is full. `wait`: the update waits for the disk; `drop`: the
-    oldest checkpoint that still occupies memory is given up, and counted. If the memory is too
-    small for one checkpoint, the update waits in both cases."""
+    when_busy: Literal["wait", "skip"]
+    """What happens if a checkpoint is due while the one before it is still being written to the
+    same place. `wait`: it begins, too, and if the memory is full the update waits for the disk;
+    `skip`: it is not written, which is counted, so that each checkpoint takes as many steps as the
+    disk needs. If the memory is too small for one checkpoint, the update waits in both cases."""
     partner: bool
     """Whether each node's local checkpoints are also copied to the disk of the next node, so that
     they survive the loss of a node."""

@@ -56,8 +56,6 @@ def host_pool(
     movers = 2 * has_node_level + 2 * config.has_partner
     saved = elements if has_node_level and saves_locally else -(-elements // replicas)
     captured = -(-STATE_BYTES * saved // CHUNK_BYTES) if config.mode == "lazy" else 0
-    if captured and config.when_full == "drop":
-        captured += 1  # a writer that hangs in a write keeps one buffer
     if config.pool_bytes is not None:
         captured = max(0, min(captured, config.pool_bytes // CHUNK_BYTES - writers - movers))
     return HostPool(writers, movers, captured)

@@ -55,9 +55,9 @@ class StepMetrics:
     has `reserved` on the device. Empty on a CPU."""
     checkpoint_stall_seconds: float = 0.0
     """Seconds that training has waited for checkpoints since the previous line."""
-    checkpoints_dropped: int = 0
-    """Checkpoints that were given up since the previous line, because the host memory for them was
-    full (`checkpoint.when_full=drop`)."""
+    checkpoints_skipped: int = 0
+    """Checkpoints that were due since the previous line and not begun, because the one before was
+    still being written (`checkpoint.when_busy=skip`)."""
     z_loss: float | None = None
     """Mean z-loss over the samples of the step, which training adds to the loss; None without
     z-loss."""

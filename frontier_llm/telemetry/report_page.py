@@ -131,9 +131,9 @@ def _duration_tile(history: History, summary: RunSummary) -> Tile:
     stall = history.total("checkpoint_stall_seconds")
     if stall:
         note += f"; {format_seconds(stall)} waiting for checkpoints"
-    dropped = history.total("checkpoints_dropped")
-    if dropped:
-        note += f"; {dropped:.0f} checkpoints dropped"
+    skipped = history.total("checkpoints_skipped")
+    if skipped:
+        note += f"; {skipped:.0f} checkpoints skipped"
     return Tile("Duration", UNKNOWN if seconds is None else format_seconds(seconds), note=note)
 
 

@@ -146,8 +146,7 @@ class Levels:
         self._movers = counts.movers
         shard = next(self._states.shards(), None)
         device = torch.device("cpu") if shard is None else shard.master.device
-        drops = settings.when_full == "drop"
-        return SharedPool(counts.buffers, CHUNK_BYTES, device, drops=drops)
+        return SharedPool(counts.buffers, CHUNK_BYTES, device)
 
     def _make_shared(self) -> CheckpointManager:
         settings, world = self._config, self._world

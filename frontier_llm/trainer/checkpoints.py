@@ -23,6 +23,7 @@ from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.checkpoint_levels import Levels
 from frontier_llm.trainer.checkpoint_places import shared_folder
+from frontier_llm.trainer.step_result import Saving
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -91,7 +92,8 @@ class Checkpoints:
         self._levels = Levels(config, world, store, states, groups)
         self.saved_step: int | None = None
         self.listener: CheckpointListener | None = None
-        self._avoids_nodes = False
+        self._avoids_nodes = self._drain_is_due = self._has_logged_skip = False
+        self._skipped = 0
         self._unannounced: deque[int] = deque()
         """Steps of checkpoints in the run directory whose outcome the listener does not know."""
 
@@ -102,6 +104,15 @@ class Checkpoints:
         # without its copy on the next node a checkpoint is still as safe as the disk of the node
         movers = [mover for mover in levels.movers if stops or mover is levels.drain]
         return any(m.failed for m in levels.managers) or any(m.failed for m in movers)
+
+    @property
+    def saving(self) -> Saving:
+        """The places to which this rank is writing a checkpoint. A drain is not counted."""
+        shared, local = self._levels.shared, self._levels.local
+        return Saving(
+            shared=shared is not None and shared.is_writing,
+            local=local is not None and local.is_writing,
+        )
 
     @property
     def has_unannounced_commit(self) -> bool:
@@ -119,9 +130,10 @@ class Checkpoints:
         """Return how many seconds training waited for checkpoints since the last call."""
         return sum(manager.take_stall_seconds() for manager in self._levels.managers)
 
-    def take_dropped(self) -> int:
-        """Return how many checkpoints were dropped since the last call (`checkpoint.when_full`)."""
-        return sum(manager.take_dropped() for manager in self._levels.managers)
+    def take_skipped(self) -> int:
+        """Return how many checkpoints were skipped since the last call (`checkpoint.when_busy`)."""
+        count, self._skipped = self._skipped, 0
+        return count
 
     def before_update(self) -> None:
         """Wait until the states may change, because a checkpoint no longer needs them."""
@@ -144,40 +156,35 @@ class Checkpoints:
             self._begin_drain(step, meta, is_saved=True)
             self.saved_step = step
 
-    def after_step(self, step: int, *, last: bool) -> None:
+    def after_step(self, step: int, *, last: bool, saving: Saving) -> None:
         """Begin a checkpoint if one is due.
 
         Args:
             step: the step that has just ended.
             last: whether no step follows. The last step is always saved.
+            saving: what was still being written, equal on all ranks.
 
         Raises:
             CheckpointError: the previous checkpoint failed, and `checkpoint.on_error` is `stop`.
         """
-        levels = self._levels
-        is_local = levels.local is not None and step % self._config.tiers.local.every_steps == 0
+        is_local = self._is_due_locally(step)
+        is_skipped = self._config.when_busy == "skip" and not last
         if last or (self._is_due(step) and (self._avoids_nodes or not is_local)):
-            self.save(step)
-            self._avoids_nodes = False
+            if is_skipped and saving.shared:
+                self._skip(step)
+            else:
+                self.save(step)
+                self._avoids_nodes = False
         elif is_local:
-            meta = self._meta()
-            if self._is_due(step):
-                self._begin_drain(step, meta)
-                self.saved_step = step
-            if levels.partner is not None:
-                levels.partner.enqueue(step, meta)
-            with self._reporting_failure():
-                assert levels.local is not None
-                levels.local.begin(step, levels.local_shards(), meta)
-            if self._config.mode == "blocking":
-                self.finish()
+            self._drain_is_due |= self._is_due(step)
+            if is_skipped and saving.local:
+                self._skip(step)
+            else:
+                self._save_locally(step)
 
     def is_due(self, step: int) -> bool:
         """Whether the states are saved after this step even if it is not the last one."""
-        local = self._levels.local
-        return self._is_due(step) or (
-            local is not None and step % self._config.tiers.local.every_steps == 0
-        )
+        return self._is_due(step) or self._is_due_locally(step)
 
     def save(self, step: int) -> None:
         """Begin a checkpoint in the run directory, unless this step is saved or being saved."""
@@ -239,6 +246,35 @@ class Checkpoints:
 
     def _is_due(self, step: int) -> bool:
         return self._levels.shared is not None and step % self._config.every_steps == 0
+
+    def _is_due_locally(self, step: int) -> bool:
+        return self._levels.local is not None and not step % self._config.tiers.local.every_steps
+
+    def _save_locally(self, step: int) -> None:
+        """Begin a checkpoint on the nodes' disks, and copy it on if that is due."""
+        levels, meta = self._levels, self._meta()
+        if self._drain_is_due:
+            self._drain_is_due = False
+            self._begin_drain(step, meta)
+            self.saved_step = step
+        if levels.partner is not None:
+            levels.partner.enqueue(step, meta)
+        with self._reporting_failure():
+            assert levels.local is not None
+            levels.local.begin(step, levels.local_shards(), meta)
+        if self._config.mode == "blocking":
+            self.finish()
+
+    def _skip(self, step: int) -> None:
+        """Count a checkpoint that is due and not begun."""
+        self._skipped += 1
+        if self._world.rank == 0 and not self._has_logged_skip:
+            self._has_logged_skip = True
+            _LOG.info(
+                "step %d is not saved: the checkpoint before it is still being written "
+                "(checkpoint.when_busy=skip; metrics.jsonl counts checkpoints_skipped)",
+                step,
+            )
 
     def _will_be_drained(self, step: int) -> bool:
         """Whether a step was written directly, or the nodes' disks have it."""

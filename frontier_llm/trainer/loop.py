@@ -107,7 +107,7 @@ class Loop:
         else:
             with self._watchdog.phase("checkpoint"):
                 last = result.stop or not self._steps_remain
-                self._context.checkpoints.after_step(step, last=last)
+                self._context.checkpoints.after_step(step, last=last, saving=result.saving)
         self._seconds_between = time.perf_counter() - start
         return result.stop
 
@@ -121,6 +121,7 @@ class Loop:
                 stop=context.control.stop.look(),
                 checkpoint_failed=context.checkpoints.failed,
                 checkpoint_committed=context.checkpoints.has_unannounced_commit,
+                saving=context.checkpoints.saving,
                 digest=samples.digest,
             )
 

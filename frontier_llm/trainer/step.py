@@ -23,7 +23,7 @@ from frontier_llm.trainer.dropout import DropoutSeeds
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.phase_timer import PhaseTimer
 from frontier_llm.trainer.pipeline import Pipeline
-from frontier_llm.trainer.step_result import StepFlags, StepResult
+from frontier_llm.trainer.step_result import Saving, StepFlags, StepResult
 from frontier_llm.trainer.totals import Totals, read_totals
 from frontier_llm.trainer.update_choice import choose_update
 
@@ -114,6 +114,7 @@ class TrainStep:
             stop=sums["stop"] > 0,
             checkpoint_failed=sums["checkpoint"] >= _CHECKPOINT_FAILED,
             checkpoint_committed=sums["checkpoint"] == self._groups.grid.size,
+            saving=Saving(shared=sums["saving_shared"] > 0, local=sums["saving_local"] > 0),
             sent=sent,
             unquantised=unquantised,
         )
@@ -135,7 +136,7 @@ class TrainStep:
 
         One rank of each replica has the losses and adds the loss, the samples and their digest.
         """
-        counts = self._groups.counts_samples
+        counts, is_first = self._groups.counts_samples, self._groups.rank == 0
         weighted = [loss * batch.samples for loss, batch in zip(losses, batches, strict=counts)]
         terms = list(torch.stack(weighted).sum(0)) if counts else []  # the second one is z-loss
         return {
@@ -146,6 +147,8 @@ class TrainStep:
             "digest": flags.digest if counts else 0,
             "stop": float(flags.stop),
             "checkpoint": _CHECKPOINT_FAILED * flags.checkpoint_failed + flags.checkpoint_committed,
+            "saving_shared": float(is_first and flags.saving.shared),
+            "saving_local": float(is_first and flags.saving.local),
         }
 
     def _check_samples(self, processed: float) -> None:

@@ -79,7 +79,7 @@ class StepMeter:
             unquantised_bytes=result.unquantised,
             allocator_bytes=self._throughput.accelerator.allocator_bytes(),
             checkpoint_stall_seconds=self._checkpoints.take_stall_seconds(),
-            checkpoints_dropped=self._checkpoints.take_dropped(),
+            checkpoints_skipped=self._checkpoints.take_skipped(),
             skipped=result.skipped,
             loss_scale=result.loss_scale if self._throughput.precision == "fp16" else None,
             validation_loss=validation_loss,

@@ -6,6 +6,19 @@ from frontier_llm.geometry.wire import Sent
 
 
 @dataclass(frozen=True)
+class Saving:
+    """The places to which rank 0 is still writing a checkpoint from its states or host memory.
+
+    A checkpoint that rank 0 no longer writes has been written by all ranks, or has failed.
+    """
+
+    shared: bool = False
+    """The run directory."""
+    local: bool = False
+    """The disk of the node."""
+
+
+@dataclass(frozen=True)
 class StepFlags:
     """What one rank tells all other ranks in the all-reduce of a step."""
 
@@ -15,6 +28,8 @@ class StepFlags:
     """Whether this rank's last checkpoint failed."""
     checkpoint_committed: bool = False
     """Whether this rank knows of a committed checkpoint about which callbacks were not told yet."""
+    saving: Saving = Saving()
+    """What this rank is writing. Only the value of rank 0 is used."""
     digest: int = 0
     """Digest of this replica's samples (data/batch.py). Only the digest of one rank of each replica
     is used."""
@@ -42,6 +57,8 @@ class StepResult:
     """Whether the last checkpoint failed on any rank."""
     checkpoint_committed: bool
     """Whether all ranks know of a committed checkpoint about which callbacks were not told yet."""
+    saving: Saving
+    """What rank 0 was writing before the update."""
     sent: dict[str, Sent]
     """Bytes that all ranks sent inside and between nodes, by the name of the collective."""
     unquantised: dict[str, Sent]

@@ -13,7 +13,17 @@ from frontier_llm.device.transfer import send
 from frontier_llm.geometry.grid import LEVELS
 from frontier_llm.geometry.wire import Sent
 
-SCALARS = ("squared_norm", "loss_sum", "z_loss_sum", "samples", "digest", "stop", "checkpoint")
+SCALARS = (
+    "squared_norm",
+    "loss_sum",
+    "z_loss_sum",
+    "samples",
+    "digest",
+    "stop",
+    "checkpoint",
+    "saving_shared",
+    "saving_local",
+)
 """Names of the numbers that are summed; trainer/step.py computes each rank's addends."""
 COLLECTIVES = (
     "gather_params", "reduce_grads", "reduce_states", "refresh_params", "sequence_norms",

@@ -147,76 +147,20 @@ def test_begin_waits_for_the_previous_checkpoint(
     assert not saved_states(tmp_path, 2)
 
 
-def with_pool(folder: Path, buffers: int, *, drops: bool) -> CheckpointManager:
-    """A manager of one rank whose pool has a number of buffers, one of them for the writer."""
-    pool = SharedPool(buffers, 4096, torch.device("cpu"), drops=drops)
-    options = Options(chunk_bytes=4096, pool=pool, in_flight=8)
-    return single_rank_manager(folder, options=options)
-
-
 def test_several_snapshots_share_the_pool(tmp_path: Path, slow_disk: threading.Semaphore) -> None:
-    manager, states = with_pool(tmp_path, 100, drops=False), States()
+    pool = SharedPool(100, 4096, torch.device("cpu"))
+    options = Options(chunk_bytes=4096, pool=pool, in_flight=8)
+    manager, states = single_rank_manager(tmp_path, options=options), States()
     for step in (1, 2, 3):
         states.advance(step)
         manager.begin(step, states.shards, {})
         manager.fence()  # no chunk can be written: waiting for the disk would hang
     assert newest(tmp_path) is None
+    assert manager.is_writing
     slow_disk.release(1000)
     manager.close()
+    assert not manager.is_writing
     assert manager.outcomes == {1: "committed", 2: "committed", 3: "committed"}
-    assert not saved_states(tmp_path, 3)
-
-
-def test_a_full_pool_drops_the_oldest_snapshot(
-    tmp_path: Path, slow_disk: threading.Semaphore
-) -> None:
-    probe = single_rank_manager(tmp_path)
-    probe.prepare(States().shards)
-    chunks = len(probe.plan.chunks)
-    manager, states = with_pool(tmp_path, 2 * chunks + 2, drops=True), States()
-    for step in (1, 2, 3, 4):
-        states.advance(step)
-        manager.begin(step, states.shards, {})
-        manager.fence()
-    slow_disk.release(1000)
-    manager.close()
-    assert manager.outcomes == {1: "dropped", 2: "dropped", 3: "committed", 4: "committed"}
-    assert manager.take_dropped() == 2
-    assert not saved_states(tmp_path, 4)
-    assert not list(tmp_path.glob("*.partial"))
-
-
-def drop_alone(rank: int, size: int, store: Any, folder: Path) -> dict[int, str]:
-    """Save three steps, where only rank 1 has too little memory for two of them."""
-    states, slow = States(tensor=2, rank=rank), threading.Event()
-    write = rank_file.RankFile.write
-
-    def wait(self: rank_file.RankFile, buffer: torch.Tensor, size: int) -> None:
-        slow.wait()
-        write(self, buffer, size)
-
-    rank_file.RankFile.write = wait  # type: ignore[method-assign]
-    probe = single_rank_manager(folder)
-    probe.prepare(states.shards)
-    chunks = len(probe.plan.chunks)
-    pool = SharedPool((3, 1)[rank] * chunks + 2, 4096, torch.device("cpu"), drops=True)
-    options = Options(chunk_bytes=4096, pool=pool, in_flight=8)
-    manager = CheckpointManager(folder, rank, size, store, "lazy", 5, PATIENCE, options)
-    for step in (1, 2, 3):
-        states.advance(step)
-        manager.begin(step, states.shards, {})
-        manager.fence()
-    slow.set()
-    manager.close()
-    return dict(manager.outcomes)
-
-
-def test_a_checkpoint_that_one_rank_drops_is_dropped_on_all(tmp_path: Path) -> None:
-    outcomes = run_crew(drop_alone, 2, tmp_path)
-    assert [outcome.error for outcome in outcomes] == [""] * 2
-    assert outcomes[0].result == outcomes[1].result
-    assert outcomes[0].result[3] == "committed"
-    assert "dropped" in outcomes[0].result.values()
     assert not saved_states(tmp_path, 3)
 
 

@@ -30,7 +30,7 @@ def test_a_step_is_one_line_of_strict_json_with_the_documented_keys():
     assert row["sent_bytes"] == {"gradients": {"package": 0.0, "node": 12.0, "network": 3.0}}
     assert {
         "learning_rate", "tokens", "step_seconds", "tokens_per_second",
-        "model_tflops_per_device", "checkpoint_stall_seconds", "checkpoints_dropped",
+        "model_tflops_per_device", "checkpoint_stall_seconds", "checkpoints_skipped",
     } <= set(row)  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""One checkpoint, several homes: the nodes' disks, their partners' disks, and the run directory."""
+"""Checkpoints at several levels: the nodes' disks, their partners' disks, the run directory."""
 
 import errno
 import json
@@ -227,13 +227,20 @@ def steps_in(tmp_path: Path, name: str) -> set[str]:
     return {path.name for path in (tmp_path / "local").glob(f"*/{name}/step_????????")}
 
 
+def copied_steps(tmp_path: Path) -> list[str]:
+    """Return the folders of the steps that node 0 and the copy of node 1 both hold."""
+    return sorted(steps_in(tmp_path, "node_00000") & steps_in(tmp_path, "copy_of_node_00001"))
+
+
 def test_a_node_is_lost_before_the_drain_is_done(
     tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks = DrainSource.chunks
 
     def late(self: DrainSource) -> Any:
-        time.sleep(0.5)  # meanwhile steps reach the next node
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and copied_steps(tmp_path)[-1:] < ["step_00000004"]:
+            time.sleep(0.05)
         return chunks(self)
 
     monkeypatch.setattr(DrainSource, "chunks", late)
@@ -243,7 +250,7 @@ def test_a_node_is_lost_before_the_drain_is_done(
     monkeypatch.delenv(VARIABLE)
     assert not list(tmp_path.glob("run/checkpoints/step_????????"))
     lose(tmp_path, 1)
-    step = int(max(steps_in(tmp_path, "node_00000") & steps_in(tmp_path, "copy_of_node_00001"))[5:])
+    step = int(copied_steps(tmp_path)[-1][5:])
     assert step >= 4
     ended = train(
         *tiny, *nodes(tmp_path, partner), f"trainer.steps={step + 1}",
@@ -331,3 +338,45 @@ def test_training_goes_on_while_the_drain_fails(
     assert [path.name for path in (tmp_path / "run").glob("checkpoints/*")] == ["step_00000008"]
     last = files(tmp_path / "run" / "checkpoints" / "step_00000008")
     assert last == files(direct / "checkpoints" / "step_00000008")
+
+
+def slow_writes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let each write of a checkpoint from the states take a time."""
+    write = RankFile.write
+
+    def slow(self: RankFile, *arguments: Any) -> None:
+        if threading.current_thread().name == "checkpoint":
+            time.sleep(seconds)
+        write(self, *arguments)
+
+    monkeypatch.setattr(RankFile, "write", slow)
+
+
+def test_checkpoints_are_skipped_while_the_nodes_disks_are_slow(
+    tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_writes(monkeypatch, 1.0)
+    keys = ("checkpoint.when_busy=skip", "checkpoint.every_steps=3")
+    ended = train(*tiny, *nodes(tmp_path, *keys), "trainer.steps=8")
+    assert ended.code == 0, ended.text
+    run = tmp_path / "run"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    skipped = sum(line["checkpoints_skipped"] for line in lines)
+    assert "is not saved: the checkpoint before it is still being written" in ended.text
+    saved = {path.name for path in (tmp_path / "local").glob("*/*/step_????????")}
+    assert saved, "no checkpoint was written"
+    assert 1 <= skipped <= 6
+    assert losses(run) == losses(direct)
+    assert (run / "checkpoints" / "step_00000008").exists(), "the last step is always saved"
+
+
+def test_checkpoints_are_skipped_while_the_run_directory_is_slow(
+    tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_writes(monkeypatch, 1.0)
+    keys = (f"run.dir={tmp_path}/run", "checkpoint.when_busy=skip", "checkpoint.every_steps=1")
+    ended = train(*tiny, *keys, "checkpoint.keep=9", "trainer.steps=6")
+    assert ended.code == 0, ended.text
+    committed = {path.name for path in (tmp_path / "run" / "checkpoints").glob("step_????????")}
+    assert {"step_00000001", "step_00000006"} <= committed
+    assert len(committed) < 6
