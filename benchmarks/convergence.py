@@ -48,14 +48,45 @@ RUNS = {
     "zeropp": ("collectives=zeropp",),
     "zeropp_feedback": ("collectives=zeropp_feedback",),
     "four_bits": ("collectives=four_bits",),
+    "four_bits_128": ("collectives=four_bits", "collectives.block_elements=128"),
+    "four_bits_256": ("collectives=four_bits", "collectives.block_elements=256"),
+    "bf16_feedback_256": (
+        "collectives=four_bits",
+        "collectives.block_elements=256",
+        "collectives.feedback_format=bf16",
+    ),
+    "differences": (
+        "collectives=plain",
+        "collectives.refresh_format=int4",
+        "collectives.refresh_differences=true",
+        "collectives.refresh_full_every=50",
+    ),
+    "grads_int8": (
+        "collectives=plain",
+        "collectives.grads_format=int8",
+        "collectives.grads_across_format=int8",
+    ),
+    "grads_int4": (
+        "collectives=plain",
+        "collectives.grads_format=int8",
+        "collectives.grads_across_format=int4",
+        "collectives.rotation_elements=64",
+    ),
 }
 """Overrides of each kind of run."""
+BY_DEFAULT = ("plain", "perturbed", "zeropp", "zeropp_feedback", "four_bits")
 COLOURS = {
     "plain": "#475569",
     "perturbed": "#94a3b8",
     "zeropp": "#d97706",
     "zeropp_feedback": "#2563eb",
     "four_bits": "#059669",
+    "four_bits_128": "#65a30d",
+    "four_bits_256": "#ca8a04",
+    "bf16_feedback_256": "#db2777",
+    "differences": "#0891b2",
+    "grads_int8": "#7c3aed",
+    "grads_int4": "#dc2626",
 }
 COMMON_OVERRIDES = (
     "parallel.pipeline=1",
@@ -144,7 +175,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--json", type=Path, default=RESULTS, help="file for the losses (%(default)s)")
     add("--minutes", type=positive, default=math.inf, help="time limit; a later call resumes")
     add("--draw-only", action="store_true", help="train nothing")
-    add("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="kinds of runs (default all)")
+    add("--runs", nargs="+", choices=RUNS, default=list(BY_DEFAULT),
+        help=f"kinds of runs (default {' '.join(BY_DEFAULT)})")  # fmt: skip
     add("overrides", nargs="*", metavar="key=value", help="overrides for all runs")
     return parser.parse_intermixed_args(arguments)
 
@@ -229,19 +261,28 @@ def _clear_unsaved(folder: Path) -> None:
 
 
 def table(curves: Sequence[Curve]) -> list[str]:
-    """Return the lines of a Markdown table with the last validation losses."""
+    """Return the lines of a Markdown table with the last validation losses.
+
+    The last column is the mean difference over all validations and seeds.
+    """
     lines = [
-        "| run | steps | validation loss | difference from plain | standard error | by seed |",
-        "|---|---|---|---|---|---|",
+        "| run | steps | validation loss | difference from plain | standard error | by seed "
+        "| all validations |",
+        "|---|---|---|---|---|---|---|",
     ]
     for kind in dict.fromkeys(curve.kind for curve in curves):
         of_kind = [curve for curve in curves if curve.kind == kind]
         steps, loss = min(curve.steps for curve in of_kind), fmean(curve.final for curve in of_kind)
-        percents = [points[-1][1] for curve in of_kind if (points := differences(curve, curves))]
+        series = [points for curve in of_kind if (points := differences(curve, curves))]
+        percents = [points[-1][1] for points in series]
+        everywhere = [percent for points in series for _, percent in points]
         mean = f"{fmean(percents):+.2f}%" if percents else ""
         error = f"{stdev(percents) / math.sqrt(len(percents)):.2f}%" if len(percents) > 1 else ""
+        overall = f"{fmean(everywhere):+.3f}%" if everywhere else ""
         by_seed = ", ".join(f"{percent:+.2f}%" for percent in percents)
-        lines.append(f"| `{kind}` | {steps} | {loss:.4f} | {mean} | {error} | {by_seed} |")
+        lines.append(
+            f"| `{kind}` | {steps} | {loss:.4f} | {mean} | {error} | {by_seed} | {overall} |"
+        )
     return lines
 
 
@@ -272,7 +313,7 @@ def write_json(curves: Sequence[Curve], options: argparse.Namespace) -> None:
     common = [override for override in overrides if not override.startswith(differs_by_run)]
     facts = {
         "command": " ".join(["train.py", *common]),
-        "of each run": {kind: " ".join(words) for kind, words in RUNS.items()},
+        "of each run": {kind: " ".join(RUNS[kind]) for kind in options.runs},
         "curves": [
             {"run": c.kind, "seed": c.seed, "steps": c.steps, "validation": c.validation}
             for c in curves

@@ -29,8 +29,8 @@ def test_curves_are_compared_at_their_last_common_step(tmp_path):
         (tmp_path / name / "metrics.jsonl").write_text(text)
     curves = [Curve.read(name, 1, tmp_path / name) for name in ("plain", "zeropp")]
     assert table(curves)[2:] == [
-        "| `plain` | 3 | 6.0000 | +0.00% |  | +0.00% |",
-        "| `zeropp` | 2 | 7.0700 | +1.00% |  | +1.00% |",
+        "| `plain` | 3 | 6.0000 | +0.00% |  | +0.00% | +0.000% |",
+        "| `zeropp` | 2 | 7.0700 | +1.00% |  | +1.00% | +0.500% |",
     ]
     draw(curves, tmp_path / "curves.svg")
     assert "zeropp" in (tmp_path / "curves.svg").read_text()
@@ -50,7 +50,7 @@ def test_a_seed_is_compared_with_its_own_plain_run():
         curve("zeropp", 4.4, seed=1), curve("zeropp", 4.9, seed=2),
     ]  # fmt: skip
     # +10% and -2%: 4% on average, 6% of standard error
-    assert table(curves)[3] == "| `zeropp` | 1 | 4.6500 | +4.00% | 6.00% | +10.00%, -2.00% |"
+    assert table(curves)[3] == "| `zeropp` | 1 | 4.6500 | +4.00% | 6.00% | +10.00%, -2.00% | +4.000% |"
 
 
 def test_the_mean_is_taken_at_common_steps():

@@ -83,7 +83,7 @@ def sent(world: World, values: dict[str, Any]) -> dict[str, float]:
 
 
 def test_gradients_and_refreshes_take_four_bits_between_nodes() -> None:
-    values = tiny_values(*factors((1, 2, 2)), "collectives=four_bits", "model.hidden=128")
+    values = tiny_values(*factors((1, 2, 2)), "collectives=four_bits", "model.hidden=768")
     for bits in run_ranks(sent, 2, values, ranks_per_node=1):
         assert 4 < bits["reduce_grads"] <= 4.3
         assert 4 < bits["refresh_params"] <= 4.3
