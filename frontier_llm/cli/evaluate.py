@@ -10,6 +10,9 @@ With `--text FILE ...` it measures the perplexity of other texts instead. Each f
 or one document per line or row in JSONL and Parquet. A text is read in windows of
 `data.sequence_length` tokens. With `--stride N` consecutive windows overlap, so that each token
 after the first window is predicted from at least data.sequence_length - N tokens before it.
+
+With `--harness TASKS` it converts the weights to the format of Hugging Face and runs tasks of
+lm-evaluation-harness, which must be installed, for example `--harness hellaswag,arc_easy`.
 """
 
 import argparse
@@ -30,6 +33,7 @@ from rich.table import Table
 
 from frontier_llm.cli import evaluate_text
 from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.evaluate_harness import run_harness
 from frontier_llm.cli.evaluate_text import evaluate_texts
 from frontier_llm.cli.options import at_least, folder, new_file, tool_parser
 from frontier_llm.config import RunConfig
@@ -64,6 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", type=Path, help="a checkpoint (default: the newest)")
     parser.add_argument("--samples", type=at_least(1), help="samples per corpus (default: all)")
     parser.add_argument("--text", type=Path, nargs="+", metavar="FILE", help="evaluate these files")
+    parser.add_argument("--harness", metavar="TASKS", help="tasks, separated by commas")
+    parser.add_argument(
+        "--harness-tasks", type=folder, metavar="DIR", help="a folder with further tasks in YAML"
+    )
     parser.add_argument(
         "--stride",
         type=at_least(1),
@@ -72,8 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=new_file, help="also write the figures to this file")
     options = parser.parse_args(arguments)
     config = single_process_config(options.run)
-    corpora = open_data(config.data)
     device = Accelerator.of_rank(0).device
+    if options.harness:
+        tasks, more = options.harness.split(","), options.harness_tasks
+        samples = config.data.micro_batch
+        found = run_harness(options.run, options.checkpoint, tasks, more, device, samples)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1, default=str))
+        return 0
+    corpora = open_data(config.data)
     with single_process_model(config, options.checkpoint or options.run, device) as built:
         rows = _run(options, config, corpora, *built)
     if options.json:

@@ -3,10 +3,12 @@
 import json
 import math
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from frontier_llm.cli import evaluate
 from frontier_llm.cli.evaluate_text import evaluate_texts, windows_of
@@ -113,3 +115,31 @@ def test_mistakes_are_refused_with_a_reason(
         command = partial(evaluate.main, [str(run), "--text", *arguments])
         assert run_command(command) == exit_code
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("lm_eval") is not None, reason="lm-evaluation-harness is installed")
+def test_without_the_harness_the_error_says_what_to_install(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = partial(evaluate.main, [str(run), "--harness", "hellaswag"])
+    assert run_command(command) == ConfigError.exit_code
+    said = capsys.readouterr().err
+    assert "lm_eval" in said
+    assert "pip install lm-eval accelerate" in said
+
+
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs lm-evaluation-harness")
+def test_the_harness_finds_the_same_bits_per_byte(run: Path, tmp_path: Path) -> None:
+    task = {
+        "task": "local_text", "dataset_path": "json", "test_split": "test",
+        "dataset_kwargs": {"data_files": {"test": str(run.parent / "two.jsonl")}},
+        "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}",
+        "metric_list": [{"metric": "bits_per_byte", "aggregation": "bits_per_byte"}],
+    }  # fmt: skip
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
+    text, tasks = str(tmp_path / "text.json"), str(tmp_path / "tasks.json")
+    options = ["--harness", "local_text", "--harness-tasks", str(tmp_path), "--json", tasks]
+    assert evaluate.main([str(run), *options]) == 0
+    assert evaluate.main([str(run), "--text", str(run.parent / "two.jsonl"), "--json", text]) == 0
+    found = json.loads(Path(tasks).read_text())["local_text"]["bits_per_byte,none"]
+    assert found == pytest.approx(json.loads(Path(text).read_text())[0]["bits_per_byte"], rel=1e-5)
