@@ -5,14 +5,24 @@ bytes / ln 2), which allows comparisons between tokenizers. For a blend of sever
 prints the mean loss, weighted as in training. Reads every sample of the validation split once, or
 `--samples N` of them, evenly spread. Runs in one process in fp32, on a GPU if there is one. The
 parallel layout of the run does not matter.
+
+With `--text FILE ...` it measures the perplexity of other texts instead. Each file is one document,
+or one document per line or row in JSONL and Parquet. A text is read in windows of
+`data.sequence_length` tokens. With `--stride N` consecutive windows overlap, so that each token
+after the first window is predicted from at least data.sequence_length - N tokens before it.
+
+With `--harness TASKS` it converts the weights to the format of Hugging Face and runs tasks of
+lm-evaluation-harness, which must be installed, for example `--harness hellaswag,arc_easy`.
 """
 
+import argparse
 import json
 import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
 
@@ -21,7 +31,10 @@ from rich.box import HORIZONTALS
 from rich.progress import track
 from rich.table import Table
 
+from frontier_llm.cli import evaluate_text
 from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.evaluate_harness import run_harness
+from frontier_llm.cli.evaluate_text import evaluate_texts
 from frontier_llm.cli.options import at_least, folder, new_file, tool_parser
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import AnyBatch
@@ -54,17 +67,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=folder, metavar="RUN_DIR", help="the run directory")
     parser.add_argument("--checkpoint", type=Path, help="a checkpoint (default: the newest)")
     parser.add_argument("--samples", type=at_least(1), help="samples per corpus (default: all)")
+    parser.add_argument("--text", type=Path, nargs="+", metavar="FILE", help="evaluate these files")
+    parser.add_argument("--harness", metavar="TASKS", help="tasks, separated by commas")
+    parser.add_argument(
+        "--harness-tasks", type=folder, metavar="DIR", help="a folder with further tasks in YAML"
+    )
+    parser.add_argument(
+        "--stride",
+        type=at_least(1),
+        help="tokens between two windows of a text (default: the length of a window)",
+    )
     parser.add_argument("--json", type=new_file, help="also write the figures to this file")
     options = parser.parse_args(arguments)
     config = single_process_config(options.run)
-    corpora = open_data(config.data)
     device = Accelerator.of_rank(0).device
+    if options.harness:
+        tasks, more = options.harness.split(","), options.harness_tasks
+        samples = config.data.micro_batch
+        found = run_harness(options.run, options.checkpoint, tasks, more, device, samples)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1, default=str))
+        return 0
+    corpora = open_data(config.data)
     with single_process_model(config, options.checkpoint or options.run, device) as built:
-        scores = evaluate(config, corpora, *built, options.samples)
-    show(scores)
+        rows = _run(options, config, corpora, *built)
     if options.json:
-        options.json.write_text(json.dumps([asdict(score) for score in scores], indent=1))
+        options.json.write_text(json.dumps(rows, indent=1))
     return 0
+
+
+def _run(
+    options: argparse.Namespace, config: RunConfig, corpora: Corpora, model: Model, groups: Groups
+) -> list[dict[str, Any]]:
+    """Evaluate what the options name, and print it; return the scores for JSON."""
+    if options.text:
+        tokenizer = corpora.tokenizer
+        texts = evaluate_texts(config, tokenizer, model, groups, options.text, options.stride)
+        evaluate_text.show(texts)
+        return [evaluate_text.to_dict(text) for text in texts]
+    scores = evaluate(config, corpora, model, groups, options.samples)
+    show(scores)
+    return [asdict(score) for score in scores]
 
 
 def evaluate(

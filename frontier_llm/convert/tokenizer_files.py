@@ -71,6 +71,8 @@ def _write_settings(tokenizer: Tokenizer, out: Path) -> None:
             # used for T5 as well, because T5Tokenizer would drop blanks
             "tokenizer_class": "LlamaTokenizer",
             "unk_token": "<unk>",
+            # LlamaTokenizer would add a token beyond the vocabulary for its default, "<s>"
+            "bos_token": None if tokenizer.id_of("<s>") is None else "<s>",
             "add_bos_token": False,
             "add_prefix_space": False,
             "legacy": False,

@@ -148,11 +148,25 @@ class Source:
 
     def _format(self, file: SourceFile) -> Format:
         """Return the reader for the format of a file, which its name determines."""
-        for suffix, reader in FORMATS.items():
-            if file.name.endswith(suffix):
-                return reader(file.path, file.size, self.text_key)
         long = self.single or file.size > LONG_FILE_BYTES
-        return (LongText if long else WholeText)(file.path, file.size)
+        return reader_of(file.path, file.size, self.text_key, LongText if long else WholeText)
+
+
+def reader_of(
+    path: Path, size: int, text_key: str, plain: type[LongText | WholeText] = WholeText
+) -> Format:
+    """Return the reader for the format of a file, which its name determines.
+
+    Args:
+        path: path of the file.
+        size: size of the file in bytes.
+        text_key: key (JSONL) or column (Parquet) that holds the text.
+        plain: reader of files in none of these formats.
+    """
+    for suffix, reader in FORMATS.items():
+        if path.name.endswith(suffix):
+            return reader(path, size, text_key)
+    return plain(path, size)
 
 
 def find_source(corpus: CorpusConfig, config: DataConfig) -> Source:

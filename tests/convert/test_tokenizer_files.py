@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from benchmarks.peers.tokenizer_families import train_family
 from frontier_llm.config import decode
@@ -63,6 +64,8 @@ def test_transformers_reads_what_is_exported(tmp_path: Path, kind: str, chosen: 
     tokenizer = open_tokenizer(source, end)
     assert export(source, tmp_path / "out", end, digest_tokenizer(source)) == tokenizer.eod
     check_theirs(tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert max(theirs.get_vocab().values()) < tokenizer.vocabulary, "no token is added"
     if end is None and kind in ("a folder", "end as an object"):
         assert digest_tokenizer(tmp_path / "out") == digest_tokenizer(source), "copied as it is"
     (tmp_path / "back").mkdir()

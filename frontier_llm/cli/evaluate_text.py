@@ -1,0 +1,267 @@
+"""Measure the perplexity of texts: `frontier-llm evaluate RUN_DIR --text FILE ...`.
+
+A text is read in windows of the length of the run's samples. All tokens but those of the first
+window are predicted from at least `window - stride` tokens before them. With the stride equal to
+the window these are the windows of lm-evaluation-harness (`loglikelihood_rolling`).
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.box import HORIZONTALS
+from rich.progress import track
+from rich.table import Table
+
+from frontier_llm.cli.console import wide_console
+from frontier_llm.config import RunConfig
+from frontier_llm.data.batch import Batch
+from frontier_llm.data.source import reader_of
+from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.errors import ConfigError, DataError
+from frontier_llm.model.build import Model
+from frontier_llm.parallel.groups import Groups
+from frontier_llm.trainer.pipeline import Pipeline
+
+PADDED_TO = 16
+"""A text that is shorter than a window is padded to a multiple of this number of tokens."""
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """The perplexity of a file."""
+
+    file: str
+    documents: int
+    tokens: int
+    """Number of predicted tokens."""
+    bytes: int
+    """Size of the documents in UTF-8."""
+    words: int
+    """Number of words, separated by white space."""
+    nats: float
+    """Sum of the negative logarithms of the probabilities of all predicted tokens."""
+
+    @property
+    def nats_per_token(self) -> float:
+        """Cross entropy."""
+        return self.nats / self.tokens
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Cross entropy in a unit that does not depend on the tokenizer."""
+        return self.nats / self.bytes / math.log(2)
+
+    @property
+    def token_perplexity(self) -> float:
+        """Perplexity per token."""
+        return _exp(self.nats_per_token)
+
+    @property
+    def word_perplexity(self) -> float:
+        """Perplexity per word, which does not depend on the tokenizer."""
+        return _exp(self.nats / self.words)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of the tokens of a document, of which the last ones are predicted."""
+
+    inputs: Sequence[int]
+    labels: Sequence[int]
+    """The next token at each position."""
+    predicted: int
+    """Number of labels at the end that are predicted; the others were predicted before."""
+
+
+def evaluate_texts(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    model: Model,
+    groups: Groups,
+    files: Sequence[Path],
+    stride: int | None = None,
+) -> list[TextScore]:
+    """Return the perplexity of each file.
+
+    Args:
+        config: the configuration of the run, for a single rank.
+        tokenizer: the tokenizer of the run.
+        model: the complete model.
+        groups: process groups of one rank.
+        files: text files, which are one document each, or files in JSONL or Parquet.
+        stride: tokens between two windows; None: the length of a window.
+
+    Raises:
+        ConfigError: the model does not predict every token, or the stride is not 1 to the length of
+            a window.
+        DataError: a file cannot be read, or holds no text.
+    """
+    window = config.data.sequence_length
+    stride = stride or window
+    if config.data.objective != "causal":
+        raise ConfigError(
+            "--text",
+            "a model that fills spans",
+            "a GPT, because only the probabilities of all tokens give a perplexity",
+            "leave out --text: the loss on the validation split is printed",
+        )
+    if stride > window:
+        raise ConfigError(
+            "--stride", stride, f"1 to {window} (data.sequence_length)", "choose a smaller stride"
+        )
+    for chunk in model.chunks:
+        chunk.eval()
+    pipeline, device = Pipeline(model, groups), next(model.chunks[0].parameters()).device
+    return [_score(config, tokenizer, pipeline, device, file, stride) for file in files]
+
+
+def windows_of(tokens: Sequence[int], length: int, stride: int) -> Iterator[Window]:
+    """Yield the windows of a text. Each token but the first is predicted once.
+
+    Args:
+        tokens: the tokens of the text.
+        length: number of inputs of a window. The last window begins as early as this allows, so
+            that its predictions have as much context as possible.
+        stride: number of tokens between the ends of two windows.
+    """
+    count, done = len(tokens) - 1, 0
+    while done < count:
+        end = min(done + stride if done else length, count)
+        start = max(0, end - length)
+        yield Window(tokens[start:end], tokens[start + 1 : end + 1], end - done)
+        done = end
+
+
+def show(scores: Sequence[TextScore]) -> None:
+    """Print the table of scores."""
+    table = Table(box=HORIZONTALS, pad_edge=False)
+    table.add_column("file")
+    for heading in (
+        "documents", "tokens", "bytes", "nats per token", "perplexity per token",
+        "perplexity per word", "bits per byte",
+    ):  # fmt: skip
+        table.add_column(heading, justify="right")
+    for score in scores:
+        table.add_row(
+            score.file, f"{score.documents:,}", f"{score.tokens:,}", f"{score.bytes:,}",
+            f"{score.nats_per_token:.4f}", f"{score.token_perplexity:.4g}",
+            f"{score.word_perplexity:.4g}", f"{score.bits_per_byte:.4f}",
+        )  # fmt: skip
+    wide_console().print(table)
+
+
+def to_dict(score: TextScore) -> dict[str, float | str]:
+    """Return all values, for JSON."""
+    return {
+        "file": score.file,
+        "documents": score.documents,
+        "tokens": score.tokens,
+        "bytes": score.bytes,
+        "words": score.words,
+        "nats_per_token": score.nats_per_token,
+        "token_perplexity": score.token_perplexity,
+        "word_perplexity": score.word_perplexity,
+        "bits_per_byte": score.bits_per_byte,
+    }
+
+
+def _score(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    pipeline: Pipeline,
+    device: torch.device,
+    file: Path,
+    stride: int,
+) -> TextScore:
+    texts = [text for text in _documents(file, config.data.text_key) if text]
+    # where documents are joined, the first token of a text follows the end of another one
+    start = [tokenizer.eod] if config.data.documents == "joined" else []
+    documents = [[*start, *tokenizer.encode(text)] for text in texts]
+    windows = [
+        window
+        for tokens in documents
+        for window in windows_of(tokens, config.data.sequence_length, stride)
+    ]
+    if not windows:
+        raise DataError(f"{file} holds no text to predict")
+    shown = track(windows, file.name, transient=True)
+    return TextScore(
+        file=str(file),
+        documents=len(texts),
+        tokens=sum(window.predicted for window in windows),
+        bytes=sum(len(text.encode()) for text in texts),
+        words=sum(len(re.split(r"\s+", text)) for text in texts),
+        nats=_nats(pipeline, device, shown, config.data.micro_batch),
+    )
+
+
+def _documents(file: Path, key: str) -> Iterator[str]:
+    """Yield the texts of a file.
+
+    Raises:
+        DataError: the file cannot be read, or a part of it is not text.
+    """
+    try:
+        reader = reader_of(file, file.stat().st_size, key)
+        scan = reader.scan()
+        if not scan.cuts:
+            raise DataError(f"{file}: {scan.problem}")
+        for cut in scan.cuts:
+            for entry in reader.entries(cut):
+                if entry.problem is not None:
+                    raise DataError(f"{file}, place {entry.place}: {entry.problem}")
+                yield entry.text
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
+
+
+def _nats(
+    pipeline: Pipeline, device: torch.device, windows: Iterable[Window], samples: int
+) -> float:
+    """Return the sum of the losses of all predicted tokens.
+
+    Windows that have equal shapes share a batch, so that the mean of a batch gives its sum.
+
+    Args:
+        pipeline: runs the complete model.
+        device: device of the model.
+        windows: the windows of all documents.
+        samples: largest number of windows per batch.
+    """
+    by_shape: dict[tuple[int, int], list[Window]] = {}
+    total = 0.0
+    for window in windows:
+        shape = (len(window.inputs), window.predicted)
+        ready = by_shape.setdefault(shape, [])
+        ready.append(window)
+        if len(ready) == samples:
+            total += _sum(pipeline, device, by_shape.pop(shape))
+    return total + sum(_sum(pipeline, device, ready) for ready in by_shape.values())
+
+
+def _sum(pipeline: Pipeline, device: torch.device, windows: Sequence[Window]) -> float:
+    """Return the sum of the losses of the predicted tokens of windows of one shape."""
+    length, predicted = len(windows[0].inputs), windows[0].predicted
+    padded = -(-length // PADDED_TO) * PADDED_TO  # no token attends to the padding after it
+    tokens = torch.zeros(len(windows), padded, dtype=torch.int64)
+    labels, mask = torch.zeros_like(tokens), torch.zeros(len(windows), padded)
+    for row, window in enumerate(windows):
+        tokens[row, :length] = torch.tensor(window.inputs)
+        labels[row, :length] = torch.tensor(window.labels)
+    mask[:, length - predicted : length] = 1
+    positions = torch.arange(padded).expand_as(tokens)
+    with torch.no_grad():
+        (loss,) = pipeline.losses([Batch(tokens, labels, positions, mask).to(device)])
+    return loss.double().item() * len(windows) * predicted
+
+
+def _exp(value: float) -> float:
+    """Return e to a power; infinity if it is too large."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf

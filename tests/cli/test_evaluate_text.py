@@ -1,0 +1,145 @@
+"""The perplexity of texts: windows, their sum, and what is refused."""
+
+import json
+import math
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from frontier_llm.cli import evaluate
+from frontier_llm.cli.evaluate_text import evaluate_texts, windows_of
+from frontier_llm.cli.options import run_command
+from frontier_llm.config import RunConfig
+from frontier_llm.data.batch import Batch
+from frontier_llm.data.corpora import open_data
+from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.errors import ConfigError, DataError
+from frontier_llm.trainer.pipeline import Pipeline
+from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
+from tests.forked_train import TINY, train
+
+WINDOW = 32
+TEXT = "def main(arguments):\n    return sum(int(word) for word in arguments)\n" * 6
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluated")
+    sources = sorted((Path(__file__).parents[2] / "frontier_llm").rglob("*.py"))[:20]
+    (folder / "text.txt").write_text("\n\n".join(source.read_text() for source in sources))
+    ended = train(
+        *TINY, f"run.dir={folder}/run", f"data.path={folder}/text.txt", "trainer.steps=3",
+        f"data.directory={folder}/prepared", f"data.sequence_length={WINDOW}",
+    )  # fmt: skip
+    assert ended.code == 0, ended.text
+    (folder / "text.py").write_text(TEXT)
+    lines = (json.dumps({"text": text}) for text in (TEXT, "import os", ""))
+    (folder / "two.jsonl").write_text("\n".join(lines))
+    return folder / "run"
+
+
+@pytest.mark.parametrize("stride", [1, 5, 8])
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 10, 30])
+def test_each_token_is_predicted_once_from_the_tokens_before_it(count: int, stride: int) -> None:
+    tokens, predicted = list(range(count)), []
+    for window in windows_of(tokens, 8, stride):
+        assert [token + 1 for token in window.inputs] == list(window.labels)
+        assert len(window.inputs) <= 8
+        last = list(window.labels)[-window.predicted :]
+        predicted += last
+        context = last[0] - window.inputs[0]  # number of tokens before the first predicted one
+        assert window.inputs[0] == 0 or context > 8 - stride
+    assert predicted == tokens[1:]
+
+
+def by_hand(config: RunConfig, tokenizer: Tokenizer, pipeline: Pipeline, stride: int) -> float:
+    """Predict each token alone, from the window in which it is predicted."""
+    ids = [tokenizer.eod, *tokenizer.encode(TEXT)]
+    total = 0.0
+    for window in windows_of(ids, WINDOW, stride):
+        for place in range(len(window.inputs) - window.predicted, len(window.inputs)):
+            tokens = torch.tensor([window.inputs[: place + 1]])
+            padded = torch.nn.functional.pad(tokens, (0, -tokens.shape[1] % 16))
+            batch = Batch(padded, padded, torch.arange(padded.shape[1])[None])
+            with torch.no_grad():
+                logits = pipeline.logits(batch, place)
+            assert logits is not None
+            logits = logits[0, : config.model.vocabulary].double()
+            total -= float(logits.log_softmax(0)[window.labels[place]])
+    return total
+
+
+@pytest.mark.parametrize("stride", [WINDOW, 7])
+def test_the_sum_is_that_of_all_tokens_one_by_one(run: Path, stride: int) -> None:
+    config = single_process_config(run)
+    tokenizer = open_data(config.data).tokenizer
+    with single_process_model(config, run, torch.device("cpu")) as (model, groups):
+        (score,) = evaluate_texts(
+            config, tokenizer, model, groups, [run.parent / "text.py"], stride
+        )
+        expected = by_hand(config, tokenizer, Pipeline(model, groups), stride)
+    assert score.nats == pytest.approx(expected, rel=1e-6)
+    assert score.tokens == len(tokenizer.encode(TEXT)) > 2 * WINDOW
+    assert score.bytes == len(TEXT)
+
+
+def test_the_command_prints_and_writes_the_scores(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, scores = [str(run.parent / name) for name in ("text.py", "two.jsonl")], run / "s.json"
+    arguments = [str(run), "--text", *files, "--stride", "8", "--json", str(scores)]
+    assert evaluate.main(arguments) == 0
+    one, two = json.loads(scores.read_text())
+    assert (one["documents"], two["documents"]) == (1, 2)
+    assert two["bytes"] == len(TEXT) + len("import os")
+    nats = one["nats_per_token"] * one["tokens"]
+    assert one["bits_per_byte"] == pytest.approx(nats / len(TEXT) / math.log(2))
+    assert one["word_perplexity"] == pytest.approx(math.exp(nats / one["words"]))
+    assert "perplexity per word" in capsys.readouterr().out
+
+
+def test_mistakes_are_refused_with_a_reason(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "binary.txt").write_bytes(b"a\0b")
+    text = str(run.parent / "text.py")
+    for arguments, message, exit_code in [
+        ([str(tmp_path / "absent.txt")], "cannot be read", DataError.exit_code),
+        ([str(tmp_path / "binary.txt")], "null byte", DataError.exit_code),
+        ([text, "--stride", str(WINDOW + 1)], f"1 to {WINDOW}", ConfigError.exit_code),
+    ]:
+        command = partial(evaluate.main, [str(run), "--text", *arguments])
+        assert run_command(command) == exit_code
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("lm_eval") is not None, reason="lm-evaluation-harness is installed")
+def test_without_the_harness_the_error_says_what_to_install(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = partial(evaluate.main, [str(run), "--harness", "hellaswag"])
+    assert run_command(command) == ConfigError.exit_code
+    said = capsys.readouterr().err
+    assert "lm_eval" in said
+    assert "pip install lm-eval accelerate" in said
+
+
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs lm-evaluation-harness")
+def test_the_harness_finds_the_same_bits_per_byte(run: Path, tmp_path: Path) -> None:
+    task = {
+        "task": "local_text", "dataset_path": "json", "test_split": "test",
+        "dataset_kwargs": {"data_files": {"test": str(run.parent / "two.jsonl")}},
+        "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}",
+        "metric_list": [{"metric": "bits_per_byte", "aggregation": "bits_per_byte"}],
+    }  # fmt: skip
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
+    text, tasks = str(tmp_path / "text.json"), str(tmp_path / "tasks.json")
+    options = ["--harness", "local_text", "--harness-tasks", str(tmp_path), "--json", tasks]
+    assert evaluate.main([str(run), *options]) == 0
+    assert evaluate.main([str(run), "--text", str(run.parent / "two.jsonl"), "--json", text]) == 0
+    found = json.loads(Path(tasks).read_text())["local_text"]["bits_per_byte,none"]
+    assert found == pytest.approx(json.loads(Path(text).read_text())[0]["bits_per_byte"], rel=1e-5)
