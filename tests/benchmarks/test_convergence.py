@@ -50,7 +50,8 @@ def test_a_seed_is_compared_with_its_own_plain_run():
         curve("zeropp", 4.4, seed=1), curve("zeropp", 4.9, seed=2),
     ]  # fmt: skip
     # +10% and -2%: 4% on average, 6% of standard error
-    assert table(curves)[3] == "| `zeropp` | 1 | 4.6500 | +4.00% | 6.00% | +10.00%, -2.00% | +4.000% |"
+    row = "| `zeropp` | 1 | 4.6500 | +4.00% | 6.00% | +10.00%, -2.00% | +4.000% |"
+    assert table(curves)[3] == row
 
 
 def test_the_mean_is_taken_at_common_steps():
