@@ -57,11 +57,11 @@ class StepResult:
     """Whether the last checkpoint failed on any rank."""
     checkpoint_committed: bool
     """Whether all ranks know of a committed checkpoint about which callbacks were not told yet."""
-    saving: Saving
-    """What rank 0 was writing before the update."""
     sent: dict[str, Sent]
     """Bytes that all ranks sent inside and between nodes, by the name of the collective."""
     unquantised: dict[str, Sent]
     """Bytes that the quantised collectives would have sent in the compute precision."""
+    saving: Saving = Saving()
+    """What rank 0 was writing before the update."""
     z_loss: float | None = None
     """Mean z-loss over the samples of the step; None without z-loss."""

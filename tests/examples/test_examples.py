@@ -96,6 +96,7 @@ def test_with_slurm_the_job_is_submitted_and_waited_for(tmp_path):
     assert f"run.dir={tmp_path}/run" in arguments
 
 
+@pytest.mark.exhaustive
 def test_a_llama_trains_in_its_own_loop_and_continues_on_two_ranks(tmp_path):
     pytest.importorskip("transformers")
     script, folder = EXAMPLES / "own_loop" / "own_loop.py", tmp_path / "loop"

@@ -83,7 +83,11 @@ def test_a_drained_checkpoint_is_the_one_that_would_have_been_written(
 
 
 @pytest.mark.parametrize(
-    "layout", [("checkpoint.files=node", "parallel.tensor=2"), ("sharding=replicated",)]
+    "layout",
+    [
+        ("checkpoint.files=node", "parallel.tensor=2"),
+        pytest.param(("sharding=replicated",), marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_drain_between_files_of_other_layouts(
     layout: tuple[str, ...], tiny: tuple[str, ...], tmp_path: Path
@@ -370,6 +374,7 @@ def test_checkpoints_are_skipped_while_the_nodes_disks_are_slow(
     assert (run / "checkpoints" / "step_00000008").exists(), "the last step is always saved"
 
 
+@pytest.mark.exhaustive
 def test_checkpoints_are_skipped_while_the_run_directory_is_slow(
     tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
