@@ -315,8 +315,8 @@ def _time_flow(
     if flow == "gather":
         Chain(transport.gather(buffer, groups, format_, elements, flow)).wait()
     else:
-        no_error_feedback = [None] * len(groups)
-        Chain(transport.reduce(buffer, groups, elements, flow, no_error_feedback, total)).wait()
+        hops = [(group, None) for group in groups]  # no error feedback
+        Chain(transport.reduce(buffer, hops, elements, flow, total)).wait()
     return time.perf_counter() - start
 
 

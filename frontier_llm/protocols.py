@@ -126,6 +126,11 @@ class ParameterRecord:
         return self.group != "norms"
 
     @property
+    def is_matrix_of_layer(self) -> bool:
+        """Whether it is one or several matrices of a layer, which Muon updates as a whole."""
+        return self.group == "matrices" and self.parameter.dim() == 2
+
+    @property
     def name(self) -> str:
         """Global name of its first part, for messages."""
         return self.placements[0].name

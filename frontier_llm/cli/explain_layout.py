@@ -216,7 +216,7 @@ def _memory_table(layout: StateLayout) -> Table:
     total = sum(stored.values()) + sum(runtime.values())
     table.add_row("total", format_bytes(total), style="bold")
     table.add_row(f"memory of {device.name}", format_bytes(device.memory_gib * GIB))
-    pool = pool_of(layout.config, layout.factors, stored)
+    pool = pool_of(layout.config, layout.resolved, layout.stage, stored)
     table.add_row("host memory for checkpoints", f"{format_bytes(pool.size)} ({pool.size:,} B)")
     return table
 

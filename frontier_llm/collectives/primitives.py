@@ -2,10 +2,12 @@
 
 Gathers and scatters are either collectives of the backend, as on a GPU, or `pairwise`:
 point-to-point messages between all pairs of ranks. On a CPU, pairwise messages are several times as
-fast as gloo's collectives, whose buffers pass through its worker threads.
+fast as gloo's collectives, whose buffers pass through its worker threads. Parts of different
+lengths are always sent as point-to-point messages.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -21,6 +23,7 @@ def all_gather(
     traffic: Traffic,
     name: str,
     unquantised_bytes: float | None = None,
+    bounds: Sequence[int] = (),
     *,
     pairwise: bool,
 ) -> Handle:
@@ -36,17 +39,18 @@ def all_gather(
         name: name of the collective under which the bytes are counted.
         unquantised_bytes: bytes this rank would send without quantisation; None if `buffer` is
             not quantised.
+        bounds: first element of each part, and at last n; empty = parts of equal length.
         pairwise: whether to send point-to-point messages; only on a CPU.
     """
     if group is None or buffer.numel() == 0:
         return DONE
     ranks = tuple(dist.get_process_group_ranks(group))
-    sent_bytes = gather_bytes(buffer.numel() * buffer.element_size(), len(ranks))
-    parts = buffer.view(len(ranks), -1)
+    parts = split(buffer, len(ranks), bounds)
     own_part = parts[group.rank()]
-    if pairwise:
-        traffic.pairs(name, ranks, sent_bytes, unquantised_bytes)
-        return _send_to_all([own_part] * len(ranks), parts.unbind(), group)
+    if pairwise or bounds:
+        traffic.pairs(name, ranks, own_part.nbytes * (len(ranks) - 1), unquantised_bytes)
+        return _send_to_all([own_part] * len(ranks), parts, group)
+    sent_bytes = gather_bytes(buffer.numel() * buffer.element_size(), len(ranks))
     traffic.ring(name, ranks, sent_bytes, unquantised_bytes)
     work = dist.all_gather_into_tensor(buffer, own_part, group=group, async_op=True)
     assert work is not None
@@ -92,6 +96,7 @@ class ReduceScatter:
         traffic: Traffic,
         name: str,
         out: torch.Tensor | None = None,
+        bounds: Sequence[int] = (),
         *,
         pairwise: bool,
     ) -> None:
@@ -103,33 +108,40 @@ class ReduceScatter:
             group: the ranks; the i-th rank receives the sum of all ranks' part i.
             traffic: counts the bytes.
             name: name of the collective under which the bytes are counted.
-            out: [n / ranks] fp32, overwritten with the sum; it may be this rank's part of
-                `buffer`. None: an fp32 `buffer` receives the sum in this rank's part; otherwise
-                the sum is a new tensor.
+            out: [elements of this rank's part] fp32, overwritten with the sum; it may be this
+                rank's part of `buffer`. None: an fp32 `buffer` receives the sum in this rank's
+                part; otherwise the sum is a new tensor.
+            bounds: first element of each part, and at last n; empty = parts of equal length.
             pairwise: whether to send point-to-point messages; only on a CPU.
         """
         size, ranks = group.size(), tuple(dist.get_process_group_ranks(group))
-        sent_bytes = gather_bytes(buffer.numel() * buffer.element_size(), size)
-        self._parts, self._position = buffer.view(size, -1), group.rank()  # kept alive until sent
-        self._out = out
-        self._uses_backend = not pairwise and buffer.dtype == torch.float32
+        self._position, self._out = group.rank(), out
+        self._parts = split(buffer, size, bounds)  # kept alive until sent
+        own = self._parts[self._position]
+        self._uses_backend = not pairwise and not bounds and buffer.dtype == torch.float32
         if self._uses_backend:
-            traffic.ring(name, ranks, sent_bytes)
-            self._received = torch.empty_like(self._parts[0]) if out is None else out
-            work = dist.reduce_scatter_tensor(self._received, buffer, group=group, async_op=True)
+            traffic.ring(name, ranks, gather_bytes(buffer.nbytes, size))
+            self._sum = torch.empty_like(own) if out is None else out
+            work = dist.reduce_scatter_tensor(self._sum, buffer, group=group, async_op=True)
             assert work is not None
             self._work: Handle = work
+            return
+        received = own.new_empty(size, own.numel())
+        self._received = received.unbind()
+        if bounds:
+            sent_bytes = [part.nbytes for part in self._parts]
+            traffic.unequal(name, ranks, sent_bytes)
+            self._work = _send_to_all(self._parts, self._received, group)
         else:
-            traffic.pairs(name, ranks, sent_bytes)
-            self._received = torch.empty_like(self._parts)
-            self._work = exchange(self._parts, self._received, group, pairwise=pairwise)
+            traffic.pairs(name, ranks, gather_bytes(buffer.nbytes, size))
+            self._work = exchange(buffer.view(size, -1), received, group, pairwise=pairwise)
 
     def wait(self) -> torch.Tensor:
-        """Return [n / ranks] fp32: the sum of this rank's part over the group."""
+        """Return [elements of this rank's part] fp32: its sum over the group."""
         self._work.wait()
         if self._uses_backend:
-            return self._received
-        own, others = self._parts[self._position], self._received.unbind()
+            return self._sum
+        own, others = self._parts[self._position], self._received
         others = others[: self._position] + others[self._position + 1 :]
         if self._out is None:
             total = own.float()  # no copy if it is fp32
@@ -161,12 +173,35 @@ def exchange(
     return work
 
 
+def split(buffer: torch.Tensor, count: int, bounds: Sequence[int]) -> Sequence[torch.Tensor]:
+    """Return the parts of a buffer.
+
+    Args:
+        buffer: [n].
+        count: number of parts.
+        bounds: first element of each part, and at last n; empty = parts of equal length.
+    """
+    if not bounds:
+        return buffer.view(count, -1).unbind()
+    return [buffer[start:end] for start, end in pairwise(bounds)]
+
+
 def _send_to_all(
     sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor], group: dist.ProcessGroup
 ) -> Handle:
-    """Send tensor i to the group's i-th rank and receive tensor i from it, for all other ranks."""
+    """Send tensor i to the group's i-th rank and receive tensor i from it, for all other ranks.
+
+    Tensors without elements are not sent.
+    """
     ranks, position = dist.get_process_group_ranks(group), group.rank()
     others = [(position + step) % len(ranks) for step in range(1, len(ranks))]
-    receives = [dist.irecv(received[i], ranks[i], group=group) for i in reversed(others)]
-    sends = [dist.isend(sent[i], ranks[i], group=group) for i in others]
-    return HandleGroup([work for work in (*receives, *sends) if work is not None])
+    receives = [(received[i], ranks[i]) for i in reversed(others) if received[i].numel()]
+    sends = [(sent[i], ranks[i]) for i in others if sent[i].numel()]
+    if sent[position].device.type == "cpu":
+        works = [dist.irecv(tensor, peer, group=group) for tensor, peer in receives]
+        works += [dist.isend(tensor, peer, group=group) for tensor, peer in sends]
+        return HandleGroup([work for work in works if work is not None])
+    # on a GPU all messages start together: one after the other, they could wait for each other
+    operations = [dist.P2POp(dist.irecv, tensor, peer, group) for tensor, peer in receives]
+    operations += [dist.P2POp(dist.isend, tensor, peer, group) for tensor, peer in sends]
+    return HandleGroup(dist.batch_isend_irecv(operations)) if operations else DONE

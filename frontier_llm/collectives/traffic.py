@@ -1,12 +1,12 @@
 """Counts the bytes that this rank sends. Every collective of this package calls it."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
 from frontier_llm.geometry.grid import Grid, Level
-from frontier_llm.geometry.wire import Sent, pairs_sent, ring_sent
+from frontier_llm.geometry.wire import Sent, pairs_sent, ring_sent, unequal_sent
 
 SplitByLink = Callable[[Grid, int, tuple[int, ...], float], Sent]
 """Splits the bytes that a rank sends to a group by the level of the links that they cross.
@@ -56,8 +56,19 @@ class Traffic:
         """
         self._count(pairs_sent, collective, group, sent_bytes, unquantised_bytes)
 
+    def unequal(self, collective: str, group: tuple[int, ...], sent_bytes: Sequence[float]) -> None:
+        """Count bytes that are sent in messages of different sizes to the ranks of a group.
+
+        Args:
+            collective: name of the collective.
+            group: the ranks.
+            sent_bytes: for each rank of the group, the bytes that are sent to it; the number of
+                this rank is ignored.
+        """
+        self.add(collective, unequal_sent(self._grid, self._rank, group, sent_bytes))
+
     def add(self, collective: str, sent: Sent) -> None:
-        """Count bytes that the model's layers and the pipeline sent."""
+        """Count bytes by the level of the links that they crossed."""
         self._sent[collective] += sent
         self._unquantised[collective] += sent
 

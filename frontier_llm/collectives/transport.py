@@ -30,18 +30,17 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from frontier_llm.collectives.blockwise import PART_SEED_STRIDE, BlockKernels
+from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.handles import Handle, Steps
-from frontier_llm.collectives.primitives import ReduceScatter, all_gather, exchange
+from frontier_llm.collectives.hops import gather_hops, part_of
+from frontier_llm.collectives.primitives import ReduceScatter, exchange
 from frontier_llm.collectives.residual import Residual
+from frontier_llm.collectives.rounding_seeds import RoundingSeeds
 from frontier_llm.collectives.slots import BufferPool, Slots
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.formats import Format, LevelFormats, StateFormats
-from frontier_llm.geometry.wire import gather_bytes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_STEP_STRIDE, _RANK_STRIDE = 0x9E3779B1, 0x85EBCA77
-"""Odd numbers, so that the rounding seeds of neighbouring steps and ranks lie far apart."""
 
 
 class Transport:
@@ -53,6 +52,7 @@ class Transport:
         kernels: implementation of block quantisation.
         pool: buffers that messages lie in.
         compute_dtype: dtype of the parameters.
+        pairwise: whether gathers and scatters are point-to-point messages.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class Transport:
         self.traffic, self.kernels = traffic, kernels
         self.pool = BufferPool(device)
         self.compute_dtype = compute_dtype
-        self._pairwise = pairwise and device.type == "cpu"
-        self._formats_at, self._seed = formats_at, seed
-        self._step, self._encoded_parts = 1, 0
+        self.pairwise = pairwise and device.type == "cpu"
+        self._formats_at, self._step = formats_at, 1
+        self._seeds = RoundingSeeds(seed)
         self.formats = formats_at(1)
 
     @property
@@ -99,7 +99,8 @@ class Transport:
     def begin_step(self, step: int) -> None:
         """Use the formats of a step from now on."""
         if step != self._step:
-            self._step, self._encoded_parts = step, 0
+            self._step = step
+            self._seeds.begin_step(step)
             self.formats = self._formats_at(step)
 
     def begin_next_step(self) -> None:
@@ -132,16 +133,17 @@ class Transport:
         name: str,
         residual: Residual | None = None,
         source: torch.Tensor | None = None,
+        bounds: Sequence[int] = (),
     ) -> Steps:
         """Fill a buffer from the parts that the ranks hold.
 
         Collective over the groups, one after the other.
 
         Args:
-            buffer: [n], n divisible by the product of the groups' sizes. This rank's part is read,
-                and every part may be overwritten. The parts of the first group's ranks lie side by
-                side, in the order of the group; together they are one part of the second group,
-                whose parts lie side by side in the same way; and so on.
+            buffer: [n], with as many parts as the product of the groups' sizes. This rank's part is
+                read, and every part may be overwritten. The parts of the first group's ranks lie
+                side by side, in the order of the group; together they are one part of the second
+                group, whose parts lie side by side in the same way; and so on.
             groups: gathered over in this order; empty = this rank alone.
             fmt: format on the wire.
             border: only elements of `buffer` before this index are quantised.
@@ -153,19 +155,22 @@ class Transport:
                 `source` and its part of `buffer`, and all ranks add the decoded difference to that
                 part. They must hold equal values there before. Elements that are not quantised are
                 sent and replaced in full. The format must not be lossless.
+            bounds: first element of each part, and at last n; empty = parts of equal length. Parts
+                of different lengths are sent in a lossless format only.
         """
         if not groups or buffer.numel() == 0:
             return
-        count, own = 1, 0
-        for group in groups:
-            count, own = count * group.size(), own + count * group.rank()
         itemsize = buffer.element_size()
         if fmt.is_lossless(itemsize):
-            yield from self._gather_hops(buffer, groups, own, count, name)
+            yield from gather_hops(
+                buffer, groups, self.traffic, name, bounds=bounds, pairwise=self.pairwise
+            )
             return
+        assert not bounds, f"{name}: parts of different lengths are not encoded"
+        own, count = part_of(groups)
         elements = buffer.numel() // count
         parts = buffer.view(count, elements)
-        slots, seed = self._take_slots(fmt, elements, count, border), self._next_seeds(1)
+        slots, seed = self._take_slots(fmt, elements, count, border), self._seeds.take(1)
         own_part, own_slot = parts[own : own + 1], slots.only(own)
         if source is None:
             self.kernels.quantise(own_part, own_slot, residual, seed)
@@ -173,21 +178,22 @@ class Transport:
             values = source.view(1, elements)
             self.kernels.quantise(values, own_slot, residual, seed, base=own_part)
         sent = slots.data.view(-1)
-        yield from self._gather_hops(sent, groups, own, count, name, elements * itemsize)
+        part_bytes = elements * itemsize
+        yield from gather_hops(sent, groups, self.traffic, name, part_bytes, pairwise=self.pairwise)
         self.kernels.dequantise(slots, parts, add=source is not None)
         self.pool.give_back(sent)
 
     def reduce(
         self,
         buffer: torch.Tensor,
-        groups: Sequence[dist.ProcessGroup],
+        hops: Sequence[tuple[dist.ProcessGroup, Residual | None]],
         border: int,
         name: str,
-        residuals: Sequence[Residual | None],
         out: torch.Tensor,
         *,
         add: bool = False,
         formats: LevelFormats | None = None,
+        bounds: Sequence[int] = (),
     ) -> Steps:
         """Reduce-scatter a buffer over one group after the other.
 
@@ -195,24 +201,26 @@ class Transport:
         is given back as soon as it has been sent or encoded.
 
         Args:
-            buffer: [n], n divisible by the product of the groups' sizes. It must not be touched
-                until the steps are done, and may be overwritten with sums.
-            groups: reduced over in this order; empty = this rank alone.
+            buffer: [n], with as many parts as the product of the groups' sizes. It must not be
+                touched until the steps are done, and may be overwritten with sums.
+            hops: groups, reduced over in this order; empty = this rank alone. With each group
+                [ranks of the group, elements per rank]: the rounding errors of the last reduction
+                over this group (see BlockKernels.quantise), or None.
             border: only elements of `buffer` before this index are quantised.
             name: the collective under which the bytes are counted.
-            residuals: per group, [ranks of the group, elements per rank]: the rounding errors of
-                the last reduction over this group (see BlockKernels.quantise), or None.
-            out: [n / ranks of all groups] fp32, receives this rank's part of the sum. It may be a
-                view of this part of `buffer`. It must not be touched until the steps are done.
+            out: [elements of this rank's part] fp32, receives this rank's part of the sum. It may
+                be a view of this part of `buffer`. It must not be touched until the steps are done.
             add: whether the sum is added to `out` instead of replacing it.
             formats: formats on the wire, by the farthest level of links that a group crosses;
                 None = those of gradients.
+            bounds: first element of each part, and at last n; empty = parts of equal length. Parts
+                of different lengths are not quantised.
         """
-        hops = list(zip(groups, residuals, strict=True))
         for group, residual in hops if buffer.numel() else ():
             sent_format = (formats or self.formats.grads).at(self.traffic.level(group))
             elements = buffer.numel() // group.size()
             if sent_format.is_quantised:
+                assert not bounds, f"{name}: parts of different lengths are not quantised"
                 scatter = self._scatter(buffer, group, sent_format, border, name, residual)
                 buffer = yield from scatter
             else:
@@ -220,12 +228,22 @@ class Transport:
                 if sent is not buffer:
                     self.pool.give_back(buffer)
                 last_out = out if group is hops[-1][0] and not add else None
+                step = (len(bounds) - 1) // group.size()  # parts per rank of the group
                 buffer = yield ReduceScatter(
-                    sent, group, self.traffic, name, last_out, pairwise=self._pairwise
+                    sent,
+                    group,
+                    self.traffic,
+                    name,
+                    last_out,
+                    bounds[::step] if bounds else (),
+                    pairwise=self.pairwise,
                 )
                 if buffer.untyped_storage().data_ptr() != sent.untyped_storage().data_ptr():
                     self.pool.give_back(sent)  # the sum does not lie in it
             border = max(0, min(border - group.rank() * elements, elements))
+            if bounds:
+                own = bounds[group.rank() * step : (group.rank() + 1) * step + 1]
+                bounds = [bound - own[0] for bound in own]
         if add:
             out.add_(buffer)
         elif buffer.data_ptr() != out.data_ptr():
@@ -251,14 +269,13 @@ class Transport:
             groups: summed over in this order.
             border: only elements of `buffer` before this index are quantised.
             name: the collective under which the bytes are counted.
-            residuals: per group, as for `reduce`, which does not use this rank's row. In that row
+            residuals: per group, as in `reduce`, which does not use this rank's row. In that row
                 of the last group, the gather keeps the rounding errors of this rank's sums.
         """
-        own, count = 0, 1
-        for group in reversed(groups):
-            own, count = own + count * group.rank(), count * group.size()
+        own, count = part_of(groups[::-1])
         formats, own_sum = self.formats.sums, buffer.view(count, -1)[own]
-        yield from self.reduce(buffer, groups, border, name, residuals, own_sum, formats=formats)
+        hops = list(zip(groups, residuals, strict=True))
+        yield from self.reduce(buffer, hops, border, name, own_sum, formats=formats)
         last = residuals[-1]
         of_sums = None if last is None else last.only(groups[-1].rank())
         fmt = formats.at(self.traffic.level(groups[-1]))
@@ -283,13 +300,13 @@ class Transport:
         elements = buffer.numel() // count
         parts = buffer.view(count, elements)
         sent, received = (self._take_slots(fmt, elements, count, border) for _ in range(2))
-        self.kernels.quantise(parts, sent, residual, self._next_seeds(count - 1), skip=own)
+        self.kernels.quantise(parts, sent, residual, self._seeds.take(count - 1), skip=own)
         total = self.pool.take(elements, torch.float32)
         total.copy_(parts[own])
         slot_bytes, unquantised = sent.data.shape[1], elements * self.compute_dtype.itemsize
         ranks, others = tuple(dist.get_process_group_ranks(group)), count - 1
         self.traffic.pairs(name, ranks, others * slot_bytes, others * unquantised)
-        work = exchange(sent.data, received.data, group, pairwise=self._pairwise)
+        work = exchange(sent.data, received.data, group, pairwise=self.pairwise)
         self.pool.give_back(buffer)
         yield work
         # each received slot contains this rank's part, so the border is counted from its start
@@ -299,38 +316,6 @@ class Transport:
         self.pool.give_back(received.data)
         return total
 
-    def _gather_hops(
-        self,
-        buffer: torch.Tensor,
-        groups: Sequence[dist.ProcessGroup],
-        own: int,
-        count: int,
-        name: str,
-        unquantised_part_bytes: int | None = None,
-    ) -> Steps:
-        """Gather in place, over one group after the other.
-
-        Before a hop over a group of k ranks this rank holds a run of neighbouring parts that
-        contains part `own`; after the hop it holds a run that is k times as long.
-
-        Args:
-            buffer: `count` parts of equal size.
-            groups: the groups.
-            own: index of this rank's part.
-            count: number of parts.
-            name: the collective under which the bytes are counted.
-            unquantised_part_bytes: size of a part before encoding; None if it is not encoded.
-        """
-        part, run = buffer.numel() // count, 1
-        for group in groups:
-            run *= group.size()
-            first = own // run * run
-            span = buffer[first * part : (first + run) * part]
-            unquantised = None
-            if unquantised_part_bytes is not None:
-                unquantised = gather_bytes(run * unquantised_part_bytes, group.size())
-            yield all_gather(span, group, self.traffic, name, unquantised, pairwise=self._pairwise)
-
     def _take_slots(self, fmt: Format, elements: int, count: int, border: int) -> Slots:
         """Borrow one slot per part from the pool."""
         size = fmt.slot_bytes(elements, count, border)
@@ -338,13 +323,3 @@ class Transport:
         is_fp16 = self.compute_dtype == torch.float16 and fmt.is_quantised
         unquantised_dtype = torch.float16 if is_fp16 else torch.bfloat16
         return Slots(data, fmt, elements, border, unquantised_dtype)
-
-    def _next_seeds(self, parts: int) -> int:
-        """Return the rounding seed of the next part, and count that many parts as encoded.
-
-        The seeds of the parts lie PART_SEED_STRIDE apart (`BlockKernels.quantise`).
-        """
-        part = self._encoded_parts + 1
-        self._encoded_parts += parts
-        mixed = self._step * _STEP_STRIDE + self._seed * _RANK_STRIDE + part * PART_SEED_STRIDE
-        return mixed & 0xFFFFFFFF

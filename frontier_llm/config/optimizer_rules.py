@@ -32,28 +32,15 @@ def _check_rates(config: RunConfig) -> None:
 
 
 def _check_muon(config: RunConfig) -> None:
-    """Refuse layouts that split a matrix, because Muon needs whole matrices."""
+    """Refuse Muon's key with another optimizer."""
     optimizer = config.optimizer
-    if optimizer.name != "muon":
-        if optimizer.momentum is not None:
-            raise ConfigError(
-                "optimizer.momentum",
-                f"{optimizer.momentum}, with optimizer.name={optimizer.name}",
-                "null, because only Muon uses it",
-                "set optimizer.momentum=null, or optimizer=muon",
-            )
-        return
-    for key, value in (
-        ("parallel.tensor", config.parallel.tensor),
-        ("sharding.optimizer", config.sharding.optimizer),
-    ):
-        if value != 1:
-            raise ConfigError(
-                key,
-                f"{value}, with optimizer.name=muon",
-                "1, because Muon needs each matrix whole on a rank",
-                f"set {key}=1, or optimizer=adamw",
-            )
+    if optimizer.name != "muon" and optimizer.momentum is not None:
+        raise ConfigError(
+            "optimizer.momentum",
+            f"{optimizer.momentum}, with optimizer.name={optimizer.name}",
+            "null, because only Muon uses it",
+            "set optimizer.momentum=null, or optimizer=muon",
+        )
 
 
 def _check_head(config: RunConfig) -> None:

@@ -3,13 +3,17 @@
 A unit is the parameters that are gathered and reduced together: the embedding, a layer or the head.
 Matrices come first in its buffer, then norms and biases. Both are therefore contiguous ranges of
 every shard. Only the range of the matrices may be quantised.
+
+Some optimizers update matrices as a whole (`geometry/optimizer_states.py`). These matrices come
+first, in the order of their names, and the intervals of ranks end between them (geometry/cut.py).
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from frontier_llm.config.model import ModelConfig
+from frontier_llm.geometry.cut import whole_bounds
 from frontier_llm.geometry.inventory import ParameterShape, chunk_parameters, padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk
 
@@ -26,28 +30,63 @@ class FlatLayout:
     """The elements [0, used) belong to parameters; the rest is padding."""
     size: int
     """Number of elements of the buffer, padding included."""
+    whole_starts: tuple[int, ...] = ()
+    """First element of each matrix that an optimizer updates as a whole, ascending."""
+    whole: int = 0
+    """The elements [0, whole) belong to these matrices."""
+    bounds: tuple[int, ...] = ()
+    """Bounds of the optimizer intervals (`Cut.bounds`); empty = equal intervals."""
 
 
-def flat_layout(sizes: Sequence[int], decayed: Sequence[bool], multiple: int = 1) -> FlatLayout:
+def flat_layout(
+    sizes: Sequence[int],
+    decayed: Sequence[bool],
+    multiple: int = 1,
+    whole_names: Sequence[str | None] = (),
+) -> FlatLayout:
     """Place parameters in one buffer.
 
     Args:
         sizes: number of elements of each parameter.
         decayed: for each parameter, whether it is a matrix.
         multiple: the size of the buffer is rounded up to a multiple of this number.
+        whole_names: for each parameter, its name if it is a matrix that an optimizer updates as a
+            whole, else None; empty = there is none.
     """
+    names = whole_names or [None] * len(sizes)
+    kinds = list(zip(decayed, names, range(len(sizes)), strict=True))
+    # matrices that stay whole by name, other matrices, norms and biases
+    order = sorted(kinds, key=lambda kind: (not kind[0], kind[1] is None, kind[1] or ""))
     starts = [0] * len(sizes)
-    position = 0
-    decayed_elements = 0
-    for with_decay in (True, False):
-        for index, (size, has_decay) in enumerate(zip(sizes, decayed, strict=True)):
-            if has_decay is with_decay:
-                starts[index] = position
-                position += size
-        if with_decay:
-            decayed_elements = position
+    position = decayed_elements = whole = 0
+    for is_decayed, name, index in order:
+        starts[index] = position
+        position += sizes[index]
+        decayed_elements = position if is_decayed else decayed_elements
+        whole = whole if name is None else position
     padded_size = -(-position // multiple) * multiple
-    return FlatLayout(tuple(starts), decayed_elements, position, padded_size)
+    whole_starts = sorted(
+        start for start, name in zip(starts, names, strict=True) if name is not None
+    )
+    return FlatLayout(
+        tuple(starts), decayed_elements, position, padded_size, tuple(whole_starts), whole
+    )
+
+
+def divided_layouts(layouts: Sequence[FlatLayout], parts: int) -> list[FlatLayout]:
+    """Return layouts whose optimizer intervals do not end inside a matrix that stays whole.
+
+    Args:
+        layouts: the buffers of all trained units of a rank, in the order of the forward pass.
+        parts: number of optimizer intervals per buffer.
+    """
+    if parts == 1:
+        return list(layouts)
+    units = tuple((layout.whole_starts, layout.size) for layout in layouts)
+    bounds = whole_bounds(units, parts)
+    return [
+        replace(layout, bounds=of_layout) for layout, of_layout in zip(layouts, bounds, strict=True)
+    ]
 
 
 def unit_layouts(
@@ -56,6 +95,9 @@ def unit_layouts(
     sequence_length: int,
     tensor: int,
     multiple: int = 1,
+    *,
+    keeps_whole: bool = False,
+    parts: int = 1,
 ) -> dict[str, FlatLayout]:
     """Return the layout of the flat buffer of each unit of a stage on one tensor rank.
 
@@ -67,6 +109,8 @@ def unit_layouts(
         sequence_length: number of rows of the learned position table.
         tensor: number of tensor ranks over which matrices are divided.
         multiple: the size of each buffer is rounded up to a multiple of this number.
+        keeps_whole: whether the optimizer updates the matrices of layers as a whole.
+        parts: number of optimizer intervals per buffer, if it does.
     """
     shapes: dict[str, list[ParameterShape]] = {}
     for chunk in chunks:
@@ -74,14 +118,33 @@ def unit_layouts(
             unit_shapes = shapes.setdefault(shape.unit, [])
             if shape not in unit_shapes:
                 unit_shapes.append(shape)
-    return {
-        unit: flat_layout(
-            [_local_elements(shape, model, tensor) for shape in unit_shapes],
-            [shape.is_matrix for shape in unit_shapes],
-            multiple,
-        )
-        for unit, unit_shapes in shapes.items()
-    }
+    layouts = [
+        _unit_layout(unit_shapes, model, tensor, multiple, keeps_whole=keeps_whole)
+        for unit_shapes in shapes.values()
+    ]
+    return dict(zip(shapes, divided_layouts(layouts, parts), strict=True))
+
+
+def _unit_layout(
+    shapes: Sequence[ParameterShape],
+    model: ModelConfig,
+    tensor: int,
+    multiple: int,
+    *,
+    keeps_whole: bool,
+) -> FlatLayout:
+    sizes, decayed, names = list[int](), list[bool](), list[str | None]()
+    for shape in shapes:
+        elements = _local_elements(shape, model, tensor)
+        is_whole = keeps_whole and shape.is_matrix_of_layer
+        gate = shape.name.replace(".ffn.up.", ".ffn.gate.")
+        if is_whole and gate != shape.name and gate in names:  # one parameter of the modules
+            sizes[names.index(gate)] += elements
+            continue
+        sizes.append(elements)
+        decayed.append(shape.is_matrix)
+        names.append(shape.name if is_whole else None)
+    return flat_layout(sizes, decayed, multiple, names)
 
 
 def _local_elements(shape: ParameterShape, model: ModelConfig, tensor: int) -> int:

@@ -11,7 +11,7 @@ from frontier_llm.units import MIB
 CHUNK_BYTES = 16 * MIB
 """Size of a buffer: the part of a file that is written, digested and verified at once."""
 STATE_BYTES = 12
-"""Bytes per element in a checkpoint: an fp32 master weight and two fp32 moments."""
+"""Bytes per element in a checkpoint of AdamW: an fp32 master weight and two fp32 moments."""
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,24 @@ class HostPool:
 
 
 def host_pool(
-    config: CheckpointConfig, elements: int, replicas: int, *, saves_locally: bool = True
+    config: CheckpointConfig, saved_bytes: int, replicas: int, *, saves_locally: bool = True
 ) -> HostPool:
     """Return the buffers that a rank allocates for the checkpoints of all levels.
 
     Args:
         config: when and where the run saves.
-        elements: elements of the optimizer states of this rank, padding included.
+        saved_bytes: bytes of the optimizer states of this rank, padding included.
         replicas: number of replicas that divide the writing to the run directory between them.
         saves_locally: whether this rank writes its states to the disk of its node; false if a lower
             rank of the node holds the same states.
     """
-    if config.mode == "off" or not elements:
+    if config.mode == "off" or not saved_bytes:
         return HostPool(0, 0, 0)
     has_node_level = config.tiers.local.path is not None
     writers = 2 if has_node_level else 1
     movers = 2 * has_node_level + 2 * config.has_partner
-    saved = elements if has_node_level and saves_locally else -(-elements // replicas)
-    captured = -(-STATE_BYTES * saved // CHUNK_BYTES) if config.mode == "lazy" else 0
+    saved = saved_bytes if has_node_level and saves_locally else -(-saved_bytes // replicas)
+    captured = -(-saved // CHUNK_BYTES) if config.mode == "lazy" else 0
     if config.pool_bytes is not None:
         captured = max(0, min(captured, config.pool_bytes // CHUNK_BYTES - writers - movers))
     return HostPool(writers, movers, captured)

@@ -34,6 +34,11 @@ class ParameterShape:
         return self.group != "norms"
 
     @property
+    def is_matrix_of_layer(self) -> bool:
+        """Whether it is a matrix of a layer, which Muon updates as a whole."""
+        return self.group == "matrices" and len(self.shape) == 2
+
+    @property
     def elements(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from frontier_llm.config.collectives import CollectivesConfig
 from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.optimizer import OptimizerConfig
 from frontier_llm.config.parallel import ParallelConfig
 from frontier_llm.config.rules import check
 from frontier_llm.config.run import RunConfig
@@ -24,6 +25,12 @@ from frontier_llm.geometry.model_chunks import (
     has_shared_table,
     make_model_chunks,
 )
+from frontier_llm.geometry.optimizer_states import (
+    check_whole_matrices,
+    rank_state_bytes,
+    saved_bytes,
+    updates_whole_matrices,
+)
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.pipeline_actions import Placement
 from frontier_llm.geometry.pipeline_schedule import (
@@ -33,13 +40,10 @@ from frontier_llm.geometry.pipeline_schedule import (
     make_schedule,
     pass_order,
 )
-from frontier_llm.geometry.state_memory import gathered_elements, needs_master, state_bytes
+from frontier_llm.geometry.state_memory import COMPUTE_BYTES, gathered_elements, needs_master
 from frontier_llm.geometry.state_traffic import Gathers
 from frontier_llm.geometry.unit_gathers import count_gathers
 from frontier_llm.geometry.wire import ActivationTraffic
-
-COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Bytes per parameter and per activation, by compute format."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class ResolvedLayout:
     units_in_flight: int
     """`sharding.units_in_flight`."""
     collectives: CollectivesConfig
+    optimizer: OptimizerConfig
     formats: StateFormats
     """Formats of the collectives until step `collectives.until_step`, if that is set."""
 
@@ -134,6 +139,7 @@ class ResolvedLayout:
             factors=_factors(config, grid, formats, ignore_sharding=ignore_sharding),
             units_in_flight=config.sharding.units_in_flight,
             collectives=config.collectives,
+            optimizer=config.optimizer,
             formats=formats,
         )
 
@@ -197,8 +203,15 @@ class ResolvedLayout:
 
         A unit is the parameters that are gathered together: the embedding, a layer or the head.
         """
-        chunks, multiple = self.chunks_of_stage(stage), self.factors.multiple()
-        return unit_layouts(self.model, chunks, self.sequence_length, self.grid.tensor, multiple)
+        return unit_layouts(
+            self.model,
+            self.chunks_of_stage(stage),
+            self.sequence_length,
+            self.grid.tensor,
+            self.factors.multiple(),
+            keeps_whole=updates_whole_matrices(self.optimizer),
+            parts=self.factors.optimizer,
+        )
 
     def unit_sizes(self, stage: int) -> dict[str, int]:
         """Return the elements of each unit's buffer on one tensor rank, padding included."""
@@ -223,20 +236,25 @@ class ResolvedLayout:
             self.compute_bytes,
         )
 
-    def state_bytes(self, stage: int) -> dict[str, int]:
+    def state_bytes(self, stage: int, data_rank: int | None = None) -> dict[str, int]:
         """Return the bytes of model states on a rank of a stage, by category.
 
         The categories `gathered` (gathered parameters) and `messages` (buffers of encoded messages)
         are upper bounds. The other categories are exact. `messages` and `feedback` (rounding errors
         that are kept) are present only if messages are encoded.
+
+        Args:
+            stage: position on the pipeline axis.
+            data_rank: position on the data axis; None = the rank with the most bytes. Ranks differ
+                only if the optimizer updates whole matrices (geometry/cut.py).
         """
-        layouts = self.unit_layouts(stage).values()
+        layouts = list(self.unit_layouts(stage).values())
         factors, compute_bytes = self.factors, self.compute_bytes
         is_lossy = refresh_is_lossy(self.formats, factors, compute_bytes)
         master = needs_master(compute_bytes, is_lossy)
-        total: Counter[str] = Counter()
-        for layout in layouts:
-            total.update(state_bytes(layout.size, factors, compute_bytes, master))
+        total = rank_state_bytes(
+            self.optimizer, layouts, factors, compute_bytes, data_rank, master=master
+        )
         sizes = Counter(layout.size for layout in layouts)
         shared = has_shared_table(self.model, self.chunks_of_stage(stage))
         gathered = gathered_elements(sizes, self.units_in_flight, shared)
@@ -249,7 +267,15 @@ class ResolvedLayout:
             total["messages"] = message_bytes(
                 self.formats, factors, layouts, compute_bytes, self.units_in_flight
             )
-        return dict(total)
+        return total
+
+    def saved_bytes(self, stage: int, data_rank: int | None = None) -> int:
+        """Return the bytes that a rank of a stage saves to a checkpoint on the disk of its node.
+
+        The arguments are those of `state_bytes`.
+        """
+        layouts = list(self.unit_layouts(stage).values())
+        return saved_bytes(self.optimizer, layouts, self.factors, data_rank)
 
     @property
     def fullest_stage_bytes(self) -> int:
@@ -272,6 +298,7 @@ def _factors(
     whole = Factors(1, 1, 1, grid.data)
     factors = whole if ignore_sharding else Factors.resolve(config.sharding, grid)
     by_pairs = config.cluster.device.kind == "cpu" and config.collectives.pairwise
+    check_whole_matrices(config, factors, formats)
     borders = level_borders(grid) if formats.exchanges or by_pairs else ()
     return replace(factors, divides_sums=formats.encodes_sums, borders=borders)
 

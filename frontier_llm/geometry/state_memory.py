@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from frontier_llm.geometry.partition import Factors
 
+COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes per parameter and per activation, by compute format."""
 FP32_BYTES = 4
 SMALL_SHARE = 16
 """A unit is small if the average unit is at least this many times as large. Norms and position

@@ -19,19 +19,29 @@ and the encoded messages are passed on in the next hop.
 
 A collective over a single rank sends nothing. Bytes are counted as for rings (wire.py). With gloo,
 gathers and reduce-scatters are messages between all pairs of ranks, which send the same number of
-bytes over other links. If `formats` is given, quantised messages are counted in slots (formats.py),
-including scales and padding.
+bytes over other links. So are those of buffers whose intervals differ in length (cut.py). If
+`formats` is given, quantised messages are counted in slots (formats.py), including scales and
+padding.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
+from frontier_llm.geometry.cut import Cut
 from frontier_llm.geometry.formats import FP32, Format, StateFormats
 from frontier_llm.geometry.grid import Grid, Level
 from frontier_llm.geometry.partition import Digit, Factors, Hop
-from frontier_llm.geometry.wire import Sent, all_reduce_bytes, gather_bytes, pairs_sent, ring_sent
+from frontier_llm.geometry.wire import (
+    Sent,
+    all_reduce_bytes,
+    gather_bytes,
+    pairs_sent,
+    ring_sent,
+    unequal_sent,
+)
 
 
 class Gathers(NamedTuple):
@@ -50,19 +60,29 @@ class Flow(NamedTuple):
     sent_bytes: float
     pairs: bool = False
     """Whether these are messages between all pairs of ranks; otherwise a ring."""
+    to_each: tuple[float, ...] = ()
+    """The bytes that are sent to each rank of the group, if they differ; `sent_bytes` is then the
+    number of bytes to all of them."""
 
 
 class Buffer(NamedTuple):
     """The flat buffer of a unit on a rank."""
 
-    elements: int
-    """Size of the buffer, padding included."""
+    cut: Cut
+    """The intervals of the buffer."""
     border: int
     """Number of elements at the start of the buffer that may be quantised."""
     rank: int
     """Rank in the grid."""
     data_rank: int
     """Position of the rank on the data axis."""
+
+    def length(self, ranks: int) -> int:
+        """Return the length of the rank's interval if the buffer is divided over `ranks` ranks."""
+        if not self.cut.bounds:
+            return self.cut.size // ranks
+        replicas = max(1, ranks // self.cut.factors.optimizer)
+        return self.cut.interval(self.data_rank, ranks // replicas).length // replicas
 
 
 @dataclass(frozen=True)
@@ -94,6 +114,7 @@ class StateTraffic:
         elements: int,
         gathers: int | Gathers | None = None,
         decayed: int | None = None,
+        bounds: tuple[int, ...] = (),
     ) -> dict[str, Sent]:
         """Return the bytes of one unit that a rank sends, by flow. Flows without bytes are absent.
 
@@ -104,18 +125,24 @@ class StateTraffic:
                 micro-batch.
             decayed: number of elements before the norms and biases (`FlatLayout.decayed`), which
                 may be quantised; None = all elements.
+            bounds: bounds of the optimizer intervals (`FlatLayout.bounds`); empty = equal ones.
         """
         if gathers is None:
             gathers = self.micro_batches * self.gathers_per_micro_batch
         if isinstance(gathers, int):
             gathers = Gathers(gathers - gathers // 2, gathers // 2)
         border = elements if decayed is None else decayed
-        buffer = Buffer(elements, border, rank, self.grid.coordinates(rank).data)
+        cut = Cut(self.factors, elements, bounds)
+        buffer = Buffer(cut, border, rank, self.grid.coordinates(rank).data)
         sent: defaultdict[str, Sent] = defaultdict(Sent)
         for flow in self._flows(buffer, gathers):
-            if flow.sent_bytes:
+            if not flow.sent_bytes:
+                continue
+            group = self._group(flow.hop, rank)
+            if flow.to_each:
+                sent[flow.name] += unequal_sent(self.grid, rank, group, flow.to_each)
+            else:
                 by_link = pairs_sent if flow.pairs else ring_sent
-                group = self._group(flow.hop, rank)
                 sent[flow.name] += by_link(self.grid, rank, group, flow.sent_bytes)
         return dict(sent)
 
@@ -164,7 +191,12 @@ class StateTraffic:
             return
         element_bytes = element_bytes or self.params_bytes
         first, last = hops[0].low, hops[-1].high
-        part_bytes = buffer.elements // last * element_bytes
+        if buffer.cut.bounds and digits != ("replica",):
+            for hop in reversed(hops):
+                sent_bytes = times * buffer.length(hop.high) * element_bytes * (hop.width - 1)
+                yield Flow(name, hop, sent_bytes, pairs=True)
+            return
+        part_bytes = buffer.length(last) * element_bytes
         if self.formats is not None and not message_format.is_lossless(round(element_bytes)):
             part_bytes = self._slot_bytes(buffer, message_format, first, last)
         for hop in reversed(hops):
@@ -173,23 +205,33 @@ class StateTraffic:
 
     def _scatter(self, name: str, hop: Hop, buffer: Buffer, times: int) -> Flow:
         """Return a reduce-scatter, which is a ring only in fp32 (primitives.ReduceScatter)."""
-        length = buffer.elements // hop.low
         if self.formats is None:
-            sent_bytes = times * gather_bytes(length * self.grads_bytes, hop.width)
-            return Flow(name, hop, sent_bytes, self.pairs)
+            return self._pieces(name, hop, buffer, times * self.grads_bytes, pairs=self.pairs)
         formats = self.formats.sums if hop.digit == "replica" else self.formats.grads
         message_format = formats.at(self._level(hop, buffer))
         if message_format.is_quantised:
             slot_bytes = self._slot_bytes(buffer, message_format, hop.low, hop.high)
             return Flow(name, hop, times * slot_bytes * (hop.width - 1), pairs=True)
-        sent_bytes = times * gather_bytes(length * message_format.element_bytes, hop.width)
-        return Flow(name, hop, sent_bytes, self.pairs or message_format.bits < FP32.bits)
+        pairs = self.pairs or message_format.bits < FP32.bits
+        return self._pieces(name, hop, buffer, times * message_format.element_bytes, pairs=pairs)
+
+    def _pieces(
+        self, name: str, hop: Hop, buffer: Buffer, element_bytes: float, *, pairs: bool
+    ) -> Flow:
+        """Return a reduce-scatter whose messages are not quantised."""
+        if hop.digit == "replica" or not buffer.cut.bounds:
+            sent_bytes = gather_bytes(buffer.length(hop.low) * element_bytes, hop.width)
+            return Flow(name, hop, sent_bytes, pairs)
+        parts = pairwise(buffer.cut.parts(buffer.data_rank, hop.low, hop.high))
+        to_each = tuple((end - start) * element_bytes for start, end in parts)
+        own = buffer.length(hop.high) * element_bytes
+        return Flow(name, hop, sum(to_each) - own, pairs=True, to_each=to_each)
 
     def _sums(self, buffer: Buffer) -> Iterator[Flow]:
         """Yield the sums of gradients over replicas."""
         whole, hops = self.factors.whole("replica"), self.factors.hops("replica")
         if self.formats is None or not self.factors.divides_sums:
-            total_bytes = buffer.elements // whole.low * self.sums_bytes
+            total_bytes = buffer.length(whole.low) * self.sums_bytes
             yield Flow("reduce_states", whole, all_reduce_bytes(total_bytes, whole.width))
         elif hops:
             for hop in hops:
@@ -209,9 +251,9 @@ class StateTraffic:
                 after a gather.
             parts: the same after the reduce-scatter, or before the gather.
         """
-        interval = self.factors.interval(buffer.elements, buffer.data_rank, whole)
+        interval = buffer.cut.interval(buffer.data_rank, whole)
         border = max(0, min(buffer.border - interval.start, interval.length))
-        return message_format.slot_bytes(buffer.elements // parts, parts // whole, border)
+        return message_format.slot_bytes(buffer.length(parts), parts // whole, border)
 
     def _level(self, hop: Hop, buffer: Buffer) -> Level:
         """Return the farthest level of links that the group of the buffer's rank crosses."""

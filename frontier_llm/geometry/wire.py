@@ -95,6 +95,18 @@ def pairs_sent(grid: Grid, rank: int, group: Sequence[int], sent_bytes: float) -
     return Sent(*others) * (sent_bytes / max(1, sum(others)))
 
 
+def unequal_sent(grid: Grid, rank: int, group: Sequence[int], sent_bytes: Sequence[float]) -> Sent:
+    """Return bytes that a rank sends in messages of different sizes to the ranks of a group.
+
+    `sent_bytes` has a number for each rank of the group; the number of `rank` is ignored.
+    """
+    total = Sent()
+    for peer, to_this_peer in zip(group, sent_bytes, strict=True):
+        if peer != rank:
+            total += to_peer(grid, rank, peer, to_this_peer)
+    return total
+
+
 @lru_cache(maxsize=1024)
 def _others(grid: Grid, rank: int, group: tuple[int, ...]) -> tuple[int, ...]:
     """Count the other ranks of a group by the level of their links to `rank`.

@@ -15,7 +15,8 @@ from frontier_llm.config.cluster import DeviceConfig
 from frontier_llm.config.engine import EngineConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.model_chunks import ModelChunk
-from frontier_llm.geometry.resolved import COMPUTE_BYTES, ResolvedLayout
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.geometry.state_memory import COMPUTE_BYTES
 from frontier_llm.planner.block import Block, Product, chunk_blocks, head_product
 from frontier_llm.planner.tiles import tile_flops
 

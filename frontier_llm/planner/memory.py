@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.communicators import Communicator
-from frontier_llm.geometry.host_pool import HostPool, host_pool
+from frontier_llm.geometry.host_pool import STATE_BYTES, HostPool, host_pool
 from frontier_llm.geometry.model_chunks import has_shared_table
-from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import (
     FP32_BYTES,
@@ -88,20 +87,27 @@ def stage_memory(
     by_category |= temporary
     by_category |= runtime_bytes(calibration, candidate.stages.communicators(layout.factors, stage))
     by_category["slack"] = int(slack)
-    pool = pool_of(candidate.config, candidate.factors, states)
+    pool = pool_of(candidate.config, layout, kind.first, states)
     return StageMemory(stage, by_category, pool.size)
 
 
-def pool_of(config: RunConfig, factors: Factors, states: Mapping[str, int]) -> HostPool:
+def pool_of(
+    config: RunConfig, layout: ResolvedLayout, stage: int, states: Mapping[str, int]
+) -> HostPool:
     """Return the host memory for checkpoints of a rank whose states lie on no lower rank's node.
 
     Args:
         config: configuration of the run.
-        factors: sharding factors.
+        layout: the layout.
+        stage: position on the pipeline axis.
         states: bytes of the rank's states by category.
     """
-    elements = states["moments"] // (2 * FP32_BYTES)
-    return host_pool(config.checkpoint, elements, factors.data // factors.optimizer)
+    if layout.optimizer.name == "adamw":  # a search need not count each unit
+        saved_bytes = states["moments"] // (2 * FP32_BYTES) * STATE_BYTES
+    else:
+        saved_bytes = layout.saved_bytes(stage)
+    factors = layout.factors
+    return host_pool(config.checkpoint, saved_bytes, factors.data // factors.optimizer)
 
 
 def runtime_bytes(
@@ -187,11 +193,11 @@ def kinds_activations(
 def _states(layout: ResolvedLayout, kind: StageKind) -> dict[str, int]:
     """Return the bytes of model states by category, including gathered parameters.
 
-    The result equals `ResolvedLayout.state_bytes`. If no message is encoded, it is computed here
-    from the number of equal units, which is faster.
+    The result equals `ResolvedLayout.state_bytes`. For AdamW without encoded messages, it is
+    computed here from the number of equal units, which is faster.
     """
     factors, compute_bytes = layout.factors, layout.compute_bytes
-    if layout.formats.any_encoded(compute_bytes):
+    if layout.optimizer.name != "adamw" or layout.formats.any_encoded(compute_bytes):
         return layout.state_bytes(kind.first)
     total, master = dict.fromkeys(STATES, 0), needs_master(compute_bytes)
     for size, count in kind.units:

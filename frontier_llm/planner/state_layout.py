@@ -12,13 +12,13 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import data_size
 from frontier_llm.geometry.communicators import Communicator, communicators, tied_stages
 from frontier_llm.geometry.grid import Coordinates, Grid
-from frontier_llm.geometry.message_memory import feedback_bytes, refresh_is_lossy
+from frontier_llm.geometry.message_memory import feedback_bytes
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.geometry.state_memory import needs_master, state_bytes
 from frontier_llm.geometry.state_traffic import StateTraffic
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.planner.choice import choose
+from frontier_llm.planner.memory import STATES
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,16 @@ class StateLayout:
         gathers, buffers = self.resolved.gathers(self.stage), self.resolved.unit_layouts(self.stage)
         # units with equal buffers and equally many gathers send the same bytes
         equal_units = Counter(
-            (buffer.size, buffer.decayed, gathers[unit]) for unit, buffer in buffers.items()
+            (buffer.size, buffer.decayed, buffer.bounds, gathers[unit])
+            for unit, buffer in buffers.items()
         )
         by_name: defaultdict[str, list[Sent]] = defaultdict(
             lambda: [Sent() for _ in range(self.grid.data)]
         )
-        for (elements, decayed, unit_gathers), count in equal_units.items():
+        for (elements, decayed, bounds, unit_gathers), count in equal_units.items():
             for data_rank, rank in enumerate(self.ranks):
-                unit_traffic = self.traffic.unit(rank, elements, unit_gathers, decayed)
-                for name, sent in unit_traffic.items():
+                of_unit = self.traffic.unit(rank, elements, unit_gathers, decayed, bounds)
+                for name, sent in of_unit.items():
                     by_name[name][data_rank] += sent * count
         return dict(by_name)
 
@@ -113,12 +114,11 @@ class StateLayout:
 
     def stored(self) -> dict[str, int]:
         """Return the bytes that a rank of the stage keeps from step to step, by category."""
-        layout, compute_bytes = self.resolved, self.resolved.compute_bytes
-        is_lossy = refresh_is_lossy(layout.formats, layout.factors, compute_bytes)
-        master = needs_master(compute_bytes, is_lossy)
-        states = state_bytes(self.elements, layout.factors, compute_bytes, master)
+        layout = self.resolved
+        stored = layout.state_bytes(self.stage)
+        stored = {name: count for name, count in stored.items() if name in STATES}
         feedback = feedback_bytes(layout.collectives, layout.grid, layout.factors, self.elements)
-        return states | ({"feedback": feedback} if feedback else {})
+        return stored | ({"feedback": feedback} if feedback else {})
 
 
 def _with_whole_micro_batches(config: RunConfig) -> RunConfig:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.optim.adamw import adamw
 
+from frontier_llm.geometry.partition import Interval
 from frontier_llm.sharding.unit import Unit
 from frontier_llm.sharding.update_groups import UpdateRule, update_groups
 
@@ -42,20 +43,28 @@ class AdamW:
             rule: constants of the update rule.
             separate_masters: whether master weights are a copy even if the parameters are fp32.
         """
-        self._gradients, self._rule = gradients, rule
+        self._gradients, self._rule, self._units = gradients, rule, units
         self._parameters = [unit.shard_part(unit.optimizer_interval) for unit in units]
         self.masters = [
             parameters.to(torch.float32, copy=separate_masters) for parameters in self._parameters
         ]
         self.exp_avgs = [torch.zeros_like(master) for master in self.masters]
-        self.exp_avg_sqs = [torch.zeros_like(master) for master in self.masters]
+        self.exp_avg_sqs = [self._zero_second_moments(unit) for unit in units]
         self._groups = update_groups(units, rule, self.masters[0].device) if units else []
 
+    def states_of(self, index: int, interval: Interval) -> Mapping[str, torch.Tensor]:
+        """Return the states of an interval of unit `index`, by name; see `Optimizer`."""
+        part = self._slice(index, interval)
+        return {
+            "master": self.masters[index][part],
+            "exp_avg": self.exp_avgs[index][part],
+            "exp_avg_sq": self._second_moments(index, part),
+        }
+
     @property
-    def states(self) -> Mapping[str, Sequence[torch.Tensor]]:
-        """All states by name, in the order of checkpoints."""
-        moments = {"exp_avg": self.exp_avgs, "exp_avg_sq": self.exp_avg_sqs}
-        return {"master": self.masters, **moments}
+    def moment_bytes(self) -> int:
+        """Bytes of all states but the master weights."""
+        return sum(moment.nbytes for moment in (*self.exp_avgs, *self.exp_avg_sqs))
 
     @property
     def has_separate_masters(self) -> bool:
@@ -82,7 +91,7 @@ class AdamW:
                 group.views(self.masters),
                 group.views(self._gradients),
                 group.views(self.exp_avgs),
-                group.views(self.exp_avg_sqs),
+                [self._second_moments(index, part) for index, part in group.ranges],
                 max_exp_avg_sqs=[],
                 state_steps=group.step_counters,
                 fused=True,
@@ -113,3 +122,15 @@ class AdamW:
         for master, parameters in zip(self.masters, self._parameters, strict=True):
             if master is not parameters:
                 parameters.copy_(master)
+
+    def _slice(self, index: int, interval: Interval) -> slice:
+        """Return where an interval of a unit's buffer lies in this rank's states."""
+        start = interval.start - self._units[index].optimizer_interval.start
+        return slice(start, start + interval.length)
+
+    def _zero_second_moments(self, unit: Unit) -> torch.Tensor:
+        return self.masters[0].new_zeros(unit.optimizer_interval.length)
+
+    def _second_moments(self, index: int, part: slice) -> torch.Tensor:
+        """Return the second moments of a part of the optimizer interval of unit `index`."""
+        return self.exp_avg_sqs[index][part]

@@ -6,15 +6,18 @@ iteration; Liu et al., Muon is Scalable for LLM Training (arXiv:2502.16982, sect
 decay and the scale of the update.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
 import torch
 
+from frontier_llm.geometry.partition import Interval
 from frontier_llm.sharding.adamw import AdamW
+from frontier_llm.sharding.matrix_gather import MatrixGather, cut_dim
 from frontier_llm.sharding.unit import Unit
-from frontier_llm.sharding.update_groups import Settings, UpdateRule, is_matrix_of_layer
+from frontier_llm.sharding.update_groups import Settings, UpdateRule
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration of Newton and Schulz, as Jordan et al. chose them."""
@@ -49,34 +52,38 @@ def orthogonalise(matrix: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A parameter that Muon updates. It may fuse several matrices."""
+    """A parameter that Muon updates, on a rank that holds its states. It may fuse matrices."""
 
     index: int
     """Index of the unit."""
     part: slice
-    """Its elements in the unit's buffer."""
-    columns: int
+    """Its elements in the unit's optimizer interval."""
+    shape: torch.Size
+    cut: int | None
+    """The dim that tensor parallelism divides; None = none."""
     fused: tuple[int, ...]
     """As `ParameterRecord.fused`."""
     settings: Settings
 
     def direction(self, update: torch.Tensor) -> torch.Tensor:
-        """Orthogonalise and scale each matrix of a flat tensor [elements] fp32."""
-        rows = update.numel() // self.columns
-        fused = self.fused or (rows,)
-        groups = update.view(-1, sum(fused), self.columns)
+        """Orthogonalise and scale each of the matrices in [rows, columns] fp32."""
+        fused = self.fused or (len(update),)
+        groups = update.view(-1, sum(fused), update.shape[1])
         results = []
         for part in groups.split(fused, dim=1):
-            matrix = orthogonalise(part.reshape(-1, self.columns))
+            matrix = orthogonalise(part.reshape(-1, update.shape[1]))
             results.append((matrix * UPDATE_RMS * sqrt(max(matrix.shape))).view(part.shape))
-        return torch.cat(results, dim=1).flatten()
+        return torch.cat(results, dim=1).view(update.shape)
 
 
 class Muon(AdamW):
-    """The optimizer states of this rank, which holds each unit whole.
+    """The optimizer states of this rank. It holds all elements of a matrix of a layer, or none.
+
+    If tensor parallelism divides a matrix, each tensor rank holds the states of its part. The
+    update, before it is orthogonalised, is gathered from them.
 
     `exp_avgs` holds the momentum of the matrices of layers, and first moments of other parameters.
-    `exp_avg_sqs` holds second moments; those of the matrices of layers are not used and stay 0.
+    `exp_avg_sqs` holds the second moments of the other parameters, which follow the matrices.
     """
 
     def __init__(
@@ -84,18 +91,21 @@ class Muon(AdamW):
         units: Sequence[Unit],
         gradients: Sequence[torch.Tensor],
         rule: UpdateRule,
+        gather: MatrixGather,
         separate_masters: bool = False,
     ) -> None:
         """Initialise master weights from the parameters, and momentum and moments with zeros.
 
         Args:
-            units: the trainable units. The optimizer interval of each is the whole buffer.
-            gradients: per unit, [n] fp32.
+            units: the trainable units.
+            gradients: per unit, [n / o] fp32.
             rule: constants of AdamW's update; weight decay and rates also hold for Muon.
+            gather: gathers the parts of a matrix from the tensor ranks.
             separate_masters: whether master weights are a copy even if the parameters are fp32.
         """
         super().__init__(units, gradients, rule, separate_masters)
         self._momentum = MOMENTUM if rule.momentum is None else rule.momentum
+        self._gather = gather
         self._groups = [group for group in self._groups if not group.settings.is_orthogonal]
         self._matrices = list(_matrices(units, rule))
 
@@ -105,28 +115,75 @@ class Muon(AdamW):
         gradient_divisor: torch.Tensor,
         skip: torch.Tensor | None = None,
     ) -> None:
-        """Update all states; the arguments are those of `AdamW.update`."""
-        super().update(learning_rate, gradient_divisor, skip)
+        """Update all states; the arguments are those of `AdamW.update`.
+
+        Collective over the tensor ranks.
+        """
+        waiting: deque[tuple[_Matrix, torch.Tensor, Callable[[], torch.Tensor]]] = deque()
         for matrix in self._matrices:
-            rate = learning_rate * matrix.settings.rate_factor
-            master = self.masters[matrix.index][matrix.part]
             momentum = self.exp_avgs[matrix.index][matrix.part]
             gradient = self._gradients[matrix.index][matrix.part].div_(gradient_divisor)
             new_momentum = self._momentum * momentum + gradient
-            direction = matrix.direction(gradient + self._momentum * new_momentum)
-            new = master * (1 - rate * matrix.settings.weight_decay) - rate * direction
-            if skip is not None:  # its value is not known to the host
-                new = torch.where(skip > 0, master, new)
-                new_momentum = torch.where(skip > 0, momentum, new_momentum)
-            master.copy_(new)
-            momentum.copy_(new_momentum)
+            update = (gradient + self._momentum * new_momentum).view(matrix.shape)
+            waiting.append((matrix, new_momentum, self._gather.start(update, matrix.cut)))
+            if len(waiting) > 1:  # one matrix is gathered while another one is orthogonalised
+                self._move(*waiting.popleft(), learning_rate, skip)
+        while waiting:
+            self._move(*waiting.popleft(), learning_rate, skip)
+        super().update(learning_rate, gradient_divisor, skip)
+
+    def _move(
+        self,
+        matrix: _Matrix,
+        new_momentum: torch.Tensor,
+        gathered: Callable[[], torch.Tensor],
+        learning_rate: float,
+        skip: torch.Tensor | None,
+    ) -> None:
+        """Update the master weights and the momentum of one matrix."""
+        rate = learning_rate * matrix.settings.rate_factor
+        master = self.masters[matrix.index][matrix.part]
+        momentum = self.exp_avgs[matrix.index][matrix.part]
+        direction = self._gather.own_part(matrix.direction(gathered()), matrix.cut).flatten()
+        new = master * (1 - rate * matrix.settings.weight_decay) - rate * direction
+        if skip is not None:  # its value is not known to the host
+            new = torch.where(skip > 0, master, new)
+            new_momentum = torch.where(skip > 0, momentum, new_momentum)
+        master.copy_(new)
+        momentum.copy_(new_momentum)
+
+    def states_of(self, index: int, interval: Interval) -> Mapping[str, torch.Tensor]:
+        """Return the states of an interval of unit `index`, by name; see `Optimizer`."""
+        part = self._slice(index, interval)
+        states = {"master": self.masters[index][part], "exp_avg": self.exp_avgs[index][part]}
+        if interval.start < self._units[index].layout.whole:
+            return states
+        return {**states, "exp_avg_sq": self._second_moments(index, part)}
+
+    def _zero_second_moments(self, unit: Unit) -> torch.Tensor:
+        own = unit.optimizer_interval
+        return self.masters[0].new_zeros(own.length - _whole_elements(unit))
+
+    def _second_moments(self, index: int, part: slice) -> torch.Tensor:
+        first = _whole_elements(self._units[index])
+        return self.exp_avg_sqs[index][part.start - first : part.stop - first]
+
+
+def _whole_elements(unit: Unit) -> int:
+    """Return how many elements of this rank's optimizer interval Muon updates; they come first."""
+    own = unit.optimizer_interval
+    return max(0, min(unit.layout.whole, own.stop) - own.start)
 
 
 def _matrices(units: Sequence[Unit], rule: UpdateRule) -> Iterator[_Matrix]:
+    """Yield the matrices whose states this rank holds."""
     for number, unit in enumerate(units):
-        assert unit.optimizer_interval.length == unit.layout.size, unit.name
-        for record, start in zip(unit.records, unit.layout.starts, strict=True):
-            if is_matrix_of_layer(record):
-                shape = record.parameter.shape
-                part = slice(start, start + shape.numel())
-                yield _Matrix(number, part, shape[1], record.fused, Settings.of(record, rule))
+        own = unit.optimizer_interval
+        for index, held, start in unit.held_parameters():
+            record = unit.records[index]
+            if record.is_matrix_of_layer:
+                shape, first = record.parameter.shape, held.start - own.start
+                assert (start, held.length) == (0, shape.numel()), record.name
+                part = slice(first, first + held.length)
+                settings = Settings.of(record, rule)
+                yield _Matrix(number, part, shape, cut_dim(record), record.fused, settings)

@@ -5,14 +5,16 @@ from typing import Protocol
 
 import torch
 
+from frontier_llm.geometry.partition import Interval
 from frontier_llm.sharding.adamw import AdamW
+from frontier_llm.sharding.matrix_gather import MatrixGather
 from frontier_llm.sharding.muon import Muon
 from frontier_llm.sharding.unit import Unit
 from frontier_llm.sharding.update_groups import UpdateRule
 
 
 class Optimizer(Protocol):
-    """The optimizer states of this rank, by name, and their update.
+    """The optimizer states of this rank, and their update.
 
     In shapes, n is the number of elements of a unit's flat buffer, and o the number of ranks over
     which its optimizer states are divided.
@@ -22,12 +24,17 @@ class Optimizer(Protocol):
     def masters(self) -> Sequence[torch.Tensor]:
         """Per unit, [n / o] fp32: the master weights. They are the parameters or a copy."""
 
-    @property
-    def states(self) -> Mapping[str, Sequence[torch.Tensor]]:
-        """All states by name; per unit, [n / o] fp32.
+    def states_of(self, index: int, interval: Interval) -> Mapping[str, torch.Tensor]:
+        """Return the states of an interval of the buffer of unit `index`, by name.
 
-        The first is `master`. Checkpoints store the states under these names, in this order.
+        The interval lies in the optimizer interval of this rank, and inside one parameter. Each
+        state is [elements] fp32, the first is `master`. Checkpoints store the states under these
+        names, in this order.
         """
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of all states but the master weights."""
 
     @property
     def has_separate_masters(self) -> bool:
@@ -63,10 +70,25 @@ def make_optimizer(
     gradients: Sequence[torch.Tensor],
     rule: UpdateRule,
     separate_masters: bool,
+    gather: MatrixGather,
 ) -> Optimizer:
-    """Return the optimizer that the rule names; the arguments are those of `AdamW`."""
-    make = Muon if rule.name == "muon" else AdamW
-    return make(units, gradients, rule, separate_masters)
+    """Return the optimizer that the rule names.
+
+    Args:
+        units: the trainable units.
+        gradients: per unit, [n / o] fp32; updates read them and divide them in place.
+        rule: constants of the update rule.
+        separate_masters: whether master weights are a copy even if the parameters are fp32.
+        gather: gathers the parts of a matrix from the tensor ranks.
+    """
+    if rule.name == "muon":
+        return Muon(units, gradients, rule, gather, separate_masters)
+    return AdamW(units, gradients, rule, separate_masters)
+
+
+def keeps_whole(rule: UpdateRule) -> bool:
+    """Whether the optimizer that the rule names needs whole matrices of layers on a rank."""
+    return rule.name == "muon"
 
 
 def allocated_bytes(optimizer: Optimizer) -> dict[str, int]:
@@ -74,9 +96,8 @@ def allocated_bytes(optimizer: Optimizer) -> dict[str, int]:
 
     Master weights that are the parameters count as 0.
     """
-    sizes = {name: sum(t.nbytes for t in tensors) for name, tensors in optimizer.states.items()}
-    master = sizes.pop("master")
+    master = sum(tensor.nbytes for tensor in optimizer.masters)
     return {
         "master": master if optimizer.has_separate_masters else 0,
-        "moments": sum(sizes.values()),
+        "moments": optimizer.moment_bytes,
     }

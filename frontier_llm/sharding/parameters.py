@@ -205,10 +205,18 @@ class Parameters:
             unit.part(buffer, unit.optimizer_interval).copy_(master)
             own_shard = unit.part(buffer, unit.params_interval)
             refresh = self._transport.gather(
-                own_shard, self._refresh_groups, FP32, 0, "refresh_params"
+                own_shard,
+                self._refresh_groups,
+                FP32,
+                0,
+                "refresh_params",
+                bounds=unit.refresh_parts,
             )
             Chain(refresh).wait()
-        Chain(self._transport.gather(buffer, self._params_groups, FP32, 0, "gather_params")).wait()
+        gather = self._transport.gather(
+            buffer, self._params_groups, FP32, 0, "gather_params", bounds=unit.params_parts
+        )
+        Chain(gather).wait()
         return buffer
 
     def _store_master_versions(self) -> None:
@@ -238,6 +246,7 @@ class Parameters:
             border,
             "refresh_params",
             source=self._masters[unit] if self._refresh_differences else None,
+            bounds=unit.refresh_parts,
         )
         self._refreshes[unit] = Chain(steps)
 
@@ -255,9 +264,10 @@ class Parameters:
         unit, formats = use.unit, self._transport.formats
         fmt = formats.params_backward if use.backward else formats.params
         buffer, border = unit.materialise(), unit.layout.decayed
-        self._gathers[unit] = Chain(
-            self._transport.gather(buffer, self._params_groups, fmt, border, "gather_params")
+        gather = self._transport.gather(
+            buffer, self._params_groups, fmt, border, "gather_params", bounds=unit.params_parts
         )
+        self._gathers[unit] = Chain(gather)
         gathered_bytes = sum(unit.buffer_bytes for unit in (*self._gathered, *self._gathers))
         self.peak_gathered_bytes = max(self.peak_gathered_bytes, gathered_bytes)
 

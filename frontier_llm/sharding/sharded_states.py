@@ -10,14 +10,15 @@ from contextlib import AbstractContextManager
 import torch
 
 from frontier_llm.collectives.blockwise import BlockKernels
-from frontier_llm.collectives.primitives import all_reduce
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import Feedback
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.protocols import ParameterRecord, StateShard
 from frontier_llm.sharding.gradients import Gradients
-from frontier_llm.sharding.optimizer_choice import allocated_bytes, make_optimizer
+from frontier_llm.sharding.matrix_gather import MatrixGather
+from frontier_llm.sharding.optimizer_choice import allocated_bytes, keeps_whole, make_optimizer
 from frontier_llm.sharding.parameters import Parameters
+from frontier_llm.sharding.shared_gradients import SharedGradients
 from frontier_llm.sharding.unit import StateGroups, Unit, make_units
 from frontier_llm.sharding.update_groups import UpdateRule
 
@@ -63,7 +64,8 @@ class ShardedStates:
                 whose product is computed in a buffer (`ProductSink` in protocols.py).
         """
         self._groups, self._transport, self._feedback = groups, transport, feedback
-        self._units = make_units(records, groups.factors, groups.data_rank)
+        whole = keeps_whole(optimizer)
+        self._units = make_units(records, groups.factors, groups.data_rank, keeps_whole=whole)
         trainable = [unit for unit in self._units if unit.is_trainable]
         self._parameters = Parameters(self._units, groups, transport, units_in_flight)
         self._gradients = Gradients(
@@ -81,20 +83,15 @@ class ShardedStates:
         self._has_refresh = groups.factors.optimizer > groups.factors.params
         # fp32 parameters cannot serve as master weights if the refresh rounds them
         separate = self._has_refresh and transport.rounds_refresh
-        self._optimizer = make_optimizer(trainable, gradient_shards, optimizer, separate)
+        gather = MatrixGather(groups.tensor_group, transport.traffic, pairwise=transport.pairwise)
+        self._optimizer = make_optimizer(trainable, gradient_shards, optimizer, separate, gather)
         self._parameters.set_masters(dict(zip(trainable, self._optimizer.masters, strict=True)))
         self._counted_in_norm = [
             unit.part(gradient, interval, unit.optimizer_interval)
             for unit, gradient in self._trainable
             for interval in unit.counted_intervals()
         ]
-        self._partial = [
-            gradient for record, _, gradient in self.gradients() if record.tensor_partial
-        ]
-        self._tied: dict[str, list[torch.Tensor]] = {}
-        for record, _, gradient in self.gradients():
-            if record.tied:
-                self._tied.setdefault(record.name, []).append(gradient)
+        self._shared = SharedGradients(self.gradients(), groups, transport.traffic)
 
     @property
     def kernels(self) -> BlockKernels:
@@ -178,8 +175,7 @@ class ShardedStates:
         """
         self._gradients.finish()
         self._parameters.end_step()
-        self._add_partial()
-        self._add_tied()
+        self._shared.add()
 
     def squared_norm(self) -> torch.Tensor:
         """Return [] fp64: this rank's share of the gradient's squared norm.
@@ -249,12 +245,16 @@ class ShardedStates:
 
     def shards(self) -> Iterator[StateShard]:
         """Yield this rank's part of each parameter's optimizer states."""
-        states = self._optimizer.states
         for number, (unit, _) in enumerate(self._trainable):
             for index, interval, start in unit.held_parameters():
-                within = unit.optimizer_interval
-                parts = {n: unit.part(s[number], interval, within) for n, s in states.items()}
-                yield StateShard(unit.records[index], start, parts)
+                states = self._optimizer.states_of(number, interval)
+                yield StateShard(unit.records[index], start, states)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of the optimizer states of this rank, padding included."""
+        masters = sum(master.nbytes for master in self._optimizer.masters)
+        return masters + self._optimizer.moment_bytes
 
     def settle(self) -> None:
         """Wait until no collective reads or writes states, so that `shards` may be overwritten.
@@ -319,30 +319,3 @@ class ShardedStates:
             categories["feedback"] = self._gradients.feedback_bytes()
             categories["messages"] = self._transport.pool.allocated_bytes
         return categories
-
-    def _add_partial(self) -> None:
-        """Sum gradients of norms and biases over tensor ranks; each rank has those of its tokens.
-
-        The tensor ranks of one data rank hold the same intervals, so an all-reduce of these
-        intervals is enough.
-        """
-        if not self._partial:
-            return
-        joined, group = torch.cat(self._partial), self._groups.tensor_group
-        all_reduce(joined, group, self._transport.traffic, "sequence_norms").wait()
-        sizes = [gradient.numel() for gradient in self._partial]
-        for gradient, summed in zip(self._partial, joined.split(sizes), strict=True):
-            gradient.copy_(summed)
-
-    def _add_tied(self) -> None:
-        """Sum the gradients of all copies of a parameter, on this rank and on other stages.
-
-        All copies lie in units of the same layout, so their ranks hold the same intervals.
-        """
-        for name, copies in self._tied.items():
-            total = copies[0] if len(copies) == 1 else torch.stack(copies).sum(dim=0)
-            group = self._groups.tied_groups[name]
-            if group is not None:
-                all_reduce(total, group, self._transport.traffic, "tied_copies").wait()
-            for gradient in copies:
-                gradient.copy_(total)

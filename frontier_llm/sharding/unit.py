@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from frontier_llm.geometry.flat_layout import FlatLayout, flat_layout
+from frontier_llm.geometry.cut import Cut
+from frontier_llm.geometry.flat_layout import FlatLayout, divided_layouts, flat_layout
 from frontier_llm.geometry.partition import Digit, Factors, Hop, Interval
 from frontier_llm.protocols import ParameterRecord
 
@@ -62,6 +63,9 @@ class Unit:
         layout: where each parameter lies in the buffer of n elements.
         buffer: [n] compute dtype, the parameters.
         shard: [n / params factor] compute dtype, this rank's interval of the parameters.
+        params_parts, grads_parts, states_parts, refresh_parts: where the buffer is divided into
+            intervals of parameters, and of gradients; where the gradient interval, and where the
+            parameter interval, is divided into optimizer intervals (`Cut.parts`).
         params_interval: interval of the buffer that this rank stores.
         grads_interval: interval whose gradients this rank reduces, inside `params_interval`.
         optimizer_interval: interval that this rank updates, inside `grads_interval`.
@@ -70,18 +74,23 @@ class Unit:
     """
 
     def __init__(
-        self, name: str, records: Sequence[ParameterRecord], factors: Factors, data_rank: int
+        self,
+        name: str,
+        records: Sequence[ParameterRecord],
+        layout: FlatLayout,
+        factors: Factors,
+        data_rank: int,
     ) -> None:
-        self.name, self.records = name, tuple(records)
-        self.layout: FlatLayout = flat_layout(
-            [r.parameter.numel() for r in records],
-            [r.is_matrix for r in records],
-            factors.multiple(),
-        )
-        n = self.layout.size
-        self.params_interval: Interval = factors.params_interval(n, data_rank)
-        self.grads_interval: Interval = factors.grads_interval(n, data_rank)
-        self.optimizer_interval: Interval = factors.optimizer_interval(n, data_rank)
+        self.name, self.records, self.layout = name, tuple(records), layout
+        n, cut = layout.size, Cut(factors, layout.size, layout.bounds)
+        p, g, o = factors.params, factors.grads, factors.optimizer
+        self.params_interval: Interval = cut.interval(data_rank, p)
+        self.grads_interval: Interval = cut.interval(data_rank, g)
+        self.optimizer_interval: Interval = cut.interval(data_rank, o)
+        self.params_parts = cut.parts(data_rank, 1, p)
+        self.grads_parts = cut.parts(data_rank, 1, g)
+        self.states_parts = cut.parts(data_rank, g, o)
+        self.refresh_parts = cut.parts(data_rank, p, o)
         self.is_trainable = records[0].parameter.requires_grad
         self.is_sharded = factors.params > 1
         self.buffer = records[0].parameter.new_zeros(n)
@@ -179,12 +188,42 @@ class Unit:
         return merged
 
 
-def make_units(records: Sequence[ParameterRecord], factors: Factors, data_rank: int) -> list[Unit]:
+def make_units(
+    records: Sequence[ParameterRecord],
+    factors: Factors,
+    data_rank: int,
+    *,
+    keeps_whole: bool = False,
+) -> list[Unit]:
     """Group records into units, in the order of the forward pass.
 
     If a unit has both trainable and frozen parameters, it becomes two units of the same name.
+
+    Args:
+        records: the records of this rank.
+        factors: the sharding factors.
+        data_rank: this rank's position on the data axis.
+        keeps_whole: whether the optimizer updates the matrices of layers as a whole, so that no
+            interval may end inside of one.
     """
     members: dict[tuple[str, bool], list[ParameterRecord]] = {}
     for record in records:
         members.setdefault((record.unit, record.parameter.requires_grad), []).append(record)
-    return [Unit(name, group, factors, data_rank) for (name, _), group in members.items()]
+    layouts = [
+        flat_layout(
+            [record.parameter.numel() for record in group],
+            [record.is_matrix for record in group],
+            factors.multiple(),
+            [
+                record.name if keeps_whole and is_trained and record.is_matrix_of_layer else None
+                for record in group
+            ],
+        )
+        for (_, is_trained), group in members.items()
+    ]
+    return [
+        Unit(name, group, layout, factors, data_rank)
+        for ((name, _), group), layout in zip(
+            members.items(), divided_layouts(layouts, factors.optimizer), strict=True
+        )
+    ]

@@ -17,6 +17,7 @@ adds them to the next gradients that are sent: one or two bytes per element on t
 """
 
 import torch
+import torch.distributed as dist
 
 from frontier_llm.collectives.handles import Steps
 from frontier_llm.collectives.primitives import all_reduce
@@ -128,26 +129,26 @@ class UnitGradients:
             adds_to_sum, self._has_sum = self._has_sum, True
             yield from transport.reduce(
                 self._take_packed(),
-                groups.along("params", "grads"),
+                self._hops("params", "grads"),
                 unit.layout.decayed,
                 "reduce_grads",
-                self._residuals_along("params", "grads"),
                 self.accumulated,
                 add=adds_to_sum,
+                bounds=unit.grads_parts,
             )
         else:
             self._zero_untouched()
         if not is_last:
             return
-        over_owners, over_replicas = groups.along("optimizer"), groups.along("replica")
+        over_owners, over_replicas = self._hops("optimizer"), groups.along("replica")
         if over_owners:
             yield from transport.reduce(
                 self.accumulated,
                 over_owners,
                 unit.quantised_border(unit.grads_interval),
                 "reduce_states",
-                self._residuals_along("optimizer"),
                 self.shard,
+                bounds=unit.states_parts,
             )
         if not over_replicas:
             return
@@ -157,15 +158,18 @@ class UnitGradients:
                 over_replicas,
                 unit.quantised_border(unit.optimizer_interval),
                 "reduce_states",
-                self._residuals_along("replica"),
+                [residual for _, residual in self._hops("replica")],
             )
         else:
             yield all_reduce(self.shard, over_replicas[0], transport.traffic, "reduce_states")
 
-    def _residuals_along(self, *digits: Digit) -> tuple[Residual | None, ...]:
-        """Return the rounding errors, or None, for each group that `StateGroups.along` returns."""
-        hops = self._groups.groups
-        return tuple(self.residuals.get(hop) for hop in hops if hop.digit in digits)
+    def _hops(self, *digits: Digit) -> list[tuple[dist.ProcessGroup, Residual | None]]:
+        """Return the groups that `StateGroups.along` returns, with their rounding errors."""
+        return [
+            (group, self.residuals.get(hop))
+            for hop, group in self._groups.groups.items()
+            if hop.digit in digits
+        ]
 
     def _target(self, index: int) -> tuple[torch.Tensor, bool]:
         """Return where a parameter's gradient is added up, and whether nothing is there yet."""

@@ -50,11 +50,6 @@ class UpdateRule(Protocol):
         """An object with a factor of the learning rate for each group of parameters."""
 
 
-def is_matrix_of_layer(record: ParameterRecord) -> bool:
-    """Whether a parameter is one or several matrices of a layer, which Muon updates."""
-    return record.group == "matrices" and record.parameter.dim() == 2
-
-
 @dataclass(frozen=True)
 class Settings:
     """The settings of an element."""
@@ -76,7 +71,7 @@ class Settings:
         """
         decay = rule.weight_decay / record.rate_factor if record.group in rule.decayed else 0.0
         factor: float = getattr(rule.rate_factors, record.group)
-        is_orthogonal = rule.name == "muon" and is_matrix_of_layer(record)
+        is_orthogonal = rule.name == "muon" and record.is_matrix_of_layer
         return cls(decay, factor * record.rate_factor, is_orthogonal)
 
 

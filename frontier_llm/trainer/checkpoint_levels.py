@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 _IN_FLIGHT = 8
 """Most unwritten checkpoints per level; host memory is the usual limit."""
-_MOMENTS_BYTES = 8
-"""Bytes of the two fp32 moments per element."""
 
 
 class Levels:
@@ -140,9 +138,8 @@ class Levels:
         return self._states.shards() if self._saves_locally else iter(())
 
     def _make_pool(self) -> SharedPool:
-        settings, memory = self._config, self._states.memory_bytes()
-        elements = memory["moments"] // _MOMENTS_BYTES
-        counts = host_pool(settings, elements, self._replicas, saves_locally=self._saves_locally)
+        saved_bytes, local = self._states.saved_bytes, self._saves_locally
+        counts = host_pool(self._config, saved_bytes, self._replicas, saves_locally=local)
         self._movers = counts.movers
         shard = next(self._states.shards(), None)
         device = torch.device("cpu") if shard is None else shard.master.device

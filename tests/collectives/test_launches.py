@@ -68,7 +68,7 @@ def count_launches() -> dict[str, int]:
     gradients, out = torch.randn(RANKS * ELEMENTS), torch.empty(ELEMENTS)
     for name, steps in (
         ("gather", transport.gather(parameters, [group], int8, BORDER, "gather")),
-        ("reduce", transport.reduce(gradients, [group], BORDER, "reduce", [None], out)),
+        ("reduce", transport.reduce(gradients, [(group, None)], BORDER, "reduce", out)),
     ):
         mode.count = 0
         with mode:

@@ -151,7 +151,9 @@ def reduce(
     def steps(add: bool) -> Steps:
         packed = transport.pool.take(elements, torch.float32)
         packed.copy_(whole)
-        yield from transport.reduce(packed, hops, elements - 9, "reduce", errors, total, add=add)
+        yield from transport.reduce(
+            packed, list(zip(hops, errors, strict=True)), elements - 9, "reduce", total, add=add
+        )
 
     for done in range(rounds):
         Chain(steps(add=done > 0)).wait()
@@ -271,7 +273,7 @@ def test_every_part_of_every_message_has_a_rounding_seed_of_its_own() -> None:
         for step in (1, 2, 3):
             transport.begin_step(step)
             for parts in (3, 1, 3):
-                first = transport._next_seeds(parts)
+                first = transport._seeds.take(parts)
                 seeds += [(first + part * PART_SEED_STRIDE) % 2**32 for part in range(parts)]
     assert len(set(seeds)) == len(seeds) == 4 * 3 * 7
 

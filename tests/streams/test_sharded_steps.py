@@ -19,7 +19,7 @@ from frontier_llm.collectives.transport import Transport
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.gradients import Gradients
 from frontier_llm.sharding.parameters import Parameters
-from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.sharding.shared_gradients import SharedGradients
 from frontier_llm.trainer.totals import Totals
 from tests.covering import covering
 from tests.ranks import RanksFailedError, in_turn, run_ranks
@@ -112,17 +112,17 @@ MUTATIONS: dict[str, tuple[str, Mutation]] = {
         "(2, 2, 4) quantised",
         (
             Transport.gather,
-            "yield from self._gather_hops(sent",
-            "self.pool.give_back(sent); yield from self._gather_hops(sent",
+            "part_bytes = elements * itemsize",
+            "part_bytes = elements * itemsize; self.pool.give_back(sent)",
         ),
     ),
     "sums over tensor ranks are over before they are read": (
         "three dimensions",
-        (ShardedStates._add_partial, '"sequence_norms").wait()', '"sequence_norms")'),
+        (SharedGradients._add_partial, '"sequence_norms").wait()', '"sequence_norms")'),
     ),
     "sums over tied copies are over before they are read": (
         "three dimensions",
-        (ShardedStates._add_tied, '"tied_copies").wait()', '"tied_copies")'),
+        (SharedGradients._add_tied, '"tied_copies").wait()', '"tied_copies")'),
     ),
     "the sums of a step are over before the host reads them": (
         "(1, 1, 1)",

@@ -48,6 +48,7 @@ FORMATS = {
     ],
     "four_bits": ["collectives=four_bits", "collectives.sums_format=int8"],
     "sums_bf16": ["collectives.sums_format=bf16"],
+    "muon": ["optimizer.name=muon"],
     "sums_int4": [
         "collectives=zeropp_feedback", "collectives.sums_format=int4",
         "collectives.block_elements=64",
@@ -86,10 +87,11 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
     gathers = layout.gathers(stage)
     predicted: dict[str, Sent] = {}
     for unit, buffer in layout.unit_layouts(stage).items():
-        sent = traffic.unit(world.rank, buffer.size, gathers[unit], buffer.decayed)
+        sent = traffic.unit(world.rank, buffer.size, gathers[unit], buffer.decayed, buffer.bounds)
         for name, one in sent.items():
             predicted[name] = predicted.get(name, Sent()) + one
-    memory = layout.state_bytes(stage)
+    memory = layout.state_bytes(stage, rig.groups.coordinates.data)
+    assert layout.saved_bytes(stage, rig.groups.coordinates.data) == rig.states.saved_bytes
     return {
         "predicted": {name: predicted.get(name, Sent()) for name in FLOWS},
         "counted": {name: counted.get(name, Sent()) for name in FLOWS},
@@ -119,6 +121,8 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
         pytest.param("data4", "bf16", "sums_bf16", marks=pytest.mark.exhaustive),
         ("data4", "bf16", "four_bits"),
         ("untied", "fp32", "sums_int4"),
+        ("untied", "bf16", "muon"),
+        ("pipeline2_chunks2_tensor2_data2", "fp32", "muon"),
     ],
 )
 def test_predicted_is_counted_is_sent(layout: str, precision: str, collectives: str) -> None:
@@ -128,7 +132,7 @@ def test_predicted_is_counted_is_sent(layout: str, precision: str, collectives: 
     selected = chains(data) if every else TELLING
     if collectives.startswith("sums"):
         selected = REPLICATED
-    elif collectives != "plain":
+    elif collectives not in ("plain", "muon"):
         selected = selected[1:3]
     formats = [f"collectives.grads_format={precision}", *FORMATS[collectives]]
     cases = [(tiny_values(*overrides, *factors(chain), *formats), precision) for chain in selected]

@@ -130,7 +130,7 @@ class RunReport(Callback):
                 for chunk in context.model.layout.chunks_of_stage(position.pipeline)
             ],
             memory_bytes=context.states.memory_bytes(),
-            predicted_bytes=context.model.layout.state_bytes(position.pipeline),
+            predicted_bytes=context.model.layout.state_bytes(position.pipeline, position.data),
             peak_bytes=context.hardware.accelerator.peak_bytes(),
         )
         gathered: list[RankSummary] = [own] * context.world.size
