@@ -110,6 +110,8 @@ class ParameterRecord:
     heads (norms of single heads)."""
     tied: bool
     """Whether other model chunks hold copies, whose gradients must be added."""
+    tensor_dim: int | None = None
+    """The dim that tensor parallelism divides; None = each tensor rank has the whole parameter."""
     fused: tuple[int, ...] = ()
     """Rows of each of the matrices that it fuses, in one group of rows; groups follow each other.
     Query, key and value have a group per head of keys. Empty: it is one matrix."""
@@ -138,7 +140,11 @@ class ParameterRecord:
 
 @dataclass(frozen=True, eq=False)
 class StateShard:
-    """The optimizer states that one rank holds of a parameter: a contiguous range of elements."""
+    """The optimizer states that one rank holds of a parameter: a contiguous range of elements.
+
+    States that do not belong to single elements of a parameter have a record of their own, whose
+    parameter has only a shape, and no master weights.
+    """
 
     record: ParameterRecord
     """The parameter."""
@@ -146,6 +152,11 @@ class StateShard:
     """First element of the range in the flattened local parameter."""
     states: Mapping[str, torch.Tensor]
     """[elements] fp32 by the name of the state, in the order in which files store them."""
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of the range."""
+        return next(iter(self.states.values())).numel()
 
     @property
     def master(self) -> torch.Tensor:

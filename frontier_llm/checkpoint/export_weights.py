@@ -50,7 +50,7 @@ def export(checkpoint: Checkpoint, path: Path, dtype: str, advance: Callable[[in
     try:
         with partial.open("wb") as file:
             file.write(_header(checkpoint, dtype))
-            for name in checkpoint.manifest.tensors:
+            for name in checkpoint.manifest.weights:
                 weights = read_tensor(checkpoint, name, states=("master",))["master"]
                 _write(file, weights, DTYPES[dtype], advance)
             file.flush()
@@ -70,7 +70,7 @@ def _header(checkpoint: Checkpoint, dtype: str) -> bytes:
     manifest = checkpoint.manifest
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", "step": str(manifest.step)}}
     position = 0
-    for name, tensor in manifest.tensors.items():
+    for name, tensor in manifest.weights.items():
         end = position + prod(tensor.shape) * DTYPES[dtype].itemsize
         entries[name] = {
             "dtype": _NAMES[dtype], "shape": list(tensor.shape), "data_offsets": [position, end],

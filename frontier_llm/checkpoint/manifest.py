@@ -164,6 +164,11 @@ class Manifest(_Model):
         )
 
     @property
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors of the model. Other tensors are states of the optimizer only."""
+        return {name: tensor for name, tensor in self.tensors.items() if "master" in tensor.states}
+
+    @property
     def size(self) -> int:
         """Total size of all files in bytes."""
         return sum(file.size for file in self.files.values())

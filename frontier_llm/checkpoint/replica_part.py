@@ -17,12 +17,12 @@ def part_of(shards: Iterable[StateShard], number: int, count: int) -> Iterator[S
         count: number of parts.
     """
     shards = [shard for shard in shards if shard.record.counted]
-    total = sum(shard.master.numel() for shard in shards)
+    total = sum(shard.elements for shard in shards)
     # the part is elements [first, stop), counted from the beginning of the current shard
     first, stop = total * number // count, total * (number + 1) // count
     for shard in shards:
-        begin, end = max(first, 0), min(stop, shard.master.numel())
+        begin, end = max(first, 0), min(stop, shard.elements)
         if begin < end:
             states = {name: state[begin:end] for name, state in shard.states.items()}
             yield StateShard(shard.record, shard.start + begin, states)
-        first, stop = first - shard.master.numel(), stop - shard.master.numel()
+        first, stop = first - shard.elements, stop - shard.elements

@@ -61,7 +61,9 @@ def load_masters(checkpoint: Checkpoint, shards: Iterable[StateShard], verify: b
     """
     copies: list[FileCopy] = []
     for shard in shards:
-        copies += plan_copies(checkpoint, shard.record, shard.start, {"master": shard.master})
+        if "master" in shard.states:
+            targets = {"master": shard.master}
+            copies += plan_copies(checkpoint, shard.record, shard.start, targets)
     _run_copies(copies, checkpoint, verify)
 
 
@@ -108,7 +110,7 @@ def check_model(checkpoint: Checkpoint, model: Mapping[str, Shape]) -> None:
     Raises:
         CheckpointError: the model lacks a stored tensor; the message names it.
     """
-    others: Sequence[str] = sorted(checkpoint.manifest.tensors.keys() - model.keys())
+    others: Sequence[str] = sorted(checkpoint.manifest.weights.keys() - model.keys())
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise CheckpointError(

@@ -161,6 +161,6 @@ def _key_of(shards: Sequence[StateShard]) -> list[object]:
     """Return what must stay equal for a plan to stay valid: shapes and memory addresses."""
     key: list[object] = []
     for shard in shards:
-        key += [shard.record, shard.start, len(shard.master)]
+        key += [shard.record, shard.start, shard.elements]
         key += [(name, state.data_ptr()) for name, state in shard.states.items()]
     return key

@@ -127,7 +127,7 @@ def make_write_plan(
         for shard in shards
         if everything or shard.record.counted
         for part in placed_ranges(
-            shard.record.placements, shard.record.parameter.shape, shard.start, len(shard.master)
+            shard.record.placements, shard.record.parameter.shape, shard.start, shard.elements
         )
     ]
     # several ranks may store ranges of one tensor in a shared file: their keys must differ

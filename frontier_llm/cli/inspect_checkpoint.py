@@ -220,7 +220,7 @@ def _name_for_all_layers(name: str) -> str:
 
 
 def _elements(checkpoint: Checkpoint) -> int:
-    return sum(prod(tensor.shape) for tensor in checkpoint.manifest.tensors.values())
+    return sum(prod(tensor.shape) for tensor in checkpoint.manifest.weights.values())
 
 
 def _columns(tensor: Tensor) -> tuple[str, ...]:

@@ -23,6 +23,21 @@ def part_of(groups: Sequence[dist.ProcessGroup]) -> tuple[int, int]:
     return own, count
 
 
+def narrow(bounds: Sequence[int], group: dist.ProcessGroup) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the bounds of the ranks of a group, and the bounds inside the part of this rank.
+
+    Args:
+        bounds: first element of each part of a buffer, and at last its size; empty = equal parts.
+            The ranks of the group share the parts equally, in their order.
+        group: the ranks.
+    """
+    if not bounds:
+        return (), ()
+    step = (len(bounds) - 1) // group.size()
+    own = bounds[group.rank() * step : (group.rank() + 1) * step + 1]
+    return bounds[::step], [bound - own[0] for bound in own]
+
+
 def gather_hops(
     buffer: torch.Tensor,
     groups: Sequence[dist.ProcessGroup],

@@ -32,7 +32,7 @@ import torch.distributed as dist
 
 from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.handles import Handle, Steps
-from frontier_llm.collectives.hops import gather_hops, part_of
+from frontier_llm.collectives.hops import gather_hops, narrow, part_of
 from frontier_llm.collectives.primitives import ReduceScatter, exchange
 from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.rounding_seeds import RoundingSeeds
@@ -228,22 +228,13 @@ class Transport:
                 if sent is not buffer:
                     self.pool.give_back(buffer)
                 last_out = out if group is hops[-1][0] and not add else None
-                step = (len(bounds) - 1) // group.size()  # parts per rank of the group
+                of_ranks, bounds = narrow(bounds, group)
                 buffer = yield ReduceScatter(
-                    sent,
-                    group,
-                    self.traffic,
-                    name,
-                    last_out,
-                    bounds[::step] if bounds else (),
-                    pairwise=self.pairwise,
+                    sent, group, self.traffic, name, last_out, of_ranks, pairwise=self.pairwise
                 )
                 if buffer.untyped_storage().data_ptr() != sent.untyped_storage().data_ptr():
                     self.pool.give_back(sent)  # the sum does not lie in it
             border = max(0, min(border - group.rank() * elements, elements))
-            if bounds:
-                own = bounds[group.rank() * step : (group.rank() + 1) * step + 1]
-                bounds = [bound - own[0] for bound in own]
         if add:
             out.add_(buffer)
         elif buffer.data_ptr() != out.data_ptr():

@@ -32,8 +32,9 @@ class RateFactors(Section):
 class OptimizerConfig(Section):
     """The optimizer and its schedule. Configurations of older runs lack keys with a default."""
 
-    name: Literal["adamw", "muon"]
-    """The optimizer. `muon`: the matrices of the layers by Muon, all other parameters by AdamW."""
+    name: Literal["adamw", "muon", "adafactor"]
+    """The optimizer. `muon`: the matrices of the layers by Muon, all other parameters by AdamW.
+    `adafactor`: second moments of a matrix are sums over its rows and columns."""
     schedule: Schedule = "cosine"
     """Learning rate after the warm-up. `cosine` and `linear`: it falls to its minimum; `constant`:
     it stays at its peak; `wsd`: it stays at its peak, then falls to its minimum in the cooldown;
@@ -61,11 +62,12 @@ class OptimizerConfig(Section):
     momentum: float | None = Field(default=None, ge=0, lt=1)
     """Factor of Muon's momentum; null = 0.95. AdamW needs null."""
     beta1: float = Field(ge=0, lt=1)
-    """Decay rate of the first moment."""
+    """Decay rate of the first moment; Adafactor keeps no first moment if it is 0."""
     beta2: float = Field(ge=0, lt=1)
-    """Decay rate of the second moment."""
+    """Decay rate of the second moment; for Adafactor the limit to which it grows."""
     epsilon: float = Field(gt=0)
-    """Small number that is added to the square root of the second moment."""
+    """Small number that is added to the square root of the second moment. Adafactor does not use
+    it."""
     weight_decay: float = Field(ge=0)
     """Coefficient of decoupled weight decay."""
     decayed: tuple[ParameterGroup, ...] = Field(("embedding", "matrices", "head"), strict=False)

@@ -49,7 +49,7 @@ class OurWeights:
         Raises:
             CheckpointError: a tensor is missing, superfluous or of another shape.
         """
-        found = {name: tensor.shape for name, tensor in self.checkpoint.manifest.tensors.items()}
+        found = {name: tensor.shape for name, tensor in self.checkpoint.manifest.weights.items()}
         for name in sorted(found.keys() | shapes.keys()):
             if found.get(name) != shapes.get(name):
                 raise CheckpointError(

@@ -36,6 +36,8 @@ class FlatLayout:
     """The elements [0, whole) belong to these matrices."""
     bounds: tuple[int, ...] = ()
     """Bounds of the optimizer intervals (`Cut.bounds`); empty = equal intervals."""
+    factored: int = 0
+    """Number of sums over rows and columns of the matrices, if the second moments are factored."""
 
 
 def flat_layout(
@@ -97,6 +99,7 @@ def unit_layouts(
     multiple: int = 1,
     *,
     keeps_whole: bool = False,
+    factors_moments: bool = False,
     parts: int = 1,
 ) -> dict[str, FlatLayout]:
     """Return the layout of the flat buffer of each unit of a stage on one tensor rank.
@@ -110,7 +113,8 @@ def unit_layouts(
         tensor: number of tensor ranks over which matrices are divided.
         multiple: the size of each buffer is rounded up to a multiple of this number.
         keeps_whole: whether the optimizer updates the matrices of layers as a whole.
-        parts: number of optimizer intervals per buffer, if it does.
+        factors_moments: whether the optimizer factors second moments.
+        parts: number of optimizer intervals per buffer.
     """
     shapes: dict[str, list[ParameterShape]] = {}
     for chunk in chunks:
@@ -122,6 +126,11 @@ def unit_layouts(
         _unit_layout(unit_shapes, model, tensor, multiple, keeps_whole=keeps_whole)
         for unit_shapes in shapes.values()
     ]
+    if factors_moments:
+        layouts = [
+            replace(layout, factored=sum(_sums(shape, model, tensor) for shape in unit_shapes))
+            for layout, unit_shapes in zip(layouts, shapes.values(), strict=True)
+        ]
     return dict(zip(shapes, divided_layouts(layouts, parts), strict=True))
 
 
@@ -147,11 +156,24 @@ def _unit_layout(
     return flat_layout(sizes, decayed, multiple, names)
 
 
+def _sums(shape: ParameterShape, model: ModelConfig, tensor: int) -> int:
+    """Count the sums of a parameter on one tensor rank: a row's, and of each matrix a column's."""
+    if not shape.is_matrix or len(shape.shape) != 2:
+        return 0
+    fused = {"attention.qkv": 3, "cross_attention.key_value": 2}
+    rows, columns = _local_shape(shape, model, tensor)
+    return rows + columns * fused.get(shape.module, 1)
+
+
 def _local_elements(shape: ParameterShape, model: ModelConfig, tensor: int) -> int:
-    """Count the elements of a parameter on one tensor rank, with padding of the vocabulary."""
+    return math.prod(_local_shape(shape, model, tensor))
+
+
+def _local_shape(shape: ParameterShape, model: ModelConfig, tensor: int) -> list[int]:
+    """Return the shape of a parameter on one tensor rank, with padding of the vocabulary."""
     dims = list(shape.shape)
     if shape.cut_dim is not None:
         if shape.name in ("embedding.tokens.weight", "head.weight"):
             dims[0] = padded_vocabulary(model, tensor)
         dims[shape.cut_dim] //= tensor
-    return math.prod(dims)
+    return dims

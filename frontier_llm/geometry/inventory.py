@@ -34,6 +34,11 @@ class ParameterShape:
         return self.group != "norms"
 
     @property
+    def module(self) -> str:
+        """Name of its module in a layer, such as `attention.qkv`."""
+        return self.name.removeprefix(f"{self.unit}.").rpartition(".")[0]
+
+    @property
     def is_matrix_of_layer(self) -> bool:
         """Whether it is a matrix of a layer, which Muon updates as a whole."""
         return self.group == "matrices" and len(self.shape) == 2

@@ -45,13 +45,19 @@ def moment_bytes(config: OptimizerConfig, layout: FlatLayout, interval: Interval
     """Return the bytes of all optimizer states of an interval but the master weights.
 
     AdamW keeps two fp32 moments per element. Muon keeps one fp32 momentum per element of the
-    matrices that it updates, and uses AdamW for all other elements.
+    matrices that it updates, and uses AdamW for all other elements. Adafactor keeps sums over the
+    rows and columns of matrices, on each rank those of the whole unit, second moments of norms and
+    biases, and momentum only if beta1 is not 0.
 
     Args:
         config: the optimizer.
         layout: layout of the unit's buffer.
         interval: the interval of the buffer whose states are kept.
     """
+    if config.name == "adafactor":
+        vectors = interval.length - max(0, min(layout.decayed, interval.stop) - interval.start)
+        momentum = interval.length if config.beta1 else 0
+        return FP32_BYTES * (momentum + vectors + layout.factored)
     whole = max(0, min(layout.whole, interval.stop) - interval.start)
     return FP32_BYTES * (2 * interval.length - whole)
 

@@ -210,6 +210,7 @@ class ResolvedLayout:
             self.grid.tensor,
             self.factors.multiple(),
             keeps_whole=updates_whole_matrices(self.optimizer),
+            factors_moments=self.optimizer.name == "adafactor",
             parts=self.factors.optimizer,
         )
 

@@ -139,6 +139,7 @@ def _record(
         unit=shape.unit,
         placements=placements,
         group=shape.group,
+        tensor_dim=shape.cut_dim,
         fused=_fused_rows(context.model, name, parameter),
         rate_factor=context.model.width_factor if shape.group == "matrices" else 1.0,
         counted=is_first_copy and (not is_replicated or context.groups.coordinates.tensor == 0),

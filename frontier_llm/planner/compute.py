@@ -28,11 +28,6 @@ SCORE_PASSES, SCORE_PASSES_BACKWARD = 4.5, 5.5
 product writes them; the kernel that scales, masks and normalises reads and writes them; the second
 product reads them; dropout's mask takes half a pass. Backward: the gradients are written, read and
 written by the kernel, which also reads the probabilities, and are read by two products."""
-UPDATE_BYTES = 28
-"""Bytes moved to update an element in fp32: the gradient, the master weight and two moments are
-read; the master weight and the two moments are written."""
-NORM_BYTES = 4
-"""Bytes read per element of the fp32 gradient to compute the gradient norm."""
 
 
 @dataclass(frozen=True)
@@ -164,11 +159,6 @@ def chunk_seconds(
         # the weight gradient of the head is never computed later (sharding/gradients.py)
         inputs += _input_gradient(head, speed) + _weight_gradient(head, speed) + loss_third
     return Seconds(forward, inputs, weights, recomputed)
-
-
-def update_seconds(elements: int, speed: Speed, compute_bytes: int) -> float:
-    """Return the seconds to compute the gradient norm of `elements` and to update them."""
-    return speed.moved(float(elements) * (NORM_BYTES + UPDATE_BYTES + compute_bytes))
 
 
 def _input_gradient(product: Product, speed: Speed) -> float:

@@ -27,10 +27,10 @@ from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.geometry.wire import all_reduce_bytes
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups
-from frontier_llm.planner.compute import update_seconds
 from frontier_llm.planner.layout_time import ChunkPasses, LayoutTime, Passes
 from frontier_llm.planner.state_costs import StateCosts
 from frontier_llm.planner.timeline import ActionSeconds, Send
+from frontier_llm.planner.update import update_seconds
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,13 @@ def checkpoint_stall_seconds(candidate: Candidate, step_seconds: float) -> float
     checkpoint, storage = config.checkpoint, config.cluster.storage
     if checkpoint.mode == "off" or not storage:
         return 0.0
-    fullest = max(kind.elements for kind in candidate.stages.kinds)
+    layout, kinds = candidate.layout, candidate.stages.kinds
     writers = min(candidate.grid.ranks_per_node, candidate.grid.size)
-    rank_bytes = STATE_BYTES * fullest / candidate.factors.optimizer
+    if layout.optimizer.name == "adamw":  # a search need not count each unit
+        fullest = max(kind.elements for kind in kinds)
+        rank_bytes = STATE_BYTES * fullest / layout.factors.optimizer
+    else:
+        rank_bytes = max(layout.saved_bytes(kind.first) for kind in kinds)
     write_seconds = writers * rank_bytes / (storage[-1].write_gb_per_second * 1e9)
     steps = checkpoint.every_steps
     hidden = steps * step_seconds if checkpoint.mode == "lazy" else 0.0
@@ -135,8 +139,7 @@ class _Stage:
     def __init__(self, candidate: Candidate, layout: LayoutTime, passes: Passes) -> None:
         self._layout, self._units = layout, sum(count for _, count in passes.kind.units)
         self._costs = StateCosts(candidate, passes.kind, layout.groups, layout.engine, layout.speed)
-        elements, factors = self._costs.elements, candidate.factors
-        compute_bytes = candidate.layout.compute_bytes
+        elements = self._costs.elements
         accumulation = layout.speed.moved(float(elements) * layout.engine.accumulation_bytes)
         if layout.speed.weight_gradient_ratio is not None:
             accumulation = 0.0  # measured with the products
@@ -168,7 +171,7 @@ class _Stage:
         self.per_step = {
             "reduce_states": sums.seconds + conversions.sums + tied.seconds,
             "refresh_params": refresh + conversions.refresh,
-            "update": update_seconds(elements // factors.optimizer, layout.speed, compute_bytes)
+            "update": update_seconds(candidate.layout, passes.kind.chunks, elements, layout.speed)
             + layout.host.step_seconds,
         }
         costs = self._costs

@@ -11,19 +11,15 @@ import torch
 from torch.optim.adamw import adamw
 
 from frontier_llm.geometry.partition import Interval
+from frontier_llm.sharding.masters import Masters
 from frontier_llm.sharding.unit import Unit
 from frontier_llm.sharding.update_groups import UpdateRule, update_groups
 
 
-class AdamW:
+class AdamW(Masters):
     """The optimizer states of this rank: one interval of n/o elements of each unit.
 
-    If the model computes in fp32, the parameters of this interval are the master weights and no
-    copy is stored. A copy is needed if the parameters are rounded when they are sent to the other
-    ranks (`separate_masters`).
-
     Attributes:
-        masters: per unit, [n / o] fp32, the master weights.
         exp_avgs: per unit, [n / o] fp32, first moments.
         exp_avg_sqs: per unit, [n / o] fp32, second moments.
     """
@@ -43,18 +39,15 @@ class AdamW:
             rule: constants of the update rule.
             separate_masters: whether master weights are a copy even if the parameters are fp32.
         """
-        self._gradients, self._rule, self._units = gradients, rule, units
-        self._parameters = [unit.shard_part(unit.optimizer_interval) for unit in units]
-        self.masters = [
-            parameters.to(torch.float32, copy=separate_masters) for parameters in self._parameters
-        ]
+        super().__init__(units, separate=separate_masters)
+        self._gradients, self._rule = gradients, rule
         self.exp_avgs = [torch.zeros_like(master) for master in self.masters]
         self.exp_avg_sqs = [self._zero_second_moments(unit) for unit in units]
         self._groups = update_groups(units, rule, self.masters[0].device) if units else []
 
     def states_of(self, index: int, interval: Interval) -> Mapping[str, torch.Tensor]:
         """Return the states of an interval of unit `index`, by name; see `Optimizer`."""
-        part = self._slice(index, interval)
+        part = self.part(index, interval)
         return {
             "master": self.masters[index][part],
             "exp_avg": self.exp_avgs[index][part],
@@ -65,11 +58,6 @@ class AdamW:
     def moment_bytes(self) -> int:
         """Bytes of all states but the master weights."""
         return sum(moment.nbytes for moment in (*self.exp_avgs, *self.exp_avg_sqs))
-
-    @property
-    def has_separate_masters(self) -> bool:
-        """Whether master weights are stored in addition to the parameters."""
-        return any(m is not p for m, p in zip(self.masters, self._parameters, strict=True))
 
     def update(
         self,
@@ -116,17 +104,6 @@ class AdamW:
             for counter in group.step_counters:
                 counter.fill_(updates)
         self.write_parameters()
-
-    def write_parameters(self) -> None:
-        """Write this rank's interval of the parameters from the masters."""
-        for master, parameters in zip(self.masters, self._parameters, strict=True):
-            if master is not parameters:
-                parameters.copy_(master)
-
-    def _slice(self, index: int, interval: Interval) -> slice:
-        """Return where an interval of a unit's buffer lies in this rank's states."""
-        start = interval.start - self._units[index].optimizer_interval.start
-        return slice(start, start + interval.length)
 
     def _zero_second_moments(self, unit: Unit) -> torch.Tensor:
         return self.masters[0].new_zeros(unit.optimizer_interval.length)

@@ -1,20 +1,12 @@
 """Gathers the parts of matrices that tensor parallelism divides."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from frontier_llm.collectives.primitives import all_gather
 from frontier_llm.collectives.traffic import Traffic
-from frontier_llm.protocols import ParameterRecord
-
-
-def cut_dim(record: ParameterRecord) -> int | None:
-    """Return the dim of a matrix that tensor parallelism divides; None if it is not divided."""
-    placement = record.placements[0]
-    sizes = zip(placement.shape, placement.global_shape, strict=True)
-    return next((dim for dim, (own, whole) in enumerate(sizes) if own != whole), None)
 
 
 class MatrixGather:
@@ -61,8 +53,3 @@ class MatrixGather:
         if dim is None:
             return matrix
         return matrix.chunk(self._group.size(), dim)[self._group.rank()]
-
-
-def sent_bytes(parts: Sequence[torch.Size], ranks: int) -> int:
-    """Return the bytes that a rank sends to gather fp32 matrices of which it has these parts."""
-    return sum(4 * part.numel() * (ranks - 1) for part in parts)

@@ -15,7 +15,7 @@ import torch
 
 from frontier_llm.geometry.partition import Interval
 from frontier_llm.sharding.adamw import AdamW
-from frontier_llm.sharding.matrix_gather import MatrixGather, cut_dim
+from frontier_llm.sharding.matrix_gather import MatrixGather
 from frontier_llm.sharding.unit import Unit
 from frontier_llm.sharding.update_groups import Settings, UpdateRule
 
@@ -30,11 +30,12 @@ NORM_EPSILON = 1e-7
 """Small number that is added to the norm of a matrix before the matrix is divided by it."""
 
 
-def orthogonalise(matrix: torch.Tensor) -> torch.Tensor:
+def orthogonalise(matrix: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return a matrix with the same singular vectors, and singular values near 1.
 
     Args:
         matrix: [rows, columns] fp32.
+        dtype: dtype of the products. Jordan et al. compute them in bf16.
 
     Returns:
         [rows, columns] fp32. The singular values lie between about 0.7 and 1.2, except those that
@@ -43,11 +44,11 @@ def orthogonalise(matrix: torch.Tensor) -> torch.Tensor:
     a, b, c = COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if is_tall else matrix
-    x = x / (torch.linalg.vector_norm(x) + NORM_EPSILON)
+    x = (x / (torch.linalg.vector_norm(x) + NORM_EPSILON)).to(dtype)
     for _ in range(ITERATIONS):
         square = x @ x.T
         x = a * x + (b * square + c * square @ square) @ x
-    return x.T if is_tall else x
+    return (x.T if is_tall else x).float()
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class _Matrix:
     fused: tuple[int, ...]
     """As `ParameterRecord.fused`."""
     settings: Settings
+    dtype: torch.dtype
+    """Dtype of the products: fp32 if the model computes in fp32, else bf16."""
 
     def direction(self, update: torch.Tensor) -> torch.Tensor:
         """Orthogonalise and scale each of the matrices in [rows, columns] fp32."""
@@ -71,7 +74,7 @@ class _Matrix:
         groups = update.view(-1, sum(fused), update.shape[1])
         results = []
         for part in groups.split(fused, dim=1):
-            matrix = orthogonalise(part.reshape(-1, update.shape[1]))
+            matrix = orthogonalise(part.reshape(-1, update.shape[1]), self.dtype)
             results.append((matrix * UPDATE_RMS * sqrt(max(matrix.shape))).view(part.shape))
         return torch.cat(results, dim=1).view(update.shape)
 
@@ -154,7 +157,7 @@ class Muon(AdamW):
 
     def states_of(self, index: int, interval: Interval) -> Mapping[str, torch.Tensor]:
         """Return the states of an interval of unit `index`, by name; see `Optimizer`."""
-        part = self._slice(index, interval)
+        part = self.part(index, interval)
         states = {"master": self.masters[index][part], "exp_avg": self.exp_avgs[index][part]}
         if interval.start < self._units[index].layout.whole:
             return states
@@ -186,4 +189,6 @@ def _matrices(units: Sequence[Unit], rule: UpdateRule) -> Iterator[_Matrix]:
                 assert (start, held.length) == (0, shape.numel()), record.name
                 part = slice(first, first + held.length)
                 settings = Settings.of(record, rule)
-                yield _Matrix(number, part, shape, cut_dim(record), record.fused, settings)
+                is_fp32 = record.parameter.dtype == torch.float32
+                dtype = torch.float32 if is_fp32 else torch.bfloat16
+                yield _Matrix(number, part, shape, record.tensor_dim, record.fused, settings, dtype)

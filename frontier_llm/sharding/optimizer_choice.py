@@ -1,15 +1,18 @@
 """The interface of an optimizer on the intervals of this rank, and the choice of one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
 
+from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.partition import Interval
+from frontier_llm.protocols import StateShard
+from frontier_llm.sharding.adafactor import Adafactor
 from frontier_llm.sharding.adamw import AdamW
 from frontier_llm.sharding.matrix_gather import MatrixGather
 from frontier_llm.sharding.muon import Muon
-from frontier_llm.sharding.unit import Unit
+from frontier_llm.sharding.unit import StateGroups, Unit
 from frontier_llm.sharding.update_groups import UpdateRule
 
 
@@ -31,6 +34,9 @@ class Optimizer(Protocol):
         state is [elements] fp32, the first is `master`. Checkpoints store the states under these
         names, in this order.
         """
+
+    def more_shards(self) -> Iterator[StateShard]:
+        """Yield states that do not belong to single elements of the parameters, for checkpoints."""
 
     @property
     def moment_bytes(self) -> int:
@@ -57,6 +63,8 @@ class Optimizer(Protocol):
     def resume(self, updates: int) -> None:
         """Continue from states that the caller has overwritten.
 
+        May be collective over the ranks that hold parts of the same units.
+
         Args:
             updates: number of updates in these states.
         """
@@ -69,20 +77,27 @@ def make_optimizer(
     units: Sequence[Unit],
     gradients: Sequence[torch.Tensor],
     rule: UpdateRule,
+    groups: StateGroups,
+    transport: Transport,
+    *,
     separate_masters: bool,
-    gather: MatrixGather,
 ) -> Optimizer:
     """Return the optimizer that the rule names.
 
     Args:
         units: the trainable units.
-        gradients: per unit, [n / o] fp32; updates read them and divide them in place.
+        gradients: per unit, [n / o] fp32; updates read them and overwrite them.
         rule: constants of the update rule.
+        groups: the groups of ranks over which states are divided.
+        transport: counts the bytes that are sent.
         separate_masters: whether master weights are a copy even if the parameters are fp32.
-        gather: gathers the parts of a matrix from the tensor ranks.
     """
+    traffic = transport.traffic
     if rule.name == "muon":
+        gather = MatrixGather(groups.tensor_group, traffic, pairwise=transport.pairwise)
         return Muon(units, gradients, rule, gather, separate_masters)
+    if rule.name == "adafactor":
+        return Adafactor(units, gradients, rule, groups, traffic, separate_masters)
     return AdamW(units, gradients, rule, separate_masters)
 
 

@@ -15,7 +15,6 @@ from frontier_llm.geometry.formats import Feedback
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.protocols import ParameterRecord, StateShard
 from frontier_llm.sharding.gradients import Gradients
-from frontier_llm.sharding.matrix_gather import MatrixGather
 from frontier_llm.sharding.optimizer_choice import allocated_bytes, keeps_whole, make_optimizer
 from frontier_llm.sharding.parameters import Parameters
 from frontier_llm.sharding.shared_gradients import SharedGradients
@@ -83,8 +82,9 @@ class ShardedStates:
         self._has_refresh = groups.factors.optimizer > groups.factors.params
         # fp32 parameters cannot serve as master weights if the refresh rounds them
         separate = self._has_refresh and transport.rounds_refresh
-        gather = MatrixGather(groups.tensor_group, transport.traffic, pairwise=transport.pairwise)
-        self._optimizer = make_optimizer(trainable, gradient_shards, optimizer, separate, gather)
+        self._optimizer = make_optimizer(
+            trainable, gradient_shards, optimizer, groups, transport, separate_masters=separate
+        )
         self._parameters.set_masters(dict(zip(trainable, self._optimizer.masters, strict=True)))
         self._counted_in_norm = [
             unit.part(gradient, interval, unit.optimizer_interval)
@@ -249,6 +249,7 @@ class ShardedStates:
             for index, interval, start in unit.held_parameters():
                 states = self._optimizer.states_of(number, interval)
                 yield StateShard(unit.records[index], start, states)
+        yield from self._optimizer.more_shards()
 
     @property
     def saved_bytes(self) -> int:

@@ -19,7 +19,7 @@ class UpdateRule(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the optimizer: `adamw` or `muon`."""
+        """Name of the optimizer: `adamw`, `muon` or `adafactor`."""
 
     @property
     def momentum(self) -> float | None:
@@ -27,11 +27,11 @@ class UpdateRule(Protocol):
 
     @property
     def beta1(self) -> float:
-        """Decay rate of the first moment."""
+        """Decay rate of the first moment; Adafactor keeps none if it is 0."""
 
     @property
     def beta2(self) -> float:
-        """Decay rate of the second moment."""
+        """Decay rate of the second moment; for Adafactor the limit to which it grows."""
 
     @property
     def epsilon(self) -> float:

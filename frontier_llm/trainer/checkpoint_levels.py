@@ -142,7 +142,7 @@ class Levels:
         counts = host_pool(self._config, saved_bytes, self._replicas, saves_locally=local)
         self._movers = counts.movers
         shard = next(self._states.shards(), None)
-        device = torch.device("cpu") if shard is None else shard.master.device
+        device = torch.device("cpu") if shard is None else next(iter(shard.states.values())).device
         return SharedPool(counts.buffers, CHUNK_BYTES, device)
 
     def _make_shared(self) -> CheckpointManager:

@@ -27,7 +27,8 @@ SCALARS = (
 """Names of the numbers that are summed; trainer/step.py computes each rank's addends."""
 COLLECTIVES = (
     "gather_params", "reduce_grads", "reduce_states", "refresh_params", "sequence_norms",
-    "tied_copies", "whole_matrices", "tensor", "pipeline", "totals",
+    "tied_copies", "whole_matrices", "factored_moments",
+    "tensor", "pipeline", "totals",
 )  # fmt: skip
 """Names of the collectives whose bytes are counted."""
 QUANTISABLE = COLLECTIVES[:4]

@@ -49,6 +49,7 @@ FORMATS = {
     "four_bits": ["collectives=four_bits", "collectives.sums_format=int8"],
     "sums_bf16": ["collectives.sums_format=bf16"],
     "muon": ["optimizer.name=muon"],
+    "adafactor": ["optimizer.name=adafactor", "optimizer.beta1=0"],
     "sums_int4": [
         "collectives=zeropp_feedback", "collectives.sums_format=int4",
         "collectives.block_elements=64",
@@ -123,6 +124,7 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
         ("untied", "fp32", "sums_int4"),
         ("untied", "bf16", "muon"),
         ("pipeline2_chunks2_tensor2_data2", "fp32", "muon"),
+        ("t5_pipeline2_tensor2_data2", "bf16", "adafactor"),
     ],
 )
 def test_predicted_is_counted_is_sent(layout: str, precision: str, collectives: str) -> None:
@@ -132,7 +134,7 @@ def test_predicted_is_counted_is_sent(layout: str, precision: str, collectives: 
     selected = chains(data) if every else TELLING
     if collectives.startswith("sums"):
         selected = REPLICATED
-    elif collectives not in ("plain", "muon"):
+    elif collectives not in ("plain", "muon", "adafactor"):
         selected = selected[1:3]
     formats = [f"collectives.grads_format={precision}", *FORMATS[collectives]]
     cases = [(tiny_values(*overrides, *factors(chain), *formats), precision) for chain in selected]

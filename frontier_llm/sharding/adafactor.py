@@ -1,0 +1,285 @@
+"""Adafactor: factored second moments, clipped updates, steps in proportion to the weights.
+
+In shapes, n is the number of elements of a unit's flat buffer, and o the number of ranks over which
+its optimizer states are divided.
+Sources: Shazeer and Stern, Adafactor (arXiv:1804.04235, algorithms 4 to 6); Zhai et al., Scaling
+Vision Transformers (arXiv:2106.04560, section 3.4), for the upper limit of the decay rate.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.distributed as dist
+
+from frontier_llm.collectives.primitives import all_reduce
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.geometry.partition import Interval
+from frontier_llm.protocols import ParameterRecord, StateShard
+from frontier_llm.sharding.factored_moments import (
+    TINY,
+    FactoredMoment,
+    factored_moments,
+    moment_shards,
+)
+from frontier_llm.sharding.masters import Masters
+from frontier_llm.sharding.unit import StateGroups, Unit
+from frontier_llm.sharding.update_groups import Settings, UpdateRule
+
+CLIPPING = 1.0
+"""Largest root mean square of the update of a matrix, before it is multiplied by the rate."""
+DECAY_POWER = 0.8
+"""After t updates, the decay rate of second moments is 1 - t^-0.8, but at most beta2."""
+SMALLEST_SCALE = 1e-3
+"""The step of a matrix is the learning rate times the root mean square of its weights, but at
+least times this number."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Member:
+    """A parameter of this rank's units: one or several matrices, or a vector."""
+
+    index: int
+    """Index of the unit."""
+    part: slice
+    """The elements whose states this rank holds, in the optimizer interval; may be empty."""
+    settings: Settings
+    counts: torch.Tensor
+    """[m] fp32, number of elements of each of its m matrices, or of the vector (m = 1)."""
+    is_added: bool
+    """Whether this rank's sums over elements count, or those of another tensor rank that holds the
+    same elements."""
+    moment: FactoredMoment | None
+    """Factored second moments; None for a vector."""
+
+    def squares_of(self, interval: torch.Tensor) -> torch.Tensor:
+        """Return [m] fp32: the sums of the squares of this rank's elements of a tensor."""
+        if not self.is_added:
+            return torch.zeros_like(self.counts)
+        if self.moment is not None:
+            return self.moment.squares_of(interval)
+        return interval[self.part].square().sum().view(1)
+
+    def scale(self, interval: torch.Tensor, factors: torch.Tensor) -> None:
+        """Multiply this rank's elements of a tensor by the factors [m] of their matrices."""
+        if self.moment is None:
+            interval[self.part] *= factors
+            return
+        for box in self.moment.boxes:
+            view = box.view(interval)
+            view *= factors[self.moment.matrix_of_row[box.rows], None]
+
+
+class Adafactor(Masters):
+    """The optimizer states of this rank: master weights and, for vectors, second moments.
+
+    The second moments of matrices and tables are factored (factored_moments.py). Momentum is kept
+    if beta1 is not 0.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        gradients: Sequence[torch.Tensor],
+        rule: UpdateRule,
+        groups: StateGroups,
+        traffic: Traffic,
+        separate_masters: bool = False,
+    ) -> None:
+        """Initialise master weights from the parameters, and everything else with zeros.
+
+        Args:
+            units: the trainable units.
+            gradients: per unit, [n / o] fp32; `update` replaces them by the updates.
+            rule: constants of the update. `beta1` is the factor of the momentum, `beta2` the
+                largest decay rate of the second moments.
+            groups: the groups of ranks over which sums are added up.
+            traffic: counts the bytes, under the name `factored_moments`.
+            separate_masters: whether master weights are a copy even if the parameters are fp32.
+        """
+        super().__init__(units, separate=separate_masters)
+        self._gradients, self._rule, self._traffic = gradients, rule, traffic
+        self._owners = groups.along("params", "grads", "optimizer")
+        self._tensor = groups.tensor_group
+        device = self.masters[0].device if units else torch.device("cpu")
+        self._updates = torch.zeros((), device=device)
+        self._moments = factored_moments(units, device)
+        self._members = list(self._make_members(units, rule, device))
+        first = self._tensor.rank() == 0
+        self._shards = [
+            shard
+            for moment in self._moments
+            if moment.is_first
+            for shard in moment_shards(moment, first_tensor_rank=first)
+        ]
+        self._momenta = [torch.zeros_like(m) for m in self.masters if rule.beta1]
+        self._vector_moments = [
+            master.new_zeros(master.numel() - _matrix_elements(unit))
+            for master, unit in zip(self.masters, units, strict=True)
+        ]
+
+    def states_of(self, index: int, interval: Interval) -> Mapping[str, torch.Tensor]:
+        """Return the states of an interval of unit `index`, by name; see `Optimizer`."""
+        part = self.part(index, interval)
+        states = {"master": self.masters[index][part]}
+        if self._momenta:
+            states["exp_avg"] = self._momenta[index][part]
+        if interval.start >= self._units[index].layout.decayed:
+            states["exp_avg_sq"] = self._vector_moment(index, part)
+        return states
+
+    def more_shards(self) -> Iterator[StateShard]:
+        """Yield the factored moments of the parameters whose first element this rank holds."""
+        yield from self._shards
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of all states but the master weights."""
+        factored = [sums for moment in self._moments for sums in (moment.rows, moment.columns)]
+        return sum(t.nbytes for t in (*self._momenta, *self._vector_moments, *factored))
+
+    def update(
+        self,
+        learning_rate: float,
+        gradient_divisor: torch.Tensor,
+        skip: torch.Tensor | None = None,
+    ) -> None:
+        """Update all states; the arguments are those of `AdamW.update`.
+
+        Collective over the ranks that hold parts of the same matrices.
+        """
+        skip = torch.zeros_like(self._updates) if skip is None else skip
+        self._updates += 1 - skip
+        decay = (1 - self._updates.clamp(min=1) ** -DECAY_POWER).clamp(max=self._rule.beta2)
+        for gradient in self._gradients:
+            gradient.div_(gradient_divisor)
+        self._update_moments(decay, skip)
+        sums = self._squares()
+        for member, (of_update, of_weights) in zip(self._members, sums, strict=True):
+            rms_of_update, rms_of_weights = (
+                (squares / member.counts).sqrt() for squares in (of_update, of_weights)
+            )
+            rate = learning_rate * member.settings.rate_factor
+            steps = rate * rms_of_weights.clamp(min=SMALLEST_SCALE)
+            steps /= (rms_of_update / CLIPPING).clamp(min=1)
+            member.scale(self._gradients[member.index], steps)
+            self._move(member, 1 - rate * member.settings.weight_decay, skip)
+
+    def resume(self, updates: int) -> None:
+        """Continue from states that the caller has overwritten.
+
+        Collective over the ranks that hold parts of the same matrices: they get the moments from
+        the rank that holds the first element.
+
+        Args:
+            updates: number of updates in these states.
+        """
+        self._updates.fill_(updates)
+        for moment in self._moments:
+            if not moment.is_first:
+                moment.rows.zero_()
+                moment.columns.zero_()
+        self._add_over_owners([m.rows for m in self._moments] + [m.columns for m in self._moments])
+        self.write_parameters()
+
+    def _update_moments(self, decay: torch.Tensor, skip: torch.Tensor) -> None:
+        """Update second moments, and divide the gradients by their square roots."""
+        rows = [torch.zeros_like(moment.rows) for moment in self._moments]
+        columns = [torch.zeros_like(moment.columns) for moment in self._moments]
+        for moment, of_rows, of_columns in zip(self._moments, rows, columns, strict=True):
+            moment.add_squares(self._gradients[moment.index], of_rows, of_columns)
+        self._add_over_owners(rows + columns)
+        dims = [moment.record.tensor_dim for moment in self._moments]
+        divided = [r for dim, r in zip(dims, rows, strict=True) if dim == 1]
+        divided += [c for dim, c in zip(dims, columns, strict=True) if dim == 0]
+        self._add_over_tensor_ranks(divided)
+        for moment, of_rows, of_columns in zip(self._moments, rows, columns, strict=True):
+            _decay(moment.rows, of_rows + TINY * moment.columns.shape[1], decay, skip)
+            _decay(moment.columns, of_columns + TINY * moment.rows.shape[0], decay, skip)
+            moment.normalise(self._gradients[moment.index])
+        for member in self._members:
+            if member.moment is None:
+                gradient = self._gradients[member.index][member.part]
+                second = self._vector_moment(member.index, member.part)
+                _decay(second, gradient.square() + TINY, decay, skip)
+                gradient *= second.rsqrt()
+
+    def _squares(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the sums of squares of the update and of the weights, by matrix, per member."""
+        tensors = self._gradients, self.masters
+        sums = [m.squares_of(tensor[m.index]) for tensor in tensors for m in self._members]
+        self._add_over_owners(sums)
+        self._add_over_tensor_ranks(sums)
+        middle = len(sums) // 2
+        return list(zip(sums[:middle], sums[middle:], strict=True))
+
+    def _move(self, member: _Member, kept: float, skip: torch.Tensor) -> None:
+        """Move the weights of a member by its update, which lies in the gradients."""
+        step = self._gradients[member.index][member.part]
+        master = self.masters[member.index][member.part]
+        if self._momenta:
+            momentum = self._momenta[member.index][member.part]
+            _decay(momentum, step, torch.full_like(skip, self._rule.beta1), skip)
+            step = momentum
+        master.copy_(torch.where(skip > 0, master, kept * master - step))
+
+    def _vector_moment(self, index: int, part: slice) -> torch.Tensor:
+        """Return the second moments of a part of the optimizer interval of unit `index`."""
+        first = _matrix_elements(self._units[index])
+        return self._vector_moments[index][part.start - first : part.stop - first]
+
+    def _add_over_owners(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Sum tensors over the ranks that hold parts of the same matrices, in place."""
+        for group in self._owners:
+            self._add_up(tensors, group)
+
+    def _add_over_tensor_ranks(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Sum tensors over the ranks that split the same matrices, in place."""
+        self._add_up(tensors, self._tensor)
+
+    def _add_up(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+        if not tensors or group.size() == 1:
+            return
+        joined = torch.cat([tensor.flatten() for tensor in tensors])
+        all_reduce(joined, group, self._traffic, "factored_moments").wait()
+        sizes = [tensor.numel() for tensor in tensors]
+        for tensor, summed in zip(tensors, joined.split(sizes), strict=True):
+            tensor.copy_(summed.view(tensor.shape))
+
+    def _make_members(
+        self, units: Sequence[Unit], rule: UpdateRule, device: torch.device
+    ) -> Iterator[_Member]:
+        moments = {moment.record: moment for moment in self._moments}
+        for number, unit in enumerate(units):
+            held = {index: interval for index, interval, _ in unit.held_parameters()}
+            for index, record in enumerate(unit.records):
+                own = held.get(index, Interval(unit.optimizer_interval.start, 0))
+                moment, divided = moments.get(record), record.tensor_dim is not None
+                count = torch.full((1,), float(_elements(record)), device=device)
+                yield _Member(
+                    number,
+                    self.part(number, own),
+                    Settings.of(record, rule),
+                    count if moment is None else moment.counts,
+                    divided or self._tensor.rank() == 0,
+                    moment,
+                )
+
+
+def _decay(
+    moment: torch.Tensor, new: torch.Tensor, decay: torch.Tensor, skip: torch.Tensor
+) -> None:
+    """Replace a moment by decay * moment + (1 - decay) * new, unless the update is skipped."""
+    moment.copy_(torch.where(skip > 0, moment, decay * moment + (1 - decay) * new))
+
+
+def _elements(record: ParameterRecord) -> int:
+    """Return the number of elements of a parameter on all tensor ranks, without padding."""
+    return sum(prod(placement.global_shape) for placement in record.placements)
+
+
+def _matrix_elements(unit: Unit) -> int:
+    """Return how many elements of this rank's interval belong to matrices, which come first."""
+    own = unit.optimizer_interval
+    return max(0, min(unit.layout.decayed, own.stop) - own.start)
