@@ -136,6 +136,14 @@ def is_factored(record: ParameterRecord) -> bool:
     return record.is_matrix and record.parameter.dim() == 2
 
 
+def count_sums(record: ParameterRecord) -> int:
+    """Return the number of sums over rows and columns that a rank keeps of a parameter."""
+    if not is_factored(record):
+        return 0
+    rows, columns = record.parameter.shape
+    return rows + columns * (int(_matrix_of_row(record).max()) + 1)
+
+
 def moment_shards(moment: FactoredMoment, *, first_tensor_rank: bool) -> tuple[StateShard, ...]:
     """Return the moments as shards of two tensors of the model, for checkpoints.
 

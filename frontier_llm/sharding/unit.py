@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -188,13 +189,17 @@ class Unit:
         return merged
 
 
-def make_units(
-    records: Sequence[ParameterRecord],
-    factors: Factors,
-    data_rank: int,
-    *,
-    keeps_whole: bool = False,
-) -> list[Unit]:
+class UnitRecords(NamedTuple):
+    """The parameters of one unit, and where they lie in its buffer."""
+
+    name: str
+    records: Sequence[ParameterRecord]
+    layout: FlatLayout
+
+
+def group_records(
+    records: Sequence[ParameterRecord], factors: Factors, *, keeps_whole: bool = False
+) -> list[UnitRecords]:
     """Group records into units, in the order of the forward pass.
 
     If a unit has both trainable and frozen parameters, it becomes two units of the same name.
@@ -202,7 +207,6 @@ def make_units(
     Args:
         records: the records of this rank.
         factors: the sharding factors.
-        data_rank: this rank's position on the data axis.
         keeps_whole: whether the optimizer updates the matrices of layers as a whole, so that no
             interval may end inside of one.
     """
@@ -221,9 +225,29 @@ def make_units(
         )
         for (_, is_trained), group in members.items()
     ]
+    divided = divided_layouts(layouts, factors.optimizer)
     return [
-        Unit(name, group, layout, factors, data_rank)
-        for ((name, _), group), layout in zip(
-            members.items(), divided_layouts(layouts, factors.optimizer), strict=True
-        )
+        UnitRecords(name, group, layout)
+        for ((name, _), group), layout in zip(members.items(), divided, strict=True)
+    ]
+
+
+def make_units(
+    records: Sequence[ParameterRecord],
+    factors: Factors,
+    data_rank: int,
+    *,
+    keeps_whole: bool = False,
+) -> list[Unit]:
+    """Make the units of a rank; see `group_records`.
+
+    Args:
+        records: the records of this rank.
+        factors: the sharding factors.
+        data_rank: this rank's position on the data axis.
+        keeps_whole: whether the optimizer updates the matrices of layers as a whole.
+    """
+    return [
+        Unit(unit.name, unit.records, unit.layout, factors, data_rank)
+        for unit in group_records(records, factors, keeps_whole=keeps_whole)
     ]

@@ -6,10 +6,10 @@ device, which has no memory, and uses torch's fake process group at the full num
 shapes and bytes of the states must be equal to those that planner/ predicts.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -18,16 +18,19 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from frontier_llm.device.kernels import TORCH
 from frontier_llm.errors import FrontierError
-from frontier_llm.geometry.flat_layout import flat_layout
+from frontier_llm.geometry.flat_layout import FlatLayout
 from frontier_llm.geometry.grid import Coordinates
 from frontier_llm.geometry.inventory import chunk_parameters, count_parameters
-from frontier_llm.geometry.state_memory import needs_master, state_bytes
+from frontier_llm.geometry.optimizer_states import rank_state_bytes, updates_whole_matrices
+from frontier_llm.geometry.state_memory import needs_master
 from frontier_llm.model.build import build_model
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import destroy_groups, make_groups
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.memory import STATES, stage_memory
 from frontier_llm.protocols import ParameterRecord
+from frontier_llm.sharding.factored_moments import count_sums
+from frontier_llm.sharding.unit import group_records
 
 META = torch.device("meta")
 """torch's device for tensors without memory."""
@@ -152,27 +155,37 @@ def _state_bytes_of(
     The size is computed from the built parameters. As in a run, the parameters of each unit (the
     embedding, a layer or the head) are placed one after the other in a flat buffer with padding.
     """
-    units: defaultdict[str, list[ParameterRecord]] = defaultdict(list)
-    for record in records:
-        units[record.unit].append(record)
-    sizes = {}
-    for name, members in units.items():
-        elements = [record.parameter.numel() for record in members]
-        decayed = [record.is_matrix for record in members]
-        sizes[name] = flat_layout(elements, decayed, candidate.factors.multiple()).size
-    planned = candidate.layout.unit_sizes(stage)
-    if sizes != planned:
-        differing = {
-            name for name in sizes.keys() | planned if sizes.get(name) != planned.get(name)
+    layout, optimizer = candidate.layout, candidate.config.optimizer
+    whole = updates_whole_matrices(optimizer)
+    units = group_records(records, layout.factors, keeps_whole=whole)
+    layouts = {unit.name: unit.layout for unit in units}
+    if optimizer.name == "adafactor":
+        layouts = {
+            unit.name: replace(unit.layout, factored=sum(map(count_sums, unit.records)))
+            for unit in units
         }
+    planned = layout.unit_layouts(stage)
+    differing = {
+        name
+        for name in layouts.keys() | planned
+        if _essence(layouts.get(name)) != _essence(planned.get(name))
+    }
+    if differing:
         raise DryRunError(f"stage {stage}: units differ from the plan: {sorted(differing)[:4]}")
-    total = dict.fromkeys(STATES, 0)
-    compute = candidate.layout.compute_bytes
-    for size in sizes.values():
-        of_unit = state_bytes(size, candidate.factors, compute, needs_master(compute))
-        for name in STATES:
-            total[name] += of_unit[name]
-    return total
+    compute = layout.compute_bytes
+    return rank_state_bytes(
+        optimizer,
+        list(layouts.values()),
+        layout.factors,
+        compute,
+        data_rank=None,
+        master=needs_master(compute),
+    )
+
+
+def _essence(layout: FlatLayout | None) -> object:
+    """Return what does not depend on the order of the parameters of a unit."""
+    return layout and replace(layout, starts=())
 
 
 def _counted(records: Sequence[ParameterRecord]) -> int:
