@@ -138,6 +138,33 @@ class ParameterRecord:
         return self.placements[0].name
 
 
+class EncodedValues(Protocol):
+    """Values of an optimizer state that are not kept in fp32; a part of it is a slice."""
+
+    dtype: torch.dtype
+    """Dtype of the decoded values, fp32."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the encoded values."""
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+
+    def data_ptr(self) -> int:
+        """Return the address of the encoded values."""
+
+    def __getitem__(self, part: slice) -> "EncodedValues":
+        """Return a part of the values."""
+
+    def decode(self) -> torch.Tensor:
+        """Return [elements] fp32: the values."""
+
+
+State = torch.Tensor | EncodedValues
+"""[elements] of an optimizer state: fp32, or values that can be decoded to it."""
+
+
 @dataclass(frozen=True, eq=False)
 class StateShard:
     """The optimizer states that one rank holds of a parameter: a contiguous range of elements.
@@ -150,8 +177,8 @@ class StateShard:
     """The parameter."""
     start: int
     """First element of the range in the flattened local parameter."""
-    states: Mapping[str, torch.Tensor]
-    """[elements] fp32 by the name of the state, in the order in which files store them."""
+    states: Mapping[str, State]
+    """[elements] by the name of the state, in the order in which files store them as fp32."""
 
     @property
     def elements(self) -> int:
@@ -161,4 +188,11 @@ class StateShard:
     @property
     def master(self) -> torch.Tensor:
         """[elements] fp32, the master weights."""
-        return self.states["master"]
+        master = self.states["master"]
+        assert isinstance(master, torch.Tensor)
+        return master
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The states of a shard in which none is encoded, so that they can be overwritten."""
+        return {name: s for name, s in self.states.items() if isinstance(s, torch.Tensor)}

@@ -36,7 +36,7 @@ class KnownStates:
             _shard(index, rank, ranks, rows) for index, rows in enumerate(rows_of_tensors)
         ]
         self.tensors = {
-            f"{shard.record.name}.{state}.{rank}": shard.states[state]
+            f"{shard.record.name}.{state}.{rank}": shard.tensors[state]
             for shard in self.shards
             for state in STATES
         }

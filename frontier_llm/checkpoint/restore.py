@@ -187,4 +187,4 @@ def _range_of(checkpoint: Checkpoint, group: Sequence[FileCopy], verify: bool) -
 
 
 def _shard_copies(checkpoint: Checkpoint, shard: StateShard) -> Iterator[FileCopy]:
-    return plan_copies(checkpoint, shard.record, shard.start, shard.states)
+    return plan_copies(checkpoint, shard.record, shard.start, shard.tensors)

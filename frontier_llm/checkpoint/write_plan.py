@@ -21,7 +21,7 @@ from frontier_llm.checkpoint.manifest import (
     Tensor,
 )
 from frontier_llm.checkpoint.stored_ranges import PlacedRange, placed_ranges
-from frontier_llm.protocols import StateShard
+from frontier_llm.protocols import State, StateShard
 
 PAGE_BYTES = 4096
 """Alignment of the data in a file, as O_DIRECT requires."""
@@ -35,8 +35,8 @@ Entries = Sequence[tuple[str, int]]
 class ChunkCopy:
     """A copy of elements of a state into one chunk."""
 
-    source: torch.Tensor
-    """[elements] fp32, a view of the state."""
+    source: State
+    """[elements], a view of the state."""
     first: int
     """Position of the first element in the chunk, in fp32 elements."""
 
@@ -83,7 +83,9 @@ class WritePlan:
         end = head.numel() // ELEMENT_BYTES
         for copy in self.chunks[index]:
             end = copy.first + copy.source.numel()
-            elements[copy.first : end].copy_(copy.source, non_blocking=non_blocking)
+            source = copy.source
+            values = source if isinstance(source, torch.Tensor) else source.decode()
+            elements[copy.first : end].copy_(values, non_blocking=non_blocking)
         elements[end : -(-self.chunk_size(index) // ELEMENT_BYTES)] = 0
 
     def record(self, file: FilePart | None) -> RankRecord:
@@ -251,7 +253,7 @@ def _head(named: Sequence[tuple[str, str, int]], multiple: int) -> torch.Tensor:
 
 
 def _split_into_chunks(
-    values: Sequence[tuple[str, torch.Tensor]], begin: int, chunk_bytes: int
+    values: Sequence[tuple[str, State]], begin: int, chunk_bytes: int
 ) -> tuple[tuple[tuple[ChunkCopy, ...], ...], dict[str, int]]:
     """Say which elements of the entries fill each chunk of a rank's part.
 

@@ -32,9 +32,10 @@ class RateFactors(Section):
 class OptimizerConfig(Section):
     """The optimizer and its schedule. Configurations of older runs lack keys with a default."""
 
-    name: Literal["adamw", "muon", "adafactor"]
-    """The optimizer. `muon`: the matrices of the layers by Muon, all other parameters by AdamW.
-    `adafactor`: second moments of a matrix are sums over its rows and columns."""
+    name: Literal["adamw", "adamw_8bit", "muon", "adafactor"]
+    """The optimizer. `adamw_8bit`: AdamW with moments in 8 bits per element. `muon`: the matrices
+    of the layers by Muon, all other parameters by AdamW. `adafactor`: the second moments of a
+    matrix are sums over its rows and columns."""
     schedule: Schedule = "cosine"
     """Learning rate after the warm-up. `cosine` and `linear`: it falls to its minimum; `constant`:
     it stays at its peak; `wsd`: it stays at its peak, then falls to its minimum in the cooldown;

@@ -11,7 +11,7 @@ from frontier_llm.geometry.cut import Cut
 from frontier_llm.geometry.flat_layout import FlatLayout
 from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.partition import Factors, Interval
-from frontier_llm.geometry.state_memory import COMPUTE_BYTES, FP32_BYTES
+from frontier_llm.geometry.state_memory import COMPUTE_BYTES, FP32_BYTES, MOMENT_BLOCK_ELEMENTS
 
 
 def updates_whole_matrices(config: OptimizerConfig) -> bool:
@@ -44,16 +44,19 @@ def check_whole_matrices(config: RunConfig, factors: Factors, formats: StateForm
 def moment_bytes(config: OptimizerConfig, layout: FlatLayout, interval: Interval) -> int:
     """Return the bytes of all optimizer states of an interval but the master weights.
 
-    AdamW keeps two fp32 moments per element. Muon keeps one fp32 momentum per element of the
-    matrices that it updates, and uses AdamW for all other elements. Adafactor keeps sums over the
-    rows and columns of matrices, on each rank those of the whole unit, second moments of norms and
-    biases, and momentum only if beta1 is not 0.
+    AdamW keeps two fp32 moments per element, or two codes per element and two scales per block.
+    Muon keeps one fp32 momentum per element of the matrices that it updates, and uses AdamW for all
+    other elements. Adafactor keeps sums over the rows and columns of matrices, on each rank those
+    of the whole unit, second moments of norms and biases, and momentum only if beta1 is not 0.
 
     Args:
         config: the optimizer.
         layout: layout of the unit's buffer.
         interval: the interval of the buffer whose states are kept.
     """
+    if config.name == "adamw_8bit":
+        blocks = -(-interval.length // MOMENT_BLOCK_ELEMENTS)
+        return 2 * (interval.length + FP32_BYTES * blocks)
     if config.name == "adafactor":
         vectors = interval.length - max(0, min(layout.decayed, interval.stop) - interval.start)
         momentum = interval.length if config.beta1 else 0
@@ -107,6 +110,8 @@ def saved_bytes(
 
     The arguments are those of `rank_state_bytes`.
     """
+    if config.name == "adamw_8bit":  # checkpoints store decoded moments
+        config = config.model_copy(update={"name": "adamw"})
     states = rank_state_bytes(config, layouts, factors, 0, data_rank, master=True)
     return states["master"] + states["moments"]
 

@@ -11,6 +11,8 @@ from frontier_llm.geometry.partition import Factors
 COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes per parameter and per activation, by compute format."""
 FP32_BYTES = 4
+MOMENT_BLOCK_ELEMENTS = 256
+"""Elements per scale of moments in 8 bits (sharding/block_codes.py)."""
 SMALL_SHARE = 16
 """A unit is small if the average unit is at least this many times as large. Norms and position
 tables are small. All small units of a stage together have at most 1/16 of its parameters."""

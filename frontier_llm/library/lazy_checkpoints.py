@@ -74,7 +74,8 @@ class Checkpoints:
         checkpoint = Checkpoint(folder, Manifest.parse(text, str(folder)))
         states.settle()
         factors = states.factors
-        load(checkpoint, states.shards(), is_only_reader=factors.optimizer == factors.data)
+        is_only_reader = factors.optimizer == factors.data
+        load(checkpoint, states.shards(writable=True), is_only_reader=is_only_reader)
         self._sharded.continue_from(checkpoint.step, checkpoint.manifest.meta["updates"])
         return checkpoint.step
 

@@ -10,12 +10,12 @@ from frontier_llm.planner.compute import Speed
 
 NORM_BYTES = 4
 """Bytes read per element of the fp32 gradient to compute the gradient norm."""
-UPDATE_BYTES = {"adamw": 28, "muon": 44, "adafactor": 40}
+UPDATE_BYTES = {"adamw": 28, "adamw_8bit": 64, "muon": 44, "adafactor": 40}
 """Bytes moved to update an element in fp32. AdamW reads the gradient, the master weight and two
 moments, and writes the master weight and the moments. Muon reads and writes in three kernels: the
 momentum, the matrix that is orthogonalised, and the master weight. Adafactor reads the gradient to
 add up its squares, divides it in place, adds up the squares of the result and of the weights, and
-scales and adds it."""
+scales and adds it. Moments in 8 bits are decoded to fp32 before the update and encoded after it."""
 ITERATIONS = 5
 """Iterations of Newton and Schulz in Muon."""
 

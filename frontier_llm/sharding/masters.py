@@ -1,11 +1,11 @@
 """The fp32 master weights of one rank."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from frontier_llm.geometry.partition import Interval
-from frontier_llm.protocols import StateShard
+from frontier_llm.protocols import State, StateShard
 from frontier_llm.sharding.unit import Unit
 
 
@@ -39,11 +39,29 @@ class Masters:
         """Whether master weights are stored in addition to the parameters."""
         return any(m is not p for m, p in zip(self.masters, self._parameters, strict=True))
 
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of all states but the master weights."""
+        raise NotImplementedError
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of all states in a checkpoint, padding included."""
+        return sum(master.nbytes for master in self.masters) + self.moment_bytes
+
     def write_parameters(self) -> None:
         """Write this rank's interval of the parameters from the masters."""
         for master, parameters in zip(self.masters, self._parameters, strict=True):
             if master is not parameters:
                 parameters.copy_(master)
+
+    def states_of(self, index: int, interval: Interval) -> Mapping[str, State]:
+        """Return the states of an interval of unit `index`, by name; see `Optimizer`."""
+        raise NotImplementedError
+
+    def writable_states_of(self, index: int, interval: Interval) -> Mapping[str, State]:
+        """Return tensors for the states of an interval of unit `index`; see `Optimizer`."""
+        return self.states_of(index, interval)
 
     def more_shards(self) -> Iterator[StateShard]:
         """Yield states that do not belong to single elements of the parameters: none."""

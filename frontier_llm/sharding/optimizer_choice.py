@@ -7,9 +7,10 @@ import torch
 
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.partition import Interval
-from frontier_llm.protocols import StateShard
+from frontier_llm.protocols import State, StateShard
 from frontier_llm.sharding.adafactor import Adafactor
 from frontier_llm.sharding.adamw import AdamW
+from frontier_llm.sharding.adamw_8bit import AdamW8bit
 from frontier_llm.sharding.matrix_gather import MatrixGather
 from frontier_llm.sharding.muon import Muon
 from frontier_llm.sharding.unit import StateGroups, Unit
@@ -27,12 +28,18 @@ class Optimizer(Protocol):
     def masters(self) -> Sequence[torch.Tensor]:
         """Per unit, [n / o] fp32: the master weights. They are the parameters or a copy."""
 
-    def states_of(self, index: int, interval: Interval) -> Mapping[str, torch.Tensor]:
+    def states_of(self, index: int, interval: Interval) -> Mapping[str, State]:
         """Return the states of an interval of the buffer of unit `index`, by name.
 
         The interval lies in the optimizer interval of this rank, and inside one parameter. Each
-        state is [elements] fp32, the first is `master`. Checkpoints store the states under these
-        names, in this order.
+        state has [elements], the first is `master`. Checkpoints store the states under these names,
+        in this order.
+        """
+
+    def writable_states_of(self, index: int, interval: Interval) -> Mapping[str, State]:
+        """Return fp32 tensors in place of `states_of`, which the caller may overwrite.
+
+        `resume` must follow: it encodes what the caller has written.
         """
 
     def more_shards(self) -> Iterator[StateShard]:
@@ -41,6 +48,10 @@ class Optimizer(Protocol):
     @property
     def moment_bytes(self) -> int:
         """Bytes of all states but the master weights."""
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of all states in a checkpoint, padding included."""
 
     @property
     def has_separate_masters(self) -> bool:
@@ -98,6 +109,8 @@ def make_optimizer(
         return Muon(units, gradients, rule, gather, separate_masters)
     if rule.name == "adafactor":
         return Adafactor(units, gradients, rule, groups, traffic, separate_masters)
+    if rule.name == "adamw_8bit":
+        return AdamW8bit(units, gradients, rule, separate_masters)
     return AdamW(units, gradients, rule, separate_masters)
 
 

@@ -243,19 +243,24 @@ class ShardedStates:
                 part = unit.part(gradient, interval, unit.optimizer_interval)
                 yield unit.records[index], start, part
 
-    def shards(self) -> Iterator[StateShard]:
-        """Yield this rank's part of each parameter's optimizer states."""
+    def shards(self, *, writable: bool = False) -> Iterator[StateShard]:
+        """Yield this rank's part of each parameter's optimizer states.
+
+        Args:
+            writable: whether the caller overwrites them; `adopt` must follow.
+        """
+        optimizer = self._optimizer
+        states_of = optimizer.writable_states_of if writable else optimizer.states_of
         for number, (unit, _) in enumerate(self._trainable):
             for index, interval, start in unit.held_parameters():
-                states = self._optimizer.states_of(number, interval)
+                states = states_of(number, interval)
                 yield StateShard(unit.records[index], start, states)
         yield from self._optimizer.more_shards()
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes of the optimizer states of this rank, padding included."""
-        masters = sum(master.nbytes for master in self._optimizer.masters)
-        return masters + self._optimizer.moment_bytes
+        """Bytes of the optimizer states of this rank in a checkpoint, padding included."""
+        return self._optimizer.saved_bytes
 
     def settle(self) -> None:
         """Wait until no collective reads or writes states, so that `shards` may be overwritten.

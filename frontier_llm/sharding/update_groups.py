@@ -19,7 +19,7 @@ class UpdateRule(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the optimizer: `adamw`, `muon` or `adafactor`."""
+        """Name of the optimizer: `adamw`, `adamw_8bit`, `muon` or `adafactor`."""
 
     @property
     def momentum(self) -> float | None:
@@ -84,6 +84,12 @@ class UpdateGroup:
     """(index of the unit, range of the unit's optimizer interval). None is empty."""
     step_counters: list[torch.Tensor]
     """[] fp32 per range, on the device: number of updates."""
+
+    def of_unit(self, index: int) -> "UpdateGroup":
+        """Return the group of only the ranges of unit `index`; there may be none."""
+        kept = [place for place, (unit, _) in enumerate(self.ranges) if unit == index]
+        counters = [self.step_counters[place] for place in kept]
+        return UpdateGroup(self.settings, [self.ranges[place] for place in kept], counters)
 
     def views(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return a view of each range of tensors, which cover one optimizer interval per unit."""

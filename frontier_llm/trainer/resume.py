@@ -160,7 +160,7 @@ class Restorer:
         factors = self._states.factors
         load(
             checkpoint,
-            self._states.shards(),
+            self._states.shards(writable=True),
             config.checkpoint.verify,
             # no two data ranks read the same elements, so the page cache would help nobody
             is_only_reader=factors.optimizer == factors.data,
@@ -260,7 +260,7 @@ class Restorer:
                 continue
             try:
                 checkpoint = Checkpoint.open(path)
-                check_stored(checkpoint, self._states.shards())
+                check_stored(checkpoint, self._states.shards(writable=True))
             except CheckpointError as error:
                 _LOG.info("%s is ignored: %s", path, error)
             else:

@@ -22,7 +22,12 @@ OTHER_LAYOUT = (
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["muon", pytest.param("adafactor", marks=pytest.mark.exhaustive)]
+    "optimizer",
+    [
+        "muon",
+        pytest.param("adafactor", marks=pytest.mark.exhaustive),
+        pytest.param("adamw_8bit", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_killed_resumed_and_resharded(optimizer: str, tmp_path: Path) -> None:
     sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:40]

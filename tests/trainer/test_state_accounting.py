@@ -48,6 +48,7 @@ FORMATS = {
     ],
     "four_bits": ["collectives=four_bits", "collectives.sums_format=int8"],
     "sums_bf16": ["collectives.sums_format=bf16"],
+    "adamw_8bit": ["optimizer.name=adamw_8bit"],
     "muon": ["optimizer.name=muon"],
     "adafactor": ["optimizer.name=adafactor", "optimizer.beta1=0"],
     "sums_int4": [
@@ -123,6 +124,7 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
         ("data4", "bf16", "four_bits"),
         ("untied", "fp32", "sums_int4"),
         ("untied", "bf16", "muon"),
+        ("untied", "bf16", "adamw_8bit"),
         ("pipeline2_chunks2_tensor2_data2", "fp32", "muon"),
         ("t5_pipeline2_tensor2_data2", "bf16", "adafactor"),
     ],
@@ -134,7 +136,7 @@ def test_predicted_is_counted_is_sent(layout: str, precision: str, collectives: 
     selected = chains(data) if every else TELLING
     if collectives.startswith("sums"):
         selected = REPLICATED
-    elif collectives not in ("plain", "muon", "adafactor"):
+    elif collectives not in ("plain", "muon", "adafactor", "adamw_8bit"):
         selected = selected[1:3]
     formats = [f"collectives.grads_format={precision}", *FORMATS[collectives]]
     cases = [(tiny_values(*overrides, *factors(chain), *formats), precision) for chain in selected]
