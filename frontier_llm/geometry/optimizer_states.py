@@ -56,7 +56,7 @@ def moment_bytes(config: OptimizerConfig, layout: FlatLayout, interval: Interval
     """
     if config.name == "adamw_8bit":
         blocks = -(-interval.length // MOMENT_BLOCK_ELEMENTS)
-        return 2 * (interval.length + FP32_BYTES * blocks)
+        return 2 * blocks * (MOMENT_BLOCK_ELEMENTS + FP32_BYTES)
     if config.name == "adafactor":
         vectors = interval.length - max(0, min(layout.decayed, interval.stop) - interval.start)
         momentum = interval.length if config.beta1 else 0

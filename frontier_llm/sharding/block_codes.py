@@ -30,28 +30,39 @@ def table(device: torch.device, *, signed: bool) -> torch.Tensor:
 
 
 @lru_cache
-def _borders(device: torch.device, *, signed: bool) -> torch.Tensor:
-    """Return [255] fp32: the middle between each number of the table and the next one."""
-    numbers = table(device, signed=signed)
-    return (numbers[1:] + numbers[:-1]) / 2
+def _nearest(device: torch.device, *, signed: bool) -> torch.Tensor:
+    """Return [65536] uint8: the code nearest to a number, by the first 16 bits of its fp32 bits.
+
+    Numbers with the same 16 bits differ by less than half of the distance of two numbers of the
+    table, so a number of the table is always found again.
+    """
+    bits = (torch.arange(65536, dtype=torch.int64) << 16) + 2**15  # the middle of each range
+    centres = torch.where(bits >= 2**31, bits - 2**32, bits).int().view(torch.float32)
+    centres = centres.nan_to_num(0.0, 1.0, -1.0).clamp(-1, 1)
+    numbers = table(torch.device("cpu"), signed=signed)
+    codes = torch.bucketize(centres, (numbers[1:] + numbers[:-1]) / 2)
+    if not signed:
+        codes = torch.where(centres > 0, codes.clamp(min=1), codes)
+    codes[0] = int(torch.searchsorted(numbers, 0.0))  # zero itself
+    return codes.to(torch.uint8).to(device)
 
 
 class BlockCodes:
     """The values of one interval, in 8 bits per element.
 
     Attributes:
-        codes: [elements] uint8, indices into the table.
-        scales: [blocks] fp32, the largest magnitude of each block.
+        codes: [blocks, 256] uint8, indices into the table.
+        scales: [blocks, 1] fp32, the largest magnitude of each block.
     """
 
     def __init__(self, elements: int, device: torch.device, *, signed: bool) -> None:
         """Begin with zeros."""
-        self._signed = signed
+        self._elements, self._signed = elements, signed
         self._staged: torch.Tensor | None = None
-        zero = int(torch.searchsorted(table(torch.device("cpu"), signed=signed), 0.0))
-        self.codes = torch.full((elements,), zero, dtype=torch.uint8, device=device)
         blocks = -(-elements // BLOCK_ELEMENTS)
-        self.scales = torch.zeros(blocks, device=device)
+        zero = int(_nearest(torch.device("cpu"), signed=signed)[0])
+        self.codes = torch.full((blocks, BLOCK_ELEMENTS), zero, dtype=torch.uint8, device=device)
+        self.scales = torch.zeros(blocks, 1, device=device)
 
     @property
     def nbytes(self) -> int:
@@ -60,28 +71,26 @@ class BlockCodes:
 
     def decode(self, part: slice | None = None) -> torch.Tensor:
         """Return [elements] fp32: the values of a part of the interval; None = all of it."""
-        start, stop, _ = (part or slice(None)).indices(len(self.codes))
+        start, stop, _ = (part or slice(None)).indices(self._elements)
+        blocks = slice(start // BLOCK_ELEMENTS, -(-stop // BLOCK_ELEMENTS))
         numbers = table(self.codes.device, signed=self._signed)
-        values = numbers[self.codes[start:stop].int()]
-        first, last = start // BLOCK_ELEMENTS, -(-stop // BLOCK_ELEMENTS)
-        scales = self.scales[first:last].repeat_interleave(BLOCK_ELEMENTS)
-        offset = start - first * BLOCK_ELEMENTS
-        return values * scales[offset : offset + stop - start]
+        values = (numbers[self.codes[blocks].int()] * self.scales[blocks]).flatten()
+        offset = start - blocks.start * BLOCK_ELEMENTS
+        return values[offset : offset + stop - start]
 
     def encode(self, values: torch.Tensor) -> None:
-        """Replace all values by [elements] fp32, rounded to the nearest number of the table.
+        """Replace all values by [elements] fp32, rounded to a nearest number of the table.
 
-        A value without a sign that is not 0 becomes at least the smallest number above 0.
+        A value without a sign that is not 0 becomes at least the smallest number above 0, so that
+        no update is divided by 0.
         """
-        padding = -len(values) % BLOCK_ELEMENTS
-        blocks = torch.nn.functional.pad(values, (0, padding)).view(-1, BLOCK_ELEMENTS)
-        self.scales.copy_(blocks.abs().amax(dim=1))
-        scales = self.scales.clamp(min=torch.finfo(torch.float32).tiny)
-        shares = (blocks / scales[:, None]).flatten()[: len(values)]
-        codes = torch.bucketize(shares, _borders(values.device, signed=self._signed))
-        if not self._signed:
-            codes = torch.where(values > 0, codes.clamp(min=1), codes)
-        self.codes.copy_(codes)
+        padding = -self._elements % BLOCK_ELEMENTS
+        blocks = torch.nn.functional.pad(values, (0, padding)) if padding else values
+        blocks = blocks.view(-1, BLOCK_ELEMENTS)
+        torch.linalg.vector_norm(blocks, torch.inf, dim=1, keepdim=True, out=self.scales)
+        shares = blocks / self.scales.clamp(min=torch.finfo(torch.float32).tiny)
+        first_bits = shares.view(torch.int32) >> 16 & 0xFFFF
+        self.codes.copy_(_nearest(values.device, signed=self._signed)[first_bits])
 
     def staged(self) -> torch.Tensor:
         """Return [elements] fp32, which the caller overwrites; `commit` encodes it."""
