@@ -22,10 +22,10 @@ class LocalTierConfig(Section):
 class ArchiveConfig(Section):
     """A command that copies checkpoints of the run directory to an archive, for example a tape."""
 
-    command: str | None
+    command: str | None = None
     """A shell command that rank 0 runs while training continues; `$CHECKPOINT` is the folder of the
     checkpoint, which is not deleted meanwhile. A failure is only logged. null = no archive."""
-    every_steps: int = Field(ge=1)
+    every_steps: int = Field(1, ge=1)
     """Checkpoints of the run directory whose step is a multiple of this number are archived."""
 
 
@@ -34,7 +34,7 @@ class TiersConfig(Section):
 
     local: LocalTierConfig
     """A local disk of each node."""
-    archive: ArchiveConfig
+    archive: ArchiveConfig = Field(default_factory=ArchiveConfig)
     """An archive of checkpoints of the run directory."""
 
 
@@ -60,19 +60,19 @@ class CheckpointConfig(Section):
     timeout_seconds: float = Field(gt=0)
     """Seconds that ranks wait for the slowest rank after they have written their part. After this
     time the checkpoint fails."""
-    pool_bytes: int | None = Field(ge=0)
+    pool_bytes: int | None = Field(None, ge=0)
     """Limit of the host memory per rank, in bytes, for the checkpoints of all tiers: copies of
     states that are not yet on disk when the optimizer changes them, and the few buffers of the
     threads that write and copy files. null = as much memory as all states need once."""
-    when_busy: Literal["wait", "skip"]
+    when_busy: Literal["wait", "skip"] = "wait"
     """What happens if a checkpoint is due while the one before it is still being written to the
     same place. `wait`: it begins, too, and if the memory is full the update waits for the disk;
     `skip`: it is not written, which is counted, so that each checkpoint takes as many steps as the
     disk needs. If the memory is too small for one checkpoint, the update waits in both cases."""
-    partner: bool
+    partner: bool = False
     """Whether each node's local checkpoints are also copied to the disk of the next node, so that
     they survive the loss of a node."""
-    drain_mb_per_second: float | None = Field(gt=0)
+    drain_mb_per_second: float | None = Field(None, gt=0)
     """Limit per node in MB/s at which local checkpoints are copied to the run directory and to the
     next node. null = no limit, at the priority of idle input and output."""
     on_error: Literal["stop", "continue"]

@@ -36,7 +36,7 @@ RULES = {
     "sharding": {"sharding.params", "sharding.optimizer"},
     "collectives": {"collectives.error_feedback"},
     "precision": {"precision"},
-    "optimizer": {"parallel.tensor", "sharding.optimizer"},
+    "optimizer": {"collectives"},
     "data": {"data.objective", "data.path", "data.corpora"},
     "cluster": {"precision"},
     "checkpoint": set(),
