@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     factors = Factors(params, grads, optimizer, data=RANKS)
     with tempfile.TemporaryDirectory() as folder:
         launched = LaunchOptions(RANKS, Path(folder), ranks_per_node=RANKS_PER_NODE)
-        return launch(partial(train_rank, factors, options.steps), launched)
+        return launch(partial(train_rank, factors, options.steps), launched).exit_code
 
 
 def train_rank(factors: Factors, steps: int, world: World, store: "Store") -> None:

@@ -142,7 +142,7 @@ def _on_this_machine(config: RunConfig) -> int:
         ranks_per_node=config.launch.ranks_per_node,
         port=config.launch.port,
     )
-    return launch(partial(examine, config), options)
+    return launch(partial(examine, config), options).exit_code
 
 
 def _as_rank(config: RunConfig, world: World) -> int:

@@ -22,15 +22,16 @@ from frontier_llm.errors import StopRequested
 from frontier_llm.launch import failure, slurm
 from frontier_llm.launch.coordination import broadcast_from_rank_zero, run_and_wait_for_all
 from frontier_llm.launch.cores import crowding, prepare_environment, share
-from frontier_llm.launch.launcher import LaunchOptions, launch
+from frontier_llm.launch.launcher import LaunchOptions
 from frontier_llm.launch.rank import exit_without_handlers, report_failure, run_rank
 from frontier_llm.launch.rendezvous import make_store
+from frontier_llm.launch.restarts import Target, launch_with_restarts
 from frontier_llm.launch.stop import StopFlag, wait_for_slurm
 from frontier_llm.launch.world import World
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
 from frontier_llm.planner.fit_check import check_fits
-from frontier_llm.trainer import changes, checkpoint_places, run_directory
+from frontier_llm.trainer import changes, checkpoint_places, restart, run_directory
 
 PRINT_CONFIG = {"--cfg", "--cfg=job"}
 """Options that print the composed configuration and stop; hydra's own programs have the same."""
@@ -82,7 +83,13 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
         threads=threads,
         store_timeout=timedelta(seconds=config.launch.timeout_seconds),
     )
-    return launch(partial(run, config, corpus_folders(corpora)), options)
+
+    def target(start: int) -> Target:
+        started = restart.prepare_restart(config) if start else config
+        return partial(run, started, corpus_folders(corpora))
+
+    metrics = partial(restart.recorded_steps, Path(config.run.dir))
+    return launch_with_restarts(target, options, config.launch.restarts, metrics)
 
 
 def train_as_rank(world: World, overrides: Sequence[str]) -> int:

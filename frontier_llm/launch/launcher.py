@@ -58,8 +58,18 @@ class LaunchOptions:
     """How long a rank waits for the store, and for a key in it."""
 
 
-def launch(target: Callable[[World, "Store"], None], options: LaunchOptions) -> int:
-    """Run `target(world, store)` on forked ranks and return the exit code of the job.
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended."""
+
+    exit_code: int
+    """0, or the exit code of the failure that was the cause of the others."""
+    cause: failure.Failure | None = None
+    """This failure; None if the job is done, or was killed by a second Ctrl-C."""
+
+
+def launch(target: Callable[[World, "Store"], None], options: LaunchOptions) -> Ended:
+    """Run `target(world, store)` on forked ranks and wait for them.
 
     The first SIGINT, SIGTERM or SIGUSR1 asks all ranks to save and stop; they receive SIGTERM. A
     second SIGINT kills them at once. No rank outlives this call or this process.
@@ -69,7 +79,7 @@ def launch(target: Callable[[World, "Store"], None], options: LaunchOptions) -> 
         options: number of ranks, port, time limits and the folder for failures.
 
     Returns:
-        0, or the exit code of the failure that was the cause, which is printed to stderr.
+        How the job ended. The cause of a failure is printed to stderr.
 
     Raises:
         LaunchError: the port is in use, or a process cannot be started.
@@ -89,7 +99,7 @@ def launch(target: Callable[[World, "Store"], None], options: LaunchOptions) -> 
             ranks.kill()
     if killed:
         _print_error("killed by the second Ctrl-C; no checkpoint was saved")
-        return INTERRUPTED
+        return Ended(INTERRUPTED)
     return _report_cause(ranks, options)
 
 
@@ -177,17 +187,17 @@ def _wait(ranks: ForkedRanks, signals: ParentSignals) -> bool:
     return True
 
 
-def _report_cause(ranks: ForkedRanks, options: LaunchOptions) -> int:
-    """Print the cause as the last lines of the job; return its exit code."""
+def _report_cause(ranks: ForkedRanks, options: LaunchOptions) -> Ended:
+    """Print the cause as the last lines of the job; return how the job ended."""
     failures = {failed.rank: failed for failed in failure.read_all(options.failure_dir)}
     for rank, (code, seconds) in ranks.ended.items():
         if code and rank not in failures and not ranks.was_ended_by_parent(rank):
             failures[rank] = failure.died(rank, code, seconds)
     if not failures:
-        return 0
+        return Ended(0)
     cause = failure.cause(failures.values())
     _print_error(failure.explain(cause, failures.values(), options.ranks, options.failure_dir))
-    return cause.exit_code
+    return Ended(cause.exit_code, cause)
 
 
 def _print_error(text: str) -> None:

@@ -14,6 +14,8 @@ from datetime import datetime
 from frontier_llm.errors import LaunchError
 
 _RANK_VARIABLES = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+STARTED_AGAIN = "FRONTIER_LLM_STARTED_AGAIN"
+"""Environment variable that is 1 if the ranks were started again after a failure."""
 _FIRST_RESERVED_STEP = 0xFFFFFFFA  # shells of salloc and sbatch have this step id or a larger one
 # Rank 0's store uses one of the ports 15000 to 29999; the system assigns higher ones by itself.
 _FIRST_PORT, _NUMBER_OF_PORTS = 15000, 15000
@@ -62,7 +64,12 @@ def is_srun_task(environ: Mapping[str, str]) -> bool:
 
 
 def started_again(environ: Mapping[str, str]) -> bool:
-    """Return whether this process is a task of a job that Slurm has requeued."""
+    """Return whether the run of this process failed before, and was started again.
+
+    Slurm has requeued the job, or the job script or launch/restarts.py has started the ranks again.
+    """
+    if environ.get(STARTED_AGAIN) == "1":
+        return True
     return is_srun_task(environ) and int(environ.get("SLURM_RESTART_COUNT", "0")) > 0
 
 

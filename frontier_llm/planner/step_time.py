@@ -30,7 +30,7 @@ from frontier_llm.planner.communication import Cost, GridGroups
 from frontier_llm.planner.layout_time import ChunkPasses, LayoutTime, Passes
 from frontier_llm.planner.state_costs import StateCosts
 from frontier_llm.planner.timeline import ActionSeconds, Send
-from frontier_llm.planner.update import update_seconds
+from frontier_llm.planner.update_time import update_seconds
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization (arXiv:1711
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch.optim.adamw import adamw
 
 from frontier_llm.geometry.partition import Interval
 from frontier_llm.sharding.masters import Masters
 from frontier_llm.sharding.unit import Unit
-from frontier_llm.sharding.update_groups import UpdateGroup, UpdateRule, update_groups
+from frontier_llm.sharding.update_groups import UpdateRule, update_groups, update_ranges
 
 
 class AdamW(Masters):
@@ -106,44 +105,3 @@ class AdamW(Masters):
     def _second_moments(self, index: int, part: slice) -> torch.Tensor:
         """Return the second moments of a part of the optimizer interval of unit `index`."""
         return self.exp_avg_sqs[index][part]
-
-
-def update_ranges(
-    rule: UpdateRule,
-    group: UpdateGroup,
-    tensors: Sequence[list[torch.Tensor]],
-    *,
-    learning_rate: float,
-    gradient_divisor: torch.Tensor,
-    skip: torch.Tensor | None,
-) -> None:
-    """Update the ranges of a group by one call of torch's fused kernel.
-
-    Args:
-        rule: constants of the update rule.
-        group: the settings of the ranges, and their counters of updates.
-        tensors: four lists with a tensor per range: master weights, gradients (which are divided in
-            place), first moments and second moments.
-        learning_rate: as in `AdamW.update`, also the following arguments.
-        gradient_divisor: see there.
-        skip: see there.
-    """
-    masters, gradients, exp_avgs, exp_avg_sqs = tensors
-    adamw(
-        masters,
-        gradients,
-        exp_avgs,
-        exp_avg_sqs,
-        max_exp_avg_sqs=[],
-        state_steps=group.step_counters,
-        fused=True,
-        grad_scale=gradient_divisor,
-        found_inf=skip,
-        amsgrad=False,
-        beta1=rule.beta1,
-        beta2=rule.beta2,
-        lr=learning_rate * group.settings.rate_factor,
-        weight_decay=group.settings.weight_decay,
-        eps=rule.epsilon,
-        maximize=False,
-    )

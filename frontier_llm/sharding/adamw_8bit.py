@@ -11,11 +11,15 @@ import torch
 
 from frontier_llm.geometry.partition import Interval
 from frontier_llm.protocols import State
-from frontier_llm.sharding.adamw import update_ranges
 from frontier_llm.sharding.block_codes import BlockCodes, EncodedPart, total_bytes
 from frontier_llm.sharding.masters import Masters
 from frontier_llm.sharding.unit import Unit
-from frontier_llm.sharding.update_groups import UpdateGroup, UpdateRule, update_groups
+from frontier_llm.sharding.update_groups import (
+    UpdateGroup,
+    UpdateRule,
+    update_groups,
+    update_ranges,
+)
 
 
 class AdamW8bit(Masters):

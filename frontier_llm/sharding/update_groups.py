@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch.optim.adamw import adamw
 
 from frontier_llm.protocols import ParameterRecord
 from frontier_llm.sharding.unit import Unit
@@ -117,6 +118,47 @@ def update_groups(
         UpdateGroup(settings, ranges, [torch.zeros((), device=device) for _ in ranges])
         for settings, ranges in found.items()
     ]
+
+
+def update_ranges(
+    rule: UpdateRule,
+    group: UpdateGroup,
+    tensors: Sequence[list[torch.Tensor]],
+    *,
+    learning_rate: float,
+    gradient_divisor: torch.Tensor,
+    skip: torch.Tensor | None,
+) -> None:
+    """Update the ranges of a group by one call of torch's fused kernel.
+
+    Args:
+        rule: constants of the update rule.
+        group: the settings of the ranges, and their counters of updates.
+        tensors: four lists with a tensor per range: master weights, gradients (which are divided in
+            place), first moments and second moments.
+        learning_rate: as in `AdamW.update`, also the following arguments.
+        gradient_divisor: see there.
+        skip: see there.
+    """
+    masters, gradients, exp_avgs, exp_avg_sqs = tensors
+    adamw(
+        masters,
+        gradients,
+        exp_avgs,
+        exp_avg_sqs,
+        max_exp_avg_sqs=[],
+        state_steps=group.step_counters,
+        fused=True,
+        grad_scale=gradient_divisor,
+        found_inf=skip,
+        amsgrad=False,
+        beta1=rule.beta1,
+        beta2=rule.beta2,
+        lr=learning_rate * group.settings.rate_factor,
+        weight_decay=group.settings.weight_decay,
+        eps=rule.epsilon,
+        maximize=False,
+    )
 
 
 def _ranges(unit: Unit, rule: UpdateRule) -> Iterator[tuple[Settings, int, int]]:

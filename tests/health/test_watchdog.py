@@ -55,7 +55,7 @@ def stall(tmp_path, capfd, monkeypatch):
                 work(world, dog)
 
         start = time.monotonic()
-        code = launch(rank, LaunchOptions(size, tmp_path / "failures"))
+        code = launch(rank, LaunchOptions(size, tmp_path / "failures")).exit_code
         seconds = time.monotonic() - start
         files = (tmp_path / "failures").glob("rank_*.json")
         failures = {int(path.stem[5:]): json.loads(path.read_text()) for path in files}

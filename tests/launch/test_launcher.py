@@ -29,7 +29,8 @@ def _join(world, store, timeout=PATIENT):
 
 
 def _launch(target, ranks, folder, **options):
-    return launch(target, LaunchOptions(ranks=ranks, failure_dir=folder / "failures", **options))
+    options = LaunchOptions(ranks=ranks, failure_dir=folder / "failures", **options)
+    return launch(target, options).exit_code
 
 
 @dataclass

@@ -8,6 +8,7 @@ import torch
 
 from frontier_llm.errors import TrainingError
 from frontier_llm.launch.world import World
+from frontier_llm.sharding.adamw import AdamW
 from frontier_llm.trainer.totals import SCALARS
 from frontier_llm.trainer.update_choice import UpdateChoice, choose_update
 from tests.ranks import run_ranks
@@ -52,9 +53,11 @@ def state_bits(rig: Rig) -> list[torch.Tensor]:
     """Return the bits of masters, moments, step counters and parameters."""
     rig.states.settle()
     adamw = rig.states._optimizer
+    assert isinstance(adamw, AdamW)
     counters = [torch.stack(group.step_counters) for group in adamw._groups]
     parameters = [unit.shard for unit in rig.states._units]
-    tensors = [*(t for state in adamw.states.values() for t in state), *counters, *parameters]
+    states = (*adamw.masters, *adamw.exp_avgs, *adamw.exp_avg_sqs)
+    tensors = [*states, *counters, *parameters]
     return [tensor.contiguous().view(torch.uint8).clone() for tensor in tensors]
 
 

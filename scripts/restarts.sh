@@ -1,0 +1,39 @@
+# shellcheck shell=bash
+# Sourced by the job scripts. Runs a training command again, in the same job, if it fails for a
+# reason that may have passed: a rank died, hung or lost contact. The nodes are still there, so this
+# costs the start-up but no time in the queue. After FRONTIER_LLM_RESTARTS (default 3) tries without
+# a new step, the job ends with the exit code of the command.
+#   train_with_restarts COMMAND... run.dir=DIR ...
+
+train_with_restarts() {
+  local run="" argument code steps most=0 tries=0 limit=${FRONTIER_LLM_RESTARTS:-3}
+  for argument in "$@"; do # the last value counts
+    case $argument in
+      run.dir=*) run=${argument#run.dir=} ;;
+    esac
+  done
+  while true; do
+    code=0
+    "$@" || code=$?
+    case $code in
+      0 | 2 | 3) return "$code" ;; # done, wrong configuration, stopped on request
+    esac
+    # an error whose message says what to do, such as divergence or a full disk
+    if grep --quiet --no-messages '"kind": "user"' "$run/failures/cause.json"; then
+      return "$code"
+    fi
+    steps=$(tail --lines=1 "$run/metrics.jsonl" 2> /dev/null |
+      sed --quiet 's/^{"step": \([0-9]*\),.*/\1/p') || true
+    if [ "${steps:-0}" -gt "$most" ]; then
+      most=$steps
+      tries=0
+    fi
+    if [ "$tries" -ge "$limit" ]; then
+      echo "the run failed $((tries + 1)) times without a new step: it is not started again" >&2
+      return "$code"
+    fi
+    tries=$((tries + 1))
+    export FRONTIER_LLM_STARTED_AGAIN=1
+    echo "exit code $code: the run is started again (try $tries of $limit without a new step)" >&2
+  done
+}
