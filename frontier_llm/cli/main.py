@@ -27,6 +27,7 @@ class Command:
 COMMANDS = {
     "train": Command("train", "train a model on this machine, or be one rank of a job"),
     "plan": Command("plan", "predict which layouts fit a cluster and how fast they are"),
+    "goodput": Command("goodput", "simulate failures: effective time, checkpoint interval"),
     "launch": Command("launch", "print or submit the Slurm job of an experiment"),
     "doctor": Command("doctor", "examine this machine and test every process group"),
     "preprocess": Command("preprocess", "tokenize text into a corpus"),
