@@ -1,5 +1,6 @@
 """Rows and tables of bench_library.py."""
 
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,8 @@ from benchmarks.own_loop.turns import SaveFigures, SpeedFigures
 from frontier_llm.errors import TrainingError
 
 MEGA = 1e6
-BASELINE = "fsdp2"
+BASELINES = ("fsdp2", "fsdp2-prefetch")
+"""Contenders that free parameters as the library does. The faster one is the baseline of ratios."""
 LARGEST_DIFFERENCE: Mapping[Precision, float] = {"fp32": 1e-4, "bf16": 5e-3}
 """Largest relative difference between the losses of two contenders in the same step. In bf16 the
 contenders round sums of gradients differently."""
@@ -48,11 +50,13 @@ class SpeedOutcome:
         return {
             "contender": self.contender,
             "step_seconds": spread(self.seconds),
+            "baseline": baseline.contender,
             "speedup": spread(self.speedups(baseline)),
             "sent_bytes": self.mean("sent_bytes"),
             "counted_bytes": self.mean("counted_bytes"),
             "cpu_seconds": self.mean("cpu_seconds"),
             "idle_share": self.mean("idle_share"),
+            "other_cores": statistics.median(map(_other_cores, self.rounds)),
             "losses": self.rounds[0][0].losses,
             "rounds": [[asdict(rank) for rank in ranks] for ranks in self.rounds],
         }
@@ -90,6 +94,12 @@ class SaveOutcome:
             "step_seconds": spread([ranks[0].step_seconds for ranks in self.rounds]),
             "rounds": [[asdict(rank) for rank in ranks] for ranks in self.rounds],
         }
+
+
+def baseline_of(outcomes: Sequence[SpeedOutcome]) -> SpeedOutcome:
+    """Return the one of `BASELINES` whose median time is shorter."""
+    found = [outcome for outcome in outcomes if outcome.contender in BASELINES]
+    return min(found, key=lambda outcome: statistics.median(outcome.seconds))
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
@@ -132,14 +142,15 @@ def check_losses(outcomes: Sequence[SpeedOutcome], precision: Precision) -> floa
 def speed_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table with one row per contender; bench_library.py explains the columns."""
     table = _table(
-        title, "contender", "step\nms", "min..max", f"speed over\n{BASELINE}", "min..max",
-        "sent\nMB", "counted\nMB", "CPU\nms", "idle\n%",
+        title, "contender", "step\nms", "min..max", f"speed over\n{rows[0]['baseline']}",
+        "min..max", "sent\nMB", "counted\nMB", "CPU\nms", "idle\n%", "other\ncores",
     )  # fmt: skip
     for row in rows:
         table.add_row(
             row["contender"], *_cells(row["step_seconds"], 1000, 0), *_cells(row["speedup"], 1, 2),
             _fixed(row["sent_bytes"], 1 / MEGA, 1), _fixed(row["counted_bytes"], 1 / MEGA, 1),
             _fixed(row["cpu_seconds"], 1000, 0), _fixed(row["idle_share"], 100, 0),
+            _fixed(row["other_cores"], 1, 1),
         )  # fmt: skip
     return table
 
@@ -157,6 +168,13 @@ def save_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
             _fixed(row["step_seconds"]["median"], 1000, 0),
         )  # fmt: skip
     return table
+
+
+def _other_cores(ranks: Sequence[SpeedFigures]) -> float:
+    """Return how many cores other programs used during the timed steps of a round."""
+    first, cores = ranks[0], os.cpu_count() or 1
+    own = sum(rank.cpu_seconds for rank in ranks) / first.step_seconds
+    return max(0.0, cores * (1 - first.idle_share) - own)
 
 
 def _table(title: str, first: str, *headings: str) -> Table:

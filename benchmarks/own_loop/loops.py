@@ -8,7 +8,8 @@ In bf16 both compute in bf16, gather parameters in bf16 and send gradients in bf
 gradients in fp32. FSDP2 (reduce_dtype) sums them in bf16, and then converts the sum to fp32.
 """
 
-from typing import Literal, Protocol
+from itertools import pairwise
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -67,9 +68,20 @@ class LibraryLoop:
 
 
 class FsdpLoop:
-    """torch's FSDP2. `keeps`: parameters stay gathered between a layer's forward and backward."""
+    """torch's FSDP2."""
 
-    def __init__(self, shape: Shape, precision: Precision, *, keeps: bool) -> None:
+    def __init__(
+        self, shape: Shape, precision: Precision, *, keeps: bool = False, prefetches: bool = False
+    ) -> None:
+        """Shard the model.
+
+        Args:
+            shape: the model.
+            precision: of the computation.
+            keeps: whether parameters stay gathered between a layer's forward and backward pass.
+            prefetches: whether each layer starts to gather the next one. By default, FSDP2
+                prefetches only with CUDA streams; on a CPU a layer is gathered when it is needed.
+        """
         model = build(shape)
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         dtype = torch.bfloat16 if precision == "bf16" else None  # None: that of the parameters
@@ -77,6 +89,8 @@ class FsdpLoop:
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keeps)
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        if prefetches:
+            _prefetch(model)
         parameters = list(model.parameters())
         groups = [
             {"params": [p for p in parameters if p.dim() > 1], "weight_decay": UPDATE.weight_decay},
@@ -112,12 +126,24 @@ class FsdpLoop:
         return None
 
 
-CONTENDERS = ("library", "fsdp2", "fsdp2-keep")
-"""Names of the contenders; `fsdp2-keep` does not free layers after their forward pass."""
+def _prefetch(model: Any) -> None:
+    """Gather each layer while the previous one computes, in the forward and the backward pass."""
+    layers = list(model.model.layers)
+    for module in (model, *layers):
+        module._set_unshard_async_op(True)  # otherwise the CPU waits for each gather that it starts
+    for before, after in pairwise([model, *layers]):
+        before.set_modules_to_forward_prefetch([after])
+    for before, after in pairwise([model, *reversed(layers)]):
+        before.set_modules_to_backward_prefetch([after])
+
+
+CONTENDERS = ("library", "fsdp2", "fsdp2-prefetch", "fsdp2-keep")
+"""Names of the contenders."""
 
 
 def make(name: str, shape: Shape, precision: Precision) -> Loop:
     """Build one rank of a contender. Collective over all ranks."""
     if name == "library":
         return LibraryLoop(shape, precision)
-    return FsdpLoop(shape, precision, keeps=name == "fsdp2-keep")
+    keeps, prefetches = name == "fsdp2-keep", name == "fsdp2-prefetch"
+    return FsdpLoop(shape, precision, keeps=keeps, prefetches=prefetches)

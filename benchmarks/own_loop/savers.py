@@ -83,7 +83,7 @@ class DcpSaver:
     """
 
     def __init__(self, shape: Shape, precision: Precision, folder: Path, mode: DcpMode) -> None:
-        self._loop = FsdpLoop(shape, precision, keeps=False)
+        self._loop = FsdpLoop(shape, precision)
         self._folder, self._mode, self._saves, self._blocked = folder, mode, 0, 0.0
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT)  # for the saving thread
         options = StagingOptions(

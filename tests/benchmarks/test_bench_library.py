@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench_library import main, parse, turns
-from benchmarks.own_loop.library_results import SaveOutcome, SpeedOutcome, check_losses
+from benchmarks.own_loop.library_results import SaveOutcome, SpeedOutcome, baseline_of, check_losses
 from benchmarks.own_loop.loops import CONTENDERS
 from benchmarks.own_loop.savers import SAVERS
 from benchmarks.own_loop.turns import SaveFigures, SpeedFigures
@@ -36,7 +36,7 @@ def test_contenders_train_alike_and_bytes_are_counted(tmp_path: Path) -> None:
     library, fsdp = rows["library"], rows["fsdp2"]
     assert library["sent_bytes"] == pytest.approx(library["counted_bytes"], rel=0.05)
     assert fsdp["sent_bytes"] > 1.3 * library["sent_bytes"]  # gloo's reduce-scatter
-    assert fsdp["speedup"]["all"] == [1.0]
+    assert rows[fsdp["baseline"]]["speedup"]["all"] == [1.0]
     assert [row["saver"] for row in figures["saves"]["rows"]] == list(SAVERS)
     assert all(row["blocked_seconds"]["min"] > 0 for row in figures["saves"]["rows"])
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"], "nothing is left"
@@ -57,6 +57,8 @@ def test_ratios_are_those_of_a_round() -> None:
     base = SpeedOutcome("fsdp2", [[speed(1.0)], [speed(4.0)]])
     own = SpeedOutcome("library", [[speed(0.5)], [speed(1.0)]])
     assert own.to_row(base)["speedup"] == {"median": 3.0, "min": 2.0, "max": 4.0, "all": [2.0, 4.0]}
+    slow = SpeedOutcome("fsdp2-prefetch", [[speed(3.0)], [speed(3.0)]])
+    assert baseline_of([own, slow, base]) is base
     saved = SaveOutcome("library", [[SaveFigures(0.1, 3.0, 2.0, 3), SaveFigures(0.2, 3.0, 2.0, 3)]])
     row = saved.to_row()
     assert row["blocked_seconds"]["median"] == 0.2
