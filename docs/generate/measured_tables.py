@@ -79,6 +79,40 @@ def sharding() -> Iterator[str]:
     yield from _table(head, rows)
 
 
+def library() -> Iterator[str]:
+    """Yield the speed of the library and the bytes it sends, compared with FSDP2."""
+    rows = [
+        (f"{case['ranks']}, {case['precision']}", f"`{row['contender']}`", _spread(row, "step_ms"),
+         _spread(row, "speedup"), row["sent_mb"], _cell(row["counted_mb"]), row["cpu_ms"],
+         f"{row['idle_percent']}%")
+        for case in load("library")["cases"]
+        for row in case["rows"]
+    ]  # fmt: skip
+    head = ("ranks", "contender", "step, ms", "speed over the faster FSDP2", "sent, MB",
+            "counted, MB", "CPU, ms", "idle")  # fmt: skip
+    yield from _table(head, rows)
+
+
+def library_saves() -> Iterator[str]:
+    """Yield for how long saves block the loop, with the library and with torch."""
+    rows = [
+        (f"`{row['saver']}`", _spread(row, "blocked_ms"), _spread(row, "slowdown"), row["added_ms"])
+        for row in load("library")["saves"]["rows"]
+    ]
+    yield from _table(("saver", "blocked, ms per step", "slowdown", "added, ms per step"), rows)
+
+
+def optimizers() -> Iterator[str]:
+    """Yield the best run of each optimizer."""
+    rows = [
+        (f"`{row['optimizer']}`", row["rate"], row["loss"], row["steps"], row["bytes"])
+        for row in load("optimizers")["rows"]
+    ]
+    head = ("optimizer", "best rate", "last validation loss", "steps to AdamW's last loss",
+            "bytes per parameter besides master weights")  # fmt: skip
+    yield from _table(head, rows)
+
+
 def overlap() -> Iterator[str]:
     """Yield how much of a transfer can be hidden behind computation."""
     rows = [
@@ -391,6 +425,12 @@ def _ratio(row: Row) -> str:
     return f"{row['ratio']:.2f}{spread}"
 
 
+def _spread(row: Row, key: str) -> str:
+    """Return a median with the smallest and the largest of the rounds."""
+    median, least, most = row[key]
+    return f"{median} ({least}, {most})"
+
+
 def _cell(value: Any, unit: str = "") -> str:
     """Return a value with its unit; nothing if it was not measured."""
     return "" if value is None else f"{value}{unit}"
@@ -398,7 +438,8 @@ def _cell(value: Any, unit: str = "") -> str:
 
 TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
     "benchmarks.md": {
-        "step": step, "sharding": sharding, "pipeline": pipeline, "pipeline case": pipeline_case,
+        "step": step, "sharding": sharding, "library": library, "library saves": library_saves,
+        "pipeline": pipeline, "pipeline case": pipeline_case,
         "pipeline memory": pipeline_memory,
         "overlap": overlap, "checkpoint": checkpoint,
     },
@@ -410,6 +451,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
     "data.md": {"preprocess": preprocess, "tokenizers": tokenizers, "documents": documents},
     "planner.md": {"layouts": lambda: layouts(load("planner_layouts"))},
     "gpu.md": {"measured": gpu},
+    "optimizer.md": {"optimizers": optimizers},
     "checkpoint.md": {"kills": kills},
     "reliability.md": {"faults": faults, "elastic": elastic, "starts": starts},
 }  # fmt: skip

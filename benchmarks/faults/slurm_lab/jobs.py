@@ -142,6 +142,7 @@ def submit(
         "NCCL_SOCKET_IFNAME": DEVICE,
         "FRONTIER_LLM_ARCHIVE": str(cluster.folder / "venv.tar"),
         "FRONTIER_LLM_NODE_LOCAL": str(cluster.local),
+        "FRONTIER_LLM_RESTARTS": "0",
     }
     sbatch = subprocess.run(
         command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False
