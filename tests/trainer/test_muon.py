@@ -10,6 +10,7 @@ from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
+from frontier_llm.planner.state_layout import StateLayout
 from frontier_llm.sharding.muon import orthogonalise
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
@@ -103,6 +104,20 @@ def test_layouts_agree(layout: str, model: str) -> None:
         pytest.skip("another model has this layout")
     size, overrides = OWNED[layout]
     compare(size, overrides, [*MODEL[model], *MUON, *BATCH])
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+def test_it_sends_the_bytes_that_adamw_sends(sharding: str) -> None:
+    sent = {}
+    for name in ("adamw", "muon"):
+        values = compose(
+            ["model=llama_7b", "parallel.pipeline=1", f"sharding={sharding}", "launch.ranks=32",
+             "launch.ranks_per_node=8", f"optimizer={name}", "data.global_batch=32",
+             "data.micro_batch=1", "precision=bf16"]
+        )  # fmt: skip
+        layout = StateLayout.of(values)
+        sent[name] = sum(s.total for by_rank in layout.sent().values() for s in by_rank)
+    assert sent["muon"] == pytest.approx(sent["adamw"], rel=0.01)
 
 
 @pytest.mark.parametrize(
