@@ -195,7 +195,7 @@ class Bench:
 
             ranks = self._options.ranks
             launch_options = LaunchOptions(ranks=ranks, failure_dir=Path(name, "failures"))
-            if exit_code := launch(target, launch_options):
+            if exit_code := launch(target, launch_options).exit_code:
                 raise TrainingError(f"the ranks ended with exit code {exit_code}")
             return [json.loads((results / f"{rank}.json").read_text()) for rank in range(ranks)]
 

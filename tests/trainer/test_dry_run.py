@@ -44,7 +44,7 @@ def fails(world, what):
     dist.destroy_process_group()
     candidate = candidate_of("laptop_3d")
     if what == "bytes":
-        dry_run.state_bytes = lambda *_: dict.fromkeys(memory.STATES, 1)
+        dry_run.rank_state_bytes = lambda *_, **__: dict.fromkeys(memory.STATES, 1)
     elif what == "names":
         dry_run.chunk_parameters = lambda *_: iter(())
     try:
