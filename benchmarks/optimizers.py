@@ -32,8 +32,8 @@ from frontier_llm.telemetry.summary import RunSummary
 
 ROOT = Path(__file__).resolve().parents[1]
 RATES = {
-    "adamw": (3e-4, 1e-3, 3e-3, 6e-3),
-    "adamw_8bit": (3e-4, 1e-3, 3e-3, 6e-3),
+    "adamw": (1e-3, 3e-3, 6e-3),
+    "adamw_8bit": (1e-3, 3e-3, 6e-3),
     "muon": (1e-3, 3e-3, 6e-3),
     "adafactor": (1e-2, 3e-2),
 }
