@@ -193,6 +193,14 @@ class CheckpointManager:
         if error is not None:
             raise error
 
+    def abandon(self) -> None:
+        """Wait until no thread reads the states; other ranks are gone, so nothing is committed."""
+        if self._snapshot is not None:
+            self._snapshot.fence()
+            self._snapshot = None
+        self._writer.wait_below(1)
+        self._error = None
+
     def close(self) -> None:
         """Wait until the last checkpoint is committed.
 

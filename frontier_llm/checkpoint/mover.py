@@ -129,6 +129,15 @@ class Mover:
         with self._changed:
             return tuple(self._queue[:1])
 
+    def abandon(self) -> None:
+        """Wait until nothing is copied; other ranks are gone, so that no copy is committed."""
+        with self._changed:
+            for step in self._queue:
+                self._saved.setdefault(step, "failed")
+            self._changed.notify_all()
+        self.wait()
+        self._error = None
+
     def wait(self) -> None:
         """Wait until every enqueued step is copied or skipped, or has failed."""
         self._writer.wait_below(1)

@@ -89,6 +89,14 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
         return partial(run, started, corpus_folders(corpora))
 
     metrics = partial(restart.recorded_steps, Path(config.run.dir))
+    if config.recovery.enabled:
+        from frontier_llm.launch.replacement import Replacing, launch_replacing
+        from frontier_llm.trainer.generations import run_member
+
+        recovery = config.recovery
+        replacing = Replacing(Path(config.run.dir), recovery.spares, recovery.tries, metrics)
+        work = partial(run_member, config, corpus_folders(corpora))
+        return launch_replacing(work, options, replacing).exit_code
     return launch_with_restarts(target, options, config.launch.restarts, metrics)
 
 

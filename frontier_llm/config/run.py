@@ -14,6 +14,7 @@ from frontier_llm.config.optimizer import OptimizerConfig
 from frontier_llm.config.parallel import ParallelConfig
 from frontier_llm.config.planner import PlannerConfig
 from frontier_llm.config.precision import PrecisionConfig
+from frontier_llm.config.recovery import RecoveryConfig
 from frontier_llm.config.section import Section
 from frontier_llm.config.sharding import ShardingConfig
 from frontier_llm.config.telemetry import TelemetryConfig
@@ -79,6 +80,8 @@ class RunConfig(Section):
     """The training loop."""
     launch: LaunchConfig
     """The processes and how they are started."""
+    recovery: RecoveryConfig = RecoveryConfig()
+    """How the run continues when a process dies. Configurations of older runs lack this section."""
     watchdog: WatchdogConfig
     """Time limits of the phases of a run."""
     checkpoint: CheckpointConfig

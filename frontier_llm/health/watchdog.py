@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -36,6 +36,7 @@ from frontier_llm.health.diagnosis import (
     explain_lost_store,
     explain_stall,
     format_states,
+    late_ranks,
 )
 from frontier_llm.health.limits import Limits
 from frontier_llm.launch import failure
@@ -70,7 +71,13 @@ class Watchdog:
     """Watches the main thread of one rank, which announces what it does by `phase`."""
 
     def __init__(
-        self, limits: Limits, world: World, store: "Store", run_dir: Path, failures: Path
+        self,
+        limits: Limits,
+        world: World,
+        store: "Store",
+        run_dir: Path,
+        failures: Path,
+        report_late: Callable[[Sequence[int], str], None] | None = None,
     ) -> None:
         """Initialise; entering the context starts the threads.
 
@@ -80,7 +87,10 @@ class Watchdog:
             store: the store of all ranks.
             run_dir: folder in which the states of all ranks are written after an alarm.
             failures: folder in which this rank writes its failure.
+            report_late: if ranks can be replaced: tells the launcher the ranks at fault and the
+                diagnosis. The process then does not end after an alarm.
         """
+        self._report_late = report_late
         self._limits, self._world, self._store = limits, world, store
         self._run_dir, self._failures = run_dir, failures
         self._phase = Phase("startup", 0, time.monotonic(), limits.startup_seconds)
@@ -110,7 +120,7 @@ class Watchdog:
         trace: TracebackType | None,
     ) -> None:
         # a local launcher sees which rank has ended first, so it does not need the watchdog
-        if error is not None and self._world.launcher != "local":
+        if error is not None and self._world.launcher != "local" and not self._report_late:
             self._handle_failure(error)
         self._closed.set()
         if self._listener is not None:
@@ -189,6 +199,9 @@ class Watchdog:
         while not self._closed.wait(_POLL_SECONDS):
             phase = self._phase
             if self._alarmed.is_set() or time.monotonic() - phase.started > phase.limit_seconds:
+                if self._report_late is not None:
+                    self._get_diagnosis(phase, [])
+                    return
                 self._end((self._failed_phase or phase) if self._contact_error else phase)
 
     def _listen(self) -> None:
@@ -242,7 +255,8 @@ class Watchdog:
             else:
                 store.wait([self._key("diagnosis")], timedelta(seconds=DIAGNOSIS_SECONDS))
                 text = store.get(self._key("diagnosis")).decode()
-                self._write_failure("lost_contact", text)
+                if self._report_late is None:
+                    self._write_failure("lost_contact", text)
             self._acknowledge(store)
         except RuntimeError:
             return
@@ -285,8 +299,11 @@ class Watchdog:
             file.write_text(f"{text}\n\n{format_states(states, self._world.size)}")
         except OSError as error:
             text += f" (not written: {error.strerror})"
-        self._write_failure("user", text)
-        self._print_error(text)
+        if self._report_late is not None:
+            self._report_late(late_ranks(states, self._world.size), text)
+        else:
+            self._write_failure("user", text)
+            self._print_error(text)
         store.set(self._key("diagnosis"), text)
         return text
 

@@ -84,6 +84,11 @@ def is_lost_contact(error: BaseException) -> bool:
     return not isinstance(error, FrontierError) and _kind(error) == "lost_contact"
 
 
+def is_timeout(error: BaseException) -> bool:
+    """Return whether an error is a collective that timed out."""
+    return not isinstance(error, FrontierError) and _kind(error) == "timeout"
+
+
 def died(rank: int, code: int, seconds: float) -> Failure:
     """Describe a rank that ended without writing a failure.
 

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -90,7 +90,7 @@ def launch(target: Callable[[World, "Store"], None], options: LaunchOptions) -> 
     with ParentSignals() as signals:
         try:
             for rank in range(options.ranks):
-                world = _world(rank, options, server.getsockname()[1])
+                world = local_world(rank, options, server.getsockname()[1])
                 _fork(ranks, world, server, target, options)
             # if the parent kept the socket open, it would accept connections after rank 0 has ended
             server.close()
@@ -98,12 +98,13 @@ def launch(target: Callable[[World, "Store"], None], options: LaunchOptions) -> 
         finally:
             ranks.kill()
     if killed:
-        _print_error("killed by the second Ctrl-C; no checkpoint was saved")
+        print_error("killed by the second Ctrl-C; no checkpoint was saved")
         return Ended(INTERRUPTED)
     return _report_cause(ranks, options)
 
 
-def _world(rank: int, options: LaunchOptions, port: int) -> World:
+def local_world(rank: int, options: LaunchOptions, port: int) -> World:
+    """Return the `World` of a rank that a launcher on this machine has forked."""
     return World(
         rank=rank,
         size=options.ranks,
@@ -124,18 +125,35 @@ def _fork(
     options: LaunchOptions,
 ) -> None:
     def run() -> int:
-        _handle_stop_signals()
         work = partial(_connect_and_run, world, server, target, options)
         return run_rank(work, world.rank, options.failure_dir)
+
+    fork_rank(ranks, world.rank, run)
+
+
+def fork_rank(ranks: ForkedRanks, number: int, run: Callable[[], int]) -> None:
+    """Fork a process that handles stop signals as a rank does, and calls `run`.
+
+    Args:
+        ranks: receives the process.
+        number: number of the process among `ranks`.
+        run: its work; returns its exit code.
+
+    Raises:
+        LaunchError: the process cannot be started.
+    """
+
+    def handle_signals_and_run() -> int:
+        _handle_stop_signals()
+        return run()
 
     # A signal that arrives before the child has installed its handler must stay pending.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        ranks.fork(world.rank, run)
+        ranks.fork(number, handle_signals_and_run)
     except OSError as error:
         raise LaunchError(
-            f"rank {world.rank} of {world.size} cannot be started ({error.strerror}): lower "
-            "launch.ranks"
+            f"rank {number} cannot be started ({error.strerror}): lower launch.ranks"
         ) from None
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -172,7 +190,7 @@ def _wait(ranks: ForkedRanks, signals: ParentSignals) -> bool:
             return False
         if signals.take_stop() and not stopping:
             stopping = True
-            _print_error("stopping after the current step (Ctrl-C once more kills at once)")
+            print_error("stopping after the current step (Ctrl-C once more kills at once)")
             ranks.send(signal.SIGTERM)
         ranks.poll()
         if ranks.has_failed():
@@ -189,17 +207,31 @@ def _wait(ranks: ForkedRanks, signals: ParentSignals) -> bool:
 
 def _report_cause(ranks: ForkedRanks, options: LaunchOptions) -> Ended:
     """Print the cause as the last lines of the job; return how the job ended."""
-    failures = {failed.rank: failed for failed in failure.read_all(options.failure_dir)}
-    for rank, (code, seconds) in ranks.ended.items():
-        if code and rank not in failures and not ranks.was_ended_by_parent(rank):
-            failures[rank] = failure.died(rank, code, seconds)
+    died = {
+        rank: failure.died(rank, code, seconds)
+        for rank, (code, seconds) in ranks.ended.items()
+        if code and not ranks.was_ended_by_parent(rank)
+    }
+    return report_cause(died, options)
+
+
+def report_cause(died: Mapping[int, failure.Failure], options: LaunchOptions) -> Ended:
+    """Print the cause of a failure, and return how the job ended.
+
+    Args:
+        died: failures of ranks that ended without writing one.
+        options: options of the job, with the folder of the failures that were written.
+    """
+    written = {failed.rank: failed for failed in failure.read_all(options.failure_dir)}
+    failures = {**died, **written}
     if not failures:
         return Ended(0)
     cause = failure.cause(failures.values())
-    _print_error(failure.explain(cause, failures.values(), options.ranks, options.failure_dir))
+    print_error(failure.explain(cause, failures.values(), options.ranks, options.failure_dir))
     return Ended(cause.exit_code, cause)
 
 
-def _print_error(text: str) -> None:
+def print_error(text: str) -> None:
+    """Print a line to stderr at once."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()

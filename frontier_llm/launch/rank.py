@@ -16,17 +16,18 @@ _PRINTING_RANKS = 16
 """Only this many ranks print a line: thousands of lines would hide the cause."""
 
 
-def run_rank(work: Callable[[], None], rank: int, folder: Path) -> int:
+def run_rank(work: Callable[[], None], rank: int | Callable[[], int], folder: Path) -> int:
     """Do the work of a rank and return its exit code; write `rank_N.json` if it fails.
 
     Args:
         work: the work of this rank.
-        rank: number of this rank.
+        rank: number of this rank, or a function that returns it at the time of the failure.
         folder: folder for failures.
     """
     try:
         work()
     except BaseException as error:
+        rank = rank if isinstance(rank, int) else rank()
         failed = failure.from_exception(rank, error)
         try:
             failure.write(failed, folder)

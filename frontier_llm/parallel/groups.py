@@ -223,6 +223,14 @@ def destroy_groups() -> None:
         dist.destroy_process_group()
 
 
+def forget_groups() -> None:
+    """Let the next groups have the same names on all ranks, also after groups that failed.
+
+    torch counts the groups of a process, and counts one more if `init_process_group` has failed.
+    """
+    dist.distributed_c10d._world.group_count = 0
+
+
 def _check(axis: str, group: dist.ProcessGroup, expected: Sequence[int]) -> None:
     """Check that megatron's group has the ranks that the grid expects."""
     actual = dist.get_process_group_ranks(group)

@@ -68,13 +68,18 @@ class Gradients:
         self._units = [UnitGradients(unit, groups, transport, feedback) for unit in units]
         self._units_in_flight = units_in_flight
         self._under_way: deque[Chain] = deque()
+        self._hooks = []
         for gradients in self._units:
             for index, record in enumerate(gradients.unit.records):
-                record.parameter.register_post_accumulate_grad_hook(
-                    partial(self._on_gradient, gradients, index)
-                )
+                hook = partial(self._on_gradient, gradients, index)
+                self._hooks.append(record.parameter.register_post_accumulate_grad_hook(hook))
                 if fuse:
                     set_product_sink(record.parameter, _Sink(self, gradients, index))
+
+    def close(self) -> None:
+        """Remove the hooks. Python cannot see that they and the parameters are a cycle."""
+        for hook in self._hooks:
+            hook.remove()
 
     def begin_step(self, micro_batches: int) -> None:
         """Discard the gradients of the previous step, and expect those of some micro-batches."""

@@ -295,6 +295,10 @@ class ShardedStates:
         self._parameters.settle()
         self._transport.begin_next_step()
 
+    def close(self) -> None:
+        """Remove all hooks from the parameters; `shards` stays. No training may follow."""
+        self._gradients.close()
+
     def parameters(self) -> Iterator[tuple[ParameterRecord, torch.Tensor]]:
         """Yield every parameter in full, gathered from the master weights without quantisation.
 

@@ -219,6 +219,16 @@ class Checkpoints:
         for step in tuple(self._unannounced):
             self._announce(step)
 
+    def abandon(self) -> None:
+        """Give up the checkpoints that are not committed; the connections to other ranks are gone.
+
+        The threads that write them fail when they wait for other ranks, and end.
+        """
+        for manager in self._levels.managers:
+            manager.abandon()
+        for mover in self._levels.movers:
+            mover.abandon()
+
     def wait_for_archive(self) -> None:
         """Wait until the archive command has ended, on rank 0. No collective may follow."""
         self._levels.archive.wait()

@@ -49,7 +49,8 @@ def connect(
     backend = choose_backend(config, accelerator)
     timeout = _collective_timeout(config, backend)
     init_process_group(world, store, backend, timeout)
-    groups = make_groups(layout.grid, layout.head_stage, TIMEOUT if backend == "gloo" else timeout)
+    is_long = backend == "gloo" and not config.recovery.enabled
+    groups = make_groups(layout.grid, layout.head_stage, TIMEOUT if is_long else timeout)
     of_hops = make_hop_groups(groups, layout.factors)
     # only groups that a step uses, because NCCL allocates buffers at a group's first collective
     named = {
@@ -106,6 +107,8 @@ def _collective_timeout(config: RunConfig, backend: str) -> timedelta:
 
     With gloo this applies only to the group of all ranks; the other groups have `TIMEOUT`.
     """
+    if backend == "gloo" and config.recovery.enabled:
+        return timedelta(seconds=config.recovery.timeout_seconds)
     if backend == "gloo" or not config.watchdog.enabled:
         return timedelta(seconds=config.launch.timeout_seconds)
     return NO_TIMEOUT

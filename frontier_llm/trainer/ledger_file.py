@@ -60,7 +60,7 @@ class LedgerFile:
         """Record what happened after a step.
 
         Args:
-            name: `resume`, `blend`, `skip` or `rewind`.
+            name: `resume`, `replacement`, `blend`, `skip` or `rewind`.
             step: number of the last step that has ended.
             facts: further keys of the line and their values, as plain JSON.
 
@@ -69,6 +69,18 @@ class LedgerFile:
         """
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._append({"event": name, "step": step, "time": now, **facts})
+
+    def last_step(self) -> int | None:
+        """Return the step of the last line about a step; None if there is no such line."""
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except OSError:
+            return None
+        for line in reversed(lines):
+            with suppress(ValueError):  # an incomplete line
+                if "digest" in (entry := json.loads(line)):
+                    return int(entry["step"])
+        return None
 
     def _append(self, entry: dict[str, Any]) -> None:
         try:

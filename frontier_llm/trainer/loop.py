@@ -1,6 +1,8 @@
 """The training loop: resume, then train, evaluate and save step by step."""
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -13,14 +15,43 @@ from frontier_llm.trainer.resume import Resumed
 from frontier_llm.trainer.step_result import StepFlags, StepResult
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """Where training continues with states in memory, after ranks were replaced."""
+
+    step: int
+    """The last step whose update is in the states."""
+    ended: int
+    """The last step that was ended on all ranks: `step`, or the one before."""
+    saves: bool
+    """Whether to save the states now, because a checkpoint was lost."""
+
+
 class Loop:
     """Trains, evaluates and saves. All ranks run the same loop at the same time.
 
     Callbacks do everything else, such as writing metrics. The loop calls them at fixed moments,
     which trainer/callbacks/callback.py lists.
+
+    Attributes:
+        ended: the last step that has ended, with its metrics and the begin of its checkpoint.
     """
 
-    def __init__(self, context: TrainerContext, callbacks: CallbackList) -> None:
+    def __init__(
+        self,
+        context: TrainerContext,
+        callbacks: CallbackList,
+        outlives: Callable[[BaseException], bool] = lambda _: False,
+    ) -> None:
+        """Initialise without running anything.
+
+        Args:
+            context: the objects of this rank.
+            callbacks: what else is done at fixed moments.
+            outlives: whether this process continues in a new loop after an error. Callbacks do not
+                learn of such an error.
+        """
+        self._outlives, self.ended = outlives, 0
         self._context, self._callbacks = context, callbacks
         self._config, self._progress = context.config, context.progress
         self._watchdog = context.control.watchdog
@@ -42,19 +73,37 @@ class Loop:
         self._context.data.train.close()
         self._context.data.validation.close()
         try:
-            if error is not None:
+            if error is not None and not self._outlives(error):
                 self._callbacks.on_error(error)
         finally:
             self._callbacks.close()
 
-    def run(self) -> None:
+    def run(self, continuation: Continuation | None = None) -> None:
         """Train to the last step, or until a stop is requested.
+
+        Args:
+            continuation: where training continues if ranks were replaced and the states are in
+                memory; None = it starts, or resumes from a checkpoint.
 
         Raises:
             StopRequested: the run was asked to stop; the states are saved.
             CheckpointError: a checkpoint cannot be written, or none can be resumed from.
             TrainingError: the run has diverged, or samples were lost.
         """
+        stopped = False
+        if continuation is None:
+            self._start()
+        else:
+            stopped = self._continue(continuation)
+        while self._steps_remain and not stopped:
+            step = self._progress.step + 1
+            with self._watchdog.phase("step", step):
+                stopped = self._step(step)
+        with self._watchdog.phase("closing"):
+            self._finish(is_early=stopped and self._steps_remain)
+
+    def _start(self) -> None:
+        """Load a checkpoint or initial weights, if there are any."""
         context, config = self._context, self._config
         resumed = self._resume()
         if resumed is None and config.run.init_from:
@@ -63,13 +112,22 @@ class Loop:
         if resumed is not None and resumed.is_local:
             context.checkpoints.secure(resumed.step, resumed.meta)
         self._callbacks.on_start(context.evaluation.run(), resumed)
+        self.ended = self._progress.step
+
+    def _continue(self, continuation: Continuation) -> bool:
+        """End the last step again if a rank has not ended it; return whether to stop."""
+        context, step = self._context, continuation.step
+        context.checkpoints.prepare()
+        self.ended = continuation.ended
+        self._callbacks.on_replacement(self.ended)
         stopped = False
-        while self._steps_remain and not stopped:
-            step = self._progress.step + 1
-            with self._watchdog.phase("step", step):
-                stopped = self._step(step)
-        with self._watchdog.phase("closing"):
-            self._finish(is_early=stopped and self._steps_remain)
+        if self.ended < step and (sums := context.train_step.sums) is not None:
+            result = context.train_step.result(sums).without_checkpoint_news()
+            stopped = self._end_step(result, self._learning_rate(step), time.perf_counter())
+        if continuation.saves:
+            with self._watchdog.phase("checkpoint"):
+                context.checkpoints.save(step)
+        return stopped
 
     @property
     def _steps_remain(self) -> bool:
@@ -89,10 +147,21 @@ class Loop:
         """Run one step, then evaluate and save if due; return whether a stop was requested."""
         self._callbacks.on_step_begin(step)
         start = time.perf_counter()
-        first_sample, learning_rate = self._progress.next_sample, self._learning_rate(step)
+        learning_rate = self._learning_rate(step)
         result = self._train(step, learning_rate)
         self._progress.advance(result.samples, skipped=result.skipped)
-        self._callbacks.on_update(step, first_sample, result)
+        return self._end_step(result, learning_rate, start)
+
+    def _end_step(self, result: StepResult, learning_rate: float, start: float) -> bool:
+        """Record a step after its update, evaluate and save; return whether to stop.
+
+        Args:
+            result: result of the step.
+            learning_rate: learning rate of the step.
+            start: when the step began, in seconds of the performance counter.
+        """
+        step = self._progress.step
+        self._callbacks.on_update(step, self._progress.next_sample - result.samples, result)
         self._handle_checkpoint_outcome(result)
         seconds = time.perf_counter() - start + self._seconds_between
         validation_loss = self._evaluate(step)
@@ -109,6 +178,7 @@ class Loop:
                 last = result.stop or not self._steps_remain
                 self._context.checkpoints.after_step(step, last=last, saving=result.saving)
         self._seconds_between = time.perf_counter() - start
+        self.ended = self._progress.step
         return result.stop
 
     def _train(self, step: int, learning_rate: float) -> StepResult:
@@ -176,6 +246,7 @@ class Loop:
         """
         context = self._context
         context.checkpoints.finish()
+        context.train_step.sums = None  # from here on the states are no longer those of a step
         resumed = context.restorer.restore(before)
         if resumed is not None:
             self._progress.load_meta(resumed.meta["progress"])

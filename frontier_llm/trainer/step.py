@@ -5,7 +5,6 @@ update. The update does nothing if a gradient is not finite. On a GPU the host w
 the sums of the all-reduce, and the update has been submitted before.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,13 +22,9 @@ from frontier_llm.trainer.dropout import DropoutSeeds
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.phase_timer import PhaseTimer
 from frontier_llm.trainer.pipeline import Pipeline
-from frontier_llm.trainer.step_result import Saving, StepFlags, StepResult
-from frontier_llm.trainer.totals import Totals, read_totals
+from frontier_llm.trainer.step_result import CHECKPOINT_FAILED, StepFlags, StepResult, StepSums
+from frontier_llm.trainer.totals import SCALARS, Totals
 from frontier_llm.trainer.update_choice import choose_update
-
-_CHECKPOINT_FAILED = 2.0**32
-"""Each rank adds this number to a sum if its checkpoint has failed, and 1 if the checkpoint is
-committed. One sum thus tells whether any rank has failed, and how many ranks know of the commit."""
 
 
 class TrainStep:
@@ -37,6 +32,7 @@ class TrainStep:
 
     Attributes:
         loss_scale: of fp16; constant 1 in other precisions.
+        sums: those of the last step whose update was done or skipped; None before the first.
         timer: measures the phases of the first steps.
     """
 
@@ -52,6 +48,8 @@ class TrainStep:
     ) -> None:
         self._states, self._groups, self._config = states, groups, config
         self._traffic, self._layout = traffic, model.layout
+        self._has_z_loss = bool(config.optimizer.z_loss)
+        self.sums: StepSums | None = None
         self._device = next(model.chunks[0].parameters()).device
         self._pipeline = Pipeline(model, groups, config.optimizer.z_loss)
         self._dropout = DropoutSeeds(model, groups, config.trainer.seed)
@@ -100,24 +98,26 @@ class TrainStep:
         self._before_update()
         self._states.update(learning_rate, choice.divisor, choice.skip)
         skipped, *numbers = copy.tolist()
-        sums, sent, unquantised = read_totals(numbers)
-        self._check_samples(sums["samples"])
+        self.sums = StepSums(step, scale, bool(skipped), tuple(numbers))
+        self._check_samples(numbers[SCALARS.index("samples")])
         self._end_update(bool(skipped), will_be_saved)
-        return StepResult(
-            loss=sums["loss_sum"] / sums["samples"],
-            z_loss=sums["z_loss_sum"] / sums["samples"] if self._config.optimizer.z_loss else None,
-            grad_norm=math.sqrt(sums["squared_norm"]) / scale,
-            samples=round(sums["samples"]),
-            skipped=bool(skipped),
-            loss_scale=scale,
-            digest=round(sums["digest"]),
-            stop=sums["stop"] > 0,
-            checkpoint_failed=sums["checkpoint"] >= _CHECKPOINT_FAILED,
-            checkpoint_committed=sums["checkpoint"] == self._groups.grid.size,
-            saving=Saving(shared=sums["saving_shared"] > 0, local=sums["saving_local"] > 0),
-            sent=sent,
-            unquantised=unquantised,
-        )
+        return self.result(self.sums)
+
+    def result(self, sums: StepSums) -> StepResult:
+        """Compute the numbers of a step from its sums."""
+        return StepResult.of(sums, self._groups.grid.size, has_z_loss=self._has_z_loss)
+
+    def repeat_update(self, sums: StepSums, learning_rate: float) -> None:
+        """Update with the sums that other ranks know, after they were lost on the way to this one.
+
+        All gradients of the step must be complete, which they are if any rank knows the sums. The
+        updated parameters are not sent.
+        """
+        totals = torch.tensor(sums.numbers, dtype=torch.float64, device=self._device)
+        clip_norm, samples = self._config.optimizer.clip_norm, self._config.data.global_batch
+        choice = choose_update(totals, sums.loss_scale, clip_norm, samples)
+        self._states.update(learning_rate, choice.divisor, choice.skip)
+        self.sums = sums
 
     def _end_update(self, skipped: bool, will_be_saved: bool) -> None:
         """Send the updated parameters, and adapt the loss scale."""
@@ -146,7 +146,7 @@ class TrainStep:
             "samples": sum(batch.samples for batch in batches) if counts else 0,
             "digest": flags.digest if counts else 0,
             "stop": float(flags.stop),
-            "checkpoint": _CHECKPOINT_FAILED * flags.checkpoint_failed + flags.checkpoint_committed,
+            "checkpoint": CHECKPOINT_FAILED * flags.checkpoint_failed + flags.checkpoint_committed,
             "saving_shared": float(is_first and flags.saving.shared),
             "saving_local": float(is_first and flags.saving.local),
         }

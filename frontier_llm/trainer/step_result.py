@@ -1,8 +1,14 @@
 """What a rank tells all other ranks in a step, and what all ranks know after it."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from frontier_llm.geometry.wire import Sent
+from frontier_llm.trainer.totals import read_totals
+
+CHECKPOINT_FAILED = 2.0**32
+"""Each rank adds this number to a sum if its checkpoint has failed, and 1 if the checkpoint is
+committed. One sum thus tells whether any rank has failed, and how many ranks know of the commit."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,20 @@ class StepFlags:
 
 
 @dataclass(frozen=True)
+class StepSums:
+    """The sums over all ranks by which a step was updated. They are equal on all ranks."""
+
+    step: int
+    """Number of the step."""
+    loss_scale: float
+    """Factor by which the loss of the step was multiplied."""
+    skipped: bool
+    """Whether the update was skipped."""
+    numbers: tuple[float, ...]
+    """Result of `Totals.reduce`, on the host."""
+
+
+@dataclass(frozen=True)
 class StepResult:
     """Numbers of a step that are the same on all ranks."""
 
@@ -65,3 +85,33 @@ class StepResult:
     """What rank 0 was writing before the update."""
     z_loss: float | None = None
     """Mean z-loss over the samples of the step; None without z-loss."""
+
+    def without_checkpoint_news(self) -> "StepResult":
+        """Return a copy in which no checkpoint is being written, committed or failed."""
+        return replace(self, checkpoint_failed=False, checkpoint_committed=False, saving=Saving())
+
+    @classmethod
+    def of(cls, sums: StepSums, ranks: int, *, has_z_loss: bool) -> "StepResult":
+        """Compute the numbers from the sums over all ranks.
+
+        Args:
+            sums: the sums of the step.
+            ranks: number of ranks.
+            has_z_loss: whether the loss has a z-loss.
+        """
+        values, sent, unquantised = read_totals(sums.numbers)
+        return cls(
+            loss=values["loss_sum"] / values["samples"],
+            z_loss=values["z_loss_sum"] / values["samples"] if has_z_loss else None,
+            grad_norm=math.sqrt(values["squared_norm"]) / sums.loss_scale,
+            samples=round(values["samples"]),
+            skipped=sums.skipped,
+            loss_scale=sums.loss_scale,
+            digest=round(values["digest"]),
+            stop=values["stop"] > 0,
+            checkpoint_failed=values["checkpoint"] >= CHECKPOINT_FAILED,
+            checkpoint_committed=values["checkpoint"] == ranks,
+            saving=Saving(shared=values["saving_shared"] > 0, local=values["saving_local"] > 0),
+            sent=sent,
+            unquantised=unquantised,
+        )

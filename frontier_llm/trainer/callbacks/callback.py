@@ -2,7 +2,7 @@
 
 A run reaches the moments in this order:
 
-on_start
+on_start, or on_replacement
 for each step:
     on_step_begin
     on_update
@@ -78,6 +78,18 @@ class Callback:
         Args:
             validation_loss: loss of the untrained or resumed model, in nats per token.
             resumed: the checkpoint that the run continues from; None for a new run.
+        """
+
+    def on_replacement(self, last_step: int) -> None:
+        """Run instead of `on_start` if ranks were replaced, and training continues from memory.
+
+        Every rank has made new callbacks. A callback that keeps numbers over several steps must
+        start again.
+
+        Args:
+            last_step: the last step that was ended on all ranks. Records of a later step are made
+                again: `on_update`, `on_evaluation` and `on_step_end` may be called a second time
+                for it.
         """
 
     def on_step_begin(self, step: int) -> None:

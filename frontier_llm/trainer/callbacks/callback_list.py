@@ -28,6 +28,10 @@ class CallbackList(Callback):
         """Call `on_start` of all callbacks."""
         self._call("on_start", lambda callback: callback.on_start(validation_loss, resumed))
 
+    def on_replacement(self, last_step: int) -> None:
+        """Call `on_replacement` of all callbacks."""
+        self._call("on_replacement", lambda callback: callback.on_replacement(last_step))
+
     def on_step_begin(self, step: int) -> None:
         """Call `on_step_begin` of all callbacks."""
         self._call("on_step_begin", lambda callback: callback.on_step_begin(step))

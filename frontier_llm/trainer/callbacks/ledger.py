@@ -16,6 +16,8 @@ class Ledger(Callback):
         super().__init__(context)
         self._file = LedgerFile(Path(context.config.run.dir))
         self._is_writer = context.world.rank == 0
+        self._recorded_step: int | None = None
+        """A step that was recorded before ranks were replaced."""
 
     def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
         """Record a resume, and the weights with which samples are drawn from several corpora."""
@@ -27,9 +29,15 @@ class Ledger(Callback):
         if blend is not None:
             self._file.event("blend", step, segments=blend.schedule.to_meta())
 
+    def on_replacement(self, last_step: int) -> None:
+        """Record that ranks were replaced, and remember the step that the ledger ends with."""
+        if self._is_writer:
+            self._recorded_step = self._file.last_step()
+            self._file.event("replacement", self.context.progress.step)
+
     def on_update(self, step: int, first_sample: int, result: StepResult) -> None:
         """Record the samples of a step right after its update, before anything else can fail."""
-        if self._is_writer:
+        if self._is_writer and step != self._recorded_step:
             self._file.step(step, first_sample, result.samples, result.digest)
 
     def on_step_end(self, end: StepEnd) -> None:

@@ -28,6 +28,11 @@ class MetricsFile(SinkCallback):
         if resumed is not None:
             self._remove_later_lines()
 
+    def on_replacement(self, last_step: int) -> None:
+        """Remove the lines of steps that are recorded again."""
+        if self._sink is not None:
+            jsonl.cut(Path(self.context.config.run.dir), last_step)
+
     def on_rewind(self, rewind: Rewind) -> None:
         """Remove the lines after the step that the run went back to."""
         self._remove_later_lines()

@@ -49,6 +49,11 @@ class RunReport(Callback):
         self.summary = self._describe(ranks, initial_loss)
         self.summary.write(self._run_dir)
 
+    def on_replacement(self, last_step: int) -> None:
+        """Continue with the summary that a rank 0 has written."""
+        if self._is_writer:
+            self.summary = RunSummary.read(self._run_dir) or self.summary
+
     def on_step_end(self, end: StepEnd) -> None:
         """Add the losses of the step and the comparison with the plan to the summary."""
         if not self._is_writer:

@@ -1,0 +1,23 @@
+"""The section `recovery`: how a run continues when one of its processes dies."""
+
+from pydantic import Field
+
+from frontier_llm.config.section import Section
+
+
+class RecoveryConfig(Section):
+    """Replacement of dead ranks while the others keep their states in memory."""
+
+    enabled: bool = False
+    """Whether another process takes the place of a rank that has died, on this machine. The other
+    ranks keep their states, and the dead rank's come from a replica that has the same ones
+    (sharding.optimizer smaller than the number of replicas), or from the newest checkpoint. The
+    interrupted step is done again. Processes that srun or torchrun started are not replaced."""
+    spares: int = Field(0, ge=0)
+    """Number of processes that have loaded their libraries and wait for a rank. If none waits, a
+    new process is started, which takes a fraction of a second longer."""
+    tries: int = Field(10, ge=1)
+    """How many times ranks may be replaced without a new step in between, before the run ends."""
+    timeout_seconds: float = Field(10.0, gt=0)
+    """With gloo, time limit of a collective. A rank may notice only by this limit that another one
+    has died. A limit that is too short costs a new connection of all ranks, and no step."""

@@ -1,0 +1,88 @@
+"""The network connections of this process, which another thread can end while they are in use.
+
+gloo cannot abort a collective: `abort` does nothing, and destroying a group waits for its timeout.
+If its sockets are shut down, a collective that waits for a dead rank fails at once.
+"""
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class Connections:
+    """The TCP connections that this process has opened for one purpose.
+
+    Connections that existed before `begin`, or were opened after `seal`, are never touched. Those
+    of other libraries (a tracker of experiments) thus stay open.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._before: set[int] = set()
+        self._own: set[int] | None = None
+        self._generation: int | None = None
+
+    def begin(self, generation: int) -> None:
+        """Count connections that are opened from now on, for this generation."""
+        with self._lock:
+            self._before, self._own = {inode for inode, _ in _sockets()}, None
+            self._generation = generation
+
+    def seal(self) -> None:
+        """Count no further connections."""
+        with self._lock:
+            self._own = {inode for inode, _ in _sockets()} - self._before
+
+    def end(self) -> None:
+        """Forget the connections, so that `cut` does nothing until the next `begin`."""
+        with self._lock:
+            self._generation = None
+
+    def cut(self, before: int) -> bool:
+        """Shut down the counted connections of a generation before this one, if there are any.
+
+        Returns whether there are. May be called from any thread. A connection that is being opened
+        may escape, so the caller repeats the call until the thread that uses the connections has
+        called `end`.
+        """
+        with self._lock:
+            if self._generation is None or self._generation >= before:
+                return False
+            for inode, descriptor in _sockets():
+                is_own = inode in self._own if self._own is not None else inode not in self._before
+                if is_own:
+                    _shut_down(inode, descriptor)
+            return True
+
+
+def _sockets() -> Iterator[tuple[int, int]]:
+    """Yield (inode, descriptor) of each socket of this process."""
+    for path in Path("/dev/fd").iterdir():
+        try:
+            status = os.fstat(int(path.name))
+        except OSError:
+            continue  # closed meanwhile
+        if stat.S_ISSOCK(status.st_mode):
+            yield status.st_ino, int(path.name)
+
+
+def _shut_down(inode: int, descriptor: int) -> None:
+    """Shut a TCP connection down, unless its descriptor has another use by now."""
+    try:
+        copy = socket.socket(fileno=os.dup(descriptor))
+    except OSError:
+        return
+    with copy:
+        is_same = os.fstat(copy.fileno()).st_ino == inode
+        if not is_same or copy.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        if copy.type != socket.SOCK_STREAM:
+            return
+        try:
+            if not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                copy.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # not connected any more

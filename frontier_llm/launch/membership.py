@@ -1,0 +1,183 @@
+"""A process that can hold a rank of a job, and what it does when other processes die.
+
+States of a member:
+
+- waiting: no roster names it (a spare), or it waits for the next roster.
+- working: it holds a rank of the newest generation.
+- cut: a newer roster exists while it works. A thread shuts down its connections until the main
+  thread has noticed and calls `leave`. It is then waiting again, with all that it has in memory.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from frontier_llm.errors import ConfigError, StopRequested, TrainingError
+from frontier_llm.launch.connections import Connections
+from frontier_llm.launch.failure import is_lost_contact, is_timeout
+from frontier_llm.launch.roster import (
+    Roster,
+    arrived_key,
+    done_key,
+    late_key,
+    lost_key,
+    roster_key,
+)
+from frontier_llm.launch.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_LOG = logging.getLogger(__name__)
+_FOREVER = timedelta(days=20)
+"""Nearly the longest time-out that the store supports: it counts milliseconds in 31 bits."""
+_NEWS_SECONDS = 2.0
+"""How long a member that fails waits to hear that another member has died. Usually it has lost
+contact with a dead member, and hears of it within milliseconds."""
+_CUT_SECONDS = 0.05
+"""Interval at which connections are shut down again."""
+
+
+class GenerationOverError(Exception):
+    """A newer generation has begun, or another member is lost."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The rank that a member holds in one generation."""
+
+    generation: int
+    world: World
+    """Rank, size and host of this process."""
+    store: "Store"
+    """Key-value store of this generation; its connection is cut when the generation is over."""
+
+
+class Membership:
+    """The main thread's view of the job in one process.
+
+    Attributes:
+        rank: the rank of the current or last generation; None before the first.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        world_of: Callable[[int], World],
+        connect: "Callable[[], Store]",
+        wrap: "Callable[[str, Store], Store]",
+    ) -> None:
+        """Connect to the store.
+
+        Args:
+            number: number of this process among all members of the job.
+            world_of: returns the `World` of a rank that this process holds.
+            connect: opens a new connection to the store.
+            wrap: returns a store whose keys have a prefix.
+        """
+        self.number, self.rank = number, None
+        self._world_of, self._connect, self._wrap = world_of, connect, wrap
+        self._control, self._reports = connect(), connect()
+        self._news = connect()
+        self._generation, self._announced, self._is_over = -1, -1, threading.Event()
+        self._connections = Connections()
+        threading.Thread(target=self._hear, name="membership", daemon=True).start()
+
+    rank: int | None
+
+    def next_place(self) -> Place | None:
+        """Wait until the newest roster names this process; return its rank, or None at the end."""
+        while True:
+            generation = max(self._generation + 1, self._announced)
+            roster = self._read(generation)
+            self._generation = generation
+            if roster.members is None:
+                return None
+            if self.number in roster.members and (place := self._enter(roster)):
+                return place
+
+    def seal(self) -> None:
+        """Announce that all connections of this generation are open."""
+        self._connections.seal()
+
+    def finish(self) -> None:
+        """Report that the work of this rank is done, and wait until the work of all ranks is.
+
+        Raises:
+            GenerationOverError: a member died before its work was done.
+        """
+        self._control.add(done_key(self._generation), 1)
+        if self._read(self._generation + 1).members is not None:
+            raise GenerationOverError("another rank died before it was done")
+
+    def leave(self) -> None:
+        """Announce that the main thread has stopped to use the connections of its generation."""
+        self._connections.end()
+
+    def outlives(self, error: BaseException) -> bool:
+        """Return whether an error means that another member is lost, so that this one stays.
+
+        If no newer generation is known, the launcher is told of the loss of contact.
+        """
+        own = ConfigError, TrainingError, StopRequested
+        if isinstance(error, own) or not isinstance(error, Exception):
+            return False
+        if self._is_over.wait(_NEWS_SECONDS) or isinstance(error, GenerationOverError):
+            return True
+        if is_lost_contact(error) or is_timeout(error):
+            self._control.set(lost_key(self._generation), str(self.rank))
+            return True
+        return False
+
+    def report_late(self, ranks: Sequence[int], diagnosis: str) -> None:
+        """Tell the launcher which ranks hang; any thread may call this.
+
+        Args:
+            ranks: the ranks; empty if all ranks wait in the same place.
+            diagnosis: what the watchdog has found.
+        """
+        late = {"ranks": list(ranks), "diagnosis": diagnosis}
+        self._reports.set(late_key(self._generation), json.dumps(late))
+
+    def _read(self, generation: int) -> Roster:
+        self._control.wait([roster_key(generation)], _FOREVER)
+        return Roster.from_json(self._control.get(roster_key(generation)))
+
+    def _enter(self, roster: Roster) -> Place | None:
+        """Begin a generation; return None if a newer one is known."""
+        assert roster.members is not None
+        generation = roster.generation
+        self.rank = roster.members.index(self.number)
+        self._control.set(arrived_key(generation, self.rank), "")
+        self._is_over.clear()
+        self._connections.begin(generation)
+        if self._announced > generation:
+            self.leave()
+            return None
+        store = self._wrap(f"generation/{generation}", self._connect())
+        world = replace(self._world_of(self.rank), job=f"{generation}")
+        return Place(generation, world, store)
+
+    def _hear(self) -> None:
+        """Wait for rosters, and end what the main thread does when there is a newer one."""
+        generation = 0
+        while True:
+            try:
+                self._news.wait([roster_key(generation)], _FOREVER)
+            except RuntimeError:
+                return  # the store is gone, and with it the launcher
+            self._announced = generation
+            if generation > self._generation >= 0:
+                self._is_over.set()
+                threading.Thread(target=self._cut, args=(generation,), daemon=True).start()
+            generation += 1
+
+    def _cut(self, generation: int) -> None:
+        """Shut connections down until the main thread has left the generation before."""
+        while self._connections.cut(before=generation):
+            time.sleep(_CUT_SECONDS)

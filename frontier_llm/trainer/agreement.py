@@ -1,0 +1,138 @@
+"""How the ranks of a new generation agree on where training continues, after a rank has died.
+
+Every rank reports what it has in memory, rank 0 decides, and all ranks read the decision. These
+facts make the decision simple:
+
+- A rank knows the sums of a step (`StepSums`) only if every rank has given its addends, so that all
+  gradients of the step are complete on every rank. A rank updates its states in the same moment in
+  which it learns the sums, without communication in between.
+- Ranks therefore differ by at most one update. Those that are behind repeat the update with the
+  sums that the others know. No rank ever goes back.
+- The optimizer states of a dead rank are in the memory of the ranks that hold the same interval:
+  the other replicas, if the states are sharded over fewer ranks than there are replicas.
+
+If no copy of a dead rank's states is left, all ranks load the newest checkpoint, in the same
+processes.
+"""
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from frontier_llm.trainer.step_result import StepSums
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one rank has in memory."""
+
+    has_states: bool
+    """Whether it has the states of its rank, because it held this rank in the last generation."""
+    sums: StepSums | None = None
+    """The sums of the last step that it has updated with."""
+    ended: int = 0
+    """The last step that its loop has ended, with metrics and checkpoint. On a rank 0 without
+    states, the last step in metrics.jsonl."""
+    counters: Mapping[str, Any] | None = None
+    """Progress, loss scale and blend, as in a checkpoint. They may be one step behind `sums`."""
+    precision: str = ""
+    """The compute precision; empty if it is not known to this process."""
+
+    def to_json(self) -> str:
+        """Return the report as text, for the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Report":
+        """Read the output of `to_json`."""
+        values = json.loads(text)
+        return cls(**{**values, "sums": _sums(values["sums"])})
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where training continues."""
+
+    source: Literal["memory", "checkpoint"]
+    """`memory`: the ranks' states; `checkpoint`: the newest checkpoint, or the initial states."""
+    reason: str = ""
+    """Why the states in memory are not used."""
+    sums: StepSums | None = None
+    """The sums of the last update, in which all ranks will have taken part."""
+    ended: int = 0
+    """The last step that no rank has to end again."""
+    counters: Mapping[str, Any] | None = None
+    """Progress, loss scale and blend. They may be one step behind `sums`."""
+    lenders: Mapping[int, int] | None = None
+    """By rank without states: a rank that has the same states."""
+    saves: bool = False
+    """Whether a checkpoint was lost that was due, so that the states are saved now."""
+    precision: str = ""
+    """The compute precision of the run; empty if no rank knows it."""
+
+    def to_json(self) -> str:
+        """Return the decision as text, for the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Decision":
+        """Read the output of `to_json`."""
+        values = json.loads(text)
+        lenders = values["lenders"]
+        if lenders is not None:
+            lenders = {int(rank): lender for rank, lender in lenders.items()}
+        return cls(**{**values, "sums": _sums(values["sums"]), "lenders": lenders})
+
+
+def decide(reports: Sequence[Report], places: Sequence[Hashable], obstacle: str = "") -> Decision:
+    """Decide where training continues.
+
+    Args:
+        reports: what each rank has.
+        places: for each rank, a value that is equal for ranks that hold the same optimizer states.
+        obstacle: why a copy in memory would not repeat the run exactly; empty if it would.
+    """
+    having = [rank for rank, report in enumerate(reports) if report.has_states]
+    known = (reports[rank].sums for rank in having)
+    sums = max((sums for sums in known if sums), key=lambda sums: sums.step, default=None)
+    if sums is None:
+        return Decision("checkpoint", "no step has been done since the last start")
+    if obstacle:
+        return Decision("checkpoint", obstacle)
+    lenders, lacking = {}, []
+    by_place = {places[rank]: rank for rank in reversed(having)}
+    for rank, report in enumerate(reports):
+        if report.has_states:
+            continue
+        if places[rank] in by_place:
+            lenders[rank] = by_place[places[rank]]
+        else:
+            lacking.append(rank)
+    if lacking:
+        return Decision("checkpoint", f"no other rank has the states of rank {lacking[0]}")
+    if not all(_can_reach(reports[rank], sums.step) for rank in having):
+        return Decision("checkpoint", "ranks were loading a checkpoint")
+    # counters of a rank that has not ended the last step do not count it yet
+    oldest = min((reports[rank] for rank in having), key=lambda report: report.ended)
+    recorded = [report.ended for rank, report in enumerate(reports) if _counts(rank, report)]
+    ended = min(*recorded, sums.step)
+    return Decision("memory", "", sums, ended, oldest.counters, lenders)
+
+
+def _counts(rank: int, report: Report) -> bool:
+    return report.has_states or rank == 0
+
+
+def _can_reach(report: Report, step: int) -> bool:
+    """Return whether a rank has done the update of a step, or is one update behind."""
+    assert report.counters is not None
+    counted = int(report.counters["progress"]["step"])
+    done = counted if report.sums is None else report.sums.step
+    if report.sums is None and counted == step:
+        return False  # it has begun to load another step
+    return done in (step - 1, step) and counted in (step - 1, step)
+
+
+def _sums(values: Mapping[str, Any] | None) -> StepSums | None:
+    return None if values is None else StepSums(**{**values, "numbers": tuple(values["numbers"])})

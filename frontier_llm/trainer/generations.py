@@ -1,0 +1,250 @@
+"""Runs the training loop in a process whose job goes on when other processes die.
+
+assemble.py does the work of a rank once. This module does it again in each generation
+(launch/roster.py): it waits for a rank, agrees with the other ranks where training continues
+(agreement.py), builds groups and model anew, takes the states over from memory, and trains until
+the job is done or a member dies. What it keeps between generations is a `Survivor`.
+"""
+
+import gc
+import logging
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from frontier_llm.checkpoint.discovery import committed
+from frontier_llm.config.run import RunConfig
+from frontier_llm.device.accelerator import Accelerator
+from frontier_llm.errors import StopRequested
+from frontier_llm.geometry.formats import StateFormats
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.health.watchdog import Watchdog
+from frontier_llm.launch.membership import Membership, Place
+from frontier_llm.parallel.groups import destroy_groups, forget_groups
+from frontier_llm.telemetry.log import setup_logging
+from frontier_llm.trainer.agreement import Decision, Report, decide
+from frontier_llm.trainer.assemble import (
+    build_context,
+    prepare_device,
+    run_log,
+)
+from frontier_llm.trainer.callbacks.built_in import make_callbacks
+from frontier_llm.trainer.checkpoint_places import shared_folder
+from frontier_llm.trainer.context import TrainerContext
+from frontier_llm.trainer.loop import Continuation, Loop
+from frontier_llm.trainer.restart import prepare_restart, recorded_steps
+from frontier_llm.trainer.run_directory import FAILURES
+from frontier_llm.trainer.survivor import Survivor, lend, restore_counters
+
+_LOG = logging.getLogger(__name__)
+
+
+def run_member(config: RunConfig, corpora: Sequence[Path], membership: Membership) -> None:
+    """Hold ranks of the run until the job is over.
+
+    Args:
+        config: configuration of the run.
+        corpora: folders of the prepared corpora.
+        membership: tells which rank this process holds in which generation.
+
+    Raises:
+        FrontierError: the run cannot continue, or was asked to stop.
+    """
+    member = _Member(config, corpora, membership)
+    while (place := membership.next_place()) is not None:
+        try:
+            member.work(place)
+        except StopRequested:
+            raise
+        except Exception as error:
+            if not membership.outlives(error):
+                raise
+            _LOG.info("rank %d leaves generation %d: %s", place.world.rank, place.generation, error)
+            _forget(error)
+        member.let_go()
+
+
+class _Member:
+    """The objects of this process, across generations."""
+
+    def __init__(self, config: RunConfig, corpora: Sequence[Path], membership: Membership) -> None:
+        self._config, self._corpora, self._membership = config, corpora, membership
+        self._accelerator: Accelerator | None = None
+        self._kept: Survivor | None = None
+        self._context: TrainerContext | None = None
+        """The objects of this generation, once the states in them are those of the run."""
+        self._loop: Loop | None = None
+        self._ended = 0
+
+    def work(self, place: Place) -> None:
+        """Do the work of a rank until all ranks are done.
+
+        Raises:
+            GenerationOverError: a member died.
+            StopRequested: the run was asked to stop.
+        """
+        world, store, config = place.world, place.store, self._config
+        setup_logging(world.rank)
+        if self._accelerator is None:
+            self._accelerator = prepare_device(config, world)
+        decision = self._agree(place)
+        if decision.source == "memory" and self._kept is not None:
+            self._kept.catch_up(decision)
+        elif decision.source == "checkpoint":
+            self._kept = None
+            if place.generation:
+                config = _of_restart(config, world.rank)
+        if decision.precision:  # measuring it again might choose another one
+            precision = config.precision.model_copy(update={"name": decision.precision})
+            config = config.model_copy(update={"precision": precision})
+        self._log(place, decision)
+        run_dir, stopped = Path(config.run.dir), None
+        with Watchdog(
+            config.watchdog, world, store, run_dir, run_dir / FAILURES, self._membership.report_late
+        ) as watchdog:
+            context = build_context(
+                config, self._corpora, world, store, self._accelerator, watchdog
+            )
+            self._membership.seal()
+            continuation = self._continue(context, decision)
+            loop = Loop(context, make_callbacks(context), self._membership.outlives)
+            self._loop = loop
+            try:
+                with run_log(run_dir, world), loop:
+                    loop.run(continuation)
+            except StopRequested as request:
+                stopped = request
+            destroy_groups()
+        self._membership.finish()
+        if stopped is not None:
+            raise stopped
+
+    def let_go(self) -> None:
+        """Keep the states, and give up everything else that belongs to the generation."""
+        self._membership.leave()
+        context = self._context
+        if context is not None:
+            context.checkpoints.abandon()
+            self._kept = Survivor(context, self._loop.ended if self._loop else self._ended)
+        self._context = self._loop = context = None
+        with suppress(RuntimeError):  # the groups' connections are gone
+            destroy_groups()
+        forget_groups()
+        _end_graph()
+        gc.collect()
+
+    def _agree(self, place: Place) -> Decision:
+        """Tell rank 0 what this rank has, and return what rank 0 decides for all ranks.
+
+        Collective over all ranks, through the store.
+        """
+        world, store, config = place.world, place.store, self._config
+        if not place.generation:
+            return Decision("checkpoint", "this is the first start")
+        fresh = Report(False, ended=recorded_steps(Path(config.run.dir)) if not world.rank else 0)
+        report = fresh if self._kept is None else self._kept.report()
+        store.set(f"report/{world.rank}", report.to_json())
+        if not world.rank:
+            keys = [f"report/{rank}" for rank in range(world.size)]
+            store.wait(keys, timedelta(seconds=config.watchdog.startup_seconds))
+            reports = [Report.from_json(text) for text in store.multi_get(keys)]
+            precision = next((report.precision for report in reports if report.precision), "")
+            layout = ResolvedLayout.resolve(
+                config, world.size, world.ranks_per_node, precision=precision or "fp32"
+            )
+            decision = decide(reports, _places(layout), obstacle(config, layout))
+            saves = decision.sums is not None and is_overdue(config, decision.sums.step)
+            decision = replace(decision, precision=precision, saves=saves)
+            store.set("decision", decision.to_json())
+            return decision
+        store.wait(["decision"], timedelta(seconds=config.watchdog.startup_seconds))
+        return Decision.from_json(store.get("decision"))
+
+    def _continue(self, context: TrainerContext, decision: Decision) -> Continuation | None:
+        """Fill the new objects with the states in memory; return None if there are none.
+
+        Collective over all ranks.
+        """
+        if decision.source == "checkpoint":
+            self._context, self._ended = context, 0
+            return None
+        assert decision.lenders is not None
+        context.states.settle()
+        lend(context.states, self._kept, decision.lenders)
+        restore_counters(context, decision)
+        # from here on this rank has the states of the run, whoever dies
+        self._context, self._ended, self._kept = context, decision.ended, None
+        progress = context.progress
+        context.states.adopt(progress.updates, progress.step)
+        return Continuation(progress.step, decision.ended, decision.saves)
+
+    def _log(self, place: Place, decision: Decision) -> None:
+        if place.world.rank or not place.generation:
+            return
+        if decision.source == "checkpoint":
+            _LOG.warning("ranks were replaced, and the run resumes (%s)", decision.reason)
+        else:
+            assert decision.sums is not None
+            new = ", ".join(map(str, decision.lenders or ()))
+            _LOG.warning(
+                "ranks were replaced (%s), and training continues after step %d",
+                new or "none; connections were lost",
+                decision.sums.step,
+            )
+
+
+def obstacle(config: RunConfig, layout: ResolvedLayout) -> str:
+    """Return why states in memory would not repeat a run exactly; empty if they would."""
+    if config.optimizer.name in ("muon", "adafactor"):
+        return f"optimizer={config.optimizer.name} communicates during an update"
+    if config.collectives.error_feedback:
+        return "rounding errors of gradients (collectives.error_feedback) have no copy"
+    formats = StateFormats.at(config.collectives, 1)
+    has_refresh = layout.factors.optimizer > layout.factors.params
+    if has_refresh and not formats.refresh.is_lossless(2):
+        return "parameters are sent with rounding (collectives.refresh_format)"
+    return ""
+
+
+def is_overdue(config: RunConfig, step: int) -> bool:
+    """Return whether the newest checkpoint that was due by a step is not in the run directory."""
+    every = config.checkpoint.every_steps
+    due = step - step % every
+    newest = max((step for step, _ in committed(shared_folder(config))), default=0)
+    return config.checkpoint.mode != "off" and due > newest
+
+
+def _places(layout: ResolvedLayout) -> list[tuple[int, ...]]:
+    """Return a tuple per rank that is equal for ranks with the same optimizer states."""
+    places: list[tuple[int, ...]] = []
+    for rank in range(layout.grid.size):
+        coordinates = layout.grid.coordinates(rank)
+        digits = layout.factors.digits(coordinates.data)
+        places.append((coordinates.tensor, coordinates.pipeline, *digits[:-1]))
+    return places
+
+
+def _of_restart(config: RunConfig, rank: int) -> RunConfig:
+    """Return the configuration with which a run resumes; rank 0 prepares the run directory."""
+    if rank == 0:
+        return prepare_restart(config)
+    return config.model_copy(update={"run": config.run.model_copy(update={"resume": "auto"})})
+
+
+def _forget(error: BaseException) -> None:
+    """Free the objects in the frames of an error, and of those that led to it."""
+    chain: BaseException | None = error
+    while chain is not None:
+        traceback.clear_frames(chain.__traceback__)
+        chain = chain.__cause__ or chain.__context__
+
+
+def _end_graph() -> None:
+    """Run a tiny backward pass: autograd keeps the graph of an interrupted one until the next."""
+    parameter = torch.nn.Parameter(torch.ones(1))
+    (parameter * parameter).sum().backward()

@@ -1,0 +1,115 @@
+"""What a process keeps of its rank while the ranks of a run connect again after a death."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.trainer.agreement import Decision, Report
+from frontier_llm.trainer.context import TrainerContext
+from frontier_llm.trainer.learning_rate import LearningRate
+
+
+class Survivor:
+    """The optimizer states and counters of a rank after its last update.
+
+    The model, its gradients and the process groups are given up: they are built again.
+    """
+
+    def __init__(self, context: TrainerContext, ended: int) -> None:
+        """Take over the states of a context whose connections are gone.
+
+        Args:
+            context: the objects of the last generation.
+            ended: the last step that the loop has ended.
+        """
+        self._states: ShardedStates | None = context.states
+        self._step, self._rate = context.train_step, LearningRate.of(context.config)
+        self._sums, self._ended = context.train_step.sums, ended
+        self._counters = counters_of(context)
+        self._precision = context.hardware.precision.name
+        self.tensors: list[torch.Tensor] = []
+
+    def report(self) -> Report:
+        """Return what this rank has, for the agreement."""
+        return Report(True, self._sums, self._ended, self._counters, self._precision)
+
+    def catch_up(self, decision: Decision) -> None:
+        """Repeat the update that other ranks have done and this one has not, then keep only states.
+
+        The gradients of the step are in memory until then.
+        """
+        if self._states is None:
+            return  # in an earlier generation that failed
+        own, sums = self._sums, decision.sums
+        assert sums is not None
+        if own is None or own.step < sums.step:
+            self._step.repeat_update(sums, self._rate(sums.step))
+            self._sums = sums
+        self.tensors = list(tensors_of(self._states))
+        self._states.close()
+        self._states = None
+        del self._step
+
+
+def tensors_of(states: ShardedStates) -> Iterator[torch.Tensor]:
+    """Yield this rank's optimizer states, [elements] fp32 each, in an order that replicas share."""
+    for shard in states.shards(writable=True):
+        for values in shard.states.values():
+            assert isinstance(values, torch.Tensor)
+            yield values
+
+
+def counters_of(context: TrainerContext) -> dict[str, Any]:
+    """Return the counters of a run as plain JSON."""
+    blend = context.data.blend
+    return {
+        "progress": context.progress.to_meta(),
+        "loss_scale": context.train_step.loss_scale.to_meta(),
+        "blend": blend.schedule.to_meta() if blend else None,
+    }
+
+
+def restore_counters(context: TrainerContext, decision: Decision) -> None:
+    """Set the counters of a context to those after the last update."""
+    counters, sums = decision.counters, decision.sums
+    assert counters is not None
+    assert sums is not None
+    progress, loss_scale = context.progress, context.train_step.loss_scale
+    progress.load_meta(counters["progress"])
+    loss_scale.load_meta(counters["loss_scale"])
+    if progress.step < sums.step:  # the rank that reported them was still ending the update
+        loss_scale.update(finite=not sums.skipped)
+        progress.advance(context.config.data.global_batch, skipped=sums.skipped)
+    assert progress.step == sums.step, (progress, sums)
+    blend, history = context.data.blend, counters["blend"]
+    if blend is not None and history:
+        blend.resume(history, progress.next_sample)
+    context.train_step.sums = sums
+
+
+def lend(states: ShardedStates, own: Survivor | None, lenders: Mapping[int, int]) -> None:
+    """Fill the states of this rank: from its own copy, or with those of another rank.
+
+    Collective over the ranks that lend or borrow.
+
+    Args:
+        states: the new states, which are overwritten; `adopt` must follow.
+        own: what this rank has kept; None if it is new.
+        lenders: by rank without states, the rank that sends it a copy.
+    """
+    rank = dist.get_rank()
+    tensors = list(tensors_of(states))
+    with torch.no_grad():
+        if own is not None:
+            for target, source in zip(tensors, own.tensors, strict=True):
+                target.copy_(source)
+        for borrower, lender in sorted(lenders.items()):
+            if rank == lender:
+                for tensor in tensors:
+                    dist.send(tensor, borrower)
+            elif rank == borrower:
+                for tensor in tensors:
+                    dist.recv(tensor, lender)
