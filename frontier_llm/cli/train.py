@@ -94,7 +94,13 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
         from frontier_llm.trainer.generations import run_member
 
         recovery = config.recovery
-        replacing = Replacing(Path(config.run.dir), recovery.spares, recovery.tries, metrics)
+        replacing = Replacing(
+            Path(config.run.dir),
+            recovery.spares,
+            recovery.tries,
+            recovery.timeout_seconds,
+            partial(restart.recorded_steps, Path(config.run.dir)),
+        )
         work = partial(run_member, config, corpus_folders(corpora))
         return launch_replacing(work, options, replacing).exit_code
     return launch_with_restarts(target, options, config.launch.restarts, metrics)

@@ -18,6 +18,7 @@ class RecoveryConfig(Section):
     new process is started, which takes a fraction of a second longer."""
     tries: int = Field(10, ge=1)
     """How many times ranks may be replaced without a new step in between, before the run ends."""
-    timeout_seconds: float = Field(10.0, gt=0)
-    """With gloo, time limit of a collective. A rank may notice only by this limit that another one
-    has died. A limit that is too short costs a new connection of all ranks, and no step."""
+    timeout_seconds: float = Field(3.0, gt=0)
+    """With gloo, time limit of a collective. In one of a hundred deaths a rank notices the death
+    only by this limit. A limit that is too short costs a new connection of all ranks, and no step;
+    then it is doubled."""

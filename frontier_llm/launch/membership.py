@@ -56,6 +56,8 @@ class Place:
     """Rank, size and host of this process."""
     store: "Store"
     """Key-value store of this generation; its connection is cut when the generation is over."""
+    timeout_seconds: float
+    """Time limit of a collective with gloo."""
 
 
 class Membership:
@@ -161,7 +163,7 @@ class Membership:
             return None
         store = self._wrap(f"generation/{generation}", self._connect())
         world = replace(self._world_of(self.rank), job=f"{generation}")
-        return Place(generation, world, store)
+        return Place(generation, world, store, roster.timeout_seconds)
 
     def _hear(self) -> None:
         """Wait for rosters, and end what the main thread does when there is a newer one."""

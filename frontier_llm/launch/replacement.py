@@ -54,9 +54,9 @@ SWAP_FILE = "SWAP"
 """File in the run directory with the number of a rank, whose process is to be replaced."""
 _LOST_SECONDS = 0.3
 """How long the launcher waits for the end of a process after a member has lost contact."""
-_ARRIVAL_SECONDS = 60.0
-"""A member that does not read its roster within this time is killed. It is longer than a collective
-may take, because a member may notice that its generation is over only when a collective fails."""
+_ARRIVAL_SECONDS = 30.0
+"""A member that does not read its roster within this time, after the time limit of a collective, is
+killed: it may notice that its generation is over only when a collective fails."""
 _EXIT_SECONDS = 30.0
 """How long members may take to exit after the end of the job."""
 _SECOND_LOOK = 25
@@ -76,6 +76,8 @@ class Replacing:
     """Number of processes that wait for a rank."""
     tries: int
     """Largest number of new generations without a new step."""
+    timeout_seconds: float
+    """Time limit of a collective with gloo, in the first generation."""
     steps_done: Callable[[], int]
     """Returns the number of steps of which the run has records."""
 
@@ -139,6 +141,7 @@ class _Job:
         self._published = 0.0
         self._has_arrived = False
         self._lost_at: float | None = None
+        self._timeout_seconds = replacing.timeout_seconds
         self._tries, self._most_steps = 0, replacing.steps_done()
         self._store: Store | None = None
         self._polls = 0
@@ -168,7 +171,12 @@ class _Job:
             elif self._has_lost_contact():
                 if ended := self._end_after({}):
                     return ended
-                print_error("ranks lost contact with each other: they connect again")
+                longest = self._options.store_timeout.total_seconds()
+                self._timeout_seconds = min(2 * self._timeout_seconds, longest)
+                print_error(
+                    "ranks lost contact with each other, and all of them run: they connect again, "
+                    f"with a time limit of {self._timeout_seconds:g} s for a collective"
+                )
                 self._begin_generation()
             self._kill_late()
             self._swap()
@@ -213,7 +221,7 @@ class _Job:
     def _begin_generation(self) -> None:
         self._generation += 1
         self._has_arrived, self._lost_at = False, None
-        self._publish(Roster(self._generation, tuple(self._roster)))
+        self._publish(Roster(self._generation, tuple(self._roster), self._timeout_seconds))
 
     def _publish(self, roster: Roster) -> None:
         self._published = time.monotonic()
@@ -304,7 +312,8 @@ class _Job:
             if not self._connected.check([arrived_key(self._generation, rank)])
         ]
         self._has_arrived = not absent
-        if absent and time.monotonic() - self._published > _ARRIVAL_SECONDS:
+        waited = time.monotonic() - self._published
+        if absent and waited > self._timeout_seconds + _ARRIVAL_SECONDS:
             self._kill(absent)
 
     def _kill(self, ranks: list[int]) -> None:

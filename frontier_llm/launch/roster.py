@@ -15,7 +15,7 @@ Keys of generation G, all below `members/`:
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,19 @@ class Roster:
     """Number of the generation, from 0."""
     members: tuple[int, ...] | None
     """The member of each rank; None = the job is over."""
+    timeout_seconds: float = 0.0
+    """Time limit of a collective with gloo. It grows if members lose contact and none has died."""
 
     def to_json(self) -> str:
         """Return the roster as text, for the store."""
-        return json.dumps({"generation": self.generation, "members": self.members})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Roster":
         """Read the output of `to_json`."""
         values = json.loads(text)
         members = values["members"]
-        return cls(values["generation"], None if members is None else tuple(members))
+        return cls(**{**values, "members": None if members is None else tuple(members)})
 
 
 def roster_key(generation: int) -> str:

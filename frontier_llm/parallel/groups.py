@@ -89,9 +89,9 @@ def make_groups(grid: Grid, head_stage: int, timeout: timedelta = TIMEOUT) -> Gr
     Args:
         grid: all ranks of the run.
         head_stage: stage that holds the head (`ResolvedLayout.head_stage`).
-        timeout: time after which a collective fails; megatron rounds it up to minutes.
+        timeout: time after which a collective fails. With NCCL megatron rounds it up to minutes.
     """
-    with shared_groups() if dist.get_backend() == "gloo" else nullcontext():
+    with shared_groups(timeout) if dist.get_backend() == "gloo" else nullcontext():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=grid.tensor,
             pipeline_model_parallel_size=grid.pipeline,

@@ -74,19 +74,20 @@ REPLACEMENTS = (
 
 
 @contextmanager
-def shared_groups() -> Iterator[None]:
+def shared_groups(timeout: timedelta) -> Iterator[None]:
     """Make megatron create one group for each set of ranks, within this context.
 
     megatron creates twenty groups per rank, most of which have the same ranks. With gloo each group
     has a thread that wakes a hundred times per second.
+
+    Args:
+        timeout: time after which a collective fails; megatron would round it up to minutes.
     """
     from megatron.core import parallel_state
 
     created: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
-    def create_group(
-        ranks: Sequence[int], timeout: timedelta | None = None, **_: object
-    ) -> dist.ProcessGroup:
+    def create_group(ranks: Sequence[int], **_: object) -> dist.ProcessGroup:
         key = tuple(ranks)
         if key not in created:
             created[key] = dist.new_group(list(ranks), timeout=timeout)

@@ -116,7 +116,8 @@ def decide(reports: Sequence[Report], places: Sequence[Hashable], obstacle: str 
     # counters of a rank that has not ended the last step do not count it yet
     oldest = min((reports[rank] for rank in having), key=lambda report: report.ended)
     recorded = [report.ended for rank, report in enumerate(reports) if _counts(rank, report)]
-    ended = min(*recorded, sums.step)
+    # all ranks have ended the step before, because they have taken part in this one
+    ended = max(min(*recorded, sums.step), sums.step - 1)
     return Decision("memory", "", sums, ended, oldest.counters, lenders)
 
 

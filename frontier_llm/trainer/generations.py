@@ -9,8 +9,8 @@ the job is done or a member dies. What it keeps between generations is a `Surviv
 import gc
 import logging
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -88,7 +88,7 @@ class _Member:
             GenerationOverError: a member died.
             StopRequested: the run was asked to stop.
         """
-        world, store, config = place.world, place.store, self._config
+        world, store, config = place.world, place.store, _of_generation(self._config, place)
         setup_logging(world.rank)
         if self._accelerator is None:
             self._accelerator = prepare_device(config, world)
@@ -107,9 +107,11 @@ class _Member:
         with Watchdog(
             config.watchdog, world, store, run_dir, run_dir / FAILURES, self._membership.report_late
         ) as watchdog:
-            context = build_context(
-                config, self._corpora, world, store, self._accelerator, watchdog
-            )
+            with _logging_warnings_only() if place.generation else nullcontext():
+                context = build_context(
+                    config, self._corpora, world, store, self._accelerator, watchdog
+                )
+                context.checkpoints.prepare()
             self._membership.seal()
             continuation = self._continue(context, decision)
             loop = Loop(context, make_callbacks(context), self._membership.outlives)
@@ -219,6 +221,16 @@ def is_overdue(config: RunConfig, step: int) -> bool:
     return config.checkpoint.mode != "off" and due > newest
 
 
+@contextmanager
+def _logging_warnings_only() -> Iterator[None]:
+    """Do not log again what was logged at the start of the run."""
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def _places(layout: ResolvedLayout) -> list[tuple[int, ...]]:
     """Return a tuple per rank that is equal for ranks with the same optimizer states."""
     places: list[tuple[int, ...]] = []
@@ -227,6 +239,12 @@ def _places(layout: ResolvedLayout) -> list[tuple[int, ...]]:
         digits = layout.factors.digits(coordinates.data)
         places.append((coordinates.tensor, coordinates.pipeline, *digits[:-1]))
     return places
+
+
+def _of_generation(config: RunConfig, place: Place) -> RunConfig:
+    """Return the configuration with the time limit of the generation."""
+    recovery = config.recovery.model_copy(update={"timeout_seconds": place.timeout_seconds})
+    return config.model_copy(update={"recovery": recovery})
 
 
 def _of_restart(config: RunConfig, rank: int) -> RunConfig:

@@ -94,6 +94,7 @@ class Loop:
         if continuation is None:
             self._start()
         else:
+            self.ended = continuation.ended
             stopped = self._continue(continuation)
         while self._steps_remain and not stopped:
             step = self._progress.step + 1
@@ -118,7 +119,6 @@ class Loop:
         """End the last step again if a rank has not ended it; return whether to stop."""
         context, step = self._context, continuation.step
         context.checkpoints.prepare()
-        self.ended = continuation.ended
         self._callbacks.on_replacement(self.ended)
         stopped = False
         if self.ended < step and (sums := context.train_step.sums) is not None:

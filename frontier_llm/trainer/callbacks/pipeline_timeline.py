@@ -34,6 +34,10 @@ class PipelineTimeline(Callback):
         self._pending = True
         self._schedule = context.model.layout.schedule
 
+    def on_replacement(self, last_step: int) -> None:
+        """Keep the timeline of the first steps of the run."""
+        self._pending = False
+
     def on_step_end(self, end: StepEnd) -> None:
         """Collect the measured times once they are known; do nothing without a pipeline."""
         if not self._pending or not self.context.train_step.timer.passes.seconds:

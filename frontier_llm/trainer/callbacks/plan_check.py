@@ -50,6 +50,10 @@ class PlanCheck(Callback):
             self._memory = stage_memory(candidate, context.groups.coordinates.pipeline)
             self._time = predict_time(candidate)
 
+    def on_replacement(self, last_step: int) -> None:
+        """Compare nothing: the first steps of the run have been compared."""
+        self._pending = False
+
     def on_step_end(self, end: StepEnd) -> None:
         """Make the comparison when the timer is complete: log it, and add it to the metrics."""
         if not self._pending or not self.context.train_step.timer.is_complete:

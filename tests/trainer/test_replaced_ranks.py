@@ -1,0 +1,221 @@
+"""Ranks of a running job die and are replaced, and the run learns what it would have learned."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
+from tests.forked_train import TINY, Ended, Training, train
+from tests.trainer.test_resume import learned, lines, same_states
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+STEPS = 12
+REPLACES = ("recovery.enabled=true", "run.resume=never")
+SLOWLY = "callbacks=[tests.trainer.test_replaced_ranks:Slow]"
+
+
+class Slow(Callback):
+    """Gives the test time to kill a rank in each step."""
+
+    def on_step_end(self, end: StepEnd) -> None:
+        time.sleep(0.1)
+
+
+class DiesAtStep3(Callback):
+    """Kills its rank at the same step whenever it comes there."""
+
+    def on_step_begin(self, step: int) -> None:
+        if step == 3 and self.context.world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Refuses(Callback):
+    """Fails as a user's callback does."""
+
+    def on_step_begin(self, step: int) -> None:
+        if step == 3 and self.context.world.rank == 1:
+            raise ValueError("no more")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    folder = tmp_path_factory.mktemp("corpus")
+    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:40]
+    (folder / "text.txt").write_text("\n\n".join(s.read_text() for s in sources))
+    where = (f"data.path={folder}/text.txt", f"data.directory={folder}/prepared")
+    return (*TINY, *where, f"trainer.steps={STEPS}", f"optimizer.decay_steps={STEPS}",
+            "optimizer.warmup_steps=2", "trainer.evaluate_every_steps=5")  # fmt: skip
+
+
+def wait_for_step(run: Path, step: int, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        path = run / "metrics.jsonl"
+        if path.exists() and len(path.read_bytes().splitlines()) >= step:
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"step {step} was not done")
+
+
+def process_of(run: Path, rank: int) -> psutil.Process:
+    started = [line for line in lines(run, "ranks.jsonl") if line["rank"] == rank]
+    return psutil.Process(started[-1]["pid"])
+
+
+def samples(run: Path) -> list[tuple[Any, ...]]:
+    """The samples of all lines of the ledger, also of those that are written twice."""
+    return [(e["step"], e["first_sample"], e["samples"], e["digest"])
+            for e in lines(run, "ledger.jsonl") if "digest" in e]  # fmt: skip
+
+
+def validations(run: Path) -> dict[int, float]:
+    return {m["step"]: m["validation_loss"] for m in lines(run) if m.get("validation_loss")}
+
+
+@pytest.fixture
+def watched() -> Iterator[list[psutil.Process]]:
+    """The processes that the test adds must have ended in the end."""
+    processes: list[psutil.Process] = []
+    yield processes
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert not alive
+
+
+def end(training: Training, watched: list[psutil.Process]) -> Ended:
+    watched += psutil.Process(training.pid).children(recursive=True)
+    return training.wait()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("launch.ranks=4", "parallel.pipeline=2", "sharding=zero1", "sharding.optimizer=1",
+         "sharding.grads=1", "precision=bf16"),
+        ("launch.ranks=4", "parallel.tensor=2", "parallel.pipeline=1", "sharding=zero1",
+         "sharding.optimizer=1", "sharding.grads=1", "optimizer=adamw_8bit", "model.dropout=0.1"),
+    ],
+    ids=["pipeline bf16", "tensor 8-bit states"],
+)  # fmt: skip
+def test_ranks_die_and_the_others_keep_their_states(
+    layout: tuple[str, ...], corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
+) -> None:
+    keys = (*corpus, *layout, "checkpoint.every_steps=100")
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    assert train(*keys, f"run.dir={alone}").code == 0
+    training = Training(*keys, *REPLACES, SLOWLY, f"run.dir={run}")
+    for step, rank in ((3, 3), (6, 0), (8, 1)):
+        wait_for_step(run, step)
+        process_of(run, rank).kill()
+        wait_for_step(run, step + 1)
+    ended = end(training, watched)
+    assert ended.code == 0, ended.text
+    assert ended.text.count("was killed by SIGKILL; process") == 3
+    assert "the run resumes" not in ended.text
+    assert learned(run) == learned(alone)
+    assert samples(run) == samples(alone)
+    assert validations(run).items() <= validations(alone).items()
+    assert same_states(run, alone)
+    started = [(line["generation"], line["rank"]) for line in lines(run, "ranks.jsonl")]
+    assert started == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 3), (2, 0), (3, 1)]
+    assert json.loads((run / "summary.json").read_text())["exit_code"] == 0
+
+
+def test_without_a_replica_all_processes_load_the_checkpoint(
+    corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
+) -> None:
+    keys = (*corpus, "sharding=zero3", "launch.ranks=2", "checkpoint.every_steps=4")
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    assert train(*keys, f"run.dir={alone}").code == 0
+    training = Training(*keys, *REPLACES, SLOWLY, "recovery.spares=1", f"run.dir={run}")
+    wait_for_step(run, 6)
+    survivor = process_of(run, 0).pid
+    process_of(run, 1).kill()
+    ended = end(training, watched)
+    assert ended.code == 0, ended.text
+    assert "no other rank has the states of rank 1" in ended.text
+    assert process_of_last(run, 0) == survivor, "the other rank has kept its process"
+    assert learned(run) == learned(alone)
+    assert same_states(run, alone)
+
+
+def process_of_last(run: Path, rank: int) -> int:
+    return int([line for line in lines(run, "ranks.jsonl") if line["rank"] == rank][-1]["pid"])
+
+
+def test_before_the_first_checkpoint_the_run_begins_again(
+    corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
+) -> None:
+    keys = (*corpus, "sharding=zero1", "checkpoint.every_steps=100")
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    assert train(*keys, f"run.dir={alone}").code == 0
+    training = Training(*keys, *REPLACES, SLOWLY, f"run.dir={run}")
+    wait_for_step(run, 3)
+    process_of(run, 0).kill()
+    ended = end(training, watched)
+    assert ended.code == 0, ended.text
+    assert learned(run) == learned(alone)
+
+
+def test_a_rank_that_hangs_is_replaced(
+    corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
+) -> None:
+    keys = (*corpus, "launch.ranks=2", "sharding=zero1", "sharding.optimizer=1",
+            "sharding.grads=1", "watchdog.step_seconds=1", "watchdog.first_step_seconds=1",
+            "recovery.timeout_seconds=30")  # fmt: skip
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    assert train(*keys, f"run.dir={alone}").code == 0
+    training = Training(*keys, *REPLACES, SLOWLY, f"run.dir={run}")
+    wait_for_step(run, 5)
+    process_of(run, 1).suspend()
+    ended = end(training, watched)
+    assert ended.code == 0, ended.text
+    assert "late: rank 1" in ended.text
+    assert learned(run) == learned(alone)
+
+
+def test_a_file_asks_for_another_process(
+    corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
+) -> None:
+    run = tmp_path / "run"
+    keys = (*corpus, "launch.ranks=2", "sharding=zero1", "sharding.optimizer=1",
+            "sharding.grads=1")  # fmt: skip
+    training = Training(*keys, *REPLACES, SLOWLY, f"run.dir={run}")
+    wait_for_step(run, 3)
+    (run / "SWAP").write_text("rank=9\n")
+    wait_for_step(run, 9)
+    (run / "SWAP").write_text("rank=1\n")
+    ended = end(training, watched)
+    assert ended.code == 0, ended.text
+    assert "SWAP says 'rank=9'" in ended.text
+    assert [line["rank"] for line in lines(run, "ranks.jsonl")] == [0, 1, 1]
+
+
+def test_a_rank_that_dies_again_and_again_ends_the_run(
+    corpus: tuple[str, ...], tmp_path: Path
+) -> None:
+    dies = "callbacks=[tests.trainer.test_replaced_ranks:DiesAtStep3]"
+    keys = (*corpus, *REPLACES, dies, "sharding=zero1", "recovery.tries=2")
+    ended = train(*keys, f"run.dir={tmp_path / 'run'}")
+    assert ended.code == 1
+    assert ended.text.count("takes its place") == 2
+    assert "ranks failed 3 times without a new step" in ended.text
+    assert "rank 1 was killed by SIGKILL" in ended.text
+
+
+def test_an_error_that_says_what_to_do_ends_the_run(
+    corpus: tuple[str, ...], tmp_path: Path
+) -> None:
+    refuses = "callbacks=[tests.trainer.test_replaced_ranks:Refuses]"
+    ended = train(*corpus, *REPLACES, refuses, "sharding=zero1", f"run.dir={tmp_path / 'run'}")
+    assert ended.code == 1
+    assert "Refuses" in ended.text
+    assert "takes its place" not in ended.text
