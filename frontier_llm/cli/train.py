@@ -17,11 +17,17 @@ from pathlib import Path
 from frontier_llm.cli.compose import compose, fitted, with_choices
 from frontier_llm.cli.help import help_text
 from frontier_llm.cli.options import MULTIRUN, run_command
+from frontier_llm.cli.run_preparation import (
+    corpus_folders,
+    failure_folder,
+    lock_run_dir,
+    prepare_run,
+    warn_of_crowding,
+)
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import StopRequested
-from frontier_llm.launch import failure, slurm
 from frontier_llm.launch.coordination import broadcast_from_rank_zero, run_and_wait_for_all
-from frontier_llm.launch.cores import crowding, prepare_environment, share
+from frontier_llm.launch.cores import prepare_environment, share
 from frontier_llm.launch.launcher import LaunchOptions
 from frontier_llm.launch.rank import exit_without_handlers, report_failure, run_rank
 from frontier_llm.launch.rendezvous import make_store
@@ -31,7 +37,7 @@ from frontier_llm.launch.world import World
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
 from frontier_llm.planner.fit_check import check_fits
-from frontier_llm.trainer import changes, checkpoint_places, restart, run_directory
+from frontier_llm.trainer import restart, run_directory
 
 PRINT_CONFIG = {"--cfg", "--cfg=job"}
 """Options that print the composed configuration and stop; hydra's own programs have the same."""
@@ -154,12 +160,6 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     return exit_code
 
 
-def warn_of_crowding(threads: int, ranks: int) -> None:
-    """Print a warning when the ranks of a node run more threads than there are cores."""
-    if warning := crowding(threads, ranks, os.environ):
-        print(warning, file=sys.stderr)
-
-
 def configure(
     overrides: Sequence[str], world_size: int | None = None, ranks_per_node: int | None = None
 ) -> str:
@@ -193,72 +193,9 @@ def configure(
     return run_directory.to_yaml(with_choices(values, config))
 
 
-def lock_run_dir(config: RunConfig) -> None:
-    """Lock the run directory; refuse to resume a run whose configuration differs.
-
-    Raises:
-        ConfigError: another process uses the directory, or a key that determines the losses has
-            changed and `run.allow_changes` does not name it.
-    """
-    newest = checkpoint_places.newest_folder(config)
-    resumes = run_directory.lock_run_dir(
-        Path(config.run.dir),
-        config.run.resume,
-        newest is not None,
-        started_again=slurm.started_again(os.environ),
-        nodes_may_have=config.checkpoint.tiers.local.path is not None,
-    )
-    saved = checkpoint_places.saved_config(newest) if resumes and newest else None
-    if saved is not None:
-        current = config.model_dump(mode="json")
-        changes.refuse(changes.changes(saved, current), current, config.run.allow_changes)
-
-
-def prepare_run(config: RunConfig, text: str) -> str:
-    """Import the user's callbacks, prepare the corpora, write config.yaml, clear old failures.
-
-    Args:
-        config: the checked configuration.
-        text: the configuration as YAML.
-
-    Returns:
-        The folders of the prepared corpora, one per line, as text that rank 0 can broadcast.
-    """
-    from rich.progress import Progress
-
-    from frontier_llm.data.run_loader import prepare_for_model
-
-    if config.callbacks:  # a wrong name is refused here, before any process starts
-        from frontier_llm.trainer.callbacks.user_callbacks import import_callbacks
-
-        import_callbacks(config.callbacks)
-
-    # Without auto_refresh the bar has no thread, so that this process may fork.
-    with Progress(transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("corpus", total=1.0)
-
-        def show(stage: str, share_done: float) -> None:
-            bar.update(task, description=stage, completed=share_done, refresh=True)
-
-        folders = prepare_for_model(config, show)
-    run_directory.write_config(Path(config.run.dir), text)
-    failure.clear(failure_folder(config))
-    return "\n".join(map(str, folders))
-
-
-def corpus_folders(text: str) -> list[Path]:
-    """Return the folders from the text that `prepare_run` returned on this rank or on rank 0."""
-    return [Path(folder) for folder in text.splitlines()]
-
-
 def run_dry(config: RunConfig) -> int:
     """Build every pipeline stage without memory and print its size; return the exit code."""
     from frontier_llm.cli.dry_run import print_stages
 
     print_stages(Candidate.of(config, *ranks_to_plan(config)))
     return 0
-
-
-def failure_folder(config: RunConfig) -> Path:
-    """Return the folder where a failing rank writes its error."""
-    return Path(config.run.dir) / run_directory.FAILURES

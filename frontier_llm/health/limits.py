@@ -1,6 +1,11 @@
 """Time limits of the phases of a run, as the watchdog reads them."""
 
+from collections.abc import Collection
+from statistics import median
 from typing import Protocol
+
+_MEASURED_STEPS = 3
+"""Until this many steps have been measured, each step has the time limit of a first step."""
 
 
 class Limits(Protocol):
@@ -33,3 +38,19 @@ class Limits(Protocol):
     @property
     def evaluation_seconds(self) -> float:
         """Limit of an evaluation."""
+
+
+def limit_of(name: str, limits: Limits, step_seconds: Collection[float]) -> float:
+    """Return the time limit of a phase in seconds.
+
+    Args:
+        name: `step`, `checkpoint` or `evaluation`; any other phase has the limit of the start-up.
+        limits: the time limits of a run.
+        step_seconds: seconds of the last steps.
+    """
+    if name == "step":
+        if len(step_seconds) < _MEASURED_STEPS:
+            return limits.first_step_seconds
+        return max(limits.step_seconds, limits.step_factor * median(step_seconds))
+    of_phases = {"checkpoint": limits.checkpoint_seconds, "evaluation": limits.evaluation_seconds}
+    return of_phases.get(name, limits.startup_seconds)

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -38,7 +37,7 @@ from frontier_llm.health.diagnosis import (
     format_states,
     late_ranks,
 )
-from frontier_llm.health.limits import Limits
+from frontier_llm.health.limits import Limits, limit_of
 from frontier_llm.launch import failure
 from frontier_llm.launch.world import World
 
@@ -61,8 +60,6 @@ _POLL_SECONDS = 0.5
 """Interval at which the monitor compares the phase with its limit."""
 _LISTENER_END_SECONDS = 10.0
 """How long a rank that ends waits for its listener thread."""
-_MEASURED_STEPS = 3
-"""Until this many steps have been measured, each step has the time limit of a first step."""
 _FOREVER = timedelta(days=20)
 """Nearly the longest time-out that the store supports: it counts milliseconds in 31 bits."""
 
@@ -143,7 +140,9 @@ class Watchdog:
         """
         outer = self._phase
         inner_step = outer.step if step is None else step
-        inner = Phase(name, inner_step, time.monotonic(), self._limit(name))
+        inner = Phase(
+            name, inner_step, time.monotonic(), limit_of(name, self._limits, self._step_seconds)
+        )
         self._phase, self._failed_phase = inner, None
         try:
             yield
@@ -180,19 +179,6 @@ class Watchdog:
         self._contact_error = error
         self._alarmed.set()
         self._monitor.join()
-
-    def _limit(self, name: str) -> float:
-        """Return the time limit of a phase in seconds."""
-        config = self._limits
-        if name == "step":
-            if len(self._step_seconds) < _MEASURED_STEPS:
-                return config.first_step_seconds
-            return max(config.step_seconds, config.step_factor * median(self._step_seconds))
-        limits = {
-            "checkpoint": config.checkpoint_seconds,
-            "evaluation": config.evaluation_seconds,
-        }
-        return limits.get(name, config.startup_seconds)
 
     def _watch(self) -> None:
         """Compare the phase with its limit until the watch ends; runs in the monitor thread."""

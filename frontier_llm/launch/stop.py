@@ -207,3 +207,18 @@ def wait_for_slurm(flag: StopFlag) -> None:
     """
     if flag.reason == signal.SIGTERM.name:
         time.sleep(GRACE_SECONDS)
+
+
+def stop_message(step: int, reason: str, run_dir: str, is_saved: bool) -> str:
+    """Return the last message of a run that was asked to stop.
+
+    Args:
+        step: number of the last step that has ended.
+        reason: why this rank was asked to stop; empty if only another rank was asked.
+        run_dir: the run directory.
+        is_saved: whether the run saves checkpoints.
+    """
+    reason = reason or "another rank was asked to stop"
+    advice = f"to continue, start it with run.dir={run_dir}"
+    saved = advice if is_saved else "nothing is saved (checkpoint=off)"
+    return f"stopped after step {step} ({reason}); {saved}"

@@ -85,6 +85,18 @@ class Decision:
         return cls(**{**values, "sums": _sums(values["sums"]), "lenders": lenders})
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """Where training continues with states in memory, after ranks were replaced."""
+
+    step: int
+    """The last step whose update is in the states."""
+    ended: int
+    """The last step that was ended on all ranks: `step`, or the one before."""
+    saves: bool
+    """Whether to save the states now, because a checkpoint was lost."""
+
+
 def decide(reports: Sequence[Report], places: Sequence[Hashable], obstacle: str = "") -> Decision:
     """Decide where training continues.
 

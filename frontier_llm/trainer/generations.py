@@ -27,7 +27,7 @@ from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.launch.membership import Membership, Place
 from frontier_llm.parallel.groups import destroy_groups, forget_groups
 from frontier_llm.telemetry.log import setup_logging
-from frontier_llm.trainer.agreement import Decision, Report, decide
+from frontier_llm.trainer.agreement import Continuation, Decision, Report, decide
 from frontier_llm.trainer.assemble import (
     build_context,
     prepare_device,
@@ -36,7 +36,7 @@ from frontier_llm.trainer.assemble import (
 from frontier_llm.trainer.callbacks.built_in import make_callbacks
 from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.context import TrainerContext
-from frontier_llm.trainer.loop import Continuation, Loop
+from frontier_llm.trainer.loop import Loop
 from frontier_llm.trainer.restart import prepare_restart, recorded_steps
 from frontier_llm.trainer.run_directory import FAILURES
 from frontier_llm.trainer.survivor import Survivor, lend, restore_counters

@@ -2,29 +2,18 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from frontier_llm.errors import CheckpointError, StopRequested
+from frontier_llm.launch.stop import stop_message
+from frontier_llm.trainer.agreement import Continuation
 from frontier_llm.trainer.callbacks.callback import Rewind, StepEnd
 from frontier_llm.trainer.callbacks.callback_list import CallbackList
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.resume import Resumed
 from frontier_llm.trainer.step_result import StepFlags, StepResult
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """Where training continues with states in memory, after ranks were replaced."""
-
-    step: int
-    """The last step whose update is in the states."""
-    ended: int
-    """The last step that was ended on all ranks: `step`, or the one before."""
-    saves: bool
-    """Whether to save the states now, because a checkpoint was lost."""
 
 
 class Loop:
@@ -270,18 +259,3 @@ class Loop:
             is_saved = self._config.checkpoint.mode != "off"
             reason = context.control.stop.reason
             raise StopRequested(stop_message(step, reason, self._config.run.dir, is_saved))
-
-
-def stop_message(step: int, reason: str, run_dir: str, is_saved: bool) -> str:
-    """Return the last message of a run that was asked to stop.
-
-    Args:
-        step: number of the last step that has ended.
-        reason: why this rank was asked to stop; empty if only another rank was asked.
-        run_dir: the run directory.
-        is_saved: whether the run saves checkpoints.
-    """
-    reason = reason or "another rank was asked to stop"
-    advice = f"to continue, start it with run.dir={run_dir}"
-    saved = advice if is_saved else "nothing is saved (checkpoint=off)"
-    return f"stopped after step {step} ({reason}); {saved}"

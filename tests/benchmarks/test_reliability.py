@@ -23,9 +23,8 @@ from frontier_llm.health.diagnosis import (
     explain_lost_store,
     explain_stall,
 )
-from frontier_llm.launch.stop import Deadline, StopFlag, StopRequest
+from frontier_llm.launch.stop import Deadline, StopFlag, StopRequest, stop_message
 from frontier_llm.launch.world import World
-from frontier_llm.trainer.loop import stop_message
 
 SEEN = Outcome("rank killed", 3.2, "failed, exit code 1", 12.0, 20, 7, "rank 3", True, 0.0)
 
