@@ -17,6 +17,7 @@ from pathlib import Path
 from frontier_llm.cli.compose import compose, fitted, with_choices
 from frontier_llm.cli.help import help_text
 from frontier_llm.cli.options import MULTIRUN, run_command
+from frontier_llm.cli.replaceable import ranks_of, train_as_agent, train_on_forked_members
 from frontier_llm.cli.run_preparation import (
     corpus_folders,
     failure_folder,
@@ -94,21 +95,9 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
         started = restart.prepare_restart(config) if start else config
         return partial(run, started, corpus_folders(corpora))
 
-    metrics = partial(restart.recorded_steps, Path(config.run.dir))
     if config.recovery.enabled:
-        from frontier_llm.launch.replacement import Replacing, launch_replacing
-        from frontier_llm.trainer.generations import run_member
-
-        recovery = config.recovery
-        replacing = Replacing(
-            Path(config.run.dir),
-            recovery.spares,
-            recovery.tries,
-            recovery.timeout_seconds,
-            partial(restart.recorded_steps, Path(config.run.dir)),
-        )
-        work = partial(run_member, config, corpus_folders(corpora))
-        return launch_replacing(work, options, replacing).exit_code
+        return train_on_forked_members(config, corpora, options)
+    metrics = partial(restart.recorded_steps, Path(config.run.dir))
     return launch_with_restarts(target, options, config.launch.restarts, metrics)
 
 
@@ -138,6 +127,9 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     if world.rank == 0:
         warn_of_crowding(threads, world.ranks_per_node)
     prepare_environment(threads, os.environ, config)
+
+    if config.recovery.enabled:
+        return train_as_agent(config, corpora, world, store, threads)
 
     def work() -> None:
         import torch
@@ -181,7 +173,7 @@ def configure(
     if config.plan == "dry_run":
         size, ranks_per_node = ranks_to_plan(config)
     else:
-        size = world_size or config.launch.ranks
+        size = ranks_of(config, world_size)
         values = fitted(values, size)
         ranks_per_node = decode(values).launch.ranks_per_node or ranks_per_node or size
     config = choose(decode(values), size, ranks_per_node, partial(print, file=sys.stderr))

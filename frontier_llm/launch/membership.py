@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from frontier_llm.errors import ConfigError, StopRequested, TrainingError
+from frontier_llm.errors import ConfigError, RankFailure, StopRequested, TrainingError
 from frontier_llm.launch.connections import Connections
 from frontier_llm.launch.failure import is_lost_contact, is_timeout
 from frontier_llm.launch.roster import (
     Roster,
+    arrivals_key,
     arrived_key,
     done_key,
     late_key,
@@ -131,7 +132,7 @@ class Membership:
             return False
         if self._is_over.wait(_NEWS_SECONDS) or isinstance(error, GenerationOverError):
             return True
-        if is_lost_contact(error) or is_timeout(error):
+        if isinstance(error, RankFailure) or is_lost_contact(error) or is_timeout(error):
             self._control.set(lost_key(self._generation), str(self.rank))
             return True
         return False
@@ -156,6 +157,7 @@ class Membership:
         generation = roster.generation
         self.rank = roster.members.index(self.number)
         self._control.set(arrived_key(generation, self.rank), "")
+        self._control.add(arrivals_key(generation), 1)
         self._is_over.clear()
         self._connections.begin(generation)
         if self._announced > generation:

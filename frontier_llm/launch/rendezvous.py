@@ -19,9 +19,10 @@ from frontier_llm.launch.world import World
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-_CONNECTIONS_PER_RANK = 7
+_CONNECTIONS_PER_RANK = 12
 """Largest number of a rank's connections to the store: one for its main thread, two for its
-watchdog, one for each of two checkpoint tiers, two for copies of checkpoints."""
+watchdog, one for each of two checkpoint tiers, two for copies of checkpoints; if ranks can be
+replaced, three of the process and one of its agent, and one to spare."""
 _OTHER_FILES = 256
 """Files that rank 0 may have open besides connections to its store."""
 

@@ -9,6 +9,7 @@ Keys of generation G, all below `members/`:
 
 - `roster/G`: the roster as JSON.
 - `arrived/G/R`: set when the member of rank R has read the roster.
+- `arrivals/G`: number of members that have read it.
 - `lost/G`: set when a member has lost contact with another one.
 - `late/G`: ranks that a watchdog found to be late, as JSON.
 - `done/G`: number of members that have finished their work.
@@ -49,6 +50,11 @@ def roster_key(generation: int) -> str:
 def arrived_key(generation: int, rank: int) -> str:
     """Return the key that says that a rank's member has read the roster."""
     return f"members/arrived/{generation}/{rank}"
+
+
+def arrivals_key(generation: int) -> str:
+    """Return the key of the number of members that have read a roster."""
+    return f"members/arrivals/{generation}"
 
 
 def lost_key(generation: int) -> str:

@@ -1,0 +1,111 @@
+"""Start a run whose ranks are replaced when they die (`recovery.enabled`)."""
+
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from frontier_llm.cli.run_preparation import corpus_folders, failure_folder
+from frontier_llm.config import RunConfig
+from frontier_llm.errors import ConfigError
+from frontier_llm.launch.coordinator import Replacing
+from frontier_llm.launch.launcher import LaunchOptions
+from frontier_llm.launch.world import World
+from frontier_llm.trainer.restart import recorded_steps
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+
+def ranks_of(config: RunConfig, tasks: int | None) -> int:
+    """Return the number of ranks of a run.
+
+    Args:
+        config: configuration of the run.
+        tasks: number of processes that srun or torchrun has started; None: none. The last
+            `recovery.spares` of them wait for a rank.
+
+    Raises:
+        ConfigError: no process is left for a rank.
+    """
+    if tasks is None or not config.recovery.enabled:
+        return tasks or config.launch.ranks
+    if config.recovery.spares >= tasks:
+        raise ConfigError(
+            "recovery.spares",
+            f"{config.recovery.spares} of {tasks} tasks",
+            "fewer than the tasks of srun",
+            "start more nodes (sbatch -N), or lower recovery.spares",
+        )
+    return tasks - config.recovery.spares
+
+
+def train_on_forked_members(config: RunConfig, corpora: str, options: LaunchOptions) -> int:
+    """Train on processes of this machine, and replace those that die; return the exit code.
+
+    Args:
+        config: configuration of the run.
+        corpora: result of `prepare_run`.
+        options: number of ranks, port and limits.
+    """
+    from frontier_llm.launch.replacement import launch_replacing
+    from frontier_llm.trainer.generations import run_member
+
+    work = partial(run_member, config, corpus_folders(corpora))
+    return launch_replacing(work, options, replacing(config)).exit_code
+
+
+def train_as_agent(
+    config: RunConfig, corpora: str, world: World, store: "Store", threads: int
+) -> int:
+    """Be one of the tasks of srun, which forks the processes of a rank; return the exit code.
+
+    Args:
+        config: configuration of the run.
+        corpora: result of `prepare_run` on task 0.
+        world: this task among all tasks.
+        store: the store of all tasks.
+        threads: CPU threads per rank.
+
+    Raises:
+        ConfigError: torchrun has started this process.
+    """
+    if world.launcher != "slurm":
+        raise ConfigError(
+            "recovery.enabled",
+            "true under torchrun",
+            "a start by frontier-llm train on one machine, or by srun",
+            "set recovery.enabled=false, and let torchrun restart the ranks (--max-restarts)",
+        )
+    import torch
+
+    torch.set_num_threads(1)  # this process forks, and must not have a thread pool
+    from frontier_llm.launch.agents import TaskJob, run_agent
+    from frontier_llm.trainer.generations import run_member
+
+    options = LaunchOptions(
+        ranks=ranks_of(config, world.size),
+        failure_dir=failure_folder(config),
+        threads=threads,
+        store_timeout=timedelta(seconds=config.launch.timeout_seconds),
+    )
+    job = TaskJob(
+        world=world.with_ranks_per_node(config.launch.ranks_per_node),
+        store=store,
+        target=partial(run_member, config, corpus_folders(corpora)),
+        options=options,
+        replacing=replacing(config),
+    )
+    return run_agent(job)
+
+
+def replacing(config: RunConfig) -> Replacing:
+    """Return how processes of a run are replaced."""
+    run_dir, recovery = Path(config.run.dir), config.recovery
+    return Replacing(
+        run_dir,
+        recovery.spares,
+        recovery.tries,
+        recovery.timeout_seconds,
+        partial(recorded_steps, run_dir),
+    )

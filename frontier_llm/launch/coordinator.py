@@ -1,0 +1,282 @@
+"""Decides which processes hold the ranks of a job, and gives the ranks of dead ones to others.
+
+The coordinator publishes a roster for each generation (roster.py). It begins a new generation if a
+member has died, or has lost contact with another one. A member that a watchdog finds late is killed
+and thus replaced. The job ends if a message says what the user has to do, or if members fail again
+and again without a new step.
+
+The processes may be children of the launcher on this machine (replacement.py), or of the tasks of a
+Slurm job (agents.py).
+"""
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from frontier_llm.launch import failure
+from frontier_llm.launch.launcher import Ended, LaunchOptions, print_error, report_cause
+from frontier_llm.launch.roster import (
+    Roster,
+    arrivals_key,
+    arrived_key,
+    done_key,
+    late_key,
+    lost_key,
+    roster_key,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+RANKS_FILE = "ranks.jsonl"
+"""File in the run directory that has a line for each start of a rank."""
+SWAP_FILE = "SWAP"
+"""File in the run directory with the number of a rank, whose process is to be replaced."""
+_ARRIVAL_SECONDS = 30.0
+"""A member that does not read its roster within this time, after the time limit of a collective, is
+killed: it may notice that its generation is over only when a collective fails."""
+_POLLS_PER_LOOK = 25
+"""Number of polls between two looks for the file `SWAP`."""
+
+
+class Members(Protocol):
+    """The processes that may hold a rank, as the coordinator sees them."""
+
+    patience_seconds: float
+    """How long the coordinator waits for a death after a member has lost contact."""
+
+    def take_ended(self) -> Mapping[int, tuple[int, float, str]]:
+        """Return the processes that have ended since the last call.
+
+        Returns:
+            By number of the process: its exit code, the time in seconds since 1970, and why it is
+            taken for dead if its end was not seen; else an empty text.
+        """
+
+    def successor(self, number: int, held: Collection[int]) -> int | None:
+        """Return a process that can take the rank of one that has ended; None if there is none.
+
+        Args:
+            number: number of the process that has ended.
+            held: numbers of the processes that hold a rank.
+        """
+
+    def kill(self, numbers: Iterable[int]) -> None:
+        """Kill processes; they will be among `take_ended` later."""
+
+    def place(self, number: int) -> tuple[str, int]:
+        """Return host and process id of a process."""
+
+
+@dataclass(frozen=True)
+class Replacing:
+    """How members of a job are replaced."""
+
+    run_dir: Path
+    """The run directory."""
+    spares: int
+    """Number of processes that wait for a rank."""
+    tries: int
+    """Largest number of new generations without a new step."""
+    timeout_seconds: float
+    """Time limit of a collective with gloo, in the first generation."""
+    steps_done: Callable[[], int]
+    """Returns the number of steps of which the run has records."""
+
+
+class Coordinator:
+    """Keeps the roster of a job; one process of the job calls `poll` again and again."""
+
+    def __init__(
+        self,
+        members: Members,
+        store: "Store",
+        first: Iterable[int],
+        options: LaunchOptions,
+        replacing: Replacing,
+    ) -> None:
+        """Begin the first generation.
+
+        Args:
+            members: the processes.
+            store: the store in which rosters are published.
+            first: by rank, the process that holds it first.
+            options: options of the job.
+            replacing: how processes are replaced.
+        """
+        self._members, self._connected = members, store
+        self._options, self._replacing = options, replacing
+        self._roster = list(first)
+        self._generation, self._published = -1, 0.0
+        self._has_arrived = False
+        self._lost_at: float | None = None
+        self._timeout_seconds = replacing.timeout_seconds
+        self._tries, self._most_steps = 0, replacing.steps_done()
+        self._polls = 0
+        self._recorded: set[int] = set()
+        self._begin_generation()
+
+    def poll(self) -> Ended | None:
+        """Replace members that have died; return how the job ended, None while it runs."""
+        if self._is_done():
+            return Ended(0)
+        dead = self._take_dead()
+        if dead and (ended := self._end_after(dead)):
+            return ended
+        if dead:
+            if (missing := self._replace(dead)) is not None:
+                return missing
+        elif self._has_lost_contact():
+            if ended := self._end_after({}):
+                return ended
+            self._connect_again()
+        self._kill_late()
+        self._swap()
+        return None
+
+    def end(self) -> None:
+        """Tell all members that the job is over."""
+        self._publish(Roster(self._generation + 1, None))
+
+    def _connect_again(self) -> None:
+        """Begin a generation with the same members and more patience."""
+        longest = self._options.store_timeout.total_seconds()
+        self._timeout_seconds = min(2 * self._timeout_seconds, longest)
+        print_error(
+            "ranks lost contact with each other, and all of them run: they connect again, with a "
+            f"time limit of {self._timeout_seconds:g} s for a collective"
+        )
+        self._begin_generation()
+
+    def _begin_generation(self) -> None:
+        self._generation += 1
+        self._has_arrived, self._lost_at = False, None
+        self._publish(Roster(self._generation, tuple(self._roster), self._timeout_seconds))
+
+    def _publish(self, roster: Roster) -> None:
+        self._published = time.monotonic()
+        self._record()
+        self._connected.set(roster_key(roster.generation), roster.to_json())
+
+    def _record(self) -> None:
+        """Add a line to `ranks.jsonl` for each process that has got a rank."""
+        with (self._replacing.run_dir / RANKS_FILE).open("a") as file:
+            for rank, number in enumerate(self._roster):
+                if number not in self._recorded:
+                    self._recorded.add(number)
+                    host, pid = self._members.place(number)
+                    line = {
+                        "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+                        "generation": self._generation,
+                        "rank": rank,
+                        "process": number,
+                        "pid": pid,
+                        "host": host,
+                    }
+                    file.write(json.dumps(line) + "\n")
+
+    def _is_done(self) -> bool:
+        return bool(self._connected.add(done_key(self._generation), 0) == len(self._roster))
+
+    def _take_dead(self) -> dict[int, failure.Failure]:
+        """Return how members ended since the last call, by rank."""
+        dead = {}
+        for number, (code, seconds, reason) in self._members.take_ended().items():
+            if number in self._roster:
+                rank = self._roster.index(number)
+                failed = failure.read_rank(rank, self._options.failure_dir)
+                failed = failed or failure.died(rank, code, seconds)
+                dead[rank] = replace(failed, message=f"rank {rank} {reason}") if reason else failed
+        return dead
+
+    def _end_after(self, dead: dict[int, failure.Failure]) -> Ended | None:
+        """Return how the job ended if it cannot go on after these failures; else None."""
+        final = [failed for failed in dead.values() if failed.kind in ("user", "stopped")]
+        steps = self._replacing.steps_done()
+        self._tries = 1 if steps > self._most_steps else self._tries + 1
+        self._most_steps = max(steps, self._most_steps)
+        if not final and self._tries <= self._replacing.tries:
+            return None
+        self._members.kill(set(self._roster) - {self._roster[rank] for rank in dead})
+        ended = report_cause(dead, self._options)
+        if not final:
+            print_error(
+                f"ranks failed {self._tries} times without a new step: they are not replaced again "
+                "(recovery.tries)"
+            )
+        return ended if ended.exit_code else Ended(1)
+
+    def _replace(self, dead: dict[int, failure.Failure]) -> Ended | None:
+        """Give the ranks of dead members to other processes, and begin a generation.
+
+        Returns:
+            How the job ended, if no process is left for a rank.
+        """
+        for rank, failed in sorted(dead.items()):
+            number = self._members.successor(self._roster[rank], self._roster)
+            if number is None:
+                ended = report_cause(dead, self._options)
+                print_error("no process waits that could take its place (recovery.spares)")
+                return ended
+            self._roster[rank] = number
+            print_error(f"{_describe(failed)}; process {number} takes its place")
+        failure.clear(self._options.failure_dir)
+        self._begin_generation()
+        return None
+
+    def _has_lost_contact(self) -> bool:
+        """Return whether members have lost contact with each other, and all of them run."""
+        if self._lost_at is None and self._connected.check([lost_key(self._generation)]):
+            self._lost_at = time.monotonic()
+        if self._lost_at is None:
+            return False
+        return time.monotonic() - self._lost_at > self._members.patience_seconds
+
+    def _kill_late(self) -> None:
+        """Kill members that a watchdog has found late, or that do not come to their generation."""
+        key = late_key(self._generation)
+        if self._connected.check([key]):
+            late = json.loads(self._connected.get(key))
+            self._connected.delete_key(key)
+            print_error(late["diagnosis"])
+            if not late["ranks"]:
+                self._lost_at = self._lost_at or time.monotonic()
+            self._kill(late["ranks"])
+        if self._has_arrived:
+            return
+        arrived = self._connected.add(arrivals_key(self._generation), 0)
+        self._has_arrived = arrived == len(self._roster)
+        waited = time.monotonic() - self._published
+        if not self._has_arrived and waited > self._timeout_seconds + _ARRIVAL_SECONDS:
+            ranks = range(len(self._roster))
+            keys = {rank: arrived_key(self._generation, rank) for rank in ranks}
+            self._kill([rank for rank in ranks if not self._connected.check([keys[rank]])])
+
+    def _kill(self, ranks: list[int]) -> None:
+        self._members.kill(self._roster[rank] for rank in ranks)
+
+    def _swap(self) -> None:
+        """Replace the member of the rank that the file `SWAP` names."""
+        self._polls += 1
+        path = self._replacing.run_dir / SWAP_FILE
+        if self._polls % _POLLS_PER_LOOK or not path.exists():
+            return
+        text = path.read_text()
+        path.unlink()
+        rank = text.strip().removeprefix("rank=")
+        if not rank.isdigit() or int(rank) >= len(self._roster):
+            print_error(f"{path} says {text.strip()!r}, and not a rank: write rank=0, for example")
+            return
+        self._kill([int(rank)])
+
+
+def _describe(failed: failure.Failure) -> str:
+    """Return the first line of a failure, with its rank."""
+    if failed.kind == "died":
+        return failed.message.partition(",")[0]
+    first = failed.message.partition("\n")[0]
+    return f"rank {failed.rank} failed with {failed.name}" + (f": {first}" if first else "")
