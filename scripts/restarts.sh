@@ -4,6 +4,19 @@
 # costs the start-up but no time in the queue. After FRONTIER_LLM_RESTARTS (default 3) tries without
 # a new step, the job ends with the exit code of the command.
 #   train_with_restarts COMMAND... run.dir=DIR ...
+#
+# With FRONTIER_LLM_SPARE_NODES=N and `sbatch --no-kill`, dead ranks are replaced while the others
+# keep their states. The last N nodes of the job wait, and take the place of nodes that are lost.
+
+# kill-on-bad-exit: if one rank fails, Slurm ends all ranks. Otherwise they would wait and keep the
+# nodes. Ranks that can be replaced outlive each other, and end by themselves.
+srun_options=(--kill-on-bad-exit=1)
+replacing=()
+if [ -n "${FRONTIER_LLM_SPARE_NODES:-}" ]; then
+  srun_options=(--kill-on-bad-exit=0 --no-kill)
+  replacing=(recovery.enabled=true
+    "recovery.spares=$((FRONTIER_LLM_SPARE_NODES * ${SLURM_NTASKS_PER_NODE:-1}))")
+fi
 
 train_with_restarts() {
   local run="" argument code steps most=0 tries=0 limit=${FRONTIER_LLM_RESTARTS:-3}

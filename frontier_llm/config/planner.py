@@ -41,6 +41,10 @@ class PlannerConfig(Section):
     collectives: tuple[str, ...] | None = Field(strict=False)
     """Choices of `collectives` (message formats) to try, such as [plain,zeropp]; null = only the
     configured choice, because other formats may round the values that are sent."""
+    survives: Literal["nothing", "rank", "node"] = "nothing"
+    """What may be lost at once so that the other ranks still have a copy of every optimizer state
+    (recovery.enabled): only layouts that survive it are planned. `nothing`: all layouts. The
+    configurations of older runs do not have this key."""
     objective: Literal["throughput", "memory", "nodes"]
     """`throughput`: most tokens per second; `memory`: least peak memory; `nodes`: the fewest of
     `planner.nodes` that reach `planner.goal_tokens_per_second`."""

@@ -109,7 +109,7 @@ def _choose(config: RunConfig, ranks: int, ranks_per_node: int) -> FactorChoice:
     layout = ResolvedLayout.resolve(config, ranks, ranks_per_node, ignore_sharding=True)
     base = Candidate(config, layout, StageKinds(layout))
     activations, budget = kinds_activations(base), budget_bytes(base)
-    legal = legal_factors(config, layout.factors)
+    legal = legal_factors(config, layout.grid, layout.factors)
     node = data_ranks_per_node(layout.grid) or 1
     peaks = {
         factors: fullest_of(base.with_factors(factors), activations)

@@ -78,7 +78,7 @@ def _step_seconds(candidate: Candidate) -> float:
 def _changes(candidate: Candidate) -> Iterator[tuple[str, Candidate]]:
     """Yield overrides that change one setting, each with the layout that they give."""
     config, grid = candidate.config, candidate.grid
-    for factors in legal_factors(config, candidate.factors):
+    for factors in legal_factors(config, candidate.grid, candidate.factors):
         overrides = (
             f"sharding.params={factors.params} sharding.grads={factors.grads} "
             f"sharding.optimizer={factors.optimizer}"

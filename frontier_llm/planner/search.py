@@ -248,9 +248,10 @@ def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _B
         The cut with its bounds; None if no sharding factors are legal, or if the cut does not fit
         into memory with any of them. `found.refused` then counts it.
     """
-    if not legal_factors(candidate.config, candidate.factors):
-        data = candidate.grid.data
-        _refuse(found, "sharding", f"{cut}: no factors that divide {data} data ranks")
+    if not legal_factors(candidate.config, candidate.grid, candidate.factors):
+        data, wanted = candidate.grid.data, candidate.config.planner.survives
+        survival = "" if wanted == "nothing" else f" and survive the loss of a {wanted}"
+        _refuse(found, "sharding", f"{cut}: no factors that divide {data} data ranks{survival}")
         return None
     activations = least_activations(candidate)
     peak = _least_peak(candidate, activations, found, cut)
@@ -301,7 +302,7 @@ def _least_peak(
     candidate: Candidate, activations: tuple[Activations, ...], found: Found, cut: Cut
 ) -> int | None:
     """Return the least peak memory with any sharding factors; None if it is too much."""
-    legal = legal_factors(candidate.config, candidate.factors)
+    legal = legal_factors(candidate.config, candidate.grid, candidate.factors)
     # Larger factors need less memory, except that sharded parameters and sharded gradients each
     # need buffers. So the minimum is among the largest factors with and without such sharding.
     finest = {(factors.params > 1, factors.grads > 1): factors for factors in legal}.values()
@@ -317,7 +318,7 @@ def _fitting(cut: _BoundedCut) -> Iterator[tuple[Candidate, int]]:
     """Yield the cut with each set of factors with which it fits, and the peak bytes."""
     base = cut.candidate
     budget = budget_bytes(base)
-    for factors in legal_factors(base.config, base.factors):
+    for factors in legal_factors(base.config, base.grid, base.factors):
         candidate = base.with_factors(factors)
         peak = fullest_of(candidate, cut.activations).total
         if peak <= budget:

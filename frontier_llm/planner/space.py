@@ -10,7 +10,9 @@ from frontier_llm.config.parallel import ScheduleName
 from frontier_llm.config.planner import Recompute, Sizes
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.elastic import divisors
+from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.partition import Factors
+from frontier_llm.geometry.survival import ORDER, survives
 
 DEFAULT_CHUNKS = (1, 2, 4, 8)
 """Model chunks per stage that are tried if `planner.chunks` is not set."""
@@ -134,16 +136,21 @@ def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
                     yield Cut(tensor, pipeline, count, *values)
 
 
-def legal_factors(config: RunConfig, base: Factors) -> tuple[Factors, ...]:
+def legal_factors(config: RunConfig, grid: Grid, base: Factors) -> tuple[Factors, ...]:
     """Return every legal set of sharding factors, in ascending order.
 
     Args:
         config: its section `planner` may restrict the factors.
+        grid: all ranks.
         base: any factors for the same ranks and message formats.
     """
     planner = config.planner
     sizes = planner.params, planner.grads, planner.optimizer
-    return _legal_factors(base, *sizes)
+    legal = _legal_factors(base, *sizes)
+    wanted = ORDER.index(planner.survives)
+    if not wanted:
+        return legal
+    return tuple(found for found in legal if ORDER.index(survives(grid, found)) >= wanted)
 
 
 @lru_cache

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,6 +118,7 @@ def submit(
     options: Sequence[str],
     overrides: Sequence[str],
     run_dir: Path,
+    variables: Mapping[str, str] | None = None,
 ) -> Job:
     """Submit a script to Slurm as a user does.
 
@@ -127,6 +128,7 @@ def submit(
         options: options of sbatch.
         overrides: overrides of train.py.
         run_dir: run directory; the output file is in its parent.
+        variables: more environment variables of the job.
 
     Raises:
         LaunchError: sbatch rejected the job.
@@ -143,6 +145,7 @@ def submit(
         "FRONTIER_LLM_ARCHIVE": str(cluster.folder / "venv.tar"),
         "FRONTIER_LLM_NODE_LOCAL": str(cluster.local),
         "FRONTIER_LLM_RESTARTS": "0",
+        **(variables or {}),
     }
     sbatch = subprocess.run(
         command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False

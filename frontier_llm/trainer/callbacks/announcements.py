@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from frontier_llm.config.checkpoint import CheckpointConfig
 from frontier_llm.data.run_loader import describe_samples
 from frontier_llm.device.identity import DEVICE_VARIABLES, variables
+from frontier_llm.geometry.survival import Survives, survives
 from frontier_llm.trainer.callbacks.callback import Callback, Rewind
 from frontier_llm.trainer.callbacks.run_report import RunReport
 from frontier_llm.trainer.context import TrainerContext
@@ -122,9 +123,24 @@ class Announcements(Callback):
             "sharding": f"{config.sharding.name}: parameters / {factors.params}, gradients / "
             f"{factors.grads}, optimizer / {factors.optimizer}; {state_bytes} on rank 0",
         }
+        if config.recovery.enabled:
+            lines["recovery"] = _describe_recovery(survives(grid, factors))
         if config.collectives.is_quantised:
             lines["collectives"] = _describe_formats(self.context)
         return lines
+
+
+def _describe_recovery(survived: Survives) -> str:
+    """Describe where the states of a dead rank come from."""
+    if survived == "nothing":
+        return (
+            "dead ranks are replaced, and all ranks load the newest checkpoint, because no two "
+            "have the same optimizer states (a smaller sharding.optimizer leaves copies)"
+        )
+    return (
+        "dead ranks are replaced, and get their states from another rank; copies survive the loss "
+        f"of a {survived}"
+    )
 
 
 def _describe_saving(checkpoint: CheckpointConfig) -> str:

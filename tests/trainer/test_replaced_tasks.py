@@ -1,0 +1,98 @@
+"""Tasks of a Slurm job whose ranks are replaced: by their agents, and by those of spare tasks."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from frontier_llm.cli.main import main
+from frontier_llm.cli.replaceable import ranks_of
+from frontier_llm.config import decode
+from frontier_llm.config.run import RunConfig
+from frontier_llm.errors import ConfigError
+from tests.forked_train import TINY, Forked, train
+from tests.trainer.test_replaced_ranks import SLOWLY, process_of, samples, wait_for_step
+from tests.trainer.test_resume import learned, lines, same_states
+
+ROOT = Path(__file__).parents[2]
+TASKS, RANKS = 3, 2
+STEPS = 12
+
+
+def start_task(task: int, port: int, *overrides: str) -> Forked:
+    """Start a process in which srun's variables name a task."""
+    variables = {
+        "SLURM_PROCID": str(task),
+        "SLURM_LOCALID": str(task),
+        "SLURM_NTASKS": str(TASKS),
+        "SLURM_STEP_NUM_TASKS": str(TASKS),
+        "SLURM_STEP_TASKS_PER_NODE": str(TASKS),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_ID": "0",
+        "SLURM_JOB_ID": str(os.getpid()),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+    def run() -> int:
+        os.environ.update(variables)
+        return main(["train", *overrides])
+
+    return Forked(run)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_and_a_lost_task_are_replaced(tmp_path: Path) -> None:
+    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:40]
+    (tmp_path / "text.txt").write_text("\n\n".join(s.read_text() for s in sources))
+    keys = (
+        *TINY, f"data.path={tmp_path}/text.txt", f"data.directory={tmp_path}/prepared",
+        f"trainer.steps={STEPS}", f"optimizer.decay_steps={STEPS}", "optimizer.warmup_steps=2",
+        "sharding=zero1", "sharding.optimizer=1", "sharding.grads=1",
+        "checkpoint.every_steps=100",
+    )  # fmt: skip
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    assert train(*keys, f"run.dir={alone}").code == 0
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    tasks = [
+        start_task(
+            task, port, *keys, f"run.dir={run}", "recovery.enabled=true", "recovery.spares=1",
+            f"launch.ranks_per_node={RANKS}", SLOWLY,
+        )
+        for task in range(TASKS)
+    ]  # fmt: skip
+    wait_for_step(run, 3, 60)
+    process_of(run, 0).kill()
+    wait_for_step(run, 6, 60)
+    os.kill(tasks[1].pid, signal.SIGKILL)
+    ended = [task.wait() for task in tasks]
+    assert [end.code for end in ended] == [0, -signal.SIGKILL, 0], ended[0].text
+    assert "rank 0 was killed by SIGKILL; process 3 takes its place" in ended[0].text
+    assert "has not answered for" in ended[0].text
+    assert [(line["rank"], line["process"]) for line in lines(run, "ranks.jsonl")] == [
+        (0, 0), (1, 1), (0, 3), (1, 2),
+    ]  # fmt: skip
+    assert learned(run) == learned(alone)
+    assert samples(run) == samples(alone)
+    assert same_states(run, alone)
+    pids = [line["pid"] for line in lines(run, "ranks.jsonl")]
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def config(**recovery: object) -> RunConfig:
+    from frontier_llm.cli.compose import compose
+
+    return decode(compose([f"recovery.{key}={value}" for key, value in recovery.items()]))
+
+
+def test_the_last_tasks_are_spares() -> None:
+    assert ranks_of(config(enabled="true", spares=2), 10) == 8
+    assert ranks_of(config(enabled="false", spares=2), 10) == 10
+    assert ranks_of(config(), None) == config().launch.ranks
+    with pytest.raises(ConfigError, match=r"recovery.spares"):
+        ranks_of(config(enabled="true", spares=10), 10)
