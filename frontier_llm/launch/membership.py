@@ -66,6 +66,7 @@ class Membership:
 
     Attributes:
         rank: the rank of the current or last generation; None before the first.
+        abort: ends collectives that do not end when connections are cut; any thread calls it.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Membership:
             wrap: returns a store whose keys have a prefix.
         """
         self.number, self.rank = number, None
+        self.abort: Callable[[], None] = lambda: None
         self._world_of, self._connect, self._wrap = world_of, connect, wrap
         self._control, self._reports = connect(), connect()
         self._news = connect()
@@ -183,5 +185,6 @@ class Membership:
 
     def _cut(self, generation: int) -> None:
         """Shut connections down until the main thread has left the generation before."""
+        self.abort()
         while self._connections.cut(before=generation):
             time.sleep(_CUT_SECONDS)

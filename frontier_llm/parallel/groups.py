@@ -223,6 +223,16 @@ def destroy_groups() -> None:
         dist.destroy_process_group()
 
 
+def abort_groups() -> None:
+    """End collectives of NCCL or RCCL that wait for a dead rank; any thread may call this.
+
+    Their kernels occupy the device until the communicators are aborted. gloo has no such call: its
+    connections are cut (launch/connections.py). This has not been tried on a GPU.
+    """
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        dist.distributed_c10d._abort_process_group()
+
+
 def forget_groups() -> None:
     """Let the next groups have the same names on all ranks, also after groups that failed.
 

@@ -25,7 +25,7 @@ from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.launch.membership import Membership, Place
-from frontier_llm.parallel.groups import destroy_groups, forget_groups
+from frontier_llm.parallel.groups import abort_groups, destroy_groups, forget_groups
 from frontier_llm.telemetry.log import setup_logging
 from frontier_llm.trainer.agreement import Continuation, Decision, Report, decide
 from frontier_llm.trainer.assemble import (
@@ -55,6 +55,7 @@ def run_member(config: RunConfig, corpora: Sequence[Path], membership: Membershi
     Raises:
         FrontierError: the run cannot continue, or was asked to stop.
     """
+    membership.abort = abort_groups
     member = _Member(config, corpora, membership)
     while (place := membership.next_place()) is not None:
         try:

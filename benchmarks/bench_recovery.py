@@ -1,0 +1,86 @@
+"""Compare the step time with and without recovery.enabled, while nothing dies.
+
+    python -m benchmarks.bench_recovery                     # 6 rounds, about 4 minutes
+    python -m benchmarks.bench_recovery --rounds 3 --json recovery.json
+
+Both runs train the same GPT on 4 ranks (pipeline 2 x data 2, optimizer states with a copy). They
+alternate, and the first steps of each run are left out. The expected ratio is 1: recovery adds no
+communication to a step.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.faults.kill_loop import write_corpus
+from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.options import at_least, bench_parser, run_command
+from frontier_llm.errors import TrainingError
+from frontier_llm.telemetry.history import History
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS, SKIPPED = 40, 10
+"""Steps of a run, and how many of them are not measured."""
+OVERRIDES = (
+    "model.layers=4", "model.hidden=128", "model.heads=4", "model.vocabulary=300", "data=text",
+    "data.vocabulary=300", "data.sequence_length=128", "data.global_batch=8", "data.micro_batch=1",
+    "launch.ranks=4", "parallel.pipeline=2", "precision=fp32", "sharding.params=1",
+    "sharding.grads=1", "sharding.optimizer=1", "checkpoint=off", "plan=off", "run.resume=never",
+    "trainer.evaluate_every_steps=null", "trainer.evaluate_batches=1", "trainer.sample_tokens=0",
+    f"trainer.steps={STEPS}", "telemetry.wandb=off", "telemetry.progress=false",
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the rounds; return the exit code."""
+    parser = bench_parser(__doc__)
+    parser.add_argument("--rounds", type=at_least(1), default=6, help="rounds (default 6)")
+    options = parser.parse_args(arguments)
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    with tempfile.TemporaryDirectory(prefix="bench_recovery_") as name:
+        folder = Path(name)
+        keys = (*OVERRIDES, f"data.path={write_corpus(folder)}", f"data.directory={folder}/corpora")
+        for number in track(range(options.rounds), "rounds"):
+            for enabled in (False, True) if number % 2 else (True, False):
+                run = folder / f"run_{number}_{enabled}"
+                seconds[enabled].append(step_seconds(keys, run, enabled=enabled))
+    ratios = [on / off for on, off in zip(seconds[True], seconds[False], strict=True)]
+    table = Table("recovery.enabled", "median step", "smallest", "largest")
+    for enabled, name in ((False, "false"), (True, "true")):
+        found = seconds[enabled]
+        row = (median(found), min(found), max(found))
+        table.add_row(name, *(f"{1e3 * value:.1f} ms" for value in row))
+    bounds = median(ratios), min(ratios), max(ratios)
+    table.add_row("ratio of a round", *(f"{value:.3f}" for value in bounds))
+    wide_console().print(table)
+    if options.json:
+        result = {"seconds_off": seconds[False], "seconds_on": seconds[True], "ratios": ratios}
+        load = os.getloadavg()[0]
+        options.json.write_text(json.dumps({**result, "load": load, "cores": os.cpu_count()}))
+    return 0
+
+
+def step_seconds(keys: Sequence[str], run: Path, *, enabled: bool) -> float:
+    """Train in a process of its own; return the median time of a step in seconds.
+
+    Raises:
+        TrainingError: the run failed.
+    """
+    command = [sys.executable, str(ROOT / "train.py"), *keys, f"run.dir={run}"]
+    command.append(f"recovery.enabled={str(enabled).lower()}")
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise TrainingError(f"a run failed:\n{ended.stderr[-2000:]}")
+    return median(value for _, value in History.read(run).points("step_seconds")[SKIPPED:])
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
