@@ -1,4 +1,4 @@
-"""Compare the effective training time that `frontier-llm goodput` predicts with a run of real kills.
+"""Compare the effective training time that is predicted with that of a run of real kills.
 
     python -m benchmarks.faults.goodput_kills                # 50 kills, 15 s apart on average
 

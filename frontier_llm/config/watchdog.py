@@ -35,3 +35,6 @@ class WatchdogConfig(Section):
     0.1 s."""
     straggler_ratio: float = Field(gt=1)
     """A rank whose time exceeds this multiple of the median of all ranks is reported as slow."""
+    replace_stragglers: bool = False
+    """Whether a process that waits takes the place of a slow rank (recovery.enabled,
+    recovery.spares). The configurations of older runs do not have this key."""

@@ -21,12 +21,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from frontier_llm.health.diagnosis import (
     Phase,
@@ -64,8 +64,19 @@ _FOREVER = timedelta(days=20)
 """Nearly the longest time-out that the store supports: it counts milliseconds in 31 bits."""
 
 
+class ReportLate(Protocol):
+    """Tells the launcher which ranks are to be replaced (launch/membership.py)."""
+
+    def __call__(self, ranks: Sequence[int], diagnosis: str, *, elsewhere: bool = False) -> None:
+        """Name ranks, say why, and whether only a process on another device helps."""
+
+
 class Watchdog:
-    """Watches the main thread of one rank, which announces what it does by `phase`."""
+    """Watches the main thread of one rank, which announces what it does by `phase`.
+
+    Attributes:
+        report_late: tells the launcher which ranks are to be replaced; None if they cannot be.
+    """
 
     def __init__(
         self,
@@ -74,7 +85,7 @@ class Watchdog:
         store: "Store",
         run_dir: Path,
         failures: Path,
-        report_late: Callable[[Sequence[int], str], None] | None = None,
+        report_late: "ReportLate | None" = None,
     ) -> None:
         """Initialise; entering the context starts the threads.
 
@@ -87,7 +98,7 @@ class Watchdog:
             report_late: if ranks can be replaced: tells the launcher the ranks at fault and the
                 diagnosis. The process then does not end after an alarm.
         """
-        self._report_late = report_late
+        self.report_late = report_late
         self._limits, self._world, self._store = limits, world, store
         self._run_dir, self._failures = run_dir, failures
         self._phase = Phase("startup", 0, time.monotonic(), limits.startup_seconds)
@@ -117,7 +128,7 @@ class Watchdog:
         trace: TracebackType | None,
     ) -> None:
         # a local launcher sees which rank has ended first, so it does not need the watchdog
-        if error is not None and self._world.launcher != "local" and not self._report_late:
+        if error is not None and self._world.launcher != "local" and not self.report_late:
             self._handle_failure(error)
         self._closed.set()
         if self._listener is not None:
@@ -185,7 +196,7 @@ class Watchdog:
         while not self._closed.wait(_POLL_SECONDS):
             phase = self._phase
             if self._alarmed.is_set() or time.monotonic() - phase.started > phase.limit_seconds:
-                if self._report_late is not None:
+                if self.report_late is not None:
                     self._get_diagnosis(phase, [])
                     return
                 self._end((self._failed_phase or phase) if self._contact_error else phase)
@@ -241,7 +252,7 @@ class Watchdog:
             else:
                 store.wait([self._key("diagnosis")], timedelta(seconds=DIAGNOSIS_SECONDS))
                 text = store.get(self._key("diagnosis")).decode()
-                if self._report_late is None:
+                if self.report_late is None:
                     self._write_failure("lost_contact", text)
             self._acknowledge(store)
         except RuntimeError:
@@ -266,9 +277,8 @@ class Watchdog:
         """
         for rank in range(self._world.size):
             store.set(self._alarm_key(rank), "alarm")
-        deadline = time.monotonic() + (
-            LOSS_REPORT_SECONDS if self._contact_error else STALL_REPORT_SECONDS
-        )
+        is_short = self._contact_error or self.report_late
+        deadline = time.monotonic() + (LOSS_REPORT_SECONDS if is_short else STALL_REPORT_SECONDS)
         while time.monotonic() < deadline:
             if store.add(self._key("alarmed"), 0) == self._world.size:
                 break
@@ -285,8 +295,8 @@ class Watchdog:
             file.write_text(f"{text}\n\n{format_states(states, self._world.size)}")
         except OSError as error:
             text += f" (not written: {error.strerror})"
-        if self._report_late is not None:
-            self._report_late(late_ranks(states, self._world.size), text)
+        if self.report_late is not None:
+            self.report_late(late_ranks(states, self._world.size), text)
         else:
             self._write_failure("user", text)
             self._print_error(text)

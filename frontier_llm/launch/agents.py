@@ -216,20 +216,30 @@ class TaskMembers:
         ended, self._ended = self._ended, {}
         return ended
 
-    def successor(self, number: int, held: Collection[int]) -> int | None:
+    def waiting(self, held: Collection[int]) -> list[int]:
+        """Return the processes of agents that answer, and that hold no rank."""
+        return [
+            newest
+            for task, newest in sorted(self._newest.items())
+            if task not in self._gone and newest not in held
+        ]
+
+    def successor(
+        self, number: int, held: Collection[int], *, elsewhere: bool = False
+    ) -> int | None:
         """Return the next process of the same agent, or one of an agent that waits."""
         task = number % self._tasks
+        if elsewhere:
+            others = [other for other in self.waiting(held) if other % self._tasks != task]
+            if others:
+                return others[0]
         deadline = time.monotonic() + _SUCCESSOR_SECONDS
         while task not in self._gone and time.monotonic() < deadline:
             if self._newest[task] != number:
                 return self._newest[task]
             time.sleep(POLL_SECONDS)
             self._read()
-        waiting = [
-            newest
-            for other, newest in sorted(self._newest.items())
-            if other not in self._gone and newest not in held
-        ]
+        waiting = self.waiting(held)
         return waiting[0] if waiting else None
 
     def kill(self, numbers: Iterable[int]) -> None:

@@ -36,7 +36,7 @@ RANKS_FILE = "ranks.jsonl"
 """File in the run directory that has a line for each start of a rank."""
 SWAP_FILE = "SWAP"
 """File in the run directory with the number of a rank, whose process is to be replaced."""
-_ARRIVAL_SECONDS = 30.0
+_ARRIVAL_SECONDS = 12.0
 """A member that does not read its roster within this time, after the time limit of a collective, is
 killed: it may notice that its generation is over only when a collective fails."""
 _POLLS_PER_LOOK = 25
@@ -57,12 +57,22 @@ class Members(Protocol):
             taken for dead if its end was not seen; else an empty text.
         """
 
-    def successor(self, number: int, held: Collection[int]) -> int | None:
+    def waiting(self, held: Collection[int]) -> list[int]:
+        """Return the processes that run and hold no rank.
+
+        Args:
+            held: numbers of the processes that hold a rank.
+        """
+
+    def successor(
+        self, number: int, held: Collection[int], *, elsewhere: bool = False
+    ) -> int | None:
         """Return a process that can take the rank of one that has ended; None if there is none.
 
         Args:
             number: number of the process that has ended.
             held: numbers of the processes that hold a rank.
+            elsewhere: whether a process that waits is preferred to a new one on the same device.
         """
 
     def kill(self, numbers: Iterable[int]) -> None:
@@ -117,6 +127,7 @@ class Coordinator:
         self._timeout_seconds = replacing.timeout_seconds
         self._tries, self._most_steps = 0, replacing.steps_done()
         self._polls = 0
+        self._moving: set[int] = set()  # processes whose ranks go to another device
         self._recorded: set[int] = set()
         self._begin_generation()
 
@@ -217,7 +228,9 @@ class Coordinator:
             How the job ended, if no process is left for a rank.
         """
         for rank, failed in sorted(dead.items()):
-            number = self._members.successor(self._roster[rank], self._roster)
+            old = self._roster[rank]
+            elsewhere = old in self._moving
+            number = self._members.successor(old, self._roster, elsewhere=elsewhere)
             if number is None:
                 ended = report_cause(dead, self._options)
                 print_error("no process waits that could take its place (recovery.spares)")
@@ -243,9 +256,12 @@ class Coordinator:
             late = json.loads(self._connected.get(key))
             self._connected.delete_key(key)
             print_error(late["diagnosis"])
-            if not late["ranks"]:
+            if late["elsewhere"]:
+                self._move(late["ranks"])
+            elif late["ranks"]:
+                self._kill(late["ranks"])
+            else:
                 self._lost_at = self._lost_at or time.monotonic()
-            self._kill(late["ranks"])
         if self._has_arrived:
             return
         arrived = self._connected.add(arrivals_key(self._generation), 0)
@@ -255,6 +271,14 @@ class Coordinator:
             ranks = range(len(self._roster))
             keys = {rank: arrived_key(self._generation, rank) for rank in ranks}
             self._kill([rank for rank in ranks if not self._connected.check([keys[rank]])])
+
+    def _move(self, ranks: list[int]) -> None:
+        """Give ranks to processes that wait, if there are any."""
+        waiting = len(self._members.waiting(self._roster))
+        if waiting < len(ranks):
+            print_error("no process waits that could take its place (recovery.spares): it stays")
+        self._moving |= {self._roster[rank] for rank in ranks[:waiting]}
+        self._kill(ranks[:waiting])
 
     def _kill(self, ranks: list[int]) -> None:
         self._members.kill(self._roster[rank] for rank in ranks)
@@ -271,6 +295,7 @@ class Coordinator:
         if not rank.isdigit() or int(rank) >= len(self._roster):
             print_error(f"{path} says {text.strip()!r}, and not a rank: write rank=0, for example")
             return
+        self._moving.add(self._roster[int(rank)])
         self._kill([int(rank)])
 
 

@@ -139,14 +139,16 @@ class Membership:
             return True
         return False
 
-    def report_late(self, ranks: Sequence[int], diagnosis: str) -> None:
-        """Tell the launcher which ranks hang; any thread may call this.
+    def report_late(self, ranks: Sequence[int], diagnosis: str, *, elsewhere: bool = False) -> None:
+        """Tell the launcher which ranks hang or are slow; any thread may call this.
 
         Args:
             ranks: the ranks; empty if all ranks wait in the same place.
-            diagnosis: what the watchdog has found.
+            diagnosis: what was found.
+            elsewhere: whether the device is at fault, so that only a process that waits, usually on
+                another node, may take the place.
         """
-        late = {"ranks": list(ranks), "diagnosis": diagnosis}
+        late = {"ranks": list(ranks), "diagnosis": diagnosis, "elsewhere": elsewhere}
         self._reports.set(late_key(self._generation), json.dumps(late))
 
     def _read(self, generation: int) -> Roster:

@@ -141,9 +141,13 @@ class ForkedMembers:
         self.processes.ended.clear()
         return ended
 
-    def successor(self, number: int, held: Collection[int]) -> int:
+    def waiting(self, held: Collection[int]) -> list[int]:
+        """Return the processes that run and hold no rank."""
+        return [number for number in self.processes.running if number not in held]
+
+    def successor(self, number: int, held: Collection[int], *, elsewhere: bool = False) -> int:
         """Return a process that waits, or a new one."""
-        waiting = [other for other in self.processes.running if other not in held]
+        waiting = self.waiting(held)
         chosen = min(waiting) if waiting else self._fork()
         self.start()
         return chosen

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
+from frontier_llm.trainer.callbacks.stragglers import Stragglers
 from tests.forked_train import TINY, Ended, Training, train
 from tests.trainer.test_resume import learned, lines, same_states
 
@@ -28,6 +29,16 @@ class Slow(Callback):
 
     def on_step_end(self, end: StepEnd) -> None:
         time.sleep(0.1)
+
+
+class SlowFirstRank1(Slow):
+    """Makes the first process of rank 1 seem to be on a slow device."""
+
+    def on_step_begin(self, step: int) -> None:
+        started = (Path(self.context.config.run.dir) / "ranks.jsonl").read_text().splitlines()
+        is_first = [json.loads(line)["rank"] for line in started].count(1) == 1
+        slowness = 9.0 if self.context.world.rank == 1 and is_first else 1.0
+        Stragglers._probe = lambda _: 0.01 * slowness  # type: ignore[method-assign]
 
 
 class DiesAtStep3(Callback):
@@ -95,13 +106,17 @@ def end(training: Training, watched: list[psutil.Process]) -> Ended:
     return training.wait()
 
 
+EIGHT_BITS = ("launch.ranks=4", "parallel.tensor=2", "parallel.pipeline=1", "sharding=zero1",
+              "sharding.optimizer=1", "sharding.grads=1", "optimizer=adamw_8bit",
+              "model.dropout=0.1")  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "layout",
     [
         ("launch.ranks=4", "parallel.pipeline=2", "sharding=zero1", "sharding.optimizer=1",
          "sharding.grads=1", "precision=bf16"),
-        ("launch.ranks=4", "parallel.tensor=2", "parallel.pipeline=1", "sharding=zero1",
-         "sharding.optimizer=1", "sharding.grads=1", "optimizer=adamw_8bit", "model.dropout=0.1"),
+        pytest.param(EIGHT_BITS, marks=pytest.mark.exhaustive),
     ],
     ids=["pipeline bf16", "tensor 8-bit states"],
 )  # fmt: skip
@@ -219,3 +234,20 @@ def test_an_error_that_says_what_to_do_ends_the_run(
     assert ended.code == 1
     assert "Refuses" in ended.text
     assert "takes its place" not in ended.text
+
+
+@pytest.mark.parametrize("spares", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
+def test_a_slow_rank_is_replaced_if_a_process_waits(
+    spares: int, corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
+) -> None:
+    run = tmp_path / "run"
+    keys = (*corpus, "launch.ranks=4", "parallel.pipeline=1", "sharding=zero1",
+            "sharding.optimizer=2", "sharding.grads=1", "watchdog.stragglers_every_steps=2",
+            "watchdog.replace_stragglers=true", f"recovery.spares={spares}",
+            "callbacks=[tests.trainer.test_replaced_ranks:SlowFirstRank1]")  # fmt: skip
+    ended = end(Training(*keys, *REPLACES, f"run.dir={run}"), watched)
+    assert ended.code == 0, ended.text
+    assert "rank 1 is slow" in ended.text
+    ranks = [line["rank"] for line in lines(run, "ranks.jsonl")]
+    assert ranks == [0, 1, 2, 3] + [1] * spares
+    assert ("no process waits" in ended.text) == (not spares)

@@ -59,7 +59,15 @@ class Stragglers(Callback):
         self._suspects = slow
         if again and self._world.rank == 0:
             self._warn(step, again, seconds)
+            self._ask_for_others(step, again)
         return again
+
+    def _ask_for_others(self, step: int, slow: Sequence[int]) -> None:
+        """Let processes that wait take the places of slow ranks, if the configuration says so."""
+        report = self.context.control.watchdog.report_late
+        if self._config.replace_stragglers and report is not None:
+            names = self._world.name_ranks(slow)
+            report(slow, f"step {step}: {names} is slow and is replaced", elsewhere=True)
 
     def _warn(self, step: int, slow: Sequence[int], seconds: Sequence[float]) -> None:
         """Log the slow ranks, given the seconds of all ranks."""
