@@ -21,12 +21,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from frontier_llm.health.diagnosis import (
     Phase,
@@ -64,13 +64,6 @@ _FOREVER = timedelta(days=20)
 """Nearly the longest time-out that the store supports: it counts milliseconds in 31 bits."""
 
 
-class ReportLate(Protocol):
-    """Tells the launcher which ranks are to be replaced (launch/membership.py)."""
-
-    def __call__(self, ranks: Sequence[int], diagnosis: str, *, elsewhere: bool = False) -> None:
-        """Name ranks, say why, and whether only a process on another device helps."""
-
-
 class Watchdog:
     """Watches the main thread of one rank, which announces what it does by `phase`.
 
@@ -85,7 +78,7 @@ class Watchdog:
         store: "Store",
         run_dir: Path,
         failures: Path,
-        report_late: "ReportLate | None" = None,
+        report_late: Callable[..., None] | None = None,
     ) -> None:
         """Initialise; entering the context starts the threads.
 
@@ -96,7 +89,7 @@ class Watchdog:
             run_dir: folder in which the states of all ranks are written after an alarm.
             failures: folder in which this rank writes its failure.
             report_late: if ranks can be replaced: tells the launcher the ranks at fault and the
-                diagnosis. The process then does not end after an alarm.
+                diagnosis (Membership.report_late). The process then does not end after an alarm.
         """
         self.report_late = report_late
         self._limits, self._world, self._store = limits, world, store
