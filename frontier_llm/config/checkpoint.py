@@ -24,9 +24,14 @@ class ArchiveConfig(Section):
 
     command: str | None = None
     """A shell command that rank 0 runs while training continues; `$CHECKPOINT` is the folder of the
-    checkpoint, which is not deleted meanwhile. A failure is only logged. null = no archive."""
+    checkpoint, which is not deleted meanwhile. A failure never ends the run. null = no archive."""
     every_steps: int = Field(1, ge=1)
     """Checkpoints of the run directory whose step is a multiple of this number are archived."""
+    tries: int = Field(4, ge=1)
+    """How often the command is run for a checkpoint until it succeeds. If all tries fail, the
+    checkpoint is tried once more after the next one is archived, and at the end of the run."""
+    pause_seconds: float = Field(10.0, ge=0)
+    """Pause after the first try; each further pause is three times as long."""
 
 
 class TiersConfig(Section):

@@ -80,10 +80,10 @@ class Levels:
         self._buffers: list[torch.Tensor] = []
         self._partner_files: PartnerFiles | None = None
         self._pool = self._make_pool()
-        settings, archive = config.checkpoint, config.checkpoint.tiers.archive
+        settings = config.checkpoint
         self._shared_folder = shared_folder(config)
         self._local_folder = local_folder(config, world.rank, world.ranks_per_node)
-        self.archive = Archive(archive.command, archive.every_steps, self._shared_folder)
+        self.archive = Archive(settings.tiers.archive, self._shared_folder)
         self.shared = self.local = self.drain = self.partner = None
         if settings.mode == "off":
             return

@@ -135,6 +135,10 @@ class Checkpoints:
         count, self._skipped = self._skipped, 0
         return count
 
+    def take_archive_failures(self) -> int:
+        """Return how many times the archive command has failed since the last call, on rank 0."""
+        return self._levels.archive.take_failures()
+
     def before_update(self) -> None:
         """Wait until the states may change, because a checkpoint no longer needs them."""
         for manager in self._levels.managers:
