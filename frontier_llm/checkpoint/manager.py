@@ -182,6 +182,10 @@ class CheckpointManager:
             self._writer.wait_below(1)
         self.poll()
 
+    def wait_for(self, seconds: float | None) -> bool:
+        """Wait at most some seconds; return whether no checkpoint is being written any more."""
+        return self._writer.wait_below(1, seconds)
+
     def poll(self) -> None:
         """Raise the error of the last checkpoint, once, if it is already known. Never waits.
 

@@ -83,6 +83,10 @@ class CheckpointConfig(Section):
     on_error: Literal["stop", "continue"]
     """What happens if a checkpoint cannot be written. `stop`: the run ends; `continue`: the run
     prints a warning, keeps the last good checkpoint and goes on."""
+    end_seconds: float | None = Field(900.0, gt=0)
+    """With local checkpoints and `lazy`: seconds that the end of a run waits until the run
+    directory has the last step and all copies. After this time the last step is saved on the nodes'
+    disks, and the run ends with an error. null = no limit."""
     verify: bool
     """Whether a resuming run checks the digests of all checkpoint data that it reads."""
     fallback: bool

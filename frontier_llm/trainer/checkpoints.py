@@ -21,6 +21,7 @@ from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.trainer.bounded_end import BoundedEnd
 from frontier_llm.trainer.checkpoint_levels import Levels
 from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.step_result import Saving
@@ -90,6 +91,7 @@ class Checkpoints:
         self._run_config, self._config = config, config.checkpoint
         self._world, self._meta = world, meta
         self._levels = Levels(config, world, store, states, groups)
+        self._store = store
         self.saved_step: int | None = None
         self.listener: CheckpointListener | None = None
         self._avoids_nodes = self._drain_is_due = self._has_logged_skip = False
@@ -222,6 +224,19 @@ class Checkpoints:
                 mover.poll()
         for step in tuple(self._unannounced):
             self._announce(step)
+
+    def end(self, step: int) -> None:
+        """Do what `finish` does, after the last step, but do not wait forever.
+
+        Raises:
+            CheckpointError: as `finish`; or the run directory did not take the last step in time.
+        """
+        config, levels = self._config, self._levels
+        if levels.local is not None and config.mode == "lazy" and config.end_seconds is not None:
+            end = BoundedEnd(self._run_config, self._world, self._store, levels)
+            if not end.wait(step, self._meta()):
+                return
+        self.finish()
 
     def wait_for_archive(self) -> None:
         """Wait until the archive command has ended, on rank 0. No collective may follow."""

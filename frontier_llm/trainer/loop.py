@@ -192,7 +192,7 @@ class Loop:
         context, step = self._context, self._progress.step
         if is_early:  # unless the step has been saved already
             context.checkpoints.save(step)
-        context.checkpoints.finish()
+        context.checkpoints.end(step)
         self._callbacks.on_stop(is_early=is_early)
         context.checkpoints.wait_for_archive()
         if is_early:

@@ -289,9 +289,10 @@ def test_a_full_file_system_of_the_run_directory_costs_no_committed_step(
     assert ended.code == 0, ended.text
     assert "step 4 is not copied to the run directory" in ended.text
     assert "No space left on device" in ended.text
+    assert "step 7 is on the disks of the nodes" in ended.text
     ended = train(*tiny, *nodes(tmp_path), "trainer.steps=8")
     assert ended.code == 0, ended.text
-    assert events(tmp_path / "run", "resume")[-1]["step"] == 6
+    assert events(tmp_path / "run", "resume")[-1]["step"] == 7
     assert losses(tmp_path / "run") == losses(direct)
 
 
