@@ -122,6 +122,8 @@ def first_incomplete(manifest: Manifest, model: Mapping[str, Shape]) -> str | No
 def copy_file(checkpoint: Checkpoint, name: str, target: Path) -> None:
     """Copy a file of a checkpoint, and compare each chunk with its digest on the way.
 
+    Chunks that an interrupted copy has left in the target are not written again.
+
     Args:
         checkpoint: the checkpoint that has the file.
         name: name of the file.
@@ -133,7 +135,10 @@ def copy_file(checkpoint: Checkpoint, name: str, target: Path) -> None:
     file, chunk_bytes = checkpoint.manifest.files[name], checkpoint.manifest.chunk_bytes
     buffer = ChunkPool(1, chunk_bytes, torch.device("cpu")).take()
     assert buffer is not None
-    with RangeReader(checkpoint, verify=True) as reader, RankFile(target, file.size) as copy:
+    with (
+        RangeReader(checkpoint, verify=True) as reader,
+        RankFile(target, file.size, continues=True) as copy,
+    ):
         for range_ in chunk_ranges(checkpoint, name):
             content = reader.read(range_, buffer)
             copy.write(buffer, content.numel())

@@ -219,7 +219,7 @@ class Levels:
         pacer = self._make_pacer()
         pacer.start_thread()
         source = DrainSource(plan, self._local_folder, step, buffers, pacer, self._timeout)
-        task = Task(folder, step, meta, rank, plan, everyone, repeats=False)
+        task = Task(folder, step, meta, rank, plan, everyone, repeats=False, continues=True)
         save(task, source, barrier)
         if task.is_first:
             spared = self.archive.spared()
