@@ -64,8 +64,10 @@ def find_parts(root: Path) -> list[NodePart]:
 def merge(parts: Mapping[int, Manifest]) -> tuple[Manifest, dict[str, int]]:
     """Merge the manifests of nodes, and leave out files whose elements other files store, too.
 
+    Of two files with the same name, that of the first node is used.
+
     Args:
-        parts: manifest by number of the node; at least one.
+        parts: manifest by number of the node; at least one. The last one has the newest counters.
 
     Returns:
         The manifest; and for each of its files the number of the node that saved it.
@@ -79,11 +81,11 @@ def merge(parts: Mapping[int, Manifest]) -> tuple[Manifest, dict[str, int]]:
             shapes[name] = tensor.shape
             for stored in tensor.stored_ranges:
                 key = (name, stored.start, stored.shape, stored.first, stored.count)
-                if key not in seen:
+                if key not in seen and node_of.get(stored.file, node) == node:
                     seen.add(key)
                     tensors.setdefault(name, []).append(stored)
                     node_of[stored.file] = node
-    first = parts[min(parts)]
+    first, last = parts[min(parts)], parts[max(parts)]
     merged = Manifest(
         step=first.step,
         world=sum(manifest.world for manifest in parts.values()),
@@ -94,7 +96,7 @@ def merge(parts: Mapping[int, Manifest]) -> tuple[Manifest, dict[str, int]]:
             name: Tensor(shape=shapes[name], stored_ranges=tuple(ranges))
             for name, ranges in tensors.items()
         },
-        meta=first.meta,
+        meta=last.meta,
     )
     return merged, node_of
 

@@ -62,6 +62,8 @@ class Loop:
         context.checkpoints.prepare()
         if resumed is not None and resumed.is_local:
             context.checkpoints.secure(resumed.step, resumed.meta)
+        if resumed is not None and resumed.is_joined:
+            context.checkpoints.replace(resumed.step)
         self._callbacks.on_start(context.evaluation.run(), resumed)
         stopped = False
         while self._steps_remain and not stopped:

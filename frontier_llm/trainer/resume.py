@@ -48,7 +48,9 @@ class Resumed:
     changes: Changes
     """Differences between the configuration in the checkpoint and that of this run."""
     is_local: bool
-    """Whether it is on the nodes' disks, and not in the run directory."""
+    """Whether each rank has read it from the disk of its own node."""
+    is_joined: bool = False
+    """Whether it was read from disks of several nodes, so that no single place holds it."""
 
 
 class Restorer:
@@ -103,6 +105,7 @@ class Restorer:
             except CheckpointError as failure:
                 error = str(failure)
             errors = [text for text in _gathered(error) if text]
+            self._assembly.close()  # every rank has read what it needs from other nodes
             if not errors and resumed is not None:
                 progress = resumed.meta["progress"]
                 # the parameters follow the loaded master weights, and the counters are set
@@ -165,8 +168,9 @@ class Restorer:
             # no two data ranks read the same elements, so the page cache would help nobody
             is_only_reader=factors.optimizer == factors.data,
         )
-        is_local = not isinstance(candidate, Path)
-        return Resumed(checkpoint.folder, checkpoint.step, meta, differences, is_local)
+        is_joined = bool(checkpoint.places) and checkpoint.folder.parent != shared_folder(config)
+        is_local = not isinstance(candidate, Path) and not checkpoint.places
+        return Resumed(checkpoint.folder, checkpoint.step, meta, differences, is_local, is_joined)
 
     def _check_corpus(self, meta: Mapping[str, Any]) -> None:
         """Refuse a corpus that differs from the checkpoint's, unless it is allowed.
@@ -205,18 +209,19 @@ class Restorer:
     def _candidates(self, before: int | None) -> Iterator[tuple[int, Checkpoint | Path]]:
         """Yield the checkpoints that may be used, newest first, in the same order on every rank.
 
-        If the nodes' disks hold a newer step that not all ranks can read from the disk of their
-        own node, it is first assembled in the run directory.
+        A step of which the nodes' disks hold parts is read from them, not from the run directory.
 
         Yields:
-            Its step; and a node-local checkpoint, or the folder of one in the run directory.
+            Its step; and a checkpoint on the nodes' disks, or a folder in the run directory.
         """
-        found: list[tuple[int, Checkpoint | Path]] = [*_of_rank_0(self._shared_checkpoints)]
-        found += [(checkpoint.step, checkpoint) for checkpoint in self._local_checkpoints()]
+        shared, local = _of_rank_0(self._shared_checkpoints), self._local_checkpoints()
+        found: list[tuple[int, Checkpoint | Path]] = [*shared, *((c.step, c) for c in local)]
         if before is None:
-            folder = self._assembly.assemble(max((step for step, _ in found), default=-1))
-            if folder is not None:
-                found = [*_of_rank_0(self._shared_checkpoints), *found]
+            newest = max((step for step, _ in found), default=-1)
+            rest = shared[0] if shared and shared[0][0] == newest else None
+            joined = self._assembly.find(newest, rest)
+            if joined is not None:
+                found = [(joined.step, joined), *found]
         # A step has both kinds only if it was saved again, in the run directory, after a rewind.
         # This later checkpoint knows which samples come next. It comes first, because sorting is
         # stable.

@@ -223,7 +223,7 @@ def test_a_flipped_byte_in_the_run_directory_is_replaced_by_the_nodes_disks(
     flip(run / "checkpoints" / "step_00000004" / "rank_00001.safetensors")
     ended = train(*tiny, *nodes(tmp_path, keep), "trainer.steps=8")
     assert ended.code == 0, ended.text
-    assert "trying another copy of step 4" in ended.text
+    assert "step 4 is read from the own disks of nodes 0, 1" in ended.text
     assert losses(run) == losses(direct)
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.drain import DrainSource
 from frontier_llm.checkpoint.kill_points import VARIABLE
+from frontier_llm.checkpoint.node_parts import copy_file
 from frontier_llm.checkpoint.rank_file import RankFile
 from tests.forked_train import Training, train
 from tests.trainer.test_drain import (
@@ -130,31 +132,21 @@ def test_a_damaged_copy_of_a_killed_drain_is_written_again(
     assert counts.take() == {name: pages(len(wanted[name]))}
 
 
-def test_an_assembly_keeps_what_an_earlier_one_has_copied(
+def test_a_copy_to_the_run_directory_keeps_what_an_earlier_one_has_copied(
     tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The start is killed while it copies the nodes' files to the run directory."""
-    run = stop_after_6(tiny, tmp_path)
+    stop_after_6(tiny, tmp_path)
     (local,) = (tmp_path / "local").glob("*/node_00001/step_00000006")
-    partial = run / "checkpoints" / "step_00000006.partial"
-    partial.mkdir(parents=True)
-    (partial / "rank_00002.safetensors").write_bytes(
-        (local / "rank_00002.safetensors").read_bytes()
-    )
-    written, write = tmp_path / "written", RankFile._write
+    name = "rank_00002.safetensors"
+    target = tmp_path / "copy" / name
+    written, write = list[int](), RankFile._write
 
     def noted(file: RankFile, content: memoryview) -> None:
-        if file._path.parent == partial:
-            with written.open("a") as stream:
-                stream.write(f"{file._path.name}\n")
+        written.append(len(content))
         write(file, content)
 
     monkeypatch.setattr(RankFile, "_write", noted)
-    ended = train(
-        *tiny, *nodes(tmp_path), "trainer.steps=8", "launch.ranks=2", "launch.ranks_per_node=2",
-        "sharding=replicated",
-    )  # fmt: skip
-    assert ended.code == 0, ended.text
-    assert events(run, "resume")[-1]["step"] == 6
-    names = [f"rank_0000{rank}.safetensors" for rank in (0, 1, 3)]
-    assert sorted(written.read_text().split()) == names
+    for _ in range(2):
+        copy_file(Checkpoint.open(local), name, target)
+        assert target.read_bytes() == (local / name).read_bytes()
+    assert written == [pages(target.stat().st_size)], "the second copy writes nothing"
