@@ -160,17 +160,17 @@ class Restorer:
         refuse(differences, now, config.run.allow_changes)
         self._check_corpus(meta)
         check_model(checkpoint, self._shapes)
-        factors = self._states.factors
-        load(
-            checkpoint,
-            self._states.shards(writable=True),
-            config.checkpoint.verify,
-            # no two data ranks read the same elements, so the page cache would help nobody
-            is_only_reader=factors.optimizer == factors.data,
-        )
+        is_only = self._is_only_reader(meta["config"], now, checkpoint.manifest.world)
+        load(checkpoint, self._states.shards(writable=True), config.checkpoint.verify, is_only)
         is_joined = bool(checkpoint.places) and checkpoint.folder.parent != shared_folder(config)
         is_local = not isinstance(candidate, Path) and not checkpoint.places
         return Resumed(checkpoint.folder, checkpoint.step, meta, differences, is_local, is_joined)
+
+    def _is_only_reader(self, saved: Mapping[str, Any], now: Mapping[str, Any], world: int) -> bool:
+        """Whether no two ranks read the same chunks, so that the page cache would help nobody."""
+        keys, factors = ("parallel", "sharding"), self._states.factors
+        same_layout = world == self._world.size and all(saved.get(k) == now[k] for k in keys)
+        return same_layout and factors.optimizer == factors.data
 
     def _check_corpus(self, meta: Mapping[str, Any]) -> None:
         """Refuse a corpus that differs from the checkpoint's, unless it is allowed.
