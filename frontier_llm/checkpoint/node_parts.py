@@ -35,6 +35,8 @@ class NodePart:
     """Number of optimizer steps done."""
     start: str
     """Id of the start of the run that saved it. Parts of different starts do not fit together."""
+    moments: str = ""
+    """Format of reduced moments; empty: all states are fp32."""
 
 
 def find_parts(root: Path) -> list[NodePart]:
@@ -53,11 +55,12 @@ def find_parts(root: Path) -> list[NodePart]:
             if parsed is None or parsed[1]:
                 continue
             try:
-                start = str(Checkpoint.open(path).manifest.meta.get("start"))
+                manifest = Checkpoint.open(path).manifest
             except CheckpointError:
                 continue
-            is_copy = f"{prefix}_" == COPY
-            parts.append(NodePart(int(number), is_copy, str(path), step, start))
+            is_copy, start = f"{prefix}_" == COPY, str(manifest.meta.get("start"))
+            moments = manifest.moments or ""
+            parts.append(NodePart(int(number), is_copy, str(path), step, start, moments))
     return parts
 
 
@@ -68,6 +71,7 @@ def merge(parts: Mapping[int, Manifest]) -> tuple[Manifest, dict[str, int]]:
 
     Args:
         parts: manifest by number of the node; at least one. The last one has the newest counters.
+            All have the same format of moments.
 
     Returns:
         The manifest; and for each of its files the number of the node that saved it.
@@ -96,6 +100,7 @@ def merge(parts: Mapping[int, Manifest]) -> tuple[Manifest, dict[str, int]]:
             name: Tensor(shape=shapes[name], stored_ranges=tuple(ranges))
             for name, ranges in tensors.items()
         },
+        moments=first.moments,
         meta=last.meta,
     )
     return merged, node_of

@@ -6,7 +6,7 @@ last wanted element.
 
 In addition to the states, a rank needs memory for two chunks per place that is read. If another
 layout saved the checkpoint, it also needs one byte per element of its largest shard, to detect
-missing elements.
+missing elements. Reduced moments are kept in their reduced form until all of them are read.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -161,7 +161,7 @@ def _run_copies(
 
     Files in several places are read at the same time.
     """
-    chunk_bytes = checkpoint.manifest.chunk_bytes
+    chunk_bytes, copies = checkpoint.manifest.chunk_bytes, list(copies)
     split = (part for copy in copies for part in copy.split(chunk_bytes))
     ordered = sorted(split, key=attrgetter("file", "offset_bytes"))
     by_chunk = groupby(ordered, key=lambda copy: (copy.file, copy.offset_bytes // chunk_bytes))
@@ -173,6 +173,8 @@ def _run_copies(
                 raise content
             for copy in by_range[range_]:
                 copy.run(content, range_.start)
+    for copy in copies:
+        copy.finish()
 
 
 def _range_of(checkpoint: Checkpoint, group: Sequence[FileCopy], verify: bool) -> FileRange:

@@ -22,7 +22,7 @@ from frontier_llm.checkpoint.commit_barrier import CommitBarrier, UnknownOutcome
 from frontier_llm.checkpoint.folder_commit import check_files, publish, write_manifest
 from frontier_llm.checkpoint.folders import partial_folder, step_folder
 from frontier_llm.checkpoint.kill_points import reach
-from frontier_llm.checkpoint.manifest import FilePart, Manifest, RankRecord
+from frontier_llm.checkpoint.manifest import FilePart, Manifest, Moments, RankRecord
 from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.errors import CheckpointError, FrontierError
 from frontier_llm.units import format_bytes
@@ -56,6 +56,8 @@ class Task:
     """Ranks that write into the same folder: all ranks, or those of this rank's node."""
     repeats: bool
     """Whether elements may be stored more than once, as with one folder per node."""
+    moments: Moments | None = None
+    """Format in which Adam's moments are stored; None: fp32."""
     continues: bool = False
     """Whether the file may hold chunks of an earlier attempt, which need not be written again."""
 
@@ -189,8 +191,9 @@ def _write_folder_manifest(task: Task, records: Sequence[str]) -> None:
     """
     parsed = [RankRecord.model_validate_json(record) for record in records]
     manifest = Manifest.merged(
-        task.step, task.plan.chunk_bytes, parsed, task.meta, repeats=task.repeats
-    )
+        task.step, task.plan.chunk_bytes, parsed, task.meta,
+        repeats=task.repeats, moments=task.moments,
+    )  # fmt: skip
     task.partial.mkdir(parents=True, exist_ok=True)
     check_files(task.partial, manifest.files)
     write_manifest(task.partial, manifest, task.rank)

@@ -9,9 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from frontier_llm.checkpoint.folders import step_folder
 from frontier_llm.checkpoint.manager_options import Outcome
@@ -23,6 +21,7 @@ from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.bounded_end import BoundedEnd
 from frontier_llm.trainer.checkpoint_levels import Levels
+from frontier_llm.trainer.checkpoint_listener import CheckpointListener, CommittedCheckpoint
 from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.step_result import Saving
 
@@ -30,30 +29,6 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class CommittedCheckpoint:
-    """A checkpoint in the run directory that is complete on disk."""
-
-    step: int
-    """Number of optimizer steps done."""
-    folder: Path
-    """Folder of the checkpoint. It may be deleted later, when newer checkpoints replace it, or be
-    renamed, when the run goes back to an earlier step."""
-
-
-class CheckpointListener(Protocol):
-    """An object that is told about checkpoints in the run directory.
-
-    It is called on the main thread of every rank.
-    """
-
-    def on_checkpoint_begin(self, step: int) -> None:
-        """Run before a checkpoint begins to be written."""
-
-    def on_checkpoint_committed(self, checkpoint: CommittedCheckpoint) -> None:
-        """Run when all ranks know that a checkpoint is committed."""
 
 
 class Checkpoints:
@@ -110,10 +85,10 @@ class Checkpoints:
     @property
     def saving(self) -> Saving:
         """The places to which this rank is writing a checkpoint. A drain is not counted."""
-        shared, local = self._levels.shared, self._levels.local
+        shared = self._levels.shared
         return Saving(
             shared=shared is not None and shared.is_writing,
-            local=local is not None and local.is_writing,
+            local=any(manager.is_writing for manager in self._levels.node_managers),
         )
 
     @property
@@ -270,8 +245,12 @@ class Checkpoints:
         return self._levels.local is not None and not step % self._config.tiers.local.every_steps
 
     def _save_locally(self, step: int) -> None:
-        """Begin a checkpoint on the nodes' disks, and copy it on if that is due."""
+        """Begin a checkpoint on the nodes' disks, and copy it on if that is due.
+
+        Moments may be reduced (`checkpoint.moments`) only in a checkpoint that is not copied.
+        """
         levels, meta = self._levels, self._meta()
+        manager = levels.local if self._drain_is_due else levels.reduced or levels.local
         if self._drain_is_due:
             self._drain_is_due = False
             self._begin_drain(step, meta)
@@ -279,8 +258,8 @@ class Checkpoints:
         if levels.partner is not None:
             levels.partner.enqueue(step, meta)
         with self._reporting_failure():
-            assert levels.local is not None
-            levels.local.begin(step, levels.local_shards(), meta)
+            assert manager is not None
+            manager.begin(step, levels.local_shards(), meta)
         if self._config.mode == "blocking":
             self.finish()
 

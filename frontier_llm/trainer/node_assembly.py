@@ -34,6 +34,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
 from frontier_llm.trainer.checkpoint_places import local_root, shared_folder
+from frontier_llm.trainer.rank_objects import gathered
 
 _LOG = logging.getLogger(__name__)
 _SHARED = 2**31
@@ -103,6 +104,8 @@ class NodeAssembly:
             The folder of the checkpoint in the run directory; None if there is no such step.
         """
         for step, holders in self._steps(after, until):
+            if any(part.moments for _, part in holders):
+                continue  # rounded moments are not copied to the run directory
             if self._assemble(step, holders):
                 return self._folder / step_folder(step)
             self.incomplete_steps.append(step)
@@ -115,10 +118,10 @@ class NodeAssembly:
         is_first = self._world.rank == self._world.node_ranks.start
         own = find_parts(self._root) if is_first else []
         own = [p for p in own if p.step > after and (until is None or p.step <= until)]
-        holders = [(rank, part) for rank, parts in enumerate(_gathered(own)) for part in parts]
-        keys = sorted({(part.step, part.start) for _, part in holders}, reverse=True)
-        for step, start in keys:
-            yield step, [h for h in holders if h[1].step == step and h[1].start == start]
+        holders = [(rank, part) for rank, parts in enumerate(gathered(own)) for part in parts]
+        keys = sorted({(p.step, p.start, p.moments) for _, p in holders}, reverse=True)
+        for key in keys:
+            yield key[0], [h for h in holders if (h[1].step, h[1].start, h[1].moments) == key]
 
     def _open(
         self,
@@ -141,7 +144,7 @@ class NodeAssembly:
         if served and world.size > len(world.node_ranks):
             host = own_address(world.master_address)
             self._server = PeerServer(served, host, manifest.chunk_bytes + PAGE_BYTES)
-        peers = _gathered(self._server.peer if self._server else None)
+        peers = gathered(self._server.peer if self._server else None)
         places = {
             name: folders[name] if chosen[node][0] in world.node_ranks else peers[chosen[node][0]]
             for name, node in plan
@@ -159,7 +162,7 @@ class NodeAssembly:
             plan = self._plan(chosen)
             if plan is None:
                 return False
-            failed = [node for nodes in _gathered(self._copy(step, chosen, plan)) for node in nodes]
+            failed = [node for nodes in gathered(self._copy(step, chosen, plan)) for node in nodes]
             if not failed:
                 return self._commit(step, chosen)
             left = [h for h in left if h[1].node not in failed or h != chosen[h[1].node]]
@@ -250,7 +253,7 @@ def _rest_in(shared: Path, chosen: Mapping[int, Holder]) -> dict[int, Manifest]:
     """
     manifest = Checkpoint.open(shared).manifest
     start = manifest.meta.get("start")
-    if any(part.start != str(start) for _, part in chosen.values()):
+    if any(part.start != str(start) or part.moments for _, part in chosen.values()):
         raise CheckpointError(f"the disks of the nodes hold another step than {shared}")
     return {_SHARED: manifest}
 
@@ -272,13 +275,6 @@ def _describe(chosen: Mapping[int, Holder]) -> str:
     own = [str(n) for n, (_, p) in chosen.items() if not p.is_copy]
     text = f"from the own disks of nodes {', '.join(own) or '-'}"
     return text + (f" and from copies of nodes {', '.join(copies)}" if copies else "")
-
-
-def _gathered(own: Any) -> list[Any]:
-    """Return the objects of all ranks, in the order of the ranks."""
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, own)
-    return gathered
 
 
 def _gathered_on_rank_0(own: Any) -> list[Any]:
