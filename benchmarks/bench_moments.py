@@ -1,6 +1,6 @@
 """Measure what resumes from checkpoints with rounded moments do to the loss.
 
-    python -m benchmarks.bench_moments                   # 3 seeds, 300 steps each, 8 minutes
+    python -m benchmarks.bench_moments                   # 3 seeds, 300 steps each, 10 minutes
     python -m benchmarks.bench_moments --quick           # a smoke test
     python -m benchmarks.bench_moments --rounds 5 --json FILE
 
@@ -37,7 +37,7 @@ from frontier_llm.errors import TrainingError
 from frontier_llm.telemetry.jsonl import METRICS_FILE
 
 FORMATS = ("fp32", "bf16", "int8")
-SIZE = ("model.layers=4", "model.hidden=128", "data.sequence_length=64", "data.global_batch=8")
+SIZE = ("model.hidden=64", "data.sequence_length=64")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

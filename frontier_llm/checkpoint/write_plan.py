@@ -6,7 +6,7 @@ their memory and only their values change.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,14 +128,7 @@ def make_write_plan(
         everything: whether to store also shards that are not counted on this rank.
         moments: format in which moments are stored; None: all states are stored as fp32.
     """
-    parts = [
-        (shard, part)
-        for shard in shards
-        if everything or shard.record.counted
-        for part in placed_ranges(
-            shard.record.placements, shard.record.parameter.shape, shard.start, shard.elements
-        )
-    ]
+    parts = list(_stored_parts(shards, everything=everything))
     # several ranks may store ranges of one tensor in a shared file: their keys must differ
     prefix = f"{rank:05d}/" if file_ranks else ""
     keys = [f"{prefix}{key}" for key in _keys([part for _, part in parts])]
@@ -166,6 +159,19 @@ def make_write_plan(
         tensors=tensors,
         device=values[0][1].device if values else torch.device("cpu"),
     )
+
+
+def _stored_parts(
+    shards: Sequence[StateShard], *, everything: bool
+) -> Iterator[tuple[StateShard, PlacedRange]]:
+    """Yield the ranges that are stored of each shard; the arguments are those of the plan."""
+    for shard in shards:
+        if everything or shard.record.counted:
+            record = shard.record
+            for part in placed_ranges(
+                record.placements, record.parameter.shape, shard.start, shard.elements
+            ):
+                yield shard, part
 
 
 def _stored(shard: StateShard, state: str, part: PlacedRange, moments: Moments | None) -> State:
