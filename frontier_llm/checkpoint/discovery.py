@@ -4,11 +4,13 @@ A checkpoint is a folder such as `step_00000012`; `folders` lists the suffixes t
 """
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from frontier_llm.checkpoint.folders import COMMITTED, FOLDER, MANIFEST, parse_folder
 from frontier_llm.checkpoint.manifest import Manifest
+from frontier_llm.checkpoint.peer_files import Peer
 from frontier_llm.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -20,6 +22,13 @@ class Checkpoint:
 
     folder: Path
     manifest: Manifest
+    places: Mapping[str, Path | Peer] = field(default_factory=dict)
+    """Where files lie that are not in `folder`, by name: the path of another folder, or a server on
+    another node."""
+
+    def place(self, name: str) -> Path | Peer:
+        """Return the folder of a file, or the server that reads it."""
+        return self.places.get(name, self.folder)
 
     @property
     def step(self) -> int:

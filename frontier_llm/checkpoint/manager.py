@@ -47,6 +47,7 @@ class CheckpointManager:
     Attributes:
         outcomes: how the last checkpoints ended, by step, as far as this rank knows. The writer
             thread sets them.
+        unfinished: steps of checkpoints that are begun and have not ended.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class CheckpointManager:
         self._error: BaseException | None = None
         self._stall_seconds = 0.0
         self.outcomes: dict[int, Outcome] = {}
+        self.unfinished: set[int] = set()
 
     def take_stall_seconds(self) -> float:
         """Return how many seconds the caller was blocked since the last call of this method."""
@@ -148,6 +150,7 @@ class CheckpointManager:
         # Keys in the store contain this number. So that it stays equal on all ranks, it is
         # increased before anything can fail on this rank.
         self._begun += 1
+        self.unfinished.add(step)
         with self._stalling("wait"):
             self._writer.wait_below(self._options.in_flight)
         if self._options.in_flight == 1:
@@ -181,6 +184,10 @@ class CheckpointManager:
         with self._stalling("wait"):
             self._writer.wait_below(1)
         self.poll()
+
+    def wait_for(self, seconds: float | None) -> bool:
+        """Wait at most some seconds; return whether no checkpoint is being written any more."""
+        return self._writer.wait_below(1, seconds)
 
     def poll(self) -> None:
         """Raise the error of the last checkpoint, once, if it is already known. Never waits.
@@ -223,6 +230,7 @@ class CheckpointManager:
             self.plan,
             folder_ranks or range(self._size),
             repeats=folder_ranks is not None,  # nodes may store the same elements
+            moments=self._options.moments,
         )
         return task, barrier
 
@@ -248,6 +256,7 @@ class CheckpointManager:
     def _end(self, step: int, outcome: Outcome) -> None:
         """Record how a checkpoint ended, and forget those of long ago."""
         self.outcomes[step] = outcome
+        self.unfinished.discard(step)
         self._options.on_end(step, outcome)
         for old in sorted(self.outcomes)[:-_REMEMBERED]:
             del self.outcomes[old]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
+from frontier_llm.checkpoint.manifest import Moments
 from frontier_llm.checkpoint.shared_pool import SharedPool
 from frontier_llm.geometry.host_pool import CHUNK_BYTES
 
@@ -31,6 +32,8 @@ class Options:
     """Number of ranks on this host. Each of them allocates the same amount of host memory."""
     pool: SharedPool | None = None
     """Host memory that this manager shares with others; None: it allocates its own."""
+    moments: Moments | None = None
+    """Format in which Adam's moments are stored; None: fp32."""
     in_flight: int = 1
     """Number of checkpoints that may be unwritten at the same time; `begin` waits beyond that."""
     on_end: Callable[[int, Outcome], None] = lambda _step, _outcome: None

@@ -22,6 +22,8 @@ from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.stored_ranges import Shape
 from frontier_llm.errors import CheckpointError
 
+Moments = Literal["bf16", "int8"]
+"""Format of reduced moments (reduced_moments.py)."""
 FORMAT = 1
 """Version of the format."""
 ELEMENT_BYTES = 4
@@ -111,6 +113,8 @@ class Manifest(_Model):
     each of which holds everything that the ranks of its node need."""
     chunk_bytes: int
     """Size of a chunk, the part of a file that has one digest, in bytes."""
+    moments: Moments | None = None
+    """Format of the moments, if they are reduced; None: all states are fp32."""
     files: dict[str, File]
     """Files by name."""
     tensors: dict[str, Tensor]
@@ -127,6 +131,7 @@ class Manifest(_Model):
         meta: dict[str, Any],
         *,
         repeats: bool = False,
+        moments: Moments | None = None,
     ) -> "Manifest":
         """Merge the records of ranks into one manifest.
 
@@ -136,6 +141,7 @@ class Manifest(_Model):
             records: record of each rank that writes into the checkpoint's folder.
             meta: plain JSON to store with the checkpoint.
             repeats: whether elements may be stored more than once.
+            moments: format of reduced moments; None: all states are fp32.
 
         Raises:
             CheckpointError: the parts of a file leave a gap or overlap.
@@ -158,6 +164,7 @@ class Manifest(_Model):
             world=len(records),
             repeats=repeats,
             chunk_bytes=chunk_bytes,
+            moments=moments,
             files={name: _join_parts(name, found) for name, found in parts.items()},
             tensors=tensors,
             meta=meta,
@@ -175,7 +182,9 @@ class Manifest(_Model):
 
     def to_bytes(self) -> bytes:
         """Return the manifest as JSON whose first key is the digest of all bytes after it."""
-        rest = self.to_json().encode()[1:]
+        # without the key `moments`, versions that do not know it can read the checkpoint
+        exclude = {"moments"} if self.moments is None else None
+        rest = self.model_dump_json(by_alias=True, exclude=exclude).encode()[1:]
         return b'{"xxh3_128":"%s",%s' % (xxhash.xxh3_128_hexdigest(rest).encode(), rest)
 
     @classmethod

@@ -142,6 +142,10 @@ class Mover:
         """Wait until every enqueued step is copied or skipped, or has failed."""
         self._writer.wait_below(1)
 
+    def wait_for(self, seconds: float | None) -> bool:
+        """As `wait`, for at most some seconds; return whether nothing is left to copy."""
+        return self._writer.wait_below(1, seconds)
+
     def _move(self, number: int, step: int, meta: dict[str, Any]) -> None:
         outcome: Outcome = "failed"
         begin = time.monotonic()

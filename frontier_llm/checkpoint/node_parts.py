@@ -35,6 +35,8 @@ class NodePart:
     """Number of optimizer steps done."""
     start: str
     """Id of the start of the run that saved it. Parts of different starts do not fit together."""
+    moments: str = ""
+    """Format of reduced moments; empty: all states are fp32."""
 
 
 def find_parts(root: Path) -> list[NodePart]:
@@ -53,19 +55,23 @@ def find_parts(root: Path) -> list[NodePart]:
             if parsed is None or parsed[1]:
                 continue
             try:
-                start = str(Checkpoint.open(path).manifest.meta.get("start"))
+                manifest = Checkpoint.open(path).manifest
             except CheckpointError:
                 continue
-            is_copy = f"{prefix}_" == COPY
-            parts.append(NodePart(int(number), is_copy, str(path), step, start))
+            is_copy, start = f"{prefix}_" == COPY, str(manifest.meta.get("start"))
+            moments = manifest.moments or ""
+            parts.append(NodePart(int(number), is_copy, str(path), step, start, moments))
     return parts
 
 
 def merge(parts: Mapping[int, Manifest]) -> tuple[Manifest, dict[str, int]]:
     """Merge the manifests of nodes, and leave out files whose elements other files store, too.
 
+    Of two files with the same name, that of the first node is used.
+
     Args:
-        parts: manifest by number of the node; at least one.
+        parts: manifest by number of the node; at least one. The last one has the newest counters.
+            All have the same format of moments.
 
     Returns:
         The manifest; and for each of its files the number of the node that saved it.
@@ -79,11 +85,11 @@ def merge(parts: Mapping[int, Manifest]) -> tuple[Manifest, dict[str, int]]:
             shapes[name] = tensor.shape
             for stored in tensor.stored_ranges:
                 key = (name, stored.start, stored.shape, stored.first, stored.count)
-                if key not in seen:
+                if key not in seen and node_of.get(stored.file, node) == node:
                     seen.add(key)
                     tensors.setdefault(name, []).append(stored)
                     node_of[stored.file] = node
-    first = parts[min(parts)]
+    first, last = parts[min(parts)], parts[max(parts)]
     merged = Manifest(
         step=first.step,
         world=sum(manifest.world for manifest in parts.values()),
@@ -94,7 +100,8 @@ def merge(parts: Mapping[int, Manifest]) -> tuple[Manifest, dict[str, int]]:
             name: Tensor(shape=shapes[name], stored_ranges=tuple(ranges))
             for name, ranges in tensors.items()
         },
-        meta=first.meta,
+        moments=first.moments,
+        meta=last.meta,
     )
     return merged, node_of
 
@@ -122,6 +129,8 @@ def first_incomplete(manifest: Manifest, model: Mapping[str, Shape]) -> str | No
 def copy_file(checkpoint: Checkpoint, name: str, target: Path) -> None:
     """Copy a file of a checkpoint, and compare each chunk with its digest on the way.
 
+    Chunks that an interrupted copy has left in the target are not written again.
+
     Args:
         checkpoint: the checkpoint that has the file.
         name: name of the file.
@@ -133,7 +142,10 @@ def copy_file(checkpoint: Checkpoint, name: str, target: Path) -> None:
     file, chunk_bytes = checkpoint.manifest.files[name], checkpoint.manifest.chunk_bytes
     buffer = ChunkPool(1, chunk_bytes, torch.device("cpu")).take()
     assert buffer is not None
-    with RangeReader(checkpoint, verify=True) as reader, RankFile(target, file.size) as copy:
+    with (
+        RangeReader(checkpoint, verify=True) as reader,
+        RankFile(target, file.size, continues=True) as copy,
+    ):
         for range_ in chunk_ranges(checkpoint, name):
             content = reader.read(range_, buffer)
             copy.write(buffer, content.numel())

@@ -102,7 +102,7 @@ class PartnerFiles:
         self._seconds = timeout.total_seconds()
         self._server = socket.create_server(("", 0), backlog=4)
         self._server.settimeout(self._seconds)
-        address = _own_address(master), self._server.getsockname()[1]
+        address = own_address(master), self._server.getsockname()[1]
         record = plan.record(None).to_json()
         text = json.dumps([*address, plan.name, plan.size, plan.chunk_bytes, record])
         store.set(f"{_KEY}/{rank}", text)
@@ -247,7 +247,7 @@ def _receive(connection: socket.socket, content: memoryview) -> None:
         done += count
 
 
-def _own_address(master: str) -> str:
+def own_address(master: str) -> str:
     """Return the address of the interface of this host through which rank 0 is reached."""
     family = socket.getaddrinfo(master, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family[0], socket.SOCK_DGRAM) as probe:

@@ -11,6 +11,7 @@ import torch
 import xxhash
 
 from frontier_llm.checkpoint.discovery import Checkpoint
+from frontier_llm.checkpoint.peer_files import Peer, PeerConnection
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.errors import CheckpointError
 
@@ -66,6 +67,7 @@ class RangeReader:
         self._checkpoint, self._verify = checkpoint, verify
         self._flags = os.O_RDONLY | os.O_CLOEXEC | (_DIRECT if bypass_cache else 0)
         self._name, self._descriptor = "", -1
+        self._connections: dict[Peer, PeerConnection] = {}
 
     def __enter__(self) -> "RangeReader":
         return self
@@ -76,9 +78,10 @@ class RangeReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._name, self._descriptor = "", -1
+        self._close_file()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
 
     def fetch(self, range_: FileRange, buffer: torch.Tensor) -> None:
         """Read all pages that a range touches.
@@ -90,11 +93,16 @@ class RangeReader:
         Raises:
             CheckpointError: the file cannot be read, or is too short.
         """
+        place = self._checkpoint.place(range_.file)
+        if isinstance(place, Peer):
+            self._fetch_from(place, range_, buffer)
+            return
         if range_.file != self._name:
-            self.__exit__(None, None, None)
-            self._descriptor = self._open(range_.file)
+            self._close_file()
+            path = place / range_.file
+            self._descriptor = self._open(path)
             self._name = range_.file
-        self._fill(self._descriptor, range_, buffer)
+        self._fill(self._descriptor, place / range_.file, range_, buffer)
 
     def read(self, range_: FileRange, buffer: torch.Tensor) -> torch.Tensor:
         """Read a range as `fetch` does, compare its digest, and return its part of the buffer."""
@@ -105,8 +113,22 @@ class RangeReader:
             raise damage
         return content
 
-    def _open(self, name: str) -> int:
-        path = self._checkpoint.folder / name
+    def _fetch_from(self, peer: Peer, range_: FileRange, buffer: torch.Tensor) -> None:
+        if peer not in self._connections:
+            self._connections[peer] = PeerConnection(peer)
+        wanted = range_.stop - range_.first_page
+        content = buffer.numpy().data[:wanted]
+        count = self._connections[peer].read(range_.file, range_.first_page, content)
+        if count < wanted:
+            end = range_.first_page + count
+            raise CheckpointError(f"{range_.file} on {peer.host} is damaged: it ends at byte {end}")
+
+    def _close_file(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._name, self._descriptor = "", -1
+
+    def _open(self, path: Path) -> int:
         try:
             try:
                 descriptor = os.open(path, self._flags)
@@ -120,9 +142,9 @@ class RangeReader:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         return descriptor
 
-    def _fill(self, descriptor: int, range_: FileRange, buffer: torch.Tensor) -> None:
+    def _fill(self, descriptor: int, path: Path, range_: FileRange, buffer: torch.Tensor) -> None:
         """Read all pages that a range touches into a buffer."""
-        path, needed = self._checkpoint.folder / range_.file, range_.stop - range_.first_page
+        needed = range_.stop - range_.first_page
         content = buffer.numpy().data[: range_.pages_bytes]
         done = 0
         while done < needed:
@@ -143,13 +165,15 @@ class RangeReader:
         """Return an error if a range is to be verified and does not match its digest."""
         if not self._verify:
             return None
-        manifest, path = self._checkpoint.manifest, self._checkpoint.folder / range_.file
+        manifest, place = self._checkpoint.manifest, self._checkpoint.place(range_.file)
         wanted = manifest.files[range_.file].chunks[range_.start // manifest.chunk_bytes]
         if xxhash.xxh3_128_hexdigest(content.numpy().data) == wanted:
             return None
+        where = f" on {place.host}" if isinstance(place, Peer) else ""
+        path = range_.file if isinstance(place, Peer) else place / range_.file
         return CheckpointError(
-            f"{path} is damaged: bytes {range_.start} to {range_.stop} do not match their digest; "
-            "move this checkpoint away to use an earlier one"
+            f"{path}{where} is damaged: bytes {range_.start} to {range_.stop} do not match their "
+            "digest; move this checkpoint away to use an earlier one"
         )
 
 

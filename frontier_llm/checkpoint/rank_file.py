@@ -2,7 +2,8 @@
 
 A chunk (16 MiB by default) is written at once and bypasses the page cache where the file system
 allows it. Space is reserved first, so a full disk is detected before anything is written. A file
-that cannot be finished is removed, because it would keep its reserved blocks.
+that cannot be finished is removed, because it would keep its reserved blocks. A copy that was
+interrupted by a crash may go on: chunks that the file already holds are not written again.
 """
 
 import errno
@@ -15,6 +16,7 @@ from types import TracebackType
 import torch
 import xxhash
 
+from frontier_llm.checkpoint.chunk_pool import ChunkPool
 from frontier_llm.checkpoint.manifest import FilePart
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.errors import CheckpointError
@@ -32,10 +34,19 @@ class RankFile:
     """A new file, or one rank's part of a shared file, to which chunks are appended in order.
 
     It is a context manager that removes the file if an exception leaves the context.
+
+    Attributes:
+        kept_bytes: bytes that were not written, because the file held them already.
     """
 
     def __init__(
-        self, path: Path, size: int, offset_bytes: int = 0, total: int | None = None
+        self,
+        path: Path,
+        size: int,
+        offset_bytes: int = 0,
+        total: int | None = None,
+        *,
+        continues: bool = False,
     ) -> None:
         """Create the file and reserve the space of this rank's part.
 
@@ -45,6 +56,8 @@ class RankFile:
             size: size of this rank's part in bytes.
             offset_bytes: offset of this rank's part in a shared file, a multiple of 4096 (a page).
             total: size of a shared file in bytes; None if this rank writes the file alone.
+            continues: whether the file may hold chunks that an earlier attempt has written. Each
+                is read and compared before it is written.
 
         Raises:
             CheckpointError: the file cannot be created, or the disk has no room for it.
@@ -52,8 +65,11 @@ class RankFile:
         self._path, self._size, self._offset, self._written = path, size, offset_bytes, 0
         self._ends_file = total is None or offset_bytes + size == total
         self._chunks: list[str] = []
+        self._earlier: torch.Tensor | None = None  # buffer for chunks of an earlier attempt
+        self._continues, self.kept_bytes = continues and path.exists(), 0
+        truncate = os.O_TRUNC if total is None and not self._continues else 0
         try:
-            self._fd = _create(path, os.O_TRUNC if total is None else 0)
+            self._fd = _create(path, truncate | (os.O_RDWR if self._continues else os.O_WRONLY))
         except OSError as error:
             raise self._failure(error) from None
         try:
@@ -91,6 +107,10 @@ class RankFile:
         content = buffer.numpy().data
         self._chunks.append(xxhash.xxh3_128_hexdigest(content[:size]))
         whole_pages = -(-size // PAGE_BYTES) * PAGE_BYTES
+        if self._continues and self._holds(buffer, size):
+            self._written += whole_pages
+            self.kept_bytes += size
+            return
         try:
             self._write(content[:whole_pages])
         except OSError as error:
@@ -111,6 +131,22 @@ class RankFile:
             raise self._failure(error) from None
         self._fd = -1
         return FilePart(offset_bytes=self._offset, size=self._size, chunks=tuple(self._chunks))
+
+    def _holds(self, buffer: torch.Tensor, size: int) -> bool:
+        """Return whether the file holds the next chunk; false if it cannot be read."""
+        if self._earlier is None:
+            self._earlier = ChunkPool(1, buffer.numel(), torch.device("cpu")).take()
+        assert self._earlier is not None
+        content, done = self._earlier.numpy().data, 0
+        while done < size:
+            try:
+                count = os.preadv(self._fd, [content[done:]], self._offset + self._written + done)
+            except OSError:
+                return False
+            if not count:
+                return False
+            done += count
+        return torch.equal(self._earlier[:size], buffer[:size])
 
     def _write(self, content: memoryview) -> None:
         while content:
@@ -141,14 +177,14 @@ class RankFile:
         )
 
 
-def _create(path: Path, truncate: int) -> int:
+def _create(path: Path, mode: int) -> int:
     """Open a file for writing, and bypass the page cache where the file system supports this.
 
     Args:
         path: path of the file.
-        truncate: `os.O_TRUNC` to empty an existing file, else 0.
+        mode: `os.O_WRONLY` or `os.O_RDWR`; with `os.O_TRUNC` an existing file is emptied.
     """
-    flags = os.O_WRONLY | os.O_CREAT | truncate | os.O_CLOEXEC
+    flags = mode | os.O_CREAT | os.O_CLOEXEC
     for direct in (_DIRECT, _DIRECT, _DIRECT, 0):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -1,7 +1,9 @@
-"""Read parts of a checkpoint's files in a thread, while the caller uses earlier parts.
+"""Read parts of a checkpoint's files in threads, while the caller uses earlier parts.
 
-There are two buffers. While the thread fills one of them, the caller verifies and uses the content
-of the other, so the disk does not wait for the processor.
+Files of one checkpoint may lie in several places, for example on the disk of this node and on that
+of another node. A thread per place reads, so that slow places are read at the same time. It has two
+buffers. While it fills one of them, the caller verifies and uses the content of the other, so the
+disk does not wait for the processor.
 """
 
 import threading
@@ -17,12 +19,15 @@ from frontier_llm.checkpoint.range_reader import FileRange, RangeReader
 from frontier_llm.errors import CheckpointError
 
 _BUFFERS = 2
+"""Buffers of each thread."""
+_MOST_THREADS = 4
+"""Most threads; more places than that share them."""
 
 
 class ReadAhead:
     """Iterates over the content of file ranges.
 
-    It is a context manager: entering starts the reader thread, and leaving ends it.
+    It is a context manager: entering starts the reader threads, and leaving ends them.
     """
 
     def __init__(
@@ -41,18 +46,27 @@ class ReadAhead:
             bypass_cache: whether to bypass the page cache where the file system supports this. It
                 is faster, unless other processes of this host read the same ranges.
         """
-        self._ranges = ranges
-        self._reader = RangeReader(checkpoint, verify, bypass_cache)
-        largest = max((range_.pages_bytes for range_ in ranges), default=0)
-        pool = ChunkPool(min(_BUFFERS, len(ranges)), largest, torch.device("cpu"))
-        self._free: SimpleQueue[torch.Tensor | None] = SimpleQueue()
-        while (buffer := pool.take()) is not None:
-            self._free.put(buffer)
-        self._filled: SimpleQueue[tuple[torch.Tensor, Exception | None]] = SimpleQueue()
-        self._thread = threading.Thread(target=self._read, name="checkpoint reader", daemon=True)
+        self._count = len(ranges)
+        self._checker = RangeReader(checkpoint, verify, bypass_cache)
+        self._filled: SimpleQueue[tuple[_Lane, FileRange, torch.Tensor, Exception | None]]
+        self._filled = SimpleQueue()
+        by_place: dict[object, list[FileRange]] = {}
+        for range_ in ranges:
+            by_place.setdefault(checkpoint.place(range_.file), []).append(range_)
+        by_thread: dict[int, list[FileRange]] = {}
+        for number, found in enumerate(by_place.values()):
+            by_thread.setdefault(number % _MOST_THREADS, []).extend(found)
+        self._lanes = [
+            _Lane(RangeReader(checkpoint, verify, bypass_cache), found)
+            for found in by_thread.values()
+        ]
 
     def __enter__(self) -> "ReadAhead":
-        self._thread.start()
+        for lane in self._lanes:
+            lane.thread = threading.Thread(
+                target=self._read, args=(lane,), name="checkpoint reader", daemon=True
+            )
+            lane.thread.start()
         return self
 
     def __exit__(
@@ -61,30 +75,35 @@ class ReadAhead:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._free.put(None)
-        self._thread.join()
+        for lane in self._lanes:
+            lane.free.put(None)
+        for lane in self._lanes:
+            if lane.thread is not None:
+                lane.thread.join()
 
     def __iter__(self) -> Iterator[tuple[FileRange, torch.Tensor | CheckpointError]]:
         """Yield each range with its content, or with the error that reading it caused.
+
+        Ranges in one place come in the order in which they were given.
 
         Yields:
             (range, content). The content is [stop - start] uint8, valid until the next item is
             drawn.
         """
-        for range_ in self._ranges:
-            buffer, error = self._filled.get()
+        for _ in range(self._count):
+            lane, range_, buffer, error = self._filled.get()
             if error is not None and not isinstance(error, CheckpointError):
                 raise error
             begin = range_.start - range_.first_page
             content = buffer[begin : begin + range_.stop - range_.start]
-            yield range_, error or self._reader.damage(range_, content) or content
-            self._free.put(buffer)
+            yield range_, error or self._checker.damage(range_, content) or content
+            lane.free.put(buffer)
 
-    def _read(self) -> None:
-        """Fill buffers until all ranges are read or the context is left. Runs in the thread."""
-        with self._reader as reader:
-            for range_ in self._ranges:
-                buffer = self._free.get()
+    def _read(self, lane: "_Lane") -> None:
+        """Fill buffers until all ranges are read or the context is left. Runs in a thread."""
+        with lane.reader as reader:
+            for range_ in lane.ranges:
+                buffer = lane.free.get()
                 if buffer is None:  # the context is left
                     return
                 error: Exception | None = None
@@ -92,4 +111,17 @@ class ReadAhead:
                     reader.fetch(range_, buffer)
                 except Exception as failure:  # the caller waits for this range: pass it any error
                     error = failure
-                self._filled.put((buffer, error))
+                self._filled.put((lane, range_, buffer, error))
+
+
+class _Lane:
+    """What one thread reads, and its buffers."""
+
+    def __init__(self, reader: RangeReader, ranges: Sequence[FileRange]) -> None:
+        self.reader, self.ranges = reader, ranges
+        self.thread: threading.Thread | None = None
+        largest = max((range_.pages_bytes for range_ in ranges), default=0)
+        pool = ChunkPool(min(_BUFFERS, len(ranges)), largest, torch.device("cpu"))
+        self.free: SimpleQueue[torch.Tensor | None] = SimpleQueue()
+        while (buffer := pool.take()) is not None:
+            self.free.put(buffer)

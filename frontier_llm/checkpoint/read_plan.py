@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from frontier_llm.checkpoint.discovery import Checkpoint
-from frontier_llm.checkpoint.manifest import ELEMENT_BYTES, StoredRange, Tensor
+from frontier_llm.checkpoint.manifest import ELEMENT_BYTES, Moments, StoredRange, Tensor
+from frontier_llm.checkpoint.reduced_moments import MOMENTS, decode
 from frontier_llm.checkpoint.stored_ranges import (
     PlacedRange,
     Shape,
@@ -23,6 +24,7 @@ from frontier_llm.checkpoint.stored_ranges import (
     split_into_boxes,
 )
 from frontier_llm.errors import CheckpointError
+from frontier_llm.geometry.state_memory import MOMENT_BLOCK_ELEMENTS, MOMENT_BLOCK_WORDS
 from frontier_llm.protocols import ParameterRecord
 
 Slices = tuple[slice, ...]
@@ -47,6 +49,28 @@ class Box:
 
 
 @dataclass(frozen=True, eq=False)
+class Decoder:
+    """Fills a part of a state from blocks of reduced moments (reduced_moments.py)."""
+
+    moments: Moments
+    signed: bool
+    first: int
+    """First element of the stored box in the first block."""
+    shape: Shape
+    """Shape of the stored box."""
+    source: Slices
+    """Part of the stored box that is copied."""
+    target: torch.Tensor
+    """Elements of the state that are overwritten, in the shape of `source`."""
+
+    def run(self, words: torch.Tensor) -> None:
+        """Decode [words] fp32 of whole blocks, and copy the elements."""
+        values = decode(words, self.moments, signed=self.signed)
+        box = values[self.first : self.first + prod(self.shape)].view(self.shape)
+        self.target.copy_(box[self.source])
+
+
+@dataclass(frozen=True, eq=False)
 class FileCopy:
     """A copy of a box of elements from a file into a state."""
 
@@ -59,7 +83,10 @@ class FileCopy:
     source: Slices
     """Part of the stored box that is copied."""
     target: torch.Tensor
-    """Elements of the state that are overwritten, in the shape of `source`."""
+    """Elements of the state that are overwritten, in the shape of `source`; or [words] of blocks
+    that `decoder` reads."""
+    decoder: "Decoder | None" = None
+    """Decodes reduced moments after the copy has run."""
 
     @property
     def end(self) -> int:
@@ -85,6 +112,11 @@ class FileCopy:
                     source, target = common
                     yield FileCopy(self.file, position, shape, source, self.target[target])
                 position += prod(shape) * ELEMENT_BYTES
+
+    def finish(self) -> None:
+        """Decode what the copy has read, if the moments are reduced."""
+        if self.decoder is not None:
+            self.decoder.run(self.target)
 
     def run(self, content: torch.Tensor, begin: int) -> None:
         """Copy the elements.
@@ -156,8 +188,9 @@ def _copies_of(checkpoint: Checkpoint, targets: Targets, part: PlacedRange) -> I
             for stored_box in boxes
             if (common := _intersection(stored_box, wanted)) is not None
         ]
+        moments = checkpoint.manifest.moments
         for intersection in _choose(checkpoint, placement.name, wanted.shape, found):
-            yield from intersection.copies(wanted, targets)
+            yield from intersection.copies(wanted, targets, moments)
 
 
 def _boxes(box_start: Shape, elements: StoredRange | PlacedRange) -> Iterator[Box]:
@@ -196,17 +229,43 @@ class _Intersection:
         """Number of elements."""
         return prod(_start_and_shape(self.target)[1])
 
-    def copies(self, wanted: Box, targets: Targets) -> Iterator[FileCopy]:
+    def copies(self, wanted: Box, targets: Targets, moments: Moments | None) -> Iterator[FileCopy]:
         """Yield one copy per state.
 
         Args:
             wanted: the wanted box.
             targets: for each state, the values of the range that holds the wanted box.
+            moments: format of the moments in the file; None: fp32.
         """
         for state, values in targets.items():
-            offset_bytes = self.stored.bytes_at[state] + self.box.offset * ELEMENT_BYTES
             target = wanted.view(values)[self.target]
+            if moments is not None and state in MOMENTS:
+                yield self._reduced(state, target, moments)
+                continue
+            offset_bytes = self.stored.bytes_at[state] + self.box.offset * ELEMENT_BYTES
             yield FileCopy(self.stored.file, offset_bytes, self.box.shape, self.source, target)
+
+    def _reduced(self, state: str, target: torch.Tensor, moments: Moments) -> FileCopy:
+        """Return the copy of the blocks that hold the stored box, which decodes them."""
+        block, size = MOMENT_BLOCK_ELEMENTS, MOMENT_BLOCK_WORDS[moments]
+        first, last = (
+            self.box.offset // block,
+            -(-(self.box.offset + prod(self.box.shape)) // block),
+        )
+        start, count = first * size, (last - first) * size
+        decoder = Decoder(
+            moments,
+            state == "exp_avg",
+            self.box.offset - first * block,
+            self.box.shape,
+            self.source,
+            target,
+        )
+        offset_bytes = self.stored.bytes_at[state] + start * ELEMENT_BYTES
+        words = torch.empty(count)
+        return FileCopy(
+            self.stored.file, offset_bytes, (count,), (slice(0, count),), words, decoder
+        )
 
 
 def _choose(

@@ -4,8 +4,9 @@ A chunk is the part of a file that has one digest. Only chunks that hold wanted 
 If digests are compared, the whole chunk is read, otherwise only the bytes from its first to its
 last wanted element.
 
-In addition to the states, a rank needs memory for two chunks. If another layout saved the
-checkpoint, it also needs one byte per element of its largest shard, to detect missing elements.
+In addition to the states, a rank needs memory for two chunks per place that is read. If another
+layout saved the checkpoint, it also needs one byte per element of its largest shard, to detect
+missing elements. Reduced moments are kept in their reduced form until all of them are read.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -156,19 +157,24 @@ def read_tensor(
 def _run_copies(
     copies: Iterable[FileCopy], checkpoint: Checkpoint, verify: bool, is_only_reader: bool = True
 ) -> None:
-    """Run copies, sorted by file and chunk, so that each chunk is read once."""
-    chunk_bytes = checkpoint.manifest.chunk_bytes
+    """Run copies, sorted by file and chunk, so that each chunk is read once.
+
+    Files in several places are read at the same time.
+    """
+    chunk_bytes, copies = checkpoint.manifest.chunk_bytes, list(copies)
     split = (part for copy in copies for part in copy.split(chunk_bytes))
     ordered = sorted(split, key=attrgetter("file", "offset_bytes"))
     by_chunk = groupby(ordered, key=lambda copy: (copy.file, copy.offset_bytes // chunk_bytes))
     groups = [list(group) for _, group in by_chunk]
-    ranges = [_range_of(checkpoint, group, verify) for group in groups]
-    with ReadAhead(checkpoint, ranges, verify, bypass_cache=is_only_reader) as reader:
-        for (range_, content), group in zip(reader, groups, strict=True):
+    by_range = {_range_of(checkpoint, group, verify): group for group in groups}
+    with ReadAhead(checkpoint, list(by_range), verify, bypass_cache=is_only_reader) as reader:
+        for range_, content in reader:
             if isinstance(content, CheckpointError):
                 raise content
-            for copy in group:
+            for copy in by_range[range_]:
                 copy.run(content, range_.start)
+    for copy in copies:
+        copy.finish()
 
 
 def _range_of(checkpoint: Checkpoint, group: Sequence[FileCopy], verify: bool) -> FileRange:

@@ -11,6 +11,7 @@ node. `commit_barrier` is the part in which the ranks agree.
 """
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,12 @@ from frontier_llm.checkpoint.commit_barrier import CommitBarrier, UnknownOutcome
 from frontier_llm.checkpoint.folder_commit import check_files, publish, write_manifest
 from frontier_llm.checkpoint.folders import partial_folder, step_folder
 from frontier_llm.checkpoint.kill_points import reach
-from frontier_llm.checkpoint.manifest import FilePart, Manifest, RankRecord
+from frontier_llm.checkpoint.manifest import FilePart, Manifest, Moments, RankRecord
 from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.errors import CheckpointError, FrontierError
+from frontier_llm.units import format_bytes
+
+_log = logging.getLogger(__name__)
 
 
 class NodeCommitError(CheckpointError):
@@ -52,6 +56,10 @@ class Task:
     """Ranks that write into the same folder: all ranks, or those of this rank's node."""
     repeats: bool
     """Whether elements may be stored more than once, as with one folder per node."""
+    moments: Moments | None = None
+    """Format in which Adam's moments are stored; None: fp32."""
+    continues: bool = False
+    """Whether the file may hold chunks of an earlier attempt, which need not be written again."""
 
     @property
     def is_first(self) -> bool:
@@ -124,7 +132,9 @@ def _write(task: Task, source: ChunkSource) -> FilePart | None:
     plan, rank = task.plan, task.rank
     if not plan.chunks:
         return None
-    with RankFile(task.partial / plan.name, plan.size, plan.offset_bytes, plan.total) as file:
+    path = task.partial / plan.name
+    continues = task.continues
+    with RankFile(path, plan.size, plan.offset_bytes, plan.total, continues=continues) as file:
         reach("file.created", rank)
         for index, (buffer, size) in enumerate(source.chunks()):
             if index == len(plan.chunks) // 2:
@@ -133,6 +143,9 @@ def _write(task: Task, source: ChunkSource) -> FilePart | None:
         reach("file.written", rank)
         part = file.finish()
         reach("file.synced", rank)
+    if file.kept_bytes:
+        kept, all_ = format_bytes(file.kept_bytes), format_bytes(plan.size)
+        _log.info("%s of %s of %s were there from an earlier attempt", kept, all_, path)
     return part
 
 
@@ -178,8 +191,9 @@ def _write_folder_manifest(task: Task, records: Sequence[str]) -> None:
     """
     parsed = [RankRecord.model_validate_json(record) for record in records]
     manifest = Manifest.merged(
-        task.step, task.plan.chunk_bytes, parsed, task.meta, repeats=task.repeats
-    )
+        task.step, task.plan.chunk_bytes, parsed, task.meta,
+        repeats=task.repeats, moments=task.moments,
+    )  # fmt: skip
     task.partial.mkdir(parents=True, exist_ok=True)
     check_files(task.partial, manifest.files)
     write_manifest(task.partial, manifest, task.rank)

@@ -82,6 +82,7 @@ class SnapshotMemory:
             self._exchange,
             # a node with its own folder also stores elements that another node stores
             everything=self._options.folder_ranks is not None,
+            moments=self._options.moments,
         )
         self._pool = self._make_pool(self.plan)
         self._plan_key = _key_of(shards)

@@ -90,9 +90,14 @@ def spreads(
         Spreads by (group, state), in the order of the manifest.
 
     Raises:
-        CheckpointError: a file is damaged.
+        CheckpointError: a file is damaged, or the moments are reduced.
     """
     manifest = checkpoint.manifest
+    if manifest.moments is not None:
+        raise CheckpointError(
+            f"{checkpoint.folder} has moments in {manifest.moments} (checkpoint.moments), of which "
+            "there are no statistics; use a checkpoint of the run directory"
+        )
     found = {
         (group(name), state): Spread()
         for name, tensor in manifest.tensors.items()

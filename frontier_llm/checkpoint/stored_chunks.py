@@ -53,8 +53,11 @@ class StoredChunks:
             pacer: limits the rate.
 
         Raises:
-            CheckpointError: a range is not stored, for example because the layout has changed.
+            CheckpointError: a range is not stored, for example because the layout has changed; or
+                the moments are reduced.
         """
+        if checkpoint.manifest.moments is not None:
+            raise CheckpointError(f"{checkpoint.folder} has rounded moments and is not copied")
         self._plan, self._checkpoint, self._pacer = plan, checkpoint, pacer
         self._buffer, self._read_buffer = buffers
         self._segments = sorted(_segments(plan, checkpoint), key=attrgetter("target"))

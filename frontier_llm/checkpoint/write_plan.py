@@ -6,7 +6,7 @@ their memory and only their values change.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,12 @@ from frontier_llm.checkpoint.folders import node_file_name, rank_file_name
 from frontier_llm.checkpoint.manifest import (
     ELEMENT_BYTES,
     FilePart,
+    Moments,
     RankRecord,
     StoredRange,
     Tensor,
 )
+from frontier_llm.checkpoint.reduced_moments import MOMENTS, ReducedWords
 from frontier_llm.checkpoint.stored_ranges import PlacedRange, placed_ranges
 from frontier_llm.protocols import State, StateShard
 
@@ -110,6 +112,7 @@ def make_write_plan(
     exchange: Exchange | None = None,
     *,
     everything: bool = False,
+    moments: Moments | None = None,
 ) -> WritePlan:
     """Lay out a rank's file: all elements of one state, then all of the next.
 
@@ -123,20 +126,14 @@ def make_write_plan(
         file_ranks: ranks that write one file together; None if each rank writes its own.
         exchange: exchanges entries between `file_ranks`.
         everything: whether to store also shards that are not counted on this rank.
+        moments: format in which moments are stored; None: all states are stored as fp32.
     """
-    parts = [
-        (shard, part)
-        for shard in shards
-        if everything or shard.record.counted
-        for part in placed_ranges(
-            shard.record.placements, shard.record.parameter.shape, shard.start, shard.elements
-        )
-    ]
+    parts = list(_stored_parts(shards, everything=everything))
     # several ranks may store ranges of one tensor in a shared file: their keys must differ
     prefix = f"{rank:05d}/" if file_ranks else ""
     keys = [f"{prefix}{key}" for key in _keys([part for _, part in parts])]
     values = [
-        (f"{key}.{state}", shard.states[state][part.offset : part.offset + part.count])
+        (f"{key}.{state}", _stored(shard, state, part, moments))
         for state in dict.fromkeys(state for shard, _ in parts for state in shard.states)
         for key, (shard, part) in zip(keys, parts, strict=True)
         if state in shard.states
@@ -162,6 +159,28 @@ def make_write_plan(
         tensors=tensors,
         device=values[0][1].device if values else torch.device("cpu"),
     )
+
+
+def _stored_parts(
+    shards: Sequence[StateShard], *, everything: bool
+) -> Iterator[tuple[StateShard, PlacedRange]]:
+    """Yield the ranges that are stored of each shard; the arguments are those of the plan."""
+    for shard in shards:
+        if everything or shard.record.counted:
+            record = shard.record
+            for part in placed_ranges(
+                record.placements, record.parameter.shape, shard.start, shard.elements
+            ):
+                yield shard, part
+
+
+def _stored(shard: StateShard, state: str, part: PlacedRange, moments: Moments | None) -> State:
+    """Return the words that are stored of a state: its elements, or their codes."""
+    values = shard.states[state][part.offset : part.offset + part.count]
+    if moments is None or state not in MOMENTS:
+        return values
+    assert isinstance(values, torch.Tensor)  # the configuration refuses other optimizers
+    return ReducedWords.of(values, moments, state)
 
 
 @dataclass(frozen=True)

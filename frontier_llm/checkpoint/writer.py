@@ -33,10 +33,18 @@ class Writer:
         with self._changed:
             return self._unfinished > 0
 
-    def wait_below(self, limit: int) -> None:
-        """Wait until fewer than `limit` submitted functions have not returned."""
+    def wait_below(self, limit: int, seconds: float | None = None) -> bool:
+        """Wait until fewer than `limit` submitted functions have not returned.
+
+        Args:
+            limit: the number.
+            seconds: longest wait; None = no limit.
+
+        Returns:
+            False if the wait has ended before.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._unfinished < limit)
+            return self._changed.wait_for(lambda: self._unfinished < limit, seconds)
 
     def _run(self) -> None:
         while True:

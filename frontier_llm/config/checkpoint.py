@@ -24,9 +24,14 @@ class ArchiveConfig(Section):
 
     command: str | None = None
     """A shell command that rank 0 runs while training continues; `$CHECKPOINT` is the folder of the
-    checkpoint, which is not deleted meanwhile. A failure is only logged. null = no archive."""
+    checkpoint, which is not deleted meanwhile. A failure never ends the run. null = no archive."""
     every_steps: int = Field(1, ge=1)
     """Checkpoints of the run directory whose step is a multiple of this number are archived."""
+    tries: int = Field(4, ge=1)
+    """How often the command is run for a checkpoint until it succeeds. If all tries fail, the
+    checkpoint is tried once more after the next one is archived, and at the end of the run."""
+    pause_seconds: float = Field(10.0, ge=0)
+    """Pause after the first try; each further pause is three times as long."""
 
 
 class TiersConfig(Section):
@@ -72,12 +77,20 @@ class CheckpointConfig(Section):
     partner: bool = False
     """Whether each node's local checkpoints are also copied to the disk of the next node, so that
     they survive the loss of a node."""
+    moments: Literal["fp32", "bf16", "int8"] = "fp32"
+    """Format of Adam's moments in local checkpoints that are not copied to the run directory.
+    `bf16` and `int8` round them, so that fewer bytes are written (8 and 6.03 instead of 12 per
+    parameter). Local checkpoints that are copied, and all others, are exact. AdamW only."""
     drain_mb_per_second: float | None = Field(None, gt=0)
     """Limit per node in MB/s at which local checkpoints are copied to the run directory and to the
     next node. null = no limit, at the priority of idle input and output."""
     on_error: Literal["stop", "continue"]
     """What happens if a checkpoint cannot be written. `stop`: the run ends; `continue`: the run
     prints a warning, keeps the last good checkpoint and goes on."""
+    end_seconds: float | None = Field(900.0, gt=0)
+    """With local checkpoints and `lazy`: seconds that the end of a run waits until the run
+    directory has the last step and all copies. After this time the last step is saved on the nodes'
+    disks, and the run ends with an error. null = no limit."""
     verify: bool
     """Whether a resuming run checks the digests of all checkpoint data that it reads."""
     fallback: bool
@@ -89,3 +102,8 @@ class CheckpointConfig(Section):
     def has_partner(self) -> bool:
         """Whether local checkpoints are copied to the next node."""
         return self.partner and self.tiers.local.path is not None
+
+    @property
+    def has_reduced_moments(self) -> bool:
+        """Whether some local checkpoints have moments in fewer bits."""
+        return self.moments != "fp32" and self.tiers.local.path is not None

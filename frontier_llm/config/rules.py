@@ -7,6 +7,7 @@ Most rules say that a number of ranks must divide a size. Each rule is one funct
 import math
 from fractions import Fraction
 
+from frontier_llm.config.checkpoint_rules import check_checkpoint
 from frontier_llm.config.family import check_attention, check_decoder_length, check_family
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.optimizer_rules import check_optimizer
@@ -38,6 +39,7 @@ def check(config: RunConfig, world_size: int) -> None:
     check_data(config)
     _check_positions(config)
     check_optimizer(config)
+    check_checkpoint(config)
     _check_links(config)
     check_support(config)
 

@@ -19,7 +19,8 @@ class HostPool:
     """Numbers of buffers of one rank."""
 
     writers: int
-    """Buffers of the writer threads: one per level that is written directly from the states."""
+    """Buffers of the writer threads: one per level that is written directly from the states, and
+    one for node-local checkpoints with reduced moments."""
     movers: int
     """Buffers of the threads that copy checkpoints from the node's disk: two for the run directory,
     two for the next node (one to send, one to receive)."""
@@ -52,7 +53,7 @@ def host_pool(
     if config.mode == "off" or not saved_bytes:
         return HostPool(0, 0, 0)
     has_node_level = config.tiers.local.path is not None
-    writers = 2 if has_node_level else 1
+    writers = 1 + has_node_level + config.has_reduced_moments
     movers = 2 * has_node_level + 2 * config.has_partner
     saved = saved_bytes if has_node_level and saves_locally else -(-saved_bytes // replicas)
     captured = -(-saved // CHUNK_BYTES) if config.mode == "lazy" else 0

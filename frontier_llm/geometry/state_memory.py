@@ -12,7 +12,9 @@ COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes per parameter and per activation, by compute format."""
 FP32_BYTES = 4
 MOMENT_BLOCK_ELEMENTS = 256
-"""Elements per scale of moments in 8 bits (sharding/block_codes.py)."""
+"""Elements per scale of moments in 8 bits (collectives/block_codes.py)."""
+MOMENT_BLOCK_WORDS = {"bf16": 128, "int8": 65}
+"""Words of 4 bytes per block of reduced moments in a checkpoint (checkpoint/reduced_moments.py)."""
 SMALL_SHARE = 16
 """A unit is small if the average unit is at least this many times as large. Norms and position
 tables are small. All small units of a stage together have at most 1/16 of its parameters."""

@@ -10,9 +10,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 POLL_SECONDS = 0.02
 """Time between two polls of the ranks."""
+HUNG_SECONDS = 5.0
+"""After this time a rank counts as ended although one of its threads still waits for a file system
+that hangs. The kernel does not report such a process to `waitpid`."""
+_LOOK_SECONDS = 0.5
+"""Time between two looks at the state of a process."""
 _NO_FAILURE = (0, 3)
 """Exit codes of ranks that completed, or stopped on request."""
 _PR_SET_PDEATHSIG = 1
@@ -33,6 +39,8 @@ class ForkedRanks:
         self.running: dict[int, int] = {}
         self.ended: dict[int, tuple[int, float]] = {}
         self._sent: dict[int, set[int]] = {}
+        self._looked_at: dict[int, float] = {}  # monotonic time of the last look, by process id
+        self._zombie_since: dict[int, float] = {}
 
     def fork(self, rank: int, run: Callable[[], int]) -> None:
         """Fork a rank that calls `run` and exits with the code that it returns.
@@ -63,10 +71,29 @@ class ForkedRanks:
         """Record the ranks that have ended since the last call."""
         for rank, pid in list(self.running.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                code = os.waitstatus_to_exitcode(status)
+            code = os.waitstatus_to_exitcode(status) if ended else self._code_if_hung(pid)
+            if code is not None:
                 self.ended[rank] = code, time.time() - POLL_SECONDS
                 del self.running[rank]
+
+    def _code_if_hung(self, pid: int) -> int | None:
+        """Return the exit code of a rank whose main thread has ended some seconds ago, else None.
+
+        Its other threads cannot end before the file system answers.
+        """
+        now = time.monotonic()
+        if now - self._looked_at.get(pid, 0.0) < _LOOK_SECONDS:
+            return None
+        self._looked_at[pid] = now
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        if fields[0] != "Z":
+            return None
+        if now - self._zombie_since.setdefault(pid, now) < HUNG_SECONDS:
+            return None
+        return os.waitstatus_to_exitcode(int(fields[-1]))  # the last field is `exit_code`
 
     def has_failed(self) -> bool:
         """Return whether a rank has ended other than by completion or on request."""

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from frontier_llm.collectives.block_codes import BlockCodes, EncodedPart, total_bytes
 from frontier_llm.geometry.partition import Interval
 from frontier_llm.protocols import State
-from frontier_llm.sharding.block_codes import BlockCodes, EncodedPart, total_bytes
 from frontier_llm.sharding.masters import Masters
 from frontier_llm.sharding.unit import Unit
 from frontier_llm.sharding.update_groups import (

@@ -58,6 +58,9 @@ class StepMetrics:
     checkpoints_skipped: int = 0
     """Checkpoints that were due since the previous line and not begun, because the one before was
     still being written (`checkpoint.when_busy=skip`)."""
+    archive_failures: int = 0
+    """How many times the archive command (`checkpoint.tiers.archive.command`) has failed since the
+    previous line."""
     z_loss: float | None = None
     """Mean z-loss over the samples of the step, which training adds to the loss; None without
     z-loss."""

@@ -134,6 +134,9 @@ def _duration_tile(history: History, summary: RunSummary) -> Tile:
     skipped = history.total("checkpoints_skipped")
     if skipped:
         note += f"; {skipped:.0f} checkpoints skipped"
+    failures = history.total("archive_failures")
+    if failures:
+        note += f"; the archive command failed {failures:.0f} times"
     return Tile("Duration", UNKNOWN if seconds is None else format_seconds(seconds), note=note)
 
 

@@ -18,6 +18,7 @@ from frontier_llm.checkpoint.commit_barrier import CommitBarrier
 from frontier_llm.checkpoint.drain import DrainSource
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options, Outcome
+from frontier_llm.checkpoint.manifest import Moments
 from frontier_llm.checkpoint.mover import Copy, Mover
 from frontier_llm.checkpoint.pacer import Pacer
 from frontier_llm.checkpoint.partner import PartnerFiles
@@ -48,6 +49,7 @@ class Levels:
     Attributes:
         shared: writes states to the run directory; None without checkpoints.
         local: writes states to the node's disk; None without node-local checkpoints.
+        reduced: as `local`, with moments in fewer bits; None without `checkpoint.moments`.
         drain: copies from the node's disk to the run directory; None without `local`.
         partner: copies to the next node's disk; None without `checkpoint.partner`.
         archive: runs the archive command on rank 0.
@@ -80,11 +82,11 @@ class Levels:
         self._buffers: list[torch.Tensor] = []
         self._partner_files: PartnerFiles | None = None
         self._pool = self._make_pool()
-        settings, archive = config.checkpoint, config.checkpoint.tiers.archive
+        settings = config.checkpoint
         self._shared_folder = shared_folder(config)
         self._local_folder = local_folder(config, world.rank, world.ranks_per_node)
-        self.archive = Archive(archive.command, archive.every_steps, self._shared_folder)
-        self.shared = self.local = self.drain = self.partner = None
+        self.archive = Archive(settings.tiers.archive, self._shared_folder)
+        self.shared = self.local = self.reduced = self.drain = self.partner = None
         if settings.mode == "off":
             return
         self.shared = self._make_shared()
@@ -94,11 +96,20 @@ class Levels:
                 self._check_nodes()
                 self.partner = self._make_mover("partner", "the next node", self._copy_to_partner)
             self.local = self._make_local()
+            if settings.moments != "fp32":
+                self.reduced = self._make_reduced(settings.moments)
 
     @property
     def managers(self) -> Iterator[CheckpointManager]:
         """The managers that exist."""
-        yield from (manager for manager in (self.shared, self.local) if manager is not None)
+        if self.shared is not None:
+            yield self.shared
+        yield from self.node_managers
+
+    @property
+    def node_managers(self) -> Iterator[CheckpointManager]:
+        """The managers that write to the node's disk."""
+        yield from (manager for manager in (self.local, self.reduced) if manager is not None)
 
     @property
     def movers(self) -> Iterator[Mover]:
@@ -120,8 +131,8 @@ class Levels:
         """
         if self.shared is not None:
             self.shared.prepare(self.shared_shards())
-        if self.local is not None:
-            self.local.prepare(self.local_shards())
+        for manager in self.node_managers:
+            manager.prepare(self.local_shards())
         while len(self._buffers) < self._movers:
             buffer = self._pool.buffers.take()
             assert buffer is not None  # host_pool has counted it
@@ -158,10 +169,21 @@ class Levels:
     def _make_local(self) -> CheckpointManager:
         options = Options(
             folder_ranks=self._world.node_ranks,
-            spared=lambda: {step for mover in self.movers for step in mover.spared()},
+            spared=self._spared_on_node,
             on_end=self._saved_locally,
         )
         return self._make_manager(shared=False, options=options)
+
+    def _make_reduced(self, moments: Moments) -> CheckpointManager:
+        options = Options(
+            folder_ranks=self._world.node_ranks, spared=self._spared_on_node, moments=moments
+        )
+        return self._make_manager(shared=False, options=options)
+
+    def _spared_on_node(self) -> set[int]:
+        """Return the steps on the node's disk that a thread reads or writes."""
+        writing = {step for manager in self.node_managers for step in tuple(manager.unfinished)}
+        return writing.union(*(mover.spared() for mover in self.movers))
 
     def _make_manager(self, *, shared: bool, options: Options) -> CheckpointManager:
         settings, world = self._config, self._world
@@ -219,7 +241,7 @@ class Levels:
         pacer = self._make_pacer()
         pacer.start_thread()
         source = DrainSource(plan, self._local_folder, step, buffers, pacer, self._timeout)
-        task = Task(folder, step, meta, rank, plan, everyone, repeats=False)
+        task = Task(folder, step, meta, rank, plan, everyone, repeats=False, continues=True)
         save(task, source, barrier)
         if task.is_first:
             spared = self.archive.spared()

@@ -9,9 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from frontier_llm.checkpoint.folders import step_folder
 from frontier_llm.checkpoint.manager_options import Outcome
@@ -21,7 +19,9 @@ from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.trainer.bounded_end import BoundedEnd
 from frontier_llm.trainer.checkpoint_levels import Levels
+from frontier_llm.trainer.checkpoint_listener import CheckpointListener, CommittedCheckpoint
 from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.step_result import Saving
 
@@ -29,30 +29,6 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class CommittedCheckpoint:
-    """A checkpoint in the run directory that is complete on disk."""
-
-    step: int
-    """Number of optimizer steps done."""
-    folder: Path
-    """Folder of the checkpoint. It may be deleted later, when newer checkpoints replace it, or be
-    renamed, when the run goes back to an earlier step."""
-
-
-class CheckpointListener(Protocol):
-    """An object that is told about checkpoints in the run directory.
-
-    It is called on the main thread of every rank.
-    """
-
-    def on_checkpoint_begin(self, step: int) -> None:
-        """Run before a checkpoint begins to be written."""
-
-    def on_checkpoint_committed(self, checkpoint: CommittedCheckpoint) -> None:
-        """Run when all ranks know that a checkpoint is committed."""
 
 
 class Checkpoints:
@@ -90,6 +66,7 @@ class Checkpoints:
         self._run_config, self._config = config, config.checkpoint
         self._world, self._meta = world, meta
         self._levels = Levels(config, world, store, states, groups)
+        self._store = store
         self.saved_step: int | None = None
         self.listener: CheckpointListener | None = None
         self._avoids_nodes = self._drain_is_due = self._has_logged_skip = False
@@ -108,10 +85,10 @@ class Checkpoints:
     @property
     def saving(self) -> Saving:
         """The places to which this rank is writing a checkpoint. A drain is not counted."""
-        shared, local = self._levels.shared, self._levels.local
+        shared = self._levels.shared
         return Saving(
             shared=shared is not None and shared.is_writing,
-            local=local is not None and local.is_writing,
+            local=any(manager.is_writing for manager in self._levels.node_managers),
         )
 
     @property
@@ -134,6 +111,10 @@ class Checkpoints:
         """Return how many checkpoints were skipped since the last call (`checkpoint.when_busy`)."""
         count, self._skipped = self._skipped, 0
         return count
+
+    def take_archive_failures(self) -> int:
+        """Return how many times the archive command has failed since the last call, on rank 0."""
+        return self._levels.archive.take_failures()
 
     def before_update(self) -> None:
         """Wait until the states may change, because a checkpoint no longer needs them."""
@@ -229,6 +210,19 @@ class Checkpoints:
         for mover in self._levels.movers:
             mover.abandon()
 
+    def end(self, step: int) -> None:
+        """Do what `finish` does, after the last step, but do not wait forever.
+
+        Raises:
+            CheckpointError: as `finish`; or the run directory did not take the last step in time.
+        """
+        config, levels = self._config, self._levels
+        if levels.local is not None and config.mode == "lazy" and config.end_seconds is not None:
+            end = BoundedEnd(self._run_config, self._world, self._store, levels)
+            if not end.wait(step, self._meta()):
+                return
+        self.finish()
+
     def wait_for_archive(self) -> None:
         """Wait until the archive command has ended, on rank 0. No collective may follow."""
         self._levels.archive.wait()
@@ -261,8 +255,12 @@ class Checkpoints:
         return self._levels.local is not None and not step % self._config.tiers.local.every_steps
 
     def _save_locally(self, step: int) -> None:
-        """Begin a checkpoint on the nodes' disks, and copy it on if that is due."""
+        """Begin a checkpoint on the nodes' disks, and copy it on if that is due.
+
+        Moments may be reduced (`checkpoint.moments`) only in a checkpoint that is not copied.
+        """
         levels, meta = self._levels, self._meta()
+        manager = levels.local if self._drain_is_due else levels.reduced or levels.local
         if self._drain_is_due:
             self._drain_is_due = False
             self._begin_drain(step, meta)
@@ -270,8 +268,8 @@ class Checkpoints:
         if levels.partner is not None:
             levels.partner.enqueue(step, meta)
         with self._reporting_failure():
-            assert levels.local is not None
-            levels.local.begin(step, levels.local_shards(), meta)
+            assert manager is not None
+            manager.begin(step, levels.local_shards(), meta)
         if self._config.mode == "blocking":
             self.finish()
 

@@ -99,8 +99,11 @@ class Loop:
         if resumed is None and config.run.init_from:
             context.restorer.load_initial_weights(Path(config.run.init_from))
         context.checkpoints.prepare()
-        if resumed is not None and resumed.is_local:
-            context.checkpoints.secure(resumed.step, resumed.meta)
+        if resumed is not None and not resumed.is_rounded:
+            if resumed.is_local:
+                context.checkpoints.secure(resumed.step, resumed.meta)
+            if resumed.is_joined:
+                context.checkpoints.replace(resumed.step)
         self._callbacks.on_start(context.evaluation.run(), resumed)
         self.ended = self._progress.step
 
@@ -240,7 +243,9 @@ class Loop:
         if resumed is not None:
             self._progress.load_meta(resumed.meta["progress"])
             context.train_step.loss_scale.load_meta(resumed.meta["loss_scale"])
-            context.checkpoints.saved_step = self._progress.step
+            # rounded moments do not count as saved: if the run stops here, it saves the states
+            saved_step = None if resumed.is_rounded else self._progress.step
+            context.checkpoints.saved_step = saved_step
         return resumed
 
     def _finish(self, *, is_early: bool) -> None:
@@ -252,7 +257,7 @@ class Loop:
         context, step = self._context, self._progress.step
         if is_early:  # unless the step has been saved already
             context.checkpoints.save(step)
-        context.checkpoints.finish()
+        context.checkpoints.end(step)
         self._callbacks.on_stop(is_early=is_early)
         context.checkpoints.wait_for_archive()
         if is_early:

@@ -1,13 +1,15 @@
-"""Assemble a checkpoint in the run directory from what the disks of the nodes hold.
+"""Join the parts of a checkpoint that the disks of the nodes hold.
 
 This is for starts at which ranks cannot read their states from the disk of their own node: a node
 was lost, nodes have other numbers than before, or the layout has changed. A part of a lost node is
 taken from the disk of the next node (`checkpoint.partner`) or is dispensable, because other nodes
-hold the same states. All files are copied to the run directory, and any layout can read them there.
+hold the same states. Each rank reads files on the disk of its own node itself, and other files over
+the network from a rank that sees them. If this fails, all undamaged files are copied to the run
+directory, and any layout can read them there.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +26,25 @@ from frontier_llm.checkpoint.node_parts import (
     first_incomplete,
     merge,
 )
+from frontier_llm.checkpoint.partner import own_address
+from frontier_llm.checkpoint.peer_files import PeerServer
 from frontier_llm.checkpoint.stored_ranges import Shape
+from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
 from frontier_llm.trainer.checkpoint_places import local_root, shared_folder
+from frontier_llm.trainer.rank_objects import gathered
 
 _LOG = logging.getLogger(__name__)
+_SHARED = 2**31
+"""Number of the run directory among the nodes: it comes last."""
 Holder = tuple[int, NodePart]
 """The first rank of a node, and a part on its disk."""
 
 
 class NodeAssembly:
-    """Copies parts of nodes to the run directory. All ranks call its methods together.
+    """Finds parts of nodes that together are a checkpoint. All ranks call its methods together.
 
     Attributes:
         incomplete_steps: steps of which the disks hold parts that are not a whole checkpoint, as
@@ -54,6 +62,36 @@ class NodeAssembly:
         self._config, self._world, self._shapes = config, world, shapes
         self._root, self._folder = local_root(config), shared_folder(config)
         self.incomplete_steps: list[int] = []
+        self._server: PeerServer | None = None
+
+    def find(self, after: int, shared: tuple[int, Path] | None = None) -> Checkpoint | None:
+        """Return the newest step that the nodes' disks hold together, to be read where it lies.
+
+        The caller calls `close` when every rank has read it.
+
+        Args:
+            after: only later steps than this are tried.
+            shared: step and folder of a checkpoint in the run directory. If the nodes hold no later
+                step, but parts of this one, only the rest is read from the run directory.
+
+        Returns:
+            None if there is no such step.
+        """
+        for step, holders in self._steps(shared[0] - 1 if shared else after, None):
+            chosen = _first_choice(holders)
+            folder = shared[1] if shared and step == shared[0] else None
+            plan = self._plan(chosen, folder)
+            if plan is not None:
+                return self._open(step, chosen, plan, folder)
+            if step > after:
+                self.incomplete_steps.append(step)
+        return None
+
+    def close(self) -> None:
+        """Stop to serve files to the ranks of other nodes."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     def assemble(self, after: int, until: int | None = None) -> Path | None:
         """Copy the newest step that the nodes' disks hold together to the run directory.
@@ -65,40 +103,81 @@ class NodeAssembly:
         Returns:
             The folder of the checkpoint in the run directory; None if there is no such step.
         """
-        if self._root is None:
-            return None
-        is_first = self._world.rank == self._world.node_ranks.start
-        own = find_parts(self._root) if is_first else []
-        own = [p for p in own if p.step > after and (until is None or p.step <= until)]
-        holders = [(rank, part) for rank, parts in enumerate(_gathered(own)) for part in parts]
-        keys = sorted({(part.step, part.start) for _, part in holders}, reverse=True)
-        for step, start in keys:
-            if self._assemble(step, [h for h in holders if h[1].start == start]):
+        for step, holders in self._steps(after, until):
+            if any(part.moments for _, part in holders):
+                continue  # rounded moments are not copied to the run directory
+            if self._assemble(step, holders):
                 return self._folder / step_folder(step)
             self.incomplete_steps.append(step)
         return None
 
+    def _steps(self, after: int, until: int | None) -> Iterator[tuple[int, Sequence[Holder]]]:
+        """Yield steps of which parts exist, the newest first, with all parts of the same start."""
+        if self._root is None:
+            return
+        is_first = self._world.rank == self._world.node_ranks.start
+        own = find_parts(self._root) if is_first else []
+        own = [p for p in own if p.step > after and (until is None or p.step <= until)]
+        holders = [(rank, part) for rank, parts in enumerate(gathered(own)) for part in parts]
+        keys = sorted({(p.step, p.start, p.moments) for _, p in holders}, reverse=True)
+        for key in keys:
+            yield key[0], [h for h in holders if (h[1].step, h[1].start, h[1].moments) == key]
+
+    def _open(
+        self,
+        step: int,
+        chosen: Mapping[int, Holder],
+        plan: Sequence[tuple[str, int]],
+        shared: Path | None,
+    ) -> Checkpoint:
+        """Serve the files on this rank's disk, and return all files with their places."""
+        plan = [(name, node) for name, node in plan if node != _SHARED]
+        world = self._world
+        content = [self._manifest.to_bytes() if world.rank == 0 else b""]
+        dist.broadcast_object_list(content, src=0)
+        manifest = Manifest.parse(content[0], f"step {step} on the disks of the nodes")
+        folders = {name: Path(chosen[node][1].folder) for name, node in plan}
+        served = {
+            name: folders[name] / name for name, node in plan if chosen[node][0] == world.rank
+        }
+        self.close()
+        if served and world.size > len(world.node_ranks):
+            host = own_address(world.master_address)
+            self._server = PeerServer(served, host, manifest.chunk_bytes + PAGE_BYTES)
+        peers = gathered(self._server.peer if self._server else None)
+        places = {
+            name: folders[name] if chosen[node][0] in world.node_ranks else peers[chosen[node][0]]
+            for name, node in plan
+        }
+        if world.rank == 0:
+            rest = f"; the rest is in {shared}" if shared is not None else ""
+            _LOG.warning("step %d is read %s%s", step, _describe(chosen), rest)
+        return Checkpoint(shared or self._root or self._folder, manifest, places)
+
     def _assemble(self, step: int, holders: Sequence[Holder]) -> bool:
         """Assemble one step; return whether this was possible."""
-        # a node's own disk comes first, and of several readers of a disk the lowest rank
-        left = sorted((h for h in holders if h[1].step == step), key=lambda h: (h[1], h[0]))
+        left = list(holders)
         while left:
-            chosen: dict[int, Holder] = {}
-            for holder in left:
-                chosen.setdefault(holder[1].node, holder)
+            chosen = _first_choice(left)
             plan = self._plan(chosen)
             if plan is None:
                 return False
-            failed = [node for nodes in _gathered(self._copy(step, chosen, plan)) for node in nodes]
+            failed = [node for nodes in gathered(self._copy(step, chosen, plan)) for node in nodes]
             if not failed:
                 return self._commit(step, chosen)
             left = [h for h in left if h[1].node not in failed or h != chosen[h[1].node]]
         return False
 
-    def _plan(self, chosen: Mapping[int, Holder]) -> Sequence[tuple[str, int]] | None:
-        """Return (file, node) of each file to copy; None if the parts are not a whole checkpoint.
+    def _plan(
+        self, chosen: Mapping[int, Holder], shared: Path | None = None
+    ) -> Sequence[tuple[str, int]] | None:
+        """Return (file, node) of each file; None if the parts are not a whole checkpoint.
 
-        Rank 0 keeps the manifest for `_commit`.
+        Rank 0 keeps the manifest for `_commit` and `_open`.
+
+        Args:
+            chosen: a holder of the part of each node.
+            shared: folder of the same step in the run directory, for what the nodes do not hold.
         """
         own = {
             node: (Path(part.folder) / MANIFEST).read_bytes()
@@ -110,9 +189,10 @@ class NodeAssembly:
         if self._world.rank == 0:
             parts = {n: text for found in manifests for n, text in found.items()}
             try:
-                merged, node_of = merge(
-                    {n: Manifest.parse(text, chosen[n][1].folder) for n, text in parts.items()}
-                )
+                read = {n: Manifest.parse(text, chosen[n][1].folder) for n, text in parts.items()}
+                if shared is not None:
+                    read |= _rest_in(shared, chosen)
+                merged, node_of = merge(read)
                 incomplete = first_incomplete(merged, self._shapes)
             except CheckpointError as error:
                 _LOG.warning("%s", error)
@@ -158,24 +238,43 @@ class NodeAssembly:
                 outcome = [str(error)]
                 _LOG.warning("step %d cannot be assembled in the run directory: %s", step, error)
             else:
-                copies = [
-                    f"{n} (on rank {rank}'s node)" for n, (rank, p) in chosen.items() if p.is_copy
-                ]
-                own = [str(n) for n, (_, p) in chosen.items() if not p.is_copy]
                 _LOG.warning(
-                    "step %d is assembled in the run directory from the own disks of nodes %s%s",
-                    step, ", ".join(own) or "-",
-                    f" and from copies of nodes {', '.join(copies)}" if copies else "",
-                )  # fmt: skip
+                    "step %d is assembled in the run directory %s", step, _describe(chosen)
+                )
         dist.broadcast_object_list(outcome, src=0)
         return not outcome[0]
 
 
-def _gathered(own: Any) -> list[Any]:
-    """Return the objects of all ranks, in the order of the ranks."""
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, own)
-    return gathered
+def _rest_in(shared: Path, chosen: Mapping[int, Holder]) -> dict[int, Manifest]:
+    """Return the manifest of a checkpoint in the run directory, as that of a last node.
+
+    Raises:
+        CheckpointError: it is damaged, or another start of the run has written it.
+    """
+    manifest = Checkpoint.open(shared).manifest
+    start = manifest.meta.get("start")
+    if any(part.start != str(start) or part.moments for _, part in chosen.values()):
+        raise CheckpointError(f"the disks of the nodes hold another step than {shared}")
+    return {_SHARED: manifest}
+
+
+def _first_choice(holders: Sequence[Holder]) -> dict[int, Holder]:
+    """Return a holder for each node that has saved a part.
+
+    A node's own disk comes first, and of several readers of a disk the lowest rank.
+    """
+    chosen: dict[int, Holder] = {}
+    for holder in sorted(holders, key=lambda h: (h[1], h[0])):
+        chosen.setdefault(holder[1].node, holder)
+    return chosen
+
+
+def _describe(chosen: Mapping[int, Holder]) -> str:
+    """Return from which disks parts are taken, for the log."""
+    copies = [f"{n} (on rank {rank}'s node)" for n, (rank, p) in chosen.items() if p.is_copy]
+    own = [str(n) for n, (_, p) in chosen.items() if not p.is_copy]
+    text = f"from the own disks of nodes {', '.join(own) or '-'}"
+    return text + (f" and from copies of nodes {', '.join(copies)}" if copies else "")
 
 
 def _gathered_on_rank_0(own: Any) -> list[Any]:

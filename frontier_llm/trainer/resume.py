@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
-
-import torch.distributed as dist
+from typing import Any
 
 from frontier_llm.checkpoint.discovery import Checkpoint, committed, find, never_committed
 from frontier_llm.checkpoint.folders import MANIFEST, parse_folder
@@ -28,9 +26,8 @@ from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.changes import Changes, changes, refuse
 from frontier_llm.trainer.checkpoint_places import local_folder, local_root, shared_folder
 from frontier_llm.trainer.node_assembly import NodeAssembly
+from frontier_llm.trainer.rank_objects import gathered, of_rank_0
 from frontier_llm.trainer.run_directory import check_new
-
-T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,7 +45,11 @@ class Resumed:
     changes: Changes
     """Differences between the configuration in the checkpoint and that of this run."""
     is_local: bool
-    """Whether it is on the nodes' disks, and not in the run directory."""
+    """Whether each rank has read it from the disk of its own node."""
+    is_joined: bool = False
+    """Whether it was read from disks of several nodes, so that no single place holds it."""
+    is_rounded: bool = False
+    """Whether the moments were rounded when it was saved (`checkpoint.moments`)."""
 
 
 class Restorer:
@@ -102,7 +103,8 @@ class Restorer:
                 resumed = self._load(candidate)
             except CheckpointError as failure:
                 error = str(failure)
-            errors = [text for text in _gathered(error) if text]
+            errors = [text for text in gathered(error) if text]
+            self._assembly.close()  # every rank has read what it needs from other nodes
             if not errors and resumed is not None:
                 progress = resumed.meta["progress"]
                 # the parameters follow the loaded master weights, and the counters are set
@@ -121,7 +123,7 @@ class Restorer:
         if newest_error is not None:
             raise CheckpointError(f"no checkpoint can be resumed from; the newest: {newest_error}")
         if before is None and self._config.checkpoint.tiers.local.path is not None:
-            _of_rank_0(self._check_new)
+            of_rank_0(self._check_new)
         return None
 
     def load_initial_weights(self, path: Path) -> None:
@@ -157,16 +159,26 @@ class Restorer:
         refuse(differences, now, config.run.allow_changes)
         self._check_corpus(meta)
         check_model(checkpoint, self._shapes)
-        factors = self._states.factors
-        load(
-            checkpoint,
-            self._states.shards(writable=True),
-            config.checkpoint.verify,
-            # no two data ranks read the same elements, so the page cache would help nobody
-            is_only_reader=factors.optimizer == factors.data,
+        is_only = self._is_only_reader(meta["config"], now, checkpoint.manifest.world)
+        load(checkpoint, self._states.shards(writable=True), config.checkpoint.verify, is_only)
+        is_joined = bool(checkpoint.places) and checkpoint.folder.parent != shared_folder(config)
+        is_local = not isinstance(candidate, Path) and not checkpoint.places
+        moments = checkpoint.manifest.moments
+        if moments is not None:
+            self._warn(
+                f"the moments of step {checkpoint.step} were rounded to {moments} when it was "
+                "saved (checkpoint.moments); the weights are exact"
+            )
+        is_rounded = moments is not None
+        return Resumed(
+            checkpoint.folder, checkpoint.step, meta, differences, is_local, is_joined, is_rounded
         )
-        is_local = not isinstance(candidate, Path)
-        return Resumed(checkpoint.folder, checkpoint.step, meta, differences, is_local)
+
+    def _is_only_reader(self, saved: Mapping[str, Any], now: Mapping[str, Any], world: int) -> bool:
+        """Whether no two ranks read the same chunks, so that the page cache would help nobody."""
+        keys, factors = ("parallel", "sharding"), self._states.factors
+        same_layout = world == self._world.size and all(saved.get(k) == now[k] for k in keys)
+        return same_layout and factors.optimizer == factors.data
 
     def _check_corpus(self, meta: Mapping[str, Any]) -> None:
         """Refuse a corpus that differs from the checkpoint's, unless it is allowed.
@@ -205,18 +217,19 @@ class Restorer:
     def _candidates(self, before: int | None) -> Iterator[tuple[int, Checkpoint | Path]]:
         """Yield the checkpoints that may be used, newest first, in the same order on every rank.
 
-        If the nodes' disks hold a newer step that not all ranks can read from the disk of their
-        own node, it is first assembled in the run directory.
+        A step of which the nodes' disks hold parts is read from them, not from the run directory.
 
         Yields:
-            Its step; and a node-local checkpoint, or the folder of one in the run directory.
+            Its step; and a checkpoint on the nodes' disks, or a folder in the run directory.
         """
-        found: list[tuple[int, Checkpoint | Path]] = [*_of_rank_0(self._shared_checkpoints)]
-        found += [(checkpoint.step, checkpoint) for checkpoint in self._local_checkpoints()]
+        shared, local = of_rank_0(self._shared_checkpoints), self._local_checkpoints()
+        found: list[tuple[int, Checkpoint | Path]] = [*shared, *((c.step, c) for c in local)]
         if before is None:
-            folder = self._assembly.assemble(max((step for step, _ in found), default=-1))
-            if folder is not None:
-                found = [*_of_rank_0(self._shared_checkpoints), *found]
+            newest = max((step for step, _ in found), default=-1)
+            rest = shared[0] if shared and shared[0][0] == newest else None
+            joined = self._assembly.find(newest, rest)
+            if joined is not None:
+                found = [(joined.step, joined), *found]
         # A step has both kinds only if it was saved again, in the run directory, after a rewind.
         # This later checkpoint knows which samples come next. It comes first, because sorting is
         # stable.
@@ -245,7 +258,7 @@ class Restorer:
             (checkpoint.step, str(checkpoint.manifest.meta.get("start"))): checkpoint
             for checkpoint in self._complete_checkpoints(folder)
         }
-        on_all_nodes = set.intersection(*map(set, _gathered(sorted(on_this_node))))
+        on_all_nodes = set.intersection(*map(set, gathered(sorted(on_this_node))))
         return [on_this_node[key] for key in on_all_nodes]
 
     def _complete_checkpoints(self, folder: Path) -> Iterator[Checkpoint]:
@@ -295,7 +308,7 @@ class Restorer:
         own = local_folder(self._config, world.rank, world.ranks_per_node)
         if is_first and own is not None:
             void_later(own, step)
-        _gathered(None)  # wait, because nodes may share a disk
+        gathered(None)  # wait, because nodes may share a disk
         for folder in sorted(root.iterdir()) if is_first and root.is_dir() else ():
             with suppress(CheckpointError):  # another node is renaming the same checkpoint
                 void_later(folder, step)
@@ -319,27 +332,5 @@ def _opened_by_rank_0(open_checkpoint: Callable[[], Checkpoint]) -> Checkpoint:
         checkpoint = open_checkpoint()
         return checkpoint.folder, checkpoint.manifest.to_bytes()
 
-    folder, manifest = _of_rank_0(content)
+    folder, manifest = of_rank_0(content)
     return Checkpoint(folder, Manifest.parse(manifest, str(folder)))
-
-
-def _of_rank_0(compute: Callable[[], T]) -> T:
-    """Call a function on rank 0; return its result, or raise its CheckpointError, on every rank."""
-    results: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            results = [compute()]
-        except CheckpointError as error:
-            results = [error]
-    dist.broadcast_object_list(results, src=0)
-    (result,) = results
-    if isinstance(result, CheckpointError):
-        raise result
-    return cast(T, result)
-
-
-def _gathered(own: Any) -> list[Any]:
-    """Return the objects of all ranks, in the order of the ranks."""
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, own)
-    return gathered

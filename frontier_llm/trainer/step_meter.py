@@ -80,6 +80,7 @@ class StepMeter:
             allocator_bytes=self._throughput.accelerator.allocator_bytes(),
             checkpoint_stall_seconds=self._checkpoints.take_stall_seconds(),
             checkpoints_skipped=self._checkpoints.take_skipped(),
+            archive_failures=self._checkpoints.take_archive_failures(),
             skipped=result.skipped,
             loss_scale=result.loss_scale if self._throughput.precision == "fp16" else None,
             validation_loss=validation_loss,

@@ -31,6 +31,7 @@ def test_a_step_is_one_line_of_strict_json_with_the_documented_keys():
     assert {
         "learning_rate", "tokens", "step_seconds", "tokens_per_second",
         "model_tflops_per_device", "checkpoint_stall_seconds", "checkpoints_skipped",
+        "archive_failures",
     } <= set(row)  # fmt: skip
 
 

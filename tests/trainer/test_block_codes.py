@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from frontier_llm.sharding.block_codes import BlockCodes, EncodedPart, table
+from frontier_llm.collectives.block_codes import BlockCodes, EncodedPart, table
 from tests.ranks import run_ranks
 from tests.trainer.test_parity import BATCH, MODELS, train_and_collect
 from tests.values import tiny_values

@@ -223,7 +223,7 @@ def test_a_flipped_byte_in_the_run_directory_is_replaced_by_the_nodes_disks(
     flip(run / "checkpoints" / "step_00000004" / "rank_00001.safetensors")
     ended = train(*tiny, *nodes(tmp_path, keep), "trainer.steps=8")
     assert ended.code == 0, ended.text
-    assert "trying another copy of step 4" in ended.text
+    assert "step 4 is read from the own disks of nodes 0, 1" in ended.text
     assert losses(run) == losses(direct)
 
 
@@ -289,9 +289,10 @@ def test_a_full_file_system_of_the_run_directory_costs_no_committed_step(
     assert ended.code == 0, ended.text
     assert "step 4 is not copied to the run directory" in ended.text
     assert "No space left on device" in ended.text
+    assert "step 7 is on the disks of the nodes" in ended.text
     ended = train(*tiny, *nodes(tmp_path), "trainer.steps=8")
     assert ended.code == 0, ended.text
-    assert events(tmp_path / "run", "resume")[-1]["step"] == 6
+    assert events(tmp_path / "run", "resume")[-1]["step"] == 7
     assert losses(tmp_path / "run") == losses(direct)
 
 

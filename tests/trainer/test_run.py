@@ -85,7 +85,7 @@ def test_metrics_have_every_field_of_the_contract_once_a_step(run: Path) -> None
         assert {
             "step", "loss", "grad_norm", "learning_rate", "tokens", "step_seconds",
             "tokens_per_second", "model_tflops_per_device", "mfu", "sent_bytes",
-            "checkpoint_stall_seconds", "checkpoints_skipped", "skipped",
+            "checkpoint_stall_seconds", "checkpoints_skipped", "archive_failures", "skipped",
         } <= line.keys()  # fmt: skip
         assert line["mfu"] is None
         assert line["tokens"] == line["step"] * 8 * 32

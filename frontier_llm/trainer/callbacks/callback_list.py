@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from frontier_llm.launch.failure import is_lost_contact
 from frontier_llm.trainer.callbacks.callback import Callback, Rewind, StepEnd
 from frontier_llm.trainer.callbacks.user_callbacks import callback_error, name_of
-from frontier_llm.trainer.checkpoints import CommittedCheckpoint
+from frontier_llm.trainer.checkpoint_listener import CommittedCheckpoint
 from frontier_llm.trainer.resume import Resumed
 from frontier_llm.trainer.step_result import StepResult
 

@@ -1,0 +1,173 @@
+"""Read files of a checkpoint that lie on the disk of another node, over TCP.
+
+A rank that sees the disk serves the files (`PeerServer`), and other ranks ask for ranges of them.
+A request has the name of the file, the offset and the number of bytes; the answer is the content or
+an error. The reader compares the digests. A connection begins with a secret that the server's rank
+has sent to the other ranks, so that no other program reads the files.
+"""
+
+import hmac
+import os
+import socket
+import struct
+import threading
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from frontier_llm.checkpoint.chunk_pool import ChunkPool
+from frontier_llm.errors import CheckpointError
+
+_SECRET_BYTES = 16
+_REQUEST = struct.Struct("!HQQ")
+"""Length of the name, offset and number of bytes."""
+_ANSWER = struct.Struct("!?Q")
+"""Whether it is the content, and the number of bytes that follow."""
+_TIMEOUT_SECONDS = 120.0
+"""How long a reader waits for a server."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The address of a server."""
+
+    host: str
+    port: int
+    secret: bytes
+
+
+class PeerServer:
+    """Serves files until it is closed, on a thread per connection."""
+
+    def __init__(self, files: Mapping[str, Path], host: str, largest: int) -> None:
+        """Listen for connections.
+
+        Args:
+            files: path by name of each file that is served.
+            host: address of this host, under which other ranks reach it.
+            largest: largest number of bytes of a request, a multiple of 4096 (a page).
+        """
+        self._files, self._largest = dict(files), largest
+        self._server = socket.create_server(("", 0), backlog=128)
+        self._open: set[socket.socket] = set()
+        self.peer = Peer(host, self._server.getsockname()[1], os.urandom(_SECRET_BYTES))
+        threading.Thread(target=self._accept, name="peer server", daemon=True).start()
+
+    def close(self) -> None:
+        """End all connections."""
+        for end in (self._server, *tuple(self._open)):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
+            end.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:  # closed
+                return
+            self._open.add(connection)
+            threading.Thread(
+                target=self._serve, args=(connection,), name="peer reader", daemon=True
+            ).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Answer the requests of one connection."""
+        buffer = ChunkPool(1, self._largest, torch.device("cpu")).take()
+        assert buffer is not None
+        content = buffer.numpy().data
+        with closing(connection), suppress(OSError, EOFError):
+            if not hmac.compare_digest(_received(connection, _SECRET_BYTES), self.peer.secret):
+                return
+            while True:
+                length, offset, count = _REQUEST.unpack(_received(connection, _REQUEST.size))
+                name = _received(connection, length).decode()
+                try:
+                    done = self._read(name, offset, content[: min(count, self._largest)])
+                    connection.sendall(_ANSWER.pack(True, done))
+                    connection.sendall(content[:done])
+                except (OSError, KeyError) as error:
+                    text = str(getattr(error, "strerror", "") or error).encode()
+                    connection.sendall(_ANSWER.pack(False, len(text)) + text)
+        self._open.discard(connection)
+
+    def _read(self, name: str, offset: int, content: memoryview) -> int:
+        """Read a range, or its part before the end of the file; return the number of bytes."""
+        done = 0
+        with self._files[name].open("rb", buffering=0) as stream:
+            while done < len(content):
+                count = os.preadv(stream.fileno(), [content[done:]], offset + done)
+                if not count:
+                    break
+                done += count
+        return done
+
+
+class PeerConnection:
+    """A connection to a server; closing it ends it."""
+
+    def __init__(self, peer: Peer) -> None:
+        """Connect.
+
+        Raises:
+            CheckpointError: the server does not answer.
+        """
+        self._peer = peer
+        try:
+            address = peer.host, peer.port
+            self._connection = socket.create_connection(address, _TIMEOUT_SECONDS)
+            self._connection.sendall(peer.secret)
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+    def read(self, name: str, offset: int, content: memoryview) -> int:
+        """Read a range of a file; return the number of bytes, which is less at the file's end.
+
+        Raises:
+            CheckpointError: the server cannot read the file, or does not answer.
+        """
+        encoded = name.encode()
+        try:
+            request = _REQUEST.pack(len(encoded), offset, len(content))
+            self._connection.sendall(request + encoded)
+            is_content, count = _ANSWER.unpack(_received(self._connection, _ANSWER.size))
+            if is_content:
+                _receive_into(self._connection, content[:count])
+                return int(count)
+            reason = _received(self._connection, count).decode()
+        except (OSError, EOFError) as error:
+            raise self._lost(error) from None
+        raise CheckpointError(f"{name} cannot be read by {self._peer.host}: {reason}")
+
+    def _lost(self, error: Exception) -> CheckpointError:
+        peer = self._peer
+        return CheckpointError(
+            f"the files on the disk of {peer.host} cannot be read: {str(error) or 'it has ended'}"
+        )
+
+
+def _received(connection: socket.socket, count: int) -> bytes:
+    content = bytearray(count)
+    _receive_into(connection, memoryview(content))
+    return bytes(content)
+
+
+def _receive_into(connection: socket.socket, content: memoryview) -> None:
+    """Fill a buffer.
+
+    Raises:
+        EOFError: the connection has ended.
+    """
+    done = 0
+    while done < len(content):
+        count = connection.recv_into(content[done:])
+        if not count:
+            raise EOFError
+        done += count

@@ -1,0 +1,133 @@
+"""A run resumes from parts of a checkpoint at several levels, without a copy of them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontier_llm.checkpoint.peer_files import PeerConnection, PeerServer
+from frontier_llm.checkpoint.range_reader import RangeReader
+from frontier_llm.errors import CheckpointError
+from tests.forked_train import train
+from tests.trainer.test_drain import (
+    direct,
+    events,
+    lose,
+    lose_own,
+    losses,
+    nodes,
+    stop_after_6,
+    tiny,
+)
+
+pytestmark = pytest.mark.slow
+__all__ = ["direct", "tiny"]  # fixtures
+OTHER = ("launch.ranks=2", "launch.ranks_per_node=1", "parallel.tensor=2", "parallel.pipeline=1")
+"""Another layout, on two nodes of one rank."""
+
+
+@pytest.fixture
+def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a file that gets the folder and the way of every read of a checkpoint file."""
+    log, fill, served = tmp_path / "reads", RangeReader._fill, PeerServer._read
+
+    def note(way: str, path: Path) -> None:
+        place = next(p for p in path.parts if p.startswith(("node", "copy_of", "checkpoints")))
+        with log.open("a") as stream:
+            stream.write(json.dumps([place, way]) + "\n")
+
+    def filled(self: RangeReader, descriptor: int, path: Path, *rest: Any) -> None:
+        note("read", path)
+        fill(self, descriptor, path, *rest)
+
+    def read(self: PeerServer, name: str, *rest: Any) -> int:
+        note("served", self._files[name])
+        return served(self, name, *rest)
+
+    monkeypatch.setattr(RangeReader, "_fill", filled)
+    monkeypatch.setattr(PeerServer, "_read", read)
+    return log
+
+
+def ways(reads: Path) -> set[tuple[str, str]]:
+    return {(place, way) for place, way in map(json.loads, reads.read_text().splitlines())}
+
+
+def test_another_layout_reads_the_disks_of_other_nodes_over_the_network(
+    tiny: tuple[str, ...], direct: Path, tmp_path: Path, reads: Path
+) -> None:
+    run = stop_after_6(tiny, tmp_path)
+    reads.write_text("")
+    keys = nodes(tmp_path, "checkpoint.every_steps=100", "checkpoint.tiers.local.every_steps=100")
+    ended = train(*tiny, *keys, *OTHER, "trainer.steps=8")
+    assert ended.code == 0, ended.text
+    assert "step 6 is read from the own disks of nodes 0, 1" in ended.text
+    assert events(run, "resume")[-1]["step"] == 6
+    assert ways(reads) == {
+        (node, way) for node in ("node_00000", "node_00001") for way in ("read", "served")
+    }
+    names = sorted(path.name for path in run.glob("checkpoints/*"))
+    assert "step_00000006" in names, "the run directory gets the step as soon as it is read"
+    assert [loss for _, loss in losses(run)] == pytest.approx(
+        [loss for _, loss in losses(direct)], rel=1e-5
+    )
+
+
+def test_a_lost_node_s_files_are_read_from_the_copy(
+    tiny: tuple[str, ...], tmp_path: Path, reads: Path
+) -> None:
+    run = stop_after_6(tiny, tmp_path, "checkpoint.partner=true")
+    lose(tmp_path, 1)
+    reads.write_text("")
+    ended = train(*tiny, *nodes(tmp_path), *OTHER, "trainer.steps=8")
+    assert ended.code == 0, ended.text
+    assert events(run, "resume")[-1]["step"] == 6
+    assert {("node_00000", "read"), ("copy_of_node_00001", "served")} <= ways(reads)
+
+
+def test_the_rest_is_read_from_the_run_directory(
+    tiny: tuple[str, ...], direct: Path, tmp_path: Path, reads: Path
+) -> None:
+    """Step 4 was drained. Later steps and the disk of node 1 are lost."""
+    keep = "checkpoint.tiers.local.keep=9"
+    run = stop_after_6(tiny, tmp_path, keep)
+    for step in (5, 6):
+        for folder in (tmp_path / "local").glob(f"*/*/step_0000000{step}"):
+            shutil.rmtree(folder)
+    lose_own(tmp_path, 1)
+    reads.write_text("")
+    ended = train(*tiny, *nodes(tmp_path, "checkpoint.every_steps=100"), "trainer.steps=8", *OTHER)
+    assert ended.code == 0, ended.text
+    assert "step 4 is read from the own disks of nodes 0; the rest is in" in ended.text
+    assert events(run, "resume")[-1]["step"] == 4
+    assert {("node_00000", "read"), ("node_00000", "served")} <= ways(reads)
+    assert ("checkpoints", "read") in ways(reads)
+    assert [loss for _, loss in losses(run)] == pytest.approx(
+        [loss for _, loss in losses(direct)], rel=1e-5
+    )
+
+
+def test_a_server_serves_only_its_files_and_only_to_those_who_know_the_secret(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(range(100)))
+    (tmp_path / "other").write_bytes(b"private")
+    server = PeerServer(
+        {"file": tmp_path / "file", "absent": tmp_path / "absent"}, "127.0.0.1", 4096
+    )
+    connection = PeerConnection(server.peer)
+    content = memoryview(bytearray(50))
+    assert connection.read("file", 20, content) == 50
+    assert bytes(content) == bytes(range(20, 70))
+    assert connection.read("file", 90, content) == 10, "the end of the file"
+    for name in ("other", "../other", "absent"):
+        with pytest.raises(CheckpointError, match=r"cannot be read by 127\.0\.0\.1"):
+            connection.read(name, 0, content)
+    stranger = PeerConnection(type(server.peer)("127.0.0.1", server.peer.port, bytes(16)))
+    with pytest.raises(CheckpointError, match="cannot be read: "):
+        stranger.read("file", 0, content)
+    server.close()
+    with pytest.raises(CheckpointError):
+        connection.read("file", 0, content)
