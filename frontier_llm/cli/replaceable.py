@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from frontier_llm.cli.run_preparation import corpus_folders, failure_folder
 from frontier_llm.config import RunConfig
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.elastic import fitting_ranks
 from frontier_llm.launch.coordinator import Replacing
 from frontier_llm.launch.launcher import LaunchOptions
 from frontier_llm.launch.world import World
@@ -102,10 +103,15 @@ def train_as_agent(
 def replacing(config: RunConfig) -> Replacing:
     """Return how processes of a run are replaced."""
     run_dir, recovery = Path(config.run.dir), config.recovery
+
+    def fitting(ranks: int) -> int | None:
+        return fitting_ranks(config.parallel, config.data, ranks) if config.launch.elastic else None
+
     return Replacing(
         run_dir,
         recovery.spares,
         recovery.tries,
         recovery.timeout_seconds,
         partial(recorded_steps, run_dir),
+        fitting,
     )

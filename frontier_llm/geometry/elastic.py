@@ -36,6 +36,13 @@ def refit(
     return {**_micro_batch(data, replicas, model_ranks), **_factors(sharding, replicas)}
 
 
+def fitting_ranks(parallel: ParallelConfig, data: DataConfig, most: int) -> int | None:
+    """Return the largest number of ranks up to `most` that an elastic run can use; None if none."""
+    model_ranks = parallel.tensor * parallel.pipeline
+    counts = [replicas * model_ranks for replicas in divisors(data.global_batch)]
+    return max((count for count in counts if count <= most), default=None)
+
+
 def _micro_batch(data: DataConfig, replicas: int, model_ranks: int) -> dict[str, int]:
     replica_samples, rest = divmod(data.global_batch, replicas)
     if rest:

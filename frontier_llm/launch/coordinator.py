@@ -96,6 +96,8 @@ class Replacing:
     """Time limit of a collective with gloo, in the first generation."""
     steps_done: Callable[[], int]
     """Returns the number of steps of which the run has records."""
+    fitting: Callable[[int], int | None] = lambda _: None
+    """Returns on how many of the ranks that are left the run can continue; None: on no number."""
 
 
 class Coordinator:
@@ -227,19 +229,36 @@ class Coordinator:
         Returns:
             How the job ended, if no process is left for a rank.
         """
+        missing = []
         for rank, failed in sorted(dead.items()):
             old = self._roster[rank]
             elsewhere = old in self._moving
             number = self._members.successor(old, self._roster, elsewhere=elsewhere)
             if number is None:
-                ended = report_cause(dead, self._options)
-                print_error("no process waits that could take its place (recovery.spares)")
-                return ended
+                missing.append(rank)
+                print_error(f"{_describe(failed)}; no process waits that could take its place")
+                continue
             self._roster[rank] = number
             print_error(f"{_describe(failed)}; process {number} takes its place")
+        if missing and not self._shrink(missing):
+            return report_cause(dead, self._options)
         failure.clear(self._options.failure_dir)
         self._begin_generation()
         return None
+
+    def _shrink(self, missing: Collection[int]) -> bool:
+        """Continue without some ranks, if the configuration allows it; return whether it does."""
+        left = [number for rank, number in enumerate(self._roster) if rank not in missing]
+        size = self._replacing.fitting(len(left))
+        if size is None:
+            print_error(
+                "the run ends, because no process is left for a rank. To prevent this: "
+                "recovery.spares, or launch.elastic=true, with which a run continues on fewer ranks"
+            )
+            return False
+        print_error(f"the run continues on {size} instead of {len(self._roster)} ranks")
+        self._roster = left[:size]
+        return True
 
     def _has_lost_contact(self) -> bool:
         """Return whether members have lost contact with each other, and all of them run."""

@@ -168,7 +168,8 @@ class Membership:
             self.leave()
             return None
         store = self._wrap(f"generation/{generation}", self._connect())
-        world = replace(self._world_of(self.rank), job=f"{generation}")
+        size = len(roster.members)
+        world = replace(self._world_of(self.rank), size=size, job=f"{generation}")
         return Place(generation, world, store, roster.timeout_seconds)
 
     def _hear(self) -> None:

@@ -21,6 +21,7 @@ from frontier_llm.checkpoint.discovery import committed
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import StopRequested
+from frontier_llm.geometry.elastic import refit
 from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.health.watchdog import Watchdog
@@ -149,8 +150,9 @@ class _Member:
         world, store, config = place.world, place.store, self._config
         if not place.generation:
             return Decision("checkpoint", "this is the first start")
-        fresh = Report(False, ended=recorded_steps(Path(config.run.dir)) if not world.rank else 0)
-        report = fresh if self._kept is None else self._kept.report()
+        report = Report(False, ended=recorded_steps(Path(config.run.dir)) if not world.rank else 0)
+        if self._kept is not None and self._kept.ranks == world.size:
+            report = self._kept.report()
         store.set(f"report/{world.rank}", report.to_json())
         if not world.rank:
             keys = [f"report/{rank}" for rank in range(world.size)]
@@ -243,9 +245,16 @@ def _places(layout: ResolvedLayout) -> list[tuple[int, ...]]:
 
 
 def _of_generation(config: RunConfig, place: Place) -> RunConfig:
-    """Return the configuration with the time limit of the generation."""
-    recovery = config.recovery.model_copy(update={"timeout_seconds": place.timeout_seconds})
-    return config.model_copy(update={"recovery": recovery})
+    """Return the configuration for the ranks and the time limit of the generation."""
+    changed: dict[str, float] = {"recovery.timeout_seconds": place.timeout_seconds}
+    if config.launch.elastic:
+        size = place.world.size
+        changed.update(refit(config.parallel, config.data, config.sharding, size))
+    for key, value in changed.items():
+        section, name = key.split(".")
+        part = getattr(config, section).model_copy(update={name: value})
+        config = config.model_copy(update={section: part})
+    return config
 
 
 def _of_restart(config: RunConfig, rank: int) -> RunConfig:

@@ -16,6 +16,10 @@ class Survivor:
     """The optimizer states and counters of a rank after its last update.
 
     The model, its gradients and the process groups are given up: they are built again.
+
+    Attributes:
+        ranks: number of ranks over which the states are divided.
+        tensors: the states, once the rank has caught up with the others.
     """
 
     def __init__(self, context: TrainerContext, ended: int) -> None:
@@ -29,6 +33,7 @@ class Survivor:
         self._step, self._rate = context.train_step, LearningRate.of(context.config)
         self._sums, self._ended = context.train_step.sums, ended
         self._counters = counters_of(context)
+        self.ranks = context.world.size
         self._precision = context.hardware.precision.name
         self.tensors: list[torch.Tensor] = []
 

@@ -18,18 +18,17 @@ from tests.trainer.test_replaced_ranks import SLOWLY, process_of, samples, wait_
 from tests.trainer.test_resume import learned, lines, same_states
 
 ROOT = Path(__file__).parents[2]
-TASKS, RANKS = 3, 2
 STEPS = 12
 
 
-def start_task(task: int, port: int, *overrides: str) -> Forked:
+def start_task(task: int, tasks: int, port: int, *overrides: str) -> Forked:
     """Start a process in which srun's variables name a task."""
     variables = {
         "SLURM_PROCID": str(task),
         "SLURM_LOCALID": str(task),
-        "SLURM_NTASKS": str(TASKS),
-        "SLURM_STEP_NUM_TASKS": str(TASKS),
-        "SLURM_STEP_TASKS_PER_NODE": str(TASKS),
+        "SLURM_NTASKS": str(tasks),
+        "SLURM_STEP_NUM_TASKS": str(tasks),
+        "SLURM_STEP_TASKS_PER_NODE": str(tasks),
         "SLURM_STEP_NODELIST": "localhost",
         "SLURM_STEP_ID": "0",
         "SLURM_JOB_ID": str(os.getpid()),
@@ -45,27 +44,32 @@ def start_task(task: int, port: int, *overrides: str) -> Forked:
     return Forked(run)
 
 
-@pytest.mark.slow
-def test_a_killed_rank_and_a_lost_task_are_replaced(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    folder = tmp_path_factory.mktemp("corpus")
     sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:40]
-    (tmp_path / "text.txt").write_text("\n\n".join(s.read_text() for s in sources))
-    keys = (
-        *TINY, f"data.path={tmp_path}/text.txt", f"data.directory={tmp_path}/prepared",
+    (folder / "text.txt").write_text("\n\n".join(s.read_text() for s in sources))
+    return (
+        *TINY, f"data.path={folder}/text.txt", f"data.directory={folder}/prepared",
         f"trainer.steps={STEPS}", f"optimizer.decay_steps={STEPS}", "optimizer.warmup_steps=2",
-        "sharding=zero1", "sharding.optimizer=1", "sharding.grads=1",
-        "checkpoint.every_steps=100",
+        "sharding=zero1", "sharding.optimizer=1", "sharding.grads=1", "parallel.pipeline=1",
     )  # fmt: skip
-    alone, run = tmp_path / "alone", tmp_path / "run"
-    assert train(*keys, f"run.dir={alone}").code == 0
+
+
+def start_job(tasks: int, *overrides: str) -> list[Forked]:
+    """Start the tasks of a job."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    tasks = [
-        start_task(
-            task, port, *keys, f"run.dir={run}", "recovery.enabled=true", "recovery.spares=1",
-            f"launch.ranks_per_node={RANKS}", SLOWLY,
-        )
-        for task in range(TASKS)
-    ]  # fmt: skip
+    overrides = (*overrides, "recovery.enabled=true", SLOWLY)
+    return [start_task(task, tasks, port, *overrides) for task in range(tasks)]
+
+
+@pytest.mark.slow
+def test_a_killed_rank_and_a_lost_task_are_replaced(keys: tuple[str, ...], tmp_path: Path) -> None:
+    keys = (*keys, "checkpoint.every_steps=100")
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    assert train(*keys, f"run.dir={alone}").code == 0
+    tasks = start_job(3, *keys, f"run.dir={run}", "recovery.spares=1", "launch.ranks_per_node=2")
     wait_for_step(run, 3, 60)
     process_of(run, 0).kill()
     wait_for_step(run, 6, 60)
@@ -82,6 +86,29 @@ def test_a_killed_rank_and_a_lost_task_are_replaced(tmp_path: Path) -> None:
     assert same_states(run, alone)
     pids = [line["pid"] for line in lines(run, "ranks.jsonl")]
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("elastic", [True, False])
+def test_without_a_spare_the_run_shrinks_or_ends(
+    elastic: bool, keys: tuple[str, ...], tmp_path: Path
+) -> None:
+    keys = (*keys, "checkpoint.every_steps=2", f"launch.elastic={str(elastic).lower()}")
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    tasks = start_job(3, *keys, f"run.dir={run}", "data.global_batch=12")
+    wait_for_step(run, 5, 60)
+    os.kill(tasks[2].pid, signal.SIGKILL)
+    ended = [task.wait() for task in tasks]
+    if not elastic:
+        assert [end.code for end in ended] == [1, 1, -signal.SIGKILL], ended[0].text
+        assert "no process is left for a rank" in ended[0].text
+        return
+    assert [end.code for end in ended] == [0, 0, -signal.SIGKILL], ended[0].text
+    assert "the run continues on 2 instead of 3 ranks" in ended[0].text
+    ended_alone = train(*keys, "launch.ranks=3", "data.global_batch=12", f"run.dir={alone}")
+    assert ended_alone.code == 0, ended_alone.text
+    for ours, theirs in zip(learned(run), learned(alone), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
 
 
 def config(**recovery: object) -> RunConfig:
