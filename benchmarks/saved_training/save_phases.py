@@ -1,4 +1,4 @@
-"""The phases of a run of checkpoint_in_training.py: how many steps, and how often they are saved."""
+"""The phases of a run of checkpoint_in_training.py: their steps, and how often these are saved."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

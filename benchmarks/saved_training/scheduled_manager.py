@@ -99,7 +99,9 @@ class ScheduledManager:
         place = Place(rank, ranks, store, folder)
         self._states = TrainedStates(rank)
         self._manager = CheckpointManager(*arguments) if saver == OURS else None
-        self._engine = self._manager and EngineSaver(self._manager, self._states, place)
+        self._engine: EngineSaver | None = None
+        if self._manager is not None:
+            self._engine = EngineSaver(self._manager, self._states, place)
         self._saver: Saver = self._engine or PEERS[saver](self._states, place)
         self._schedule, self._name = schedule, saver
         self._results = results / f"{rank}.json"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import statistics
 import time
@@ -72,8 +73,8 @@ class RunFigures:
     wall_seconds: float
     load: tuple[float, float, float]
     """Load averages of the machine before the run, over 1, 5 and 15 minutes."""
-    busy_cores: float
-    """Mean number of cores that were busy during the run, with other programs."""
+    other_cores: float
+    """Mean number of cores that other programs used during the run."""
 
     @property
     def states_bytes(self) -> int:
@@ -113,7 +114,7 @@ def run(
     results = folder / "results"
     results.mkdir(parents=True)
     places = (f"run.dir={folder}/run", f"trainer.steps={schedule.steps}")
-    load, busy, start = os.getloadavg(), busy_seconds(), time.monotonic()
+    load, busy, start = os.getloadavg(), busy_seconds() - _own_seconds(), time.monotonic()
     forked = ForkedRun(
         partial(_train, saver, schedule, results),
         (*OVERRIDES, *size.overrides, *data, *places),
@@ -124,14 +125,20 @@ def run(
     finally:
         forked.end()
     seconds = time.monotonic() - start
-    busy = busy_seconds() - busy
+    busy = busy_seconds() - _own_seconds() - busy
     if forked.exit_code():
         raise TrainingError(f"{saver} failed:\n{(folder / 'log').read_text()[-4000:]}")
     lines = (folder / "run" / METRICS_FILE).read_text().splitlines()
     ranks = tuple(figures_of(results / f"{rank}.json") for rank in range(size.ranks))
     losses = tuple(json.loads(line)["loss"] for line in lines)
     shutil.rmtree(folder)
-    return RunFigures(ranks, losses, seconds, load, busy / seconds)
+    return RunFigures(ranks, losses, seconds, load, max(0.0, busy / seconds))
+
+
+def _own_seconds() -> float:
+    """Return the CPU seconds of this process and of its children that have ended."""
+    found = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in found)
 
 
 def _train(saver: str, schedule: Schedule, results: Path, overrides: Sequence[str]) -> int:
