@@ -30,9 +30,9 @@ slowest rank counts:
     blocked      time for which a save blocks training: its start and the fence before the update
     end to end   time per step until the last checkpoint of the phase is durable on all ranks
     slowdown     the same, divided by the time of a step without saves in the same run
-    bound        lower bound of `end to end`, printed before the runs: from the step without saves,
-                 the rate at which all ranks write blocks of 16 MiB with fsync, and the rate at
-                 which they copy memory
+    bound        lower bound of `end to end`, from the fastest step without saves, the rate at which
+                 all ranks write blocks of 16 MiB with fsync, and the rate at which they copy memory
+Both rates are measured, and the bounds are printed, before the savers run.
 Intervals above 1 are measured with the first number of ranks only.
 """
 
@@ -98,7 +98,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--megabytes", type=positive, default=105.0, help="least states per rank (default 105)")
     add("--hidden", type=at_least(64), default=512, help="hidden size (default 512)")
     add("--tokens", type=at_least(8), default=64, help="tokens per step (default 64)")
-    add("--steps", type=at_least(2), default=8, help="least steps of a phase (default 8)")
+    add("--steps", type=at_least(2), default=6, help="least steps of a phase (default 6)")
     add("--minutes", type=positive, default=14.0,
         help="begin no round that would end later (default 14)")  # fmt: skip
     return parse_bench(parser, arguments, QUICK)
@@ -115,7 +115,6 @@ class Bench:
             ranks: {saver: [] for saver in savers} for ranks in options.ranks
         }
         self._rates: dict[int, Rates] = {}
-        self._limits: dict[int, dict[tuple[str, int], Limit]] = {}
         self._console = wide_console()
         self._console.width = max(self._console.width, TABLE_WIDTH)
 
@@ -127,13 +126,9 @@ class Bench:
             step = probe.steps_seconds(0) / schedule.phases[0].steps
             size = probe.states_bytes
             self._rates[ranks] = rates = measure_rates(ranks, size // ranks, self._folder)
-            self._limits[ranks] = {
-                (saver, every): limit_of(saver, every, step, size, rates)
-                for saver in self._savers
-                for every in self._intervals(ranks)
-            }
+            limits = self._limits(ranks, step, size)
             bounds = ", ".join(
-                f"{saver} {self._limits[ranks][saver, self._options.every[0]].step_seconds:.3f} s"
+                f"{saver} {limits[saver, self._options.every[0]].step_seconds:.3f} s"
                 for saver in self._savers
             )
             self._console.print(
@@ -144,19 +139,24 @@ class Bench:
             )
 
     def measure(self) -> None:
-        """Run all rounds, or as many as fit into --minutes, but at least one."""
+        """Run all rounds, or as many as fit into --minutes, but one for each number of ranks."""
         end = self._start + 60 * self._options.minutes
-        for index in range(self._options.rounds):
-            start = time.monotonic()
-            for saver in self._savers[:: -1 if index % 2 else 1]:
-                for ranks in self._options.ranks:
-                    found = run(saver, self._size(ranks), self._schedule(ranks), self._data,
-                                self._folder / "run")  # fmt: skip
-                    self._runs[ranks][saver].append(found)
-            now = time.monotonic()
-            if now + (now - start) > end and index + 1 < self._options.rounds:
-                self._console.print(f"only {index + 1} rounds fit into --minutes")
-                return
+        for ranks in self._options.ranks:
+            for index in range(self._options.rounds):
+                start = time.monotonic()
+                self._round(ranks, self._savers[:: -1 if index % 2 else 1])
+                now = time.monotonic()
+                text = f"{ranks} ranks, round {index + 1}: {now - start:.0f} s"
+                self._console.print(text, highlight=False)
+                if now + (now - start) > end and index + 1 < self._options.rounds:
+                    self._console.print(f"{ranks} ranks: only {index + 1} rounds fit")
+                    break
+
+    def _round(self, ranks: int, savers: Sequence[str]) -> None:
+        """Run one turn of each saver."""
+        size, schedule, folder = self._size(ranks), self._schedule(ranks), self._folder / "run"
+        for saver in savers:
+            self._runs[ranks][saver].append(run(saver, size, schedule, self._data, folder))
 
     def report(self, missing: Sequence[str]) -> None:
         """Print the tables and write the JSON.
@@ -170,9 +170,11 @@ class Bench:
         cases = []
         for ranks, runs in self._runs.items():
             difference = training_results.check_losses(runs)
-            comparisons = training_results.compare(
-                ranks, runs, self._schedule(ranks), self._limits[ranks]
-            )
+            schedule = self._schedule(ranks)
+            step = training_results.quietest_step(runs, schedule)
+            size = next(iter(runs.values()))[0].states_bytes
+            limits = self._limits(ranks, step, size)
+            comparisons = training_results.compare(ranks, runs, schedule, limits)
             for comparison in comparisons:
                 self._console.print(training_results.make_table(comparison))
             cases.append(self._facts(ranks, difference, comparisons))
@@ -195,12 +197,27 @@ class Bench:
         runs = self._runs[ranks]
         return {
             "ranks": ranks,
+            "rounds": len(next(iter(runs.values()))),
             "layers": self._size(ranks).layers,
             "rates": asdict(self._rates[ranks]),
             "loss_difference": difference,
             "load": {saver: [found.load[0] for found in runs[saver]] for saver in runs},
             "other_cores": {saver: [found.other_cores for found in runs[saver]] for saver in runs},
             "comparisons": [asdict(comparison) for comparison in comparisons],
+        }
+
+    def _limits(self, ranks: int, plain_seconds: float, size: int) -> dict[tuple[str, int], Limit]:
+        """Return the lower bounds by saver and interval.
+
+        Args:
+            ranks: number of ranks.
+            plain_seconds: time of a step without saves.
+            size: bytes of a checkpoint of all ranks.
+        """
+        return {
+            (saver, every): limit_of(saver, every, plain_seconds, size, self._rates[ranks])
+            for saver in self._savers
+            for every in self._intervals(ranks)
         }
 
     def _intervals(self, ranks: int) -> Sequence[int]:

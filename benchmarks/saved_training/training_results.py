@@ -77,6 +77,12 @@ def check_losses(runs: Runs) -> float:
     return difference
 
 
+def quietest_step(runs: Runs, schedule: Schedule) -> float:
+    """Return the shortest time of a step in a phase without saves, in seconds."""
+    steps = schedule.phases[0].steps
+    return min(run.steps_seconds(0) / steps for of_saver in runs.values() for run in of_saver)
+
+
 def make_table(comparison: Comparison) -> Table:
     """Return the table of all savers with one number of ranks and one interval."""
     steps = "every step" if comparison.every == 1 else f"every {comparison.every} steps"
