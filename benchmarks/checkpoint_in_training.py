@@ -60,6 +60,7 @@ from benchmarks.saved_training.training_savers import OURS, SAVERS, missing_pack
 from benchmarks.testbed import machine
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, bench_parser, parse_bench, positive, run_command
+from frontier_llm.errors import TrainingError
 
 QUICK = {"ranks": [2], "every": [1, 2], "rounds": 1, "megabytes": 2.0, "hidden": 64, "tokens": 64,
          "steps": 3}  # fmt: skip
@@ -79,8 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench = Bench(options, Path(name), [s for s in options.savers if s not in missing])
         bench.predict()
         bench.measure()
-        bench.report(missing)
-    return 0
+    for saver in missing:
+        print(f"{saver} was left out: its package cannot be imported")
+    return 1 if bench.errors else 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -105,15 +107,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 class Bench:
-    """One run of the benchmark."""
+    """One run of the benchmark.
+
+    Attributes:
+        errors: why a saver failed, by number of ranks and saver. Its measurements with this number
+            of ranks are dropped.
+    """
 
     def __init__(self, options: argparse.Namespace, folder: Path, savers: Sequence[str]) -> None:
         self._options, self._folder, self._savers = options, folder, savers
         self._start = time.monotonic()
         self._data = (f"data.path={write_corpus(folder)}", f"data.directory={folder}/corpora")
-        self._runs: dict[int, dict[str, list[RunFigures]]] = {
-            ranks: {saver: [] for saver in savers} for ranks in options.ranks
-        }
+        self._cases: list[dict[str, Any]] = []
+        self.errors: dict[str, str] = {}
         self._rates: dict[int, Rates] = {}
         self._console = wide_console()
         self._console.width = max(self._console.width, TABLE_WIDTH)
@@ -139,63 +145,56 @@ class Bench:
             )
 
     def measure(self) -> None:
-        """Run all rounds, or as many as fit into --minutes, but one for each number of ranks."""
+        """Run all rounds, or as many as fit into --minutes, but one for each number of ranks.
+
+        The tables are printed and the JSON is written after each number of ranks.
+
+        Raises:
+            TrainingError: the losses of two savers differ.
+        """
         end = self._start + 60 * self._options.minutes
         for ranks in self._options.ranks:
+            runs: dict[str, list[RunFigures]] = {saver: [] for saver in self._savers}
             for index in range(self._options.rounds):
                 start = time.monotonic()
-                self._round(ranks, self._savers[:: -1 if index % 2 else 1])
+                self._round(ranks, runs, -1 if index % 2 else 1)
                 now = time.monotonic()
                 text = f"{ranks} ranks, round {index + 1}: {now - start:.0f} s"
                 self._console.print(text, highlight=False)
                 if now + (now - start) > end and index + 1 < self._options.rounds:
                     self._console.print(f"{ranks} ranks: only {index + 1} rounds fit")
                     break
+            if runs:
+                self._report(ranks, runs)
 
-    def _round(self, ranks: int, savers: Sequence[str]) -> None:
-        """Run one turn of each saver."""
-        size, schedule, folder = self._size(ranks), self._schedule(ranks), self._folder / "run"
-        for saver in savers:
-            self._runs[ranks][saver].append(run(saver, size, schedule, self._data, folder))
-
-    def report(self, missing: Sequence[str]) -> None:
-        """Print the tables and write the JSON.
+    def _round(self, ranks: int, runs: dict[str, list[RunFigures]], order: int) -> None:
+        """Run one turn of each saver that has not failed.
 
         Args:
-            missing: savers whose package cannot be imported.
-
-        Raises:
-            TrainingError: the losses of two savers differ.
+            ranks: number of ranks.
+            runs: the measurements by saver, to which this method adds.
+            order: 1, or -1 for the reverse order of the savers.
         """
-        cases = []
-        for ranks, runs in self._runs.items():
-            difference = training_results.check_losses(runs)
-            schedule = self._schedule(ranks)
-            step = training_results.quietest_step(runs, schedule)
-            size = next(iter(runs.values()))[0].states_bytes
-            limits = self._limits(ranks, step, size)
-            comparisons = training_results.compare(ranks, runs, schedule, limits)
-            for comparison in comparisons:
-                self._console.print(training_results.make_table(comparison))
-            cases.append(self._facts(ranks, difference, comparisons))
-        for saver in missing:
-            self._console.print(f"{saver} was left out: its package cannot be imported")
-        if self._options.json:
-            facts = {
-                **machine.about(),
-                "options": {key: str(value) for key, value in vars(self._options).items()},
-                "left_out": missing,
-                "wall_seconds": time.monotonic() - self._start,
-                "cases": cases,
-            }
-            self._options.json.write_text(json.dumps(facts, indent=1) + "\n")
+        size, schedule, folder = self._size(ranks), self._schedule(ranks), self._folder / "run"
+        for saver in list(runs)[::order]:
+            try:
+                runs[saver].append(run(saver, size, schedule, self._data, folder))
+            except TrainingError as error:
+                del runs[saver]
+                self.errors[f"{ranks} ranks, {saver}"] = str(error)
+                self._console.print(str(error), highlight=False, markup=False)
 
-    def _facts(
-        self, ranks: int, difference: float, comparisons: Sequence[training_results.Comparison]
-    ) -> dict[str, Any]:
-        """Return the results with one number of ranks for JSON, with the load of each run."""
-        runs = self._runs[ranks]
-        return {
+    def _report(self, ranks: int, runs: training_results.Runs) -> None:
+        """Print the tables of a number of ranks, and write the JSON of all results so far."""
+        schedule = self._schedule(ranks)
+        difference = training_results.check_losses(runs)
+        step = training_results.quietest_step(runs, schedule)
+        size = next(iter(runs.values()))[0].states_bytes
+        limits = self._limits(ranks, step, size)
+        comparisons = training_results.compare(ranks, runs, schedule, limits)
+        for comparison in comparisons:
+            self._console.print(training_results.make_table(comparison))
+        self._cases.append({
             "ranks": ranks,
             "rounds": len(next(iter(runs.values()))),
             "layers": self._size(ranks).layers,
@@ -204,7 +203,16 @@ class Bench:
             "load": {saver: [found.load[0] for found in runs[saver]] for saver in runs},
             "other_cores": {saver: [found.other_cores for found in runs[saver]] for saver in runs},
             "comparisons": [asdict(comparison) for comparison in comparisons],
-        }
+        })  # fmt: skip
+        if self._options.json:
+            facts = {
+                **machine.about(),
+                "options": {key: str(value) for key, value in vars(self._options).items()},
+                "wall_seconds": time.monotonic() - self._start,
+                "errors": self.errors,
+                "cases": self._cases,
+            }
+            self._options.json.write_text(json.dumps(facts, indent=1) + "\n")
 
     def _limits(self, ranks: int, plain_seconds: float, size: int) -> dict[tuple[str, int], Limit]:
         """Return the lower bounds by saver and interval.

@@ -76,7 +76,7 @@ def limit_of(saver: str, every: int, plain_seconds: float, size: int, rates: Rat
         return _overlapped(0.0, plain_seconds, 2 * copy + write)
     if saver in ASYNCHRONOUS:  # training waits for the copy
         return _overlapped(copy, plain_seconds, copy + write)
-    return Limit(plain_seconds + copy + write, "step, copy and disk in turn")
+    return Limit(plain_seconds + copy + write, "step and save")
 
 
 def _overlapped(blocked: float, plain_seconds: float, background: float) -> Limit:
