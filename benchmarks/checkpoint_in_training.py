@@ -29,7 +29,7 @@ slowest rank counts:
     step         time of a step with its share of saves
     blocked      time for which a save blocks training: its start and the fence before the update
     end to end   time per step until the last checkpoint of the phase is durable on all ranks
-    slowdown     the same, divided by the time of a step without saves in the same run
+    slowdown     the same, divided by the median time of a step without saves in all runs
     bound        lower bound of `end to end`, from the fastest step without saves, the rate at which
                  all ranks write blocks of 16 MiB with fsync, and the rate at which they copy memory
 Both rates are measured, and the bounds are printed, before the savers run.
@@ -188,9 +188,9 @@ class Bench:
         """Print the tables of a number of ranks, and write the JSON of all results so far."""
         schedule = self._schedule(ranks)
         difference = training_results.check_losses(runs)
-        step = training_results.quietest_step(runs, schedule)
+        plain = training_results.plain_steps(runs, schedule)
         size = next(iter(runs.values()))[0].states_bytes
-        limits = self._limits(ranks, step, size)
+        limits = self._limits(ranks, plain["min"] * training_results.MILLI, size)
         comparisons = training_results.compare(ranks, runs, schedule, limits)
         for comparison in comparisons:
             self._console.print(training_results.make_table(comparison))
@@ -200,6 +200,7 @@ class Bench:
             "layers": self._size(ranks).layers,
             "rates": asdict(self._rates[ranks]),
             "loss_difference": difference,
+            "plain_ms": plain,
             "load": {saver: [found.load[0] for found in runs[saver]] for saver in runs},
             "other_cores": {saver: [found.other_cores for found in runs[saver]] for saver in runs},
             "comparisons": [asdict(comparison) for comparison in comparisons],

@@ -1,5 +1,6 @@
 """Rows, targets and tables of checkpoint_in_training.py."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from rich.table import Table
 
 from benchmarks.own_loop.library_results import spread
 from benchmarks.saved_training.save_limits import Limit
-from benchmarks.saved_training.save_phases import Schedule
+from benchmarks.saved_training.save_phases import Phase, Schedule
 from benchmarks.saved_training.training_runs import RunFigures
 from benchmarks.saved_training.training_savers import ASYNCHRONOUS, BASELINE, OURS
 from frontier_llm.errors import TrainingError
@@ -50,12 +51,13 @@ def compare(
         limits: predictions by saver and interval.
     """
     size = next(iter(runs.values()))[0].states_bytes / 1e6
+    plain = statistics.median(_plain_seconds(runs, schedule))
     found = []
     for index, phase in enumerate(schedule.phases):
         if not phase.every:
             continue
         rows = [
-            _row(saver, of_saver, schedule, index, limits[saver, phase.every])
+            _row(saver, of_saver, phase, index, plain, limits[saver, phase.every])
             for saver, of_saver in runs.items()
         ]
         targets = _targets(rows) if phase.every == 1 else []
@@ -77,10 +79,9 @@ def check_losses(runs: Runs) -> float:
     return difference
 
 
-def quietest_step(runs: Runs, schedule: Schedule) -> float:
-    """Return the shortest time of a step in a phase without saves, in seconds."""
-    steps = schedule.phases[0].steps
-    return min(run.steps_seconds(0) / steps for of_saver in runs.values() for run in of_saver)
+def plain_steps(runs: Runs, schedule: Schedule) -> dict[str, Any]:
+    """Return the time of a step without saves in ms, as median, minimum and maximum over runs."""
+    return _milliseconds(_plain_seconds(runs, schedule))
 
 
 def make_table(comparison: Comparison) -> Table:
@@ -103,19 +104,27 @@ def make_table(comparison: Comparison) -> Table:
     return table
 
 
+def _plain_seconds(runs: Runs, schedule: Schedule) -> list[float]:
+    """Return the time of a step without saves, for each run."""
+    steps = schedule.phases[0].steps
+    return [run.steps_seconds(0) / steps for of_saver in runs.values() for run in of_saver]
+
+
 def _row(
-    saver: str, runs: Sequence[RunFigures], schedule: Schedule, index: int, limit: Limit
+    saver: str,
+    runs: Sequence[RunFigures],
+    phase: Phase,
+    index: int,
+    plain_seconds: float,
+    limit: Limit,
 ) -> dict[str, Any]:
-    plain_steps, phase = schedule.phases[0].steps, schedule.phases[index]
-    plain = [run.steps_seconds(0) / plain_steps for run in runs]
     totals = [run.total_seconds(index) / phase.steps for run in runs]
     return {
         "saver": saver,
-        "plain_ms": _milliseconds(plain),
         "step_ms": _milliseconds([run.steps_seconds(index) / phase.steps for run in runs]),
         "blocked_ms": _milliseconds([run.blocked_seconds(index) for run in runs]),
         "end_to_end_ms": _milliseconds(totals),
-        "slowdown": spread([own / base for own, base in zip(totals, plain, strict=True)]),
+        "slowdown": spread([total / plain_seconds for total in totals]),
         "bound_ms": limit.step_seconds / MILLI,
         "bound_by": limit.cause,
     }

@@ -22,6 +22,7 @@ def every_step(results: Row) -> Iterator[str]:
     )
     yield "|" + "---|" * 8
     for case in results["cases"]:
+        yield f"| {case['ranks']} | no saves | {_spread(case['plain_ms'], 0)} |  |  |  |  |  |"
         for row in _comparison(case, 1)["rows"]:
             yield (
                 f"| {case['ranks']} | `{row['saver']}` | {_spread(row['step_ms'], 0)} "
