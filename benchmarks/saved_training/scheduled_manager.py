@@ -190,21 +190,28 @@ class ScheduledManager:
             self._start_phase()
 
     def _check(self) -> None:
-        """Restore the checkpoint into the states, compare it, and put the states back.
+        """Restore the checkpoint into new tensors, and compare them with the copies.
+
+        The states themselves must not be overwritten: their updated parameters may still be on the
+        way to other ranks.
 
         Raises:
             TrainingError: the checkpoint differs from the states at its save.
         """
-        tensors = self._states.tensors
-        now = {name: tensor.clone() for name, tensor in tensors.items()}
-        for tensor in tensors.values():
-            tensor.fill_(-1.0)
+        shards, empty = self._states.shards, [_emptied(shard) for shard in self._states.shards]
+        self._states.take(empty)
         self._saver.restore()
-        if not all(torch.equal(tensors[name], copy) for name, copy in self._copies.items()):
+        restored = self._states.tensors
+        self._states.take(shards)
+        if not all(torch.equal(restored[name], copy) for name, copy in self._copies.items()):
             raise TrainingError(f"{self._name} did not restore what it saved")
-        for name, tensor in tensors.items():
-            tensor.copy_(now[name])
         self._copies = {}
+
+
+def _emptied(shard: StateShard) -> StateShard:
+    """Return a shard of the same ranges whose states are 0, as those of padding are."""
+    states = {name: torch.zeros_like(tensor) for name, tensor in shard.tensors.items()}
+    return StateShard(shard.record, shard.start, states)
 
 
 def figures_of(file: Path) -> RankFigures:
