@@ -51,7 +51,7 @@ def targets(results: Row) -> Iterator[str]:
             bound = target["ratio_of_bounds"]
             yield (
                 f"| {case['ranks']} | {_in_code(target['name'])} | {target['target']:.3g} "
-                f"| {_spread(target['ratio'], 2)} | {'' if bound is None else f'{bound:.2f}'} "
+                f"| {_ratio(target['ratio'])} | {'' if bound is None else f'{bound:.2f}'} "
                 f"| {'met' if target['is_met'] else 'missed'} |"
             )
     yield ""
@@ -62,8 +62,8 @@ def targets(results: Row) -> Iterator[str]:
     ]
     yield (
         f"Measured on {results['cores']} cores of an {results['processor']} ({results['date']}, "
-        f"torch {results['torch']}; `{results['command']}`) with {rounds} rounds for {ranks} "
-        f"ranks. Other programs used {min(others):.1f} to {max(others):.1f} cores meanwhile, "
+        f"torch {results['torch']}; `{results['command']}`): {rounds} rounds for {ranks} ranks."
+        f" Other programs used {min(others):.1f} to {max(others):.1f} cores meanwhile, "
         f"{sum(others) / len(others):.1f} on average."
     )
 
@@ -77,6 +77,12 @@ def _comparison(case: Row, every: int) -> Row:
 def _spread(values: Row, digits: int) -> str:
     """Return a median with the smallest and the largest of the rounds."""
     median, least, most = (f"{values[key]:.{digits}f}" for key in ("median", "min", "max"))
+    return f"{median} ({least}, {most})"
+
+
+def _ratio(values: Row) -> str:
+    """Return a ratio with four digits, so that a target that is just missed differs from it."""
+    median, least, most = (f"{values[key]:.4g}" for key in ("median", "min", "max"))
     return f"{median} ({least}, {most})"
 
 
