@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from benchmarks.checkpoint.checkpoint_states import KnownStates
+from benchmarks.checkpoint.checkpoint_states import SavedStates
 from benchmarks.testbed import disk
 from benchmarks.testbed.disk import sync_file
 from frontier_llm.checkpoint.discovery import newest
@@ -53,7 +53,7 @@ class Saver:
     can_restore = True
     """Whether the saver can restore states."""
 
-    def __init__(self, states: KnownStates, place: Place) -> None:
+    def __init__(self, states: SavedStates, place: Place) -> None:
         self._states, self._place = states, place
 
     def save(self, step: int) -> None:
@@ -82,7 +82,7 @@ class Ours(Saver):
     """The saver of frontier_llm.checkpoint."""
 
     def __init__(
-        self, states: KnownStates, place: Place, mode: Literal["blocking", "lazy"]
+        self, states: SavedStates, place: Place, mode: Literal["blocking", "lazy"]
     ) -> None:
         super().__init__(states, place)
         self._step = 0
@@ -124,7 +124,7 @@ class Ours(Saver):
 class TorchSave(Saver):
     """torch.save of a rank's tensors to one file per rank, followed by a barrier."""
 
-    def __init__(self, states: KnownStates, place: Place, *, sync: bool) -> None:
+    def __init__(self, states: SavedStates, place: Place, *, sync: bool) -> None:
         super().__init__(states, place)
         self._sync = sync
         self._path = place.folder / "none"
@@ -153,7 +153,7 @@ class TorchSave(Saver):
 class Dcp(Saver):
     """torch.distributed.checkpoint.save, which syncs its files and writes its metadata last."""
 
-    def __init__(self, states: KnownStates, place: Place) -> None:
+    def __init__(self, states: SavedStates, place: Place) -> None:
         super().__init__(states, place)
         self._path = self._previous = place.folder / "none"
 
@@ -182,7 +182,7 @@ class DcpAsync(Dcp):
     them, into memory that is reused by the next save, and the fence waits for that copy.
     """
 
-    def __init__(self, states: KnownStates, place: Place, *, stager: bool) -> None:
+    def __init__(self, states: SavedStates, place: Place, *, stager: bool) -> None:
         super().__init__(states, place)
         self._group = dist.new_group(
             backend="gloo", timeout=TIMEOUT
@@ -243,7 +243,7 @@ class BareWrites(Saver):
 
     can_restore = False
 
-    def __init__(self, states: KnownStates, place: Place) -> None:
+    def __init__(self, states: SavedStates, place: Place) -> None:
         super().__init__(states, place)
         self._path = place.folder / f"bare_{place.rank}"
         self._buffer = disk.filled_buffer()
@@ -269,7 +269,7 @@ class BareWrites(Saver):
         disk.write_blocks(self._path, self._buffer, blocks)
 
 
-SAVERS: dict[str, tuple[str, Callable[[KnownStates, Place], Saver]]] = {
+SAVERS: dict[str, tuple[str, Callable[[SavedStates, Place], Saver]]] = {
     "ours-lazy": ("checkpoint=lazy", lambda s, p: Ours(s, p, "lazy")),
     "ours-blocking": ("checkpoint=blocking", lambda s, p: Ours(s, p, "blocking")),
     "torch.save": ("torch.save, not synced", lambda s, p: TorchSave(s, p, sync=False)),

@@ -1,6 +1,7 @@
 """States with known values for bench_checkpoint: the weights and both moments of one rank."""
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 
@@ -12,6 +13,22 @@ STATES = ("master", "exp_avg", "exp_avg_sq")
 COLUMNS = 1024
 ROWS = 1024
 """Size of a tensor on one rank. The values are integers small enough to be exact in fp32."""
+
+
+class SavedStates(Protocol):
+    """States of one rank that a saver saves.
+
+    Attributes:
+        shards: the shards of the rank.
+        tensors: the same as tensors, by a name that no other rank uses.
+    """
+
+    shards: list[StateShard]
+    tensors: dict[str, torch.Tensor]
+
+    @property
+    def size(self) -> int:
+        """Size of all tensors in bytes."""
 
 
 class KnownStates:

@@ -7,9 +7,11 @@ a table yields its lines in Markdown.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from docs.generate import saved_training_table
 from docs.generate.gpu_table import measured
 from docs.generate.layout_table import layouts
 from docs.generate.marked_page import filled, keep_current
@@ -405,6 +407,11 @@ def gpu() -> Iterator[str]:
     yield from measured(load("gpu") if (RESULTS / "gpu.json").exists() else None)
 
 
+def _saved_training(table: Callable[[Row], Iterator[str]]) -> Iterator[str]:
+    """Yield a table of savers that are compared inside training."""
+    yield from table(load("saved_training"))
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
     yield "| " + " | ".join(head) + " |"
     yield "|" + "---|" * len(head)
@@ -442,6 +449,9 @@ TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
         "pipeline": pipeline, "pipeline case": pipeline_case,
         "pipeline memory": pipeline_memory,
         "overlap": overlap, "checkpoint": checkpoint,
+        "saved every step": partial(_saved_training, saved_training_table.every_step),
+        "saved at intervals": partial(_saved_training, saved_training_table.intervals),
+        "saved targets": partial(_saved_training, saved_training_table.targets),
     },
     "collectives.md": {
         "kernels": kernels, "kernel variants": kernel_variants, "wire bytes": wire_bytes,

@@ -40,7 +40,7 @@ AMSP_GAINS = {"7b": (1.3, 8), "13b": (1.1, 8), "30b": (1.13, 16)}
 MiCS divides all states, by model."""
 ZEROPP_NODE_GBITS = {"100 Gbit/s": (100, "about 2x"), "400 Gbit/s": (400, "1.24x to 1.36x")}
 """Network of a node, and the published speed-up of ZeRO++ over ZeRO-3, for several models."""
-DATASTATES_GB = {"3b": 42, "30b": 420, "70b": 980}
+DATASTATES_GB = {"3b": 42, "7b": 98, "13b": 182, "30b": 420, "70b": 980}
 """Size of a checkpoint with 14 bytes per parameter (arXiv:2406.10707), GB, by model."""
 
 
