@@ -10,13 +10,26 @@
 
 # kill-on-bad-exit: if one rank fails, Slurm ends all ranks. Otherwise they would wait and keep the
 # nodes. Ranks that can be replaced outlive each other, and end by themselves.
+# shellcheck disable=SC2034 # the job scripts use both
 srun_options=(--kill-on-bad-exit=1)
+# shellcheck disable=SC2034
 replacing=()
 if [ -n "${FRONTIER_LLM_SPARE_NODES:-}" ]; then
+  # shellcheck disable=SC2034
   srun_options=(--kill-on-bad-exit=0 --no-kill)
+  # shellcheck disable=SC2034
   replacing=(recovery.enabled=true
     "recovery.spares=$((FRONTIER_LLM_SPARE_NODES * ${SLURM_NTASKS_PER_NODE:-1}))")
 fi
+
+# FRONTIER_LLM_REQUEUES=N: a job that ends like this is put into the queue again, up to N times in all.
+requeue_job() {
+  if [ "${SLURM_RESTART_COUNT:-0}" -lt "${FRONTIER_LLM_REQUEUES:-0}" ]; then
+    echo "the job is put into the queue again" >&2
+    scontrol requeue "$SLURM_JOB_ID"
+    sleep 600 # Slurm ends this job
+  fi
+}
 
 train_with_restarts() {
   local run="" argument code steps most=0 tries=0 limit=${FRONTIER_LLM_RESTARTS:-3}
@@ -43,6 +56,7 @@ train_with_restarts() {
     fi
     if [ "$tries" -ge "$limit" ]; then
       echo "the run failed $((tries + 1)) times without a new step: it is not started again" >&2
+      requeue_job
       return "$code"
     fi
     tries=$((tries + 1))

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from docs.generate import saved_training_table
+from docs.generate import recovery_tables, saved_training_table
 from docs.generate.gpu_table import measured
 from docs.generate.layout_table import layouts
 from docs.generate.marked_page import filled, keep_current
@@ -463,6 +463,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
     "gpu.md": {"measured": gpu},
     "optimizer.md": {"optimizers": optimizers},
     "checkpoint.md": {"kills": kills},
+    "recovery.md": recovery_tables.TABLES,
     "reliability.md": {"faults": faults, "elastic": elastic, "starts": starts},
 }  # fmt: skip
 """For each page: the names in its markers, and the functions that yield the tables."""

@@ -1,0 +1,79 @@
+"""The tables of docs/recovery.md, from benchmarks/results/recovery.json."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from docs.generate.results import load
+
+
+def deaths() -> Iterator[str]:
+    """Yield the outcome of the kills of ranks and of nodes."""
+    rows = []
+    for series in load("recovery")["deaths"]:
+        seconds, first, last = sorted(series["seconds"]), series["usage"][0], series["usage"][-1]
+        rows.append(
+            (
+                series["name"],
+                series["processes_killed"],
+                series["steps_compared"],
+                len(series["problems"]),
+                f"{median(seconds):.2f} s",
+                f"{seconds[int(0.95 * len(seconds))]:.2f} s",
+                f"{seconds[-1]:.2f} s",
+                f"{_used(first)} after {first[0]}, {_used(last)} after {last[0]} deaths",
+            )
+        )
+    head = ("killed", "processes", "steps", "differences", "to the next step, median", "95%",
+            "worst", "threads, descriptors and MiB of a rank")  # fmt: skip
+    yield from _table(head, rows)
+
+
+def slurm() -> Iterator[str]:
+    """Yield the outcome of faults in jobs of Slurm."""
+    rows = [
+        (
+            row["fault"],
+            f"{row['seconds_to_step']:.1f} s",
+            row["steps_done_twice"],
+            row["job"],
+            f"{row['largest_loss_difference']:g}",
+        )
+        for row in load("recovery")["slurm"]
+    ]
+    head = ("fault", "next step after", "steps done twice", "the job", "largest loss difference")
+    yield from _table(head, rows)
+
+
+def cost() -> Iterator[str]:
+    """Yield the predicted and measured effective time, and the ratio of step times."""
+    results = load("recovery")
+    goodput, ratios = results["goodput"], sorted(results["cost"]["ratios"])
+    rows = [
+        (
+            f"effective time, {goodput['kills']} kills, {goodput['mtbf']:.1f} s apart",
+            f"{goodput['measured']:.3f}",
+            f"{goodput['predicted']:.3f} (recovery {goodput['recovery']:.2f} s, step "
+            f"{goodput['step']:.2f} s)",
+        ),
+        (
+            "step time with recovery over without",
+            f"{median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})",
+            "1",
+        ),
+    ]
+    yield from _table(("figure", "measured", "predicted"), rows)
+
+
+def _used(usage: Sequence[Any]) -> str:
+    return f"{usage[2]:.0f}, {usage[3]:.0f}, {usage[4]:.0f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield f"| {' | '.join(map(str, row))} |"
+
+
+TABLES: Mapping[str, Any] = {"deaths": deaths, "slurm": slurm, "cost": cost}
