@@ -15,11 +15,18 @@ from pathlib import Path
 class Connections:
     """The TCP connections that this process has opened for one purpose.
 
-    Connections that existed before `begin`, or were opened after `seal`, are never touched. Those
-    of other libraries (a tracker of experiments) thus stay open.
+    Connections that existed before `begin` are never touched. Of those that were opened after
+    `seal`, only connections to the job's store are counted. Those of other libraries (a tracker of
+    experiments) thus stay open.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store_port: int) -> None:
+        """Count nothing yet.
+
+        Args:
+            store_port: TCP port of the job's store.
+        """
+        self._store_port = store_port
         self._lock = threading.Lock()
         self._before: set[int] = set()
         self._own: set[int] | None = None
@@ -32,7 +39,7 @@ class Connections:
             self._generation = generation
 
     def seal(self) -> None:
-        """Count no further connections."""
+        """Count no further connections but those to the store."""
         with self._lock:
             self._own = {inode for inode, _ in _sockets()} - self._before
 
@@ -52,9 +59,10 @@ class Connections:
             if self._generation is None or self._generation >= before:
                 return False
             for inode, descriptor in _sockets():
-                is_own = inode in self._own if self._own is not None else inode not in self._before
-                if is_own:
-                    _shut_down(inode, descriptor)
+                if inode in self._before:
+                    continue
+                is_late = self._own is not None and inode not in self._own
+                _shut_down(inode, descriptor, self._store_port if is_late else None)
             return True
 
 
@@ -69,8 +77,14 @@ def _sockets() -> Iterator[tuple[int, int]]:
             yield status.st_ino, int(path.name)
 
 
-def _shut_down(inode: int, descriptor: int) -> None:
-    """Shut a TCP connection down, unless its descriptor has another use by now."""
+def _shut_down(inode: int, descriptor: int, port: int | None) -> None:
+    """Shut a TCP connection down, unless its descriptor has another use by now.
+
+    Args:
+        inode: inode of the socket.
+        descriptor: descriptor of the socket.
+        port: only a connection to this port of the other side is shut down; None = any.
+    """
     try:
         copy = socket.socket(fileno=os.dup(descriptor))
     except OSError:
@@ -82,7 +96,9 @@ def _shut_down(inode: int, descriptor: int) -> None:
         if copy.type != socket.SOCK_STREAM:
             return
         try:
-            if not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return
+            if port is None or copy.getpeername()[1] == port:
                 copy.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # not connected any more

@@ -75,6 +75,7 @@ class Membership:
         world_of: Callable[[int], World],
         connect: "Callable[[], Store]",
         wrap: "Callable[[str, Store], Store]",
+        port: int,
     ) -> None:
         """Connect to the store.
 
@@ -83,6 +84,7 @@ class Membership:
             world_of: returns the `World` of a rank that this process holds.
             connect: opens a new connection to the store.
             wrap: returns a store whose keys have a prefix.
+            port: TCP port of the store.
         """
         self.number, self.rank = number, None
         self.abort: Callable[[], None] = lambda: None
@@ -90,7 +92,7 @@ class Membership:
         self._control, self._reports = connect(), connect()
         self._news = connect()
         self._generation, self._announced, self._is_over = -1, -1, threading.Event()
-        self._connections = Connections()
+        self._connections = Connections(port)
         threading.Thread(target=self._hear, name="membership", daemon=True).start()
 
     rank: int | None

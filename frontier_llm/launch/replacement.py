@@ -202,7 +202,7 @@ def run_member_process(
     from torch.distributed.distributed_c10d import PrefixStore
 
     torch.set_num_threads(options.threads)
-    membership = Membership(number, world_of, connect, PrefixStore)
+    membership = Membership(number, world_of, connect, PrefixStore, world_of(0).master_port)
 
     def rank() -> int:  # a spare has none, and gets a number that no rank has
         return options.ranks + number if membership.rank is None else membership.rank

@@ -32,7 +32,7 @@ def is_open(client: socket.socket) -> bool:
 
 
 def test_only_connections_between_begin_and_seal_are_cut(server: socket.socket) -> None:
-    connections = Connections()
+    connections = Connections(0)
     with ExitStack() as stack:
         before = connect(server, stack)
         connections.begin(1)
@@ -51,7 +51,7 @@ def test_only_connections_between_begin_and_seal_are_cut(server: socket.socket) 
 
 
 def test_before_seal_everything_new_is_cut_but_no_listening_socket(server: socket.socket) -> None:
-    connections = Connections()
+    connections = Connections(0)
     connections.begin(0)
     with ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -62,7 +62,7 @@ def test_before_seal_everything_new_is_cut_but_no_listening_socket(server: socke
 
 
 def test_a_thread_that_waits_for_a_message_is_woken(server: socket.socket) -> None:
-    connections = Connections()
+    connections = Connections(0)
     connections.begin(0)
     with ExitStack() as stack:
         client = connect(server, stack)
@@ -73,3 +73,14 @@ def test_a_thread_that_waits_for_a_message_is_woken(server: socket.socket) -> No
         connections.cut(before=1)
         thread.join(5)
         assert received == [b""]
+
+
+def test_after_seal_a_connection_to_the_store_is_cut(server: socket.socket) -> None:
+    connections = Connections(server.getsockname()[1])
+    connections.begin(0)
+    connections.seal()
+    with ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as other:
+        to_store, elsewhere = connect(server, stack), connect(other, stack)
+        assert connections.cut(before=1)
+        assert not is_open(to_store)
+        assert is_open(elsewhere)
