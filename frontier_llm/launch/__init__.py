@@ -6,7 +6,7 @@
 - `coordination`: broadcast from rank 0 through the store, and a common exit.
 - `launcher`: starts the ranks of one machine (`forked_ranks`) and names the cause if one fails.
 - `replacement`: the same, but ranks that die are replaced while the others keep what they have;
-  `agents` does so for the tasks of a Slurm job. Both poll a `coordinator`, which publishes who holds
+  `agents` does so for the tasks of a Slurm job. Both poll a `coordinator`, which says who holds
   which rank (`roster`). `membership` is the other side, in the process of a rank; it ends
   collectives that wait for a dead rank (`connections`).
 - `restarts`: starts all ranks of a machine again after a failure.
