@@ -74,7 +74,7 @@ def test_rank_zero_may_open_a_file_for_each_connection_of_each_rank():
     assert "99 of 100 ranks did not connect" in text
     assert (soft, hard) == (956, 1000)
     (text, (soft, _)) = run_ranks(lambda _: _limited(300, 600, 100), 1)[0]
-    assert re.search(r"may open 600 files on .* and needs 956.* of 100 ranks", text)
+    assert re.search(r"may open 600 files on .* and needs 1456.* of 100 ranks", text)
     assert soft == 300
 
 

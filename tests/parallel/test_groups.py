@@ -1,5 +1,6 @@
 """Random numbers depend on seed, step and coordinates alone; groups follow the partition."""
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ def test_hop_groups_are_those_of_the_partition() -> None:
 def ask_twice(world: World) -> list[bool]:
     pairs = [[0, 1], [1, 2], [0, 1], [0, 1, 2]]
     own = parallel_state.create_group
-    with shared_groups():
+    with shared_groups(timedelta(minutes=1)):
         first, _, again, all_three = (parallel_state.create_group(ranks) for ranks in pairs)
     total = torch.ones(1)
     torch.distributed.all_reduce(total, group=all_three)

@@ -5,6 +5,7 @@ import pytest
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.survival import survives
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import budget_bytes
 from frontier_llm.planner.memory import fullest
@@ -29,7 +30,7 @@ def _everything(config, ranks):
             base = Candidate.of(cut.apply(config), ranks, 8)
         except ConfigError:
             continue
-        for factors in legal_factors(config, base.factors):
+        for factors in legal_factors(config, base.grid, base.factors):
             candidate = base.with_factors(factors)
             memory = fullest(candidate).total
             if memory <= budget_bytes(candidate):
@@ -165,3 +166,14 @@ def test_a_batch_that_cannot_grow_in_whole_samples_is_refused():
     with pytest.raises(ConfigError, match=r"planner\.nodes") as caught:
         scaling_curves([config], lambda *_: None)
     assert caught.value.got == 4
+
+
+def test_only_layouts_that_survive_a_node_are_planned() -> None:
+    config = _tiny("planner.survives=node", "planner.pipeline=[1]")
+    found = search(config, Goal(16, 8))
+    assert found.best
+    for estimate in found.best:
+        assert survives(estimate.candidate.grid, estimate.candidate.factors) == "node"
+    nothing = search(config, Goal(8, 8))
+    assert not nothing.best
+    assert "survive the loss of a node" in nothing.examples["sharding"]

@@ -14,7 +14,9 @@ CONFIG = decode(tiny_values("watchdog.stragglers_every_steps=5", "watchdog.strag
 
 def stragglers_of(world):
     hardware = SimpleNamespace(accelerator=Accelerator.of_rank(0))
-    return Stragglers(SimpleNamespace(config=CONFIG, world=world, hardware=hardware))
+    control = SimpleNamespace(watchdog=SimpleNamespace(report_late=None))
+    context = SimpleNamespace(config=CONFIG, world=world, hardware=hardware, control=control)
+    return Stragglers(context)
 
 
 def test_slow_is_more_than_so_many_times_the_median():
