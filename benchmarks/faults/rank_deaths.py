@@ -4,10 +4,11 @@
     python -m benchmarks.faults.rank_deaths --kills 50 --node --json nodes.json
     python -m benchmarks.faults.rank_deaths --optimizer 2    # states only in checkpoints
 
-A tiny GPT trains on 8 ranks (tensor 2 x pipeline 2 x data 2) with recovery.enabled=true, evaluates
-every 15 steps and saves every 10. SIGKILL is sent to a random rank, or with --node to the four
-ranks of a node, 0.2 to 0.8 s after the last recovery. 15% of the kills are followed by a second one
-within 0.8 s, while the first is being repaired.
+A tiny GPT trains on 8 ranks (tensor 2 x pipeline 2 x data 2; with --node tensor 2 x data 4 and
+sharding.optimizer=2) with recovery.enabled=true, evaluates every 15 steps and saves every 10.
+SIGKILL is sent to a random rank, or with --node to the four ranks of a node, 0.2 to 0.8 s after the
+last recovery. 15% of the kills are followed by a second one within 0.8 s, while the first is being
+repaired.
 
 Checked: loss, gradient norm, samples and validation loss of every step equal those of a run that
 is not disturbed, bit by bit; each step has one line in metrics.jsonl and one in ledger.jsonl; the
@@ -147,7 +148,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"recovery.spares={options.spares}",
         )
         if options.node:
-            overrides += (f"launch.ranks_per_node={RANKS_PER_NODE}",)
+            # each node has all optimizer states, divided over its ranks
+            overrides += (
+                f"launch.ranks_per_node={RANKS_PER_NODE}",
+                "parallel.pipeline=1",
+                "sharding.optimizer=2",
+            )
         outcome = disturb(folder, overrides, options)
         compare(folder, overrides, outcome)
     console = wide_console()

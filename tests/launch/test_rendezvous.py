@@ -70,9 +70,9 @@ def _limited(soft, hard, size):
 
 
 def test_rank_zero_may_open_a_file_for_each_connection_of_each_rank():
-    (text, (soft, hard)) = run_ranks(lambda _: _limited(300, 1000, 100), 1)[0]
+    (text, (soft, hard)) = run_ranks(lambda _: _limited(300, 1500, 100), 1)[0]
     assert "99 of 100 ranks did not connect" in text
-    assert (soft, hard) == (956, 1000)
+    assert (soft, hard) == (1456, 1500)
     (text, (soft, _)) = run_ranks(lambda _: _limited(300, 600, 100), 1)[0]
     assert re.search(r"may open 600 files on .* and needs 1456.* of 100 ranks", text)
     assert soft == 300
