@@ -5,8 +5,8 @@
 A run with recovery.enabled=true is killed at exponential times, whatever it is doing, as the
 simulator assumes. Before, ten kills give the seconds of a recovery, and the steps without kills
 give the seconds of a step. With these two numbers and the mean time between kills, the simulator
-predicts the share of the time in which the run makes new steps. The measured share is the number
-of new steps, times the seconds of a step, over the time of the run.
+predicts the share of the time in which the run makes new steps. The measured share is the sum of
+the seconds of all new steps (metrics.jsonl), over the time of the run.
 """
 
 import json
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wait(run, 20)
             recovery, step = calibrate(run, draw)
             gaps = [draw.expovariate(1 / options.mtbf) for _ in range(options.kills)]
-            measured, mtbf = measure(run, gaps, draw, step)
+            measured, mtbf = measure(run, gaps, draw)
         finally:
             run.process.kill()
             run.process.wait()
@@ -92,9 +92,7 @@ def calibrate(run: DisturbedRun, draw: random.Random) -> tuple[float, float]:
     return median(seconds) - step_seconds, step_seconds
 
 
-def measure(
-    run: DisturbedRun, gaps: Sequence[float], draw: random.Random, step: float
-) -> tuple[float, float]:
+def measure(run: DisturbedRun, gaps: Sequence[float], draw: random.Random) -> tuple[float, float]:
     """Kill a rank after each gap; return the effective share and the mean gap."""
     start, first = time.monotonic(), run.steps
     due = start
@@ -104,7 +102,9 @@ def measure(
         run.kill([draw.randrange(RANKS)])
     wait(run, run.steps)
     elapsed = time.monotonic() - start
-    return (run.steps - first) * step / elapsed, sum(gaps) / len(gaps)
+    points = History.read(run.run).points("step_seconds")
+    seconds = sum(value for step, value in points if step > first)
+    return seconds / elapsed, sum(gaps) / len(gaps)
 
 
 def wait(run: DisturbedRun, step: int) -> None:
