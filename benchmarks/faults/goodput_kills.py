@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="goodput_kills_") as name:
         folder = Path(name)
         data = (f"data.path={write_corpus(folder)}", f"data.directory={folder}/corpora")
-        keys = (*OVERRIDES, *data, "recovery.enabled=true", "checkpoint.every_steps=1000000",
+        keys = (*OVERRIDES, *data, "recovery.enabled=true", "checkpoint.every_steps=20",
                 "trainer.evaluate_every_steps=null")  # fmt: skip
         run = DisturbedRun(folder / "run", keys)
         try:

@@ -127,7 +127,7 @@ class Coordinator:
         self._has_arrived = False
         self._lost_at: float | None = None
         self._timeout_seconds = replacing.timeout_seconds
-        self._tries, self._most_steps = 0, replacing.steps_done()
+        self._tries, self._last_steps = 0, replacing.steps_done()
         self._polls = 0
         self._moving: set[int] = set()  # processes whose ranks go to another device
         self._recorded: set[int] = set()
@@ -210,8 +210,9 @@ class Coordinator:
         """Return how the job ended if it cannot go on after these failures; else None."""
         final = [failed for failed in dead.values() if failed.kind in ("user", "stopped")]
         steps = self._replacing.steps_done()
-        self._tries = 1 if steps > self._most_steps else self._tries + 1
-        self._most_steps = max(steps, self._most_steps)
+        # the last failure counts, not the most steps: after a loss the run may have gone far back
+        self._tries = 1 if steps > self._last_steps else self._tries + 1
+        self._last_steps = steps
         if not final and self._tries <= self._replacing.tries:
             return None
         self._members.kill(set(self._roster) - {self._roster[rank] for rank in dead})
