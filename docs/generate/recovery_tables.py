@@ -46,16 +46,9 @@ def slurm() -> Iterator[str]:
 
 
 def cost() -> Iterator[str]:
-    """Yield the predicted and measured effective time, and the ratio of step times."""
-    results = load("recovery")
-    goodput, ratios = results["goodput"], sorted(results["cost"]["ratios"])
+    """Yield the ratio of step times with and without recovery."""
+    ratios = sorted(load("recovery")["cost"]["ratios"])
     rows = [
-        (
-            f"effective time, {goodput['kills']} kills, {goodput['mtbf']:.1f} s apart",
-            f"{goodput['measured']:.3f}",
-            f"{goodput['predicted']:.3f} (recovery {goodput['recovery']:.2f} s, step "
-            f"{goodput['step']:.2f} s)",
-        ),
         (
             "step time with recovery over without",
             f"{median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})",
