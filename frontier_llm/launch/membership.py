@@ -38,8 +38,8 @@ _LOG = logging.getLogger(__name__)
 _FOREVER = timedelta(days=20)
 """Nearly the longest time-out that the store supports: it counts milliseconds in 31 bits."""
 _NEWS_SECONDS = 2.0
-"""How long a member that fails waits to hear that another member has died. Usually it has lost
-contact with a dead member, and hears of it within milliseconds."""
+"""How long a member that fails waits for a newer roster. Usually it has lost contact with a dead
+member, and the roster that replaces it is published within milliseconds."""
 _CUT_SECONDS = 0.05
 """Interval at which connections are shut down again."""
 
@@ -93,7 +93,7 @@ class Membership:
         self._news = connect()
         self._generation, self._announced, self._is_over = -1, -1, threading.Event()
         self._connections = Connections(port)
-        threading.Thread(target=self._hear, name="membership", daemon=True).start()
+        threading.Thread(target=self._watch_rosters, name="membership", daemon=True).start()
 
     rank: int | None
 
@@ -174,7 +174,7 @@ class Membership:
         world = replace(self._world_of(self.rank), size=size, job=f"{generation}")
         return Place(generation, world, store, roster.timeout_seconds)
 
-    def _hear(self) -> None:
+    def _watch_rosters(self) -> None:
         """Wait for rosters, and end what the main thread does when there is a newer one."""
         generation = 0
         while True:

@@ -182,7 +182,7 @@ class _Member:
         context.states.settle()
         lend(context.states, self._kept, decision.lenders)
         restore_counters(context, decision)
-        # from here on this rank has the states of the run, whoever dies
+        # if another rank dies from now on, this one keeps the new states and not the old copy
         self._context, self._ended, self._kept = context, decision.ended, None
         progress = context.progress
         context.states.adopt(progress.updates, progress.step)
