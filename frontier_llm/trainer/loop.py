@@ -110,7 +110,6 @@ class Loop:
     def _continue(self, continuation: Continuation) -> bool:
         """End the last step again if a rank has not ended it; return whether to stop."""
         context, step = self._context, continuation.step
-        context.checkpoints.prepare()
         self._callbacks.on_replacement(self.ended)
         stopped = False
         if self.ended < step and (sums := context.train_step.sums) is not None:
