@@ -43,12 +43,13 @@ class BoundedEnd:
         self._config, self._world, self._levels = config, world, levels
         self._store: Store = store.clone()  # type: ignore[attr-defined]  # the stubs lack it
 
-    def wait(self, step: int, meta: Mapping[str, Any]) -> bool:
+    def wait(self, step: int, meta: Mapping[str, Any], *, is_safe: bool) -> bool:
         """Wait until everything is written and copied, or the time is over.
 
         Args:
             step: the last step, whose states this rank still holds.
             meta: plain JSON that is saved with the states.
+            is_safe: whether the run directory has had the step since the start of the run.
 
         Returns:
             Whether every rank has written and copied everything, or knows why it has failed. If
@@ -65,7 +66,7 @@ class BoundedEnd:
         waits = [manager.wait_for for manager in levels.managers]
         waits += [mover.wait_for for mover in levels.movers]
         is_done = all([wait(max(0.0, deadline - time.monotonic())) for wait in waits])
-        is_safe = any(
+        is_safe = is_safe or any(
             level is not None and level.outcomes.get(step) == "committed"
             for level in (levels.shared, levels.drain)
         )

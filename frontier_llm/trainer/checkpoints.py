@@ -68,6 +68,7 @@ class Checkpoints:
         self._levels = Levels(config, world, store, states, groups)
         self._store = store
         self.saved_step: int | None = None
+        self._begun_step: int | None = None
         self.listener: CheckpointListener | None = None
         self._avoids_nodes = self._drain_is_due = self._has_logged_skip = False
         self._skipped = 0
@@ -219,7 +220,8 @@ class Checkpoints:
         config, levels = self._config, self._levels
         if levels.local is not None and config.mode == "lazy" and config.end_seconds is not None:
             end = BoundedEnd(self._run_config, self._world, self._store, levels)
-            if not end.wait(step, self._meta()):
+            was_loaded = step == self.saved_step != self._begun_step
+            if not end.wait(step, self._meta(), is_safe=was_loaded):
                 return
         self.finish()
 
@@ -299,6 +301,7 @@ class Checkpoints:
         self._levels.drain.enqueue(step, meta, is_saved=is_saved)
 
     def _announce_begin(self, step: int) -> None:
+        self._begun_step = step
         self._unannounced.append(step)
         if self.listener is not None:
             self.listener.on_checkpoint_begin(step)

@@ -1,5 +1,6 @@
 """A run whose run directory hangs ends, with its last step on the disks of the nodes."""
 
+import shutil
 import subprocess
 import threading
 import time
@@ -111,3 +112,14 @@ def test_a_full_run_directory_at_the_end_is_named(tiny: tuple[str, ...], tmp_pat
     assert "could not take step 3 (the checkpoint of step 3 was not written" in ended.text
     assert "No space left on device" in ended.text
     assert "step 3 is on the disks of the nodes" in ended.text
+
+
+def test_a_run_that_resumes_after_its_last_step_ends_at_once(
+    tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    for _ in range(2):
+        ended = train(*tiny, *nodes(tmp_path), "trainer.steps=3")
+        assert ended.code == 0, ended.text
+        assert "the disks of the nodes" not in ended.text
+        shutil.rmtree(tmp_path / "local", ignore_errors=True)  # only the run directory has the step
+    assert events(tmp_path / "run", "resume")[-1]["step"] == 3
