@@ -25,7 +25,7 @@ from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.partition import DIGITS, Digit, Hop, Interval
 from frontier_llm.geometry.wire import Sent, level_labels
 from frontier_llm.planner.layout_svg import draw
-from frontier_llm.planner.memory import pool_of, runtime_bytes
+from frontier_llm.planner.memory import host_memory, runtime_bytes
 from frontier_llm.planner.state_layout import StateLayout
 from frontier_llm.units import GIB, format_bytes, format_count
 
@@ -216,8 +216,10 @@ def _memory_table(layout: StateLayout) -> Table:
     total = sum(stored.values()) + sum(runtime.values())
     table.add_row("total", format_bytes(total), style="bold")
     table.add_row(f"memory of {device.name}", format_bytes(device.memory_gib * GIB))
-    pool = pool_of(layout.config, layout.resolved, layout.stage, stored)
+    pool, copies = host_memory(layout.config, layout.resolved, layout.stage, stored)
     table.add_row("host memory for checkpoints", f"{format_bytes(pool.size)} ({pool.size:,} B)")
+    if copies:
+        table.add_row("copies in host memory, at most", format_bytes(copies))
     return table
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from frontier_llm.config.partner_copies import with_partner_copies
 from frontier_llm.config.renamed import with_current_names
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
@@ -26,9 +27,10 @@ def decode(values: Mapping[str, Any]) -> RunConfig:
         ConfigError: a key is wrong. The error describes the first wrong key and its correction.
     """
     try:
-        return RunConfig.model_validate(with_current_names(values))
+        config = RunConfig.model_validate(with_current_names(values))
     except ValidationError as error:
         raise _first_error(error) from None
+    return with_partner_copies(config)
 
 
 def keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, str, str]]:

@@ -18,6 +18,13 @@ class RecoveryConfig(Section):
     new process is started, which takes a fraction of a second longer."""
     tries: int = Field(10, ge=1)
     """How many times ranks may be replaced without a new step in between, before the run ends."""
+    partner_copies: bool = False
+    """Whether the states of every step are copied to the memory of the own node and of the next
+    node, in the background. A dead rank's states come from there if no other rank holds them, and
+    all ranks go back to the newest step that is complete: usually one or two steps. On a single
+    node they are copied to its own memory only, and survive the death of ranks."""
+    copies_path: str = "/dev/shm/frontier_llm"
+    """With partner_copies, a directory on a file system in memory (tmpfs) of each node."""
     timeout_seconds: float = Field(3.0, gt=0)
     """With gloo, time limit of a collective. In one of a hundred deaths a rank notices the death
     only by this limit. A limit that is too short costs a new connection of all ranks, and no step;

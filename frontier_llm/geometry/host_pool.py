@@ -6,6 +6,8 @@ The planner predicts the pool with the same function with which a run allocates 
 from dataclasses import dataclass
 
 from frontier_llm.config.checkpoint import CheckpointConfig
+from frontier_llm.config.partner_copies import KEPT
+from frontier_llm.config.run import RunConfig
 from frontier_llm.units import MIB
 
 CHUNK_BYTES = 16 * MIB
@@ -36,6 +38,18 @@ class HostPool:
     def size(self) -> int:
         """Size of all buffers in bytes."""
         return self.buffers * CHUNK_BYTES
+
+
+def copied_bytes(config: RunConfig, saved_bytes: int) -> int:
+    """Return the most bytes of the files of `recovery.partner_copies` in the memory of a node.
+
+    They are the kept steps and the one being written, of this rank and of one of another node.
+
+    Args:
+        config: configuration of the run.
+        saved_bytes: bytes of the optimizer states of a rank, padding included.
+    """
+    return 2 * (KEPT + 1) * saved_bytes if config.recovery.partner_copies else 0
 
 
 def host_pool(

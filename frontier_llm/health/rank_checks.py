@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from frontier_llm.config.partner_copies import KEPT
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.health.rank_report import RankReport, tiers
@@ -132,20 +133,26 @@ def _has_interface(report: RankReport, interface: str) -> bool:
 
 
 def _space(config: RunConfig, nodes_per_copy: int, reports: Sequence[RankReport]) -> Iterator[str]:
-    """Check that one checkpoint fits on the file system of each tier."""
+    """Check that a checkpoint fits on the file system of each tier, and all copies in memory."""
     if config.checkpoint.mode == "off":
         return
     total = STATE_BYTES * count_parameters(config.model, config.data.sequence_length)
     for tier, folder in tiers(config).items():
         copies = 2 if config.checkpoint.partner else 1  # one of them of another node
+        what = "a checkpoint takes"
+        if tier == "local" and config.recovery.partner_copies:
+            copies, what = copies * (KEPT + 1), "the copies in memory take up to"
         needed = total if tier == "shared" else copies * total // nodes_per_copy
         for report in reports:
             free = report.free_bytes.get(str(folder))
             if free is not None and free < needed:
                 key = "run.dir" if tier == "shared" else "checkpoint.tiers.local.path"
+                todo = f"free some space, or set {key} to another file system"
+                if tier == "local" and config.recovery.partner_copies:
+                    todo = "use more nodes, or set recovery.partner_copies=false"
                 yield (
-                    f"{folder} on {report.host} has {format_bytes(free)} free, a checkpoint takes "
-                    f"{format_bytes(needed)}: free some space, or set {key} to another file system"
+                    f"{folder} on {report.host} has {format_bytes(free)} free, {what} "
+                    f"{format_bytes(needed)}: {todo}"
                 )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.communicators import Communicator
-from frontier_llm.geometry.host_pool import STATE_BYTES, HostPool, host_pool
+from frontier_llm.geometry.host_pool import STATE_BYTES, HostPool, copied_bytes, host_pool
 from frontier_llm.geometry.model_chunks import has_shared_table
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import (
@@ -40,8 +40,9 @@ class StageMemory:
     by_category: dict[str, int]
     """Bytes of device memory by category, such as `activations`."""
     host_bytes: int
-    """Bytes of host memory for the checkpoints of all tiers (geometry/host_pool.py). The number is
-    exact. The memory is page-locked if the device is a GPU."""
+    """Bytes of host memory for the checkpoints of all tiers (geometry/host_pool.py): the buffers,
+    exactly, which are page-locked if the device is a GPU, and at most as many bytes of copies in
+    memory (`recovery.partner_copies`)."""
 
     @property
     def total(self) -> int:
@@ -87,13 +88,13 @@ def stage_memory(
     by_category |= temporary
     by_category |= runtime_bytes(calibration, candidate.stages.communicators(layout.factors, stage))
     by_category["slack"] = int(slack)
-    pool = pool_of(candidate.config, layout, kind.first, states)
-    return StageMemory(stage, by_category, pool.size)
+    pool, copies = host_memory(candidate.config, layout, kind.first, states)
+    return StageMemory(stage, by_category, pool.size + copies)
 
 
-def pool_of(
+def host_memory(
     config: RunConfig, layout: ResolvedLayout, stage: int, states: Mapping[str, int]
-) -> HostPool:
+) -> tuple[HostPool, int]:
     """Return the host memory for checkpoints of a rank whose states lie on no lower rank's node.
 
     Args:
@@ -101,13 +102,17 @@ def pool_of(
         layout: the layout.
         stage: position on the pipeline axis.
         states: bytes of the rank's states by category.
+
+    Returns:
+        The buffers; and the most bytes of the files of `recovery.partner_copies`.
     """
     if layout.optimizer.name == "adamw":  # a search need not count each unit
         saved_bytes = states["moments"] // (2 * FP32_BYTES) * STATE_BYTES
     else:
         saved_bytes = layout.saved_bytes(stage)
-    factors = layout.factors
-    return host_pool(config.checkpoint, saved_bytes, factors.data // factors.optimizer)
+    replicas = layout.factors.data // layout.factors.optimizer
+    pool = host_pool(config.checkpoint, saved_bytes, replicas)
+    return pool, copied_bytes(config, saved_bytes)
 
 
 def runtime_bytes(

@@ -148,7 +148,7 @@ def legal_factors(config: RunConfig, grid: Grid, base: Factors) -> tuple[Factors
     sizes = planner.params, planner.grads, planner.optimizer
     legal = _legal_factors(base, *sizes)
     wanted = ORDER.index(planner.survives)
-    if not wanted:
+    if not wanted or config.recovery.partner_copies:  # these copies survive with any factors
         return legal
     return tuple(found for found in legal if ORDER.index(survives(grid, found)) >= wanted)
 

@@ -92,8 +92,7 @@ class Levels:
         self.shared = self._make_shared()
         if self._local_folder is not None:
             self.drain = self._make_mover("drain", "the run directory", self._drain)
-            if settings.partner:
-                self._check_nodes()
+            if settings.partner and self._has_next_node():
                 self.partner = self._make_mover("partner", "the next node", self._copy_to_partner)
             self.local = self._make_local()
             if settings.moments != "fp32":
@@ -248,20 +247,24 @@ class Levels:
             prune(folder, step, self._config.keep, self._config.keep_every_steps, spared)
         self._archive_commit(step, "committed")
 
-    def _check_nodes(self) -> None:
-        """Check that there is a next node with as many ranks.
+    def _has_next_node(self) -> bool:
+        """Return whether there is a next node with as many ranks.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is none, and copies in the memory of the own node are not wanted.
         """
-        world = self._world
+        world, recovery = self._world, self._run_config.recovery
+        if world.size == world.ranks_per_node and recovery.partner_copies:
+            return False
         if world.size % world.ranks_per_node or world.size == world.ranks_per_node:
+            key = "recovery.partner_copies" if recovery.partner_copies else "checkpoint.partner"
             raise ConfigError(
-                "checkpoint.partner",
+                key,
                 f"true with {world.size} ranks, {world.ranks_per_node} per node",
                 "at least two nodes, with equally many ranks",
-                "set checkpoint.partner=false, or use more nodes",
+                f"set {key}=false, or use more nodes",
             )
+        return True
 
     def _exchange_plans(self, plan: WritePlan) -> PartnerFiles:
         world, folder = self._world, self._local_folder

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from frontier_llm.config.checkpoint import CheckpointConfig
+from frontier_llm.config.recovery import RecoveryConfig
 from frontier_llm.data.run_loader import describe_samples
 from frontier_llm.device.identity import DEVICE_VARIABLES, variables
 from frontier_llm.geometry.survival import Survives, survives
@@ -124,18 +125,25 @@ class Announcements(Callback):
             f"{factors.grads}, optimizer / {factors.optimizer}; {state_bytes} on rank 0",
         }
         if config.recovery.enabled:
-            lines["recovery"] = _describe_recovery(survives(grid, factors))
+            lines["recovery"] = _describe_recovery(survives(grid, factors), config.recovery)
         if config.collectives.is_quantised:
             lines["collectives"] = _describe_formats(self.context)
         return lines
 
 
-def _describe_recovery(survived: Survives) -> str:
+def _describe_recovery(survived: Survives, recovery: RecoveryConfig) -> str:
     """Describe where the states of a dead rank come from."""
+    if recovery.partner_copies and survived != "node":
+        first = "" if survived == "nothing" else "from another rank, or else "
+        return (
+            f"dead ranks are replaced, and get their states {first}from copies in the memory of "
+            f"their own and the next node, in {recovery.copies_path}"
+        )
     if survived == "nothing":
         return (
             "dead ranks are replaced, and all ranks load the newest checkpoint, because no two "
-            "have the same optimizer states (a smaller sharding.optimizer leaves copies)"
+            "have the same optimizer states "
+            "(a smaller sharding.optimizer leaves copies, and recovery.partner_copies makes some)"
         )
     return (
         "dead ranks are replaced, and get their states from another rank; copies survive the loss "

@@ -1,0 +1,91 @@
+"""The states of dead ranks come from the memory of their node or of the next one."""
+
+import shutil
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.forked_train import Training, train
+from tests.trainer.test_replaced_ranks import (
+    REPLACES,
+    SLOWLY,
+    corpus,
+    end,
+    process_of,
+    samples,
+    wait_for_step,
+    watched,
+)
+from tests.trainer.test_resume import learned, lines, same_states
+
+pytestmark = pytest.mark.slow
+__all__ = ["corpus", "watched"]  # fixtures
+
+KEYS = ("sharding=zero3", "checkpoint=lazy", "checkpoint.every_steps=100", "launch.ranks=4",
+        "launch.ranks_per_node=2", "parallel.pipeline=1")  # fmt: skip
+
+
+def wait_for_copies(root: Path, step: int) -> None:
+    """Wait until all folders of the nodes and their copies have a step, or a later one."""
+    for folder in ("node_00000", "node_00001", "copy_of_node_00000", "copy_of_node_00001"):
+        deadline = time.monotonic() + 10
+        while not any(int(p.name[5:13]) >= step for p in root.glob(f"*/{folder}/step_????????")):
+            assert time.monotonic() < deadline, f"{folder} has no step {step}"
+            time.sleep(0.02)
+
+
+def test_a_rank_and_then_a_node_die_although_no_two_ranks_have_the_same_states(
+    corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
+) -> None:
+    keys = (*corpus, *KEYS)
+    alone, run, copies = tmp_path / "alone", tmp_path / "run", tmp_path / "copies"
+    assert train(*keys, f"run.dir={alone}").code == 0
+    training = Training(
+        *keys, *REPLACES, SLOWLY, f"run.dir={run}", "recovery.partner_copies=true",
+        f"recovery.copies_path={copies}",
+    )  # fmt: skip
+    wait_for_step(run, 4)
+    process_of(run, 3).kill()
+    wait_for_step(run, 7)
+    wait_for_copies(copies, 6)
+    for rank in (2, 3):
+        process_of(run, rank).suspend()
+    for folder in ("node_00001", "copy_of_node_00000"):  # the memory of the lost node
+        shutil.rmtree(next(copies.glob(f"*/{folder}")))
+    for rank in (2, 3):
+        process_of(run, rank).kill()
+    ended = end(training, watched)
+    assert ended.code == 0, ended.text
+    assert "from copies in the memory of their own and the next node" in ended.text
+    assert "from copies of nodes 1 (on rank 0's node)" in ended.text
+    first, second = (event["step"] for event in lines(run, "ledger.jsonl")
+                     if event.get("event") == "resume")  # fmt: skip
+    assert 3 <= first <= 5
+    assert second >= 6
+    assert learned(run) == learned(alone)
+    assert samples(run)[-1] == samples(alone)[-1]
+    assert same_states(run, alone)
+    assert not list(copies.glob("*")), "the copies are deleted at the end of the run"
+
+
+def test_copies_on_a_single_node_survive_the_death_of_a_rank(
+    corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
+) -> None:
+    keys = (*corpus, "sharding=zero3", "launch.ranks=2", "checkpoint.every_steps=100",
+            "optimizer=muon")  # fmt: skip
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    assert train(*keys, f"run.dir={alone}").code == 0
+    training = Training(
+        *keys, *REPLACES, SLOWLY, f"run.dir={run}", "recovery.partner_copies=true",
+        f"recovery.copies_path={tmp_path}/copies",
+    )  # fmt: skip
+    wait_for_step(run, 6)
+    process_of(run, 0).kill()
+    ended = end(training, watched)
+    assert ended.code == 0, ended.text
+    resumed = [e["step"] for e in lines(run, "ledger.jsonl") if e.get("event") == "resume"]
+    assert resumed[0] >= 4
+    assert learned(run) == learned(alone)
+    assert same_states(run, alone)
