@@ -113,5 +113,6 @@ def replacing(config: RunConfig) -> Replacing:
         recovery.tries,
         recovery.timeout_seconds,
         partial(recorded_steps, run_dir),
+        config.checkpoint.timeout_seconds,
         fitting,
     )

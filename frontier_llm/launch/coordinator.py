@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,12 +27,11 @@ from frontier_llm.launch.roster import (
     lost_key,
     roster_key,
 )
+from frontier_llm.launch.starts_file import RANKS_FILE, StartsFile
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-RANKS_FILE = "ranks.jsonl"
-"""File in the run directory that has a line for each start of a rank."""
 SWAP_FILE = "SWAP"
 """File in the run directory with the number of a rank, whose process is to be replaced."""
 _ARRIVAL_SECONDS = 12.0
@@ -96,8 +94,22 @@ class Replacing:
     """Time limit of a collective with gloo, in the first generation."""
     steps_done: Callable[[], int]
     """Returns the number of steps of which the run has records."""
+    save_seconds: float = 600.0
+    """How long the remaining ranks may take to save what they have in memory."""
     fitting: Callable[[int], int | None] = lambda _: None
     """Returns on how many of the ranks that are left the run can continue; None: on no number."""
+
+
+@dataclass(frozen=True)
+class LastSave:
+    """A generation in which the remaining members save what they have in memory."""
+
+    dead: dict[int, failure.Failure]
+    """Why members have died, by rank."""
+    former: int
+    """Number of ranks before."""
+    shrinks: bool
+    """Whether the run then continues on fewer ranks; else it ends."""
 
 
 class Coordinator:
@@ -130,23 +142,21 @@ class Coordinator:
         self._tries, self._last_steps = 0, replacing.steps_done()
         self._polls = 0
         self._moving: set[int] = set()  # processes whose ranks go to another device
-        self._recorded: set[int] = set()
+        self._starts = StartsFile(replacing.run_dir / RANKS_FILE)
+        self._last_save: LastSave | None = None
         self._begin_generation()
 
     def poll(self) -> Ended | None:
         """Replace members that have died; return how the job ended, None while it runs."""
+        if self._last_save is not None:
+            return self._follow_last_save(self._last_save)
         if self._is_done():
             return Ended(0)
         dead = self._take_dead()
-        if dead and (ended := self._end_after(dead)):
-            return ended
-        if dead:
-            if (missing := self._replace(dead)) is not None:
-                return missing
-        elif self._has_lost_contact():
-            if ended := self._end_after({}):
+        if dead or self._has_lost_contact():
+            if (ended := self._end_after(dead)) or self._last_save is not None:
                 return ended
-            self._connect_again()
+            self._replace(dead) if dead else self._connect_again()
         self._kill_late()
         self._swap()
         return None
@@ -172,25 +182,8 @@ class Coordinator:
 
     def _publish(self, roster: Roster) -> None:
         self._published = time.monotonic()
-        self._record()
+        self._starts.record(roster.generation, self._roster, self._members.place)
         self._connected.set(roster_key(roster.generation), roster.to_json())
-
-    def _record(self) -> None:
-        """Add a line to `ranks.jsonl` for each process that has got a rank."""
-        with (self._replacing.run_dir / RANKS_FILE).open("a") as file:
-            for rank, number in enumerate(self._roster):
-                if number not in self._recorded:
-                    self._recorded.add(number)
-                    host, pid = self._members.place(number)
-                    line = {
-                        "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-                        "generation": self._generation,
-                        "rank": rank,
-                        "process": number,
-                        "pid": pid,
-                        "host": host,
-                    }
-                    file.write(json.dumps(line) + "\n")
 
     def _is_done(self) -> bool:
         return bool(self._connected.add(done_key(self._generation), 0) == len(self._roster))
@@ -215,51 +208,85 @@ class Coordinator:
         self._last_steps = steps
         if not final and self._tries <= self._replacing.tries:
             return None
-        self._members.kill(set(self._roster) - {self._roster[rank] for rank in dead})
-        ended = report_cause(dead, self._options)
         if not final:
             print_error(
                 f"ranks failed {self._tries} times without a new step: they are not replaced again "
                 "(recovery.tries)"
             )
+            self._begin_last_save(dead, dead, shrinks=False)
+            return None
+        self._members.kill(set(self._roster) - {self._roster[rank] for rank in dead})
+        ended = report_cause(dead, self._options)
         return ended if ended.exit_code else Ended(1)
 
-    def _replace(self, dead: dict[int, failure.Failure]) -> Ended | None:
-        """Give the ranks of dead members to other processes, and begin a generation.
-
-        Returns:
-            How the job ended, if no process is left for a rank.
-        """
-        missing = []
+    def _replace(self, dead: dict[int, failure.Failure]) -> None:
+        """Give the ranks of dead members to other processes, and begin a generation."""
+        missing = {}
         for rank, failed in sorted(dead.items()):
             old = self._roster[rank]
             elsewhere = old in self._moving
             number = self._members.successor(old, self._roster, elsewhere=elsewhere)
             if number is None:
-                missing.append(rank)
-                print_error(f"{_describe(failed)}; no process waits that could take its place")
+                missing[rank] = failed
+                print_error(
+                    f"{failure.in_one_line(failed)}; no process waits that could take its place"
+                )
                 continue
             self._roster[rank] = number
-            print_error(f"{_describe(failed)}; process {number} takes its place")
-        if missing and not self._shrink(missing):
-            return report_cause(dead, self._options)
+            print_error(f"{failure.in_one_line(failed)}; process {number} takes its place")
+        if missing:
+            shrinks = self._replacing.fitting(len(self._roster) - len(missing)) is not None
+            if not shrinks:
+                print_error(
+                    "the run ends, because ranks are missing. To prevent this: recovery.spares, or "
+                    "launch.elastic=true, with which a run continues on fewer ranks"
+                )
+            self._begin_last_save(missing, dead, shrinks=shrinks)
+            return
+        failure.clear(self._options.failure_dir)
+        self._begin_generation()
+
+    def _begin_last_save(
+        self, missing: Collection[int], dead: dict[int, failure.Failure], *, shrinks: bool
+    ) -> None:
+        """Let the remaining members save what they have in memory, before ranks are given up.
+
+        Args:
+            missing: ranks without a process.
+            dead: why members have died.
+            shrinks: whether the run then continues on fewer ranks.
+        """
+        former, self._roster = len(self._roster), self._without(missing)
+        self._last_save = LastSave(dead, former, shrinks)
+        self._generation += 1
+        self._has_arrived, self._lost_at = False, None
+        self._publish(Roster(self._generation, tuple(self._roster), self._timeout_seconds, former))
+
+    def _without(self, ranks: Collection[int]) -> list[int]:
+        return [number for rank, number in enumerate(self._roster) if rank not in ranks]
+
+    def _follow_last_save(self, last: LastSave) -> Ended | None:
+        """Continue on fewer ranks, or end, once the remaining members have saved or failed."""
+        self._kill_late()
+        dead = self._take_dead()
+        is_late = time.monotonic() - self._published > self._replacing.save_seconds
+        if not (dead or is_late or self._is_done()):
+            return None
+        if dead or is_late:
+            reason = ", ".join(map(failure.in_one_line, dead.values())) or "they take too long"
+            print_error(f"the remaining ranks could not save the last step: {reason}")
+            self._roster = self._without(dead)
+        self._last_save = None
+        size = self._replacing.fitting(len(self._roster)) if last.shrinks else None
+        if size is None:
+            self._members.kill(self._roster)
+            ended = report_cause(last.dead, self._options)
+            return ended if ended.exit_code else Ended(1)
+        print_error(f"the run continues on {size} instead of {last.former} ranks")
+        self._roster = self._roster[:size]
         failure.clear(self._options.failure_dir)
         self._begin_generation()
         return None
-
-    def _shrink(self, missing: Collection[int]) -> bool:
-        """Continue without some ranks, if the configuration allows it; return whether it does."""
-        left = [number for rank, number in enumerate(self._roster) if rank not in missing]
-        size = self._replacing.fitting(len(left))
-        if size is None:
-            print_error(
-                "the run ends, because no process is left for a rank. To prevent this: "
-                "recovery.spares, or launch.elastic=true, with which a run continues on fewer ranks"
-            )
-            return False
-        print_error(f"the run continues on {size} instead of {len(self._roster)} ranks")
-        self._roster = left[:size]
-        return True
 
     def _has_lost_contact(self) -> bool:
         """Return whether members have lost contact with each other, and all of them run."""
@@ -317,11 +344,3 @@ class Coordinator:
             return
         self._moving.add(self._roster[int(rank)])
         self._kill([int(rank)])
-
-
-def _describe(failed: failure.Failure) -> str:
-    """Return the first line of a failure, with its rank."""
-    if failed.kind == "died":
-        return failed.message.partition(",")[0]
-    first = failed.message.partition("\n")[0]
-    return f"rank {failed.rank} failed with {failed.name}" + (f": {first}" if first else "")

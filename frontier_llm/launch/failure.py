@@ -111,6 +111,14 @@ def died(rank: int, code: int, seconds: float) -> Failure:
     return Failure(rank, seconds, "died", name, text, "", 1)
 
 
+def in_one_line(failure: Failure) -> str:
+    """Return the first line of a failure, with its rank."""
+    if failure.kind == "died":
+        return failure.message.partition(",")[0]
+    first = failure.message.partition("\n")[0]
+    return f"rank {failure.rank} failed with {failure.name}" + (f": {first}" if first else "")
+
+
 def write(failure: Failure, folder: Path) -> None:
     """Write `rank_N.json` atomically.
 

@@ -59,6 +59,9 @@ class Place:
     """Key-value store of this generation; its connection is cut when the generation is over."""
     timeout_seconds: float
     """Time limit of a collective with gloo."""
+    former_size: int = 0
+    """If this process only saves what it has in memory, and then calls `report_done`: the number of
+    ranks in the generation before; else 0."""
 
 
 class Membership:
@@ -118,9 +121,13 @@ class Membership:
         Raises:
             GenerationOverError: a member died before its work was done.
         """
-        self._control.add(done_key(self._generation), 1)
+        self.report_done()
         if self._read(self._generation + 1).members is not None:
             raise GenerationOverError("another rank died before it was done")
+
+    def report_done(self) -> None:
+        """Report that the work of this rank in this generation is done."""
+        self._control.add(done_key(self._generation), 1)
 
     def leave(self) -> None:
         """Announce that the main thread has stopped to use the connections of its generation."""
@@ -172,7 +179,7 @@ class Membership:
         store = self._wrap(f"generation/{generation}", self._connect())
         size = len(roster.members)
         world = replace(self._world_of(self.rank), size=size, job=f"{generation}")
-        return Place(generation, world, store, roster.timeout_seconds)
+        return Place(generation, world, store, roster.timeout_seconds, roster.former_size)
 
     def _watch_rosters(self) -> None:
         """Wait for rosters, and end what the main thread does when there is a newer one."""

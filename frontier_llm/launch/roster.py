@@ -30,6 +30,10 @@ class Roster:
     timeout_seconds: float = 0.0
     """Time limit of a collective with gloo. It grows if members lose contact and none has died."""
 
+    former_size: int = 0
+    """If ranks are missing, so that the members only save what they have in memory: the number of
+    ranks before; else 0."""
+
     def to_json(self) -> str:
         """Return the roster as text, for the store."""
         return json.dumps(asdict(self))

@@ -16,11 +16,15 @@ processes.
 """
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
 
 from frontier_llm.trainer.step_result import StepSums
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Report:
     """Progress, loss scale and blend, as in a checkpoint. They may be one step behind `sums`."""
     precision: str = ""
     """The compute precision; empty if it is not known to this process."""
+    rank: int | None = None
+    """The rank whose states it has; None without states."""
 
     def to_json(self) -> str:
         """Return the report as text, for the store."""
@@ -66,6 +72,9 @@ class Decision:
     """Progress, loss scale and blend. They may be one step behind `sums`."""
     lenders: Mapping[int, int] | None = None
     """By rank without states: a rank that has the same states."""
+    parts: Mapping[int, tuple[int, int]] | None = None
+    """If ranks are missing: by remaining rank, which part of its states it saves, counted from 0,
+    and the number of parts."""
     saves: bool = False
     """Whether a checkpoint was lost that was due, so that the states are saved now."""
     precision: str = ""
@@ -79,10 +88,10 @@ class Decision:
     def from_json(cls, text: str | bytes) -> "Decision":
         """Read the output of `to_json`."""
         values = json.loads(text)
-        lenders = values["lenders"]
-        if lenders is not None:
-            lenders = {int(rank): lender for rank, lender in lenders.items()}
-        return cls(**{**values, "sums": _sums(values["sums"]), "lenders": lenders})
+        for name, make in (("lenders", int), ("parts", tuple)):
+            if values[name] is not None:
+                values[name] = {int(rank): make(value) for rank, value in values[name].items()}
+        return cls(**{**values, "sums": _sums(values["sums"])})
 
 
 @dataclass(frozen=True)
@@ -131,6 +140,37 @@ def decide(reports: Sequence[Report], places: Sequence[Hashable], obstacle: str 
     # all ranks have ended the step before, because they have taken part in this one
     ended = max(min(*recorded, sums.step), sums.step - 1)
     return Decision("memory", "", sums, ended, oldest.counters, lenders)
+
+
+def agree(
+    store: "Store",
+    rank: int,
+    size: int,
+    own: Report,
+    decide_all: Callable[[list[Report]], Decision],
+    timeout: timedelta,
+) -> Decision:
+    """Tell rank 0 what this rank has, and return what rank 0 decides for all ranks.
+
+    Collective over all ranks of a generation, through the store.
+
+    Args:
+        store: the store of this generation.
+        rank: this rank.
+        size: number of ranks in this generation.
+        own: what this rank has.
+        decide_all: makes the decision from the reports by rank; called on rank 0.
+        timeout: how long this rank waits for the others.
+    """
+    store.set(f"report/{rank}", own.to_json())
+    if rank == 0:
+        keys = [f"report/{other}" for other in range(size)]
+        store.wait(keys, timeout)
+        decision = decide_all([Report.from_json(text) for text in store.multi_get(keys)])
+        store.set("decision", decision.to_json())
+        return decision
+    store.wait(["decision"], timeout)
+    return Decision.from_json(store.get("decision"))
 
 
 def _counts(rank: int, report: Report) -> bool:

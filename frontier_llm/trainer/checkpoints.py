@@ -43,6 +43,7 @@ class Checkpoints:
 
     Attributes:
         saved_step: step of the newest checkpoint in the run directory that was begun.
+        meta: returns what is saved in addition to the states, as plain JSON.
         listener: told about checkpoints in the run directory; the training loop sets it.
     """
 
@@ -66,7 +67,7 @@ class Checkpoints:
             meta: returns what is saved in addition to the states, as plain JSON.
         """
         self._run_config, self._config = config, config.checkpoint
-        self._world, self._meta = world, meta
+        self._world, self.meta = world, meta
         self._levels = Levels(config, world, store, states, groups)
         self._store = store
         self.saved_step: int | None = None
@@ -177,7 +178,7 @@ class Checkpoints:
             return
         self._announce_begin(step)
         with self._reporting_failure():
-            shared.begin(step, self._levels.shared_shards(), self._meta())
+            shared.begin(step, self._levels.shared_shards(), self.meta())
         self.saved_step = step
         if self._config.mode == "blocking":
             self._announce_written()
@@ -223,7 +224,7 @@ class Checkpoints:
         if levels.local is not None and config.mode == "lazy" and config.end_seconds is not None:
             end = BoundedEnd(self._run_config, self._world, self._store, levels)
             was_loaded = step == self.saved_step != self._begun_step
-            if not end.wait(step, self._meta(), is_safe=was_loaded):
+            if not end.wait(step, self.meta(), is_safe=was_loaded):
                 return
         self.finish()
 
@@ -275,7 +276,7 @@ class Checkpoints:
 
         Moments may be reduced (`checkpoint.moments`) only in a checkpoint that is not copied.
         """
-        levels, meta = self._levels, self._meta()
+        levels, meta = self._levels, self.meta()
         manager = levels.local if self._drain_is_due else levels.reduced or levels.local
         if self._drain_is_due:
             self._drain_is_due = False

@@ -17,27 +17,25 @@ from pathlib import Path
 
 import torch
 
-from frontier_llm.checkpoint.discovery import committed
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
-from frontier_llm.errors import StopRequested
-from frontier_llm.geometry.elastic import refit
-from frontier_llm.geometry.formats import StateFormats
+from frontier_llm.errors import CheckpointError, StopRequested
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.launch.membership import Membership, Place
 from frontier_llm.parallel.groups import abort_groups, destroy_groups, forget_groups
 from frontier_llm.telemetry.log import setup_logging
-from frontier_llm.trainer.agreement import Continuation, Decision, Report, decide
+from frontier_llm.trainer.agreement import Continuation, Decision, Report, agree, decide
 from frontier_llm.trainer.assemble import (
     build_context,
     prepare_device,
     run_log,
 )
 from frontier_llm.trainer.callbacks.built_in import make_callbacks
-from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.loop import Loop
+from frontier_llm.trainer.remains import save_remains
+from frontier_llm.trainer.replicas import fitted_to, is_overdue, obstacle, places_of_states
 from frontier_llm.trainer.restart import prepare_restart, recorded_steps
 from frontier_llm.trainer.run_directory import FAILURES
 from frontier_llm.trainer.survivor import Survivor, lend, restore_counters
@@ -92,6 +90,13 @@ class _Member:
         """
         world, store, config = place.world, place.store, _of_generation(self._config, place)
         setup_logging(world.rank)
+        if place.former_size:
+            try:
+                save_remains(self._config, place, self._kept)
+            except CheckpointError as error:
+                _LOG.error("the remaining ranks could not save the last step: %s", error)
+            self._membership.report_done()
+            return
         if self._accelerator is None:
             self._accelerator = prepare_device(config, world)
         decision = self._agree(place)
@@ -150,25 +155,21 @@ class _Member:
         world, store, config = place.world, place.store, self._config
         if not place.generation:
             return Decision("checkpoint", "this is the first start")
-        report = Report(False, ended=recorded_steps(Path(config.run.dir)) if not world.rank else 0)
+        own = Report(False, ended=recorded_steps(Path(config.run.dir)) if not world.rank else 0)
         if self._kept is not None and self._kept.ranks == world.size:
-            report = self._kept.report()
-        store.set(f"report/{world.rank}", report.to_json())
-        if not world.rank:
-            keys = [f"report/{rank}" for rank in range(world.size)]
-            store.wait(keys, timedelta(seconds=config.watchdog.startup_seconds))
-            reports = [Report.from_json(text) for text in store.multi_get(keys)]
+            own = self._kept.report()
+
+        def decide_all(reports: list[Report]) -> Decision:
             precision = next((report.precision for report in reports if report.precision), "")
             layout = ResolvedLayout.resolve(
                 config, world.size, world.ranks_per_node, precision=precision or "fp32"
             )
-            decision = decide(reports, _places(layout), obstacle(config, layout))
+            decision = decide(reports, places_of_states(layout), obstacle(config, layout))
             saves = decision.sums is not None and is_overdue(config, decision.sums.step)
-            decision = replace(decision, precision=precision, saves=saves)
-            store.set("decision", decision.to_json())
-            return decision
-        store.wait(["decision"], timedelta(seconds=config.watchdog.startup_seconds))
-        return Decision.from_json(store.get("decision"))
+            return replace(decision, precision=precision, saves=saves)
+
+        timeout = timedelta(seconds=config.watchdog.startup_seconds)
+        return agree(store, world.rank, world.size, own, decide_all, timeout)
 
     def _continue(self, context: TrainerContext, decision: Decision) -> Continuation | None:
         """Fill the new objects with the states in memory; return None if there are none.
@@ -203,27 +204,6 @@ class _Member:
             )
 
 
-def obstacle(config: RunConfig, layout: ResolvedLayout) -> str:
-    """Return why states in memory would not repeat a run exactly; empty if they would."""
-    if config.optimizer.name in ("muon", "adafactor"):
-        return f"optimizer={config.optimizer.name} communicates during an update"
-    if config.collectives.error_feedback:
-        return "rounding errors of gradients (collectives.error_feedback) have no copy"
-    formats = StateFormats.at(config.collectives, 1)
-    has_refresh = layout.factors.optimizer > layout.factors.params
-    if has_refresh and not formats.refresh.is_lossless(2):
-        return "parameters are sent with rounding (collectives.refresh_format)"
-    return ""
-
-
-def is_overdue(config: RunConfig, step: int) -> bool:
-    """Return whether the newest checkpoint that was due by a step is not in the run directory."""
-    every = config.checkpoint.every_steps
-    due = step - step % every
-    newest = max((step for step, _ in committed(shared_folder(config))), default=0)
-    return config.checkpoint.mode != "off" and due > newest
-
-
 @contextmanager
 def _logging_warnings_only() -> Iterator[None]:
     """Do not log again what was logged at the start of the run."""
@@ -234,27 +214,10 @@ def _logging_warnings_only() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _places(layout: ResolvedLayout) -> list[tuple[int, ...]]:
-    """Return a tuple per rank that is equal for ranks with the same optimizer states."""
-    places: list[tuple[int, ...]] = []
-    for rank in range(layout.grid.size):
-        coordinates = layout.grid.coordinates(rank)
-        digits = layout.factors.digits(coordinates.data)
-        places.append((coordinates.tensor, coordinates.pipeline, *digits[:-1]))
-    return places
-
-
 def _of_generation(config: RunConfig, place: Place) -> RunConfig:
     """Return the configuration for the ranks and the time limit of the generation."""
-    changed: dict[str, float] = {"recovery.timeout_seconds": place.timeout_seconds}
-    if config.launch.elastic:
-        size = place.world.size
-        changed.update(refit(config.parallel, config.data, config.sharding, size))
-    for key, value in changed.items():
-        section, name = key.split(".")
-        part = getattr(config, section).model_copy(update={name: value})
-        config = config.model_copy(update={section: part})
-    return config
+    recovery = config.recovery.model_copy(update={"timeout_seconds": place.timeout_seconds})
+    return fitted_to(config, place.world.size).model_copy(update={"recovery": recovery})
 
 
 def _of_restart(config: RunConfig, rank: int) -> RunConfig:

@@ -1,15 +1,20 @@
 """What a process keeps of its rank while the ranks of a run connect again after a death."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from frontier_llm.config.run import RunConfig
+from frontier_llm.protocols import StateShard
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.agreement import Decision, Report
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.learning_rate import LearningRate
+from frontier_llm.trainer.loss_scale import LossScale
+from frontier_llm.trainer.progress import Progress
 
 
 class Survivor:
@@ -18,8 +23,10 @@ class Survivor:
     The model, its gradients and the process groups are given up: they are built again.
 
     Attributes:
+        rank: the rank whose states these are.
         ranks: number of ranks over which the states are divided.
-        tensors: the states, once the rank has caught up with the others.
+        shards: the states, once the rank has caught up with the others.
+        meta: what is saved in addition to the states, as plain JSON.
     """
 
     def __init__(self, context: TrainerContext, ended: int) -> None:
@@ -33,13 +40,14 @@ class Survivor:
         self._step, self._rate = context.train_step, LearningRate.of(context.config)
         self._sums, self._ended = context.train_step.sums, ended
         self._counters = counters_of(context)
-        self.ranks = context.world.size
+        self.rank, self.ranks = context.world.rank, context.world.size
         self._precision = context.hardware.precision.name
-        self.tensors: list[torch.Tensor] = []
+        self.shards: list[StateShard] = []
+        self.meta = context.checkpoints.meta()
 
     def report(self) -> Report:
         """Return what this rank has, for the agreement."""
-        return Report(True, self._sums, self._ended, self._counters, self._precision)
+        return Report(True, self._sums, self._ended, self._counters, self._precision, self.rank)
 
     def catch_up(self, decision: Decision) -> None:
         """Repeat the update that other ranks have done and this one has not, then keep only states.
@@ -53,15 +61,15 @@ class Survivor:
         if own is None or own.step < sums.step:
             self._step.repeat_update(sums, self._rate(sums.step))
             self._sums = sums
-        self.tensors = list(tensors_of(self._states))
+        self.shards = [_without_parameter(s) for s in self._states.shards(writable=True)]
         self._states.close()
         self._states = None
         del self._step
 
 
-def tensors_of(states: ShardedStates) -> Iterator[torch.Tensor]:
-    """Yield this rank's optimizer states, [elements] fp32 each, in an order that replicas share."""
-    for shard in states.shards(writable=True):
+def tensors_of(shards: Iterable[StateShard]) -> Iterator[torch.Tensor]:
+    """Yield optimizer states, [elements] fp32 each, in an order that replicas share."""
+    for shard in shards:
         for values in shard.states.values():
             assert isinstance(values, torch.Tensor)
             yield values
@@ -77,22 +85,38 @@ def counters_of(context: TrainerContext) -> dict[str, Any]:
     }
 
 
-def restore_counters(context: TrainerContext, decision: Decision) -> None:
-    """Set the counters of a context to those after the last update."""
+def counters_after(decision: Decision, config: RunConfig) -> dict[str, Any]:
+    """Return the counters after the last update, as plain JSON."""
     counters, sums = decision.counters, decision.sums
     assert counters is not None
     assert sums is not None
-    progress, loss_scale = context.progress, context.train_step.loss_scale
+    progress, loss_scale = Progress(), LossScale(config.precision, decision.precision)
     progress.load_meta(counters["progress"])
     loss_scale.load_meta(counters["loss_scale"])
     if progress.step < sums.step:  # the rank that reported them was still ending the update
         loss_scale.update(finite=not sums.skipped)
-        progress.advance(context.config.data.global_batch, skipped=sums.skipped)
+        progress.advance(config.data.global_batch, skipped=sums.skipped)
     assert progress.step == sums.step, (progress, sums)
+    found = {"progress": progress.to_meta(), "loss_scale": loss_scale.to_meta()}
+    return {**counters, **found}
+
+
+def restore_counters(context: TrainerContext, decision: Decision) -> None:
+    """Set the counters of a context to those after the last update."""
+    counters = counters_after(decision, context.config)
+    context.progress.load_meta(counters["progress"])
+    context.train_step.loss_scale.load_meta(counters["loss_scale"])
     blend, history = context.data.blend, counters["blend"]
     if blend is not None and history:
-        blend.resume(history, progress.next_sample)
-    context.train_step.sums = sums
+        blend.resume(history, context.progress.next_sample)
+    context.train_step.sums = decision.sums
+
+
+def _without_parameter(shard: StateShard) -> StateShard:
+    """Return a shard that does not keep the parameter, and with it the model, in memory."""
+    shape = torch.empty(shard.record.parameter.shape, device="meta")
+    record = replace(shard.record, parameter=torch.nn.Parameter(shape, requires_grad=False))
+    return replace(shard, record=record)
 
 
 def lend(states: ShardedStates, own: Survivor | None, lenders: Mapping[int, int]) -> None:
@@ -106,10 +130,10 @@ def lend(states: ShardedStates, own: Survivor | None, lenders: Mapping[int, int]
         lenders: by rank without states, the rank that sends it a copy.
     """
     rank = dist.get_rank()
-    tensors = list(tensors_of(states))
+    tensors = list(tensors_of(states.shards(writable=True)))
     with torch.no_grad():
         if own is not None:
-            for target, source in zip(tensors, own.tensors, strict=True):
+            for target, source in zip(tensors, tensors_of(own.shards), strict=True):
                 target.copy_(source)
         for borrower, lender in sorted(lenders.items()):
             if rank == lender:

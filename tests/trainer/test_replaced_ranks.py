@@ -218,12 +218,15 @@ def test_a_rank_that_dies_again_and_again_ends_the_run(
     corpus: tuple[str, ...], tmp_path: Path
 ) -> None:
     dies = "callbacks=[tests.trainer.test_replaced_ranks:DiesAtStep3]"
-    keys = (*corpus, *REPLACES, dies, "sharding=zero1", "recovery.tries=2")
+    keys = (*corpus, *REPLACES, dies, "sharding=zero1", "sharding.optimizer=1", "sharding.grads=1",
+            "recovery.tries=2")  # fmt: skip
     ended = train(*keys, f"run.dir={tmp_path / 'run'}")
     assert ended.code == 1
     assert ended.text.count("takes its place") == 2
     assert "ranks failed 3 times without a new step" in ended.text
     assert "rank 1 was killed by SIGKILL" in ended.text
+    assert "the remaining ranks have saved step 2" in ended.text
+    assert (tmp_path / "run" / "checkpoints" / "step_00000002").is_dir()
 
 
 def test_an_error_that_says_what_to_do_ends_the_run(

@@ -1,0 +1,43 @@
+"""The file `ranks.jsonl` of a run, with a line for each process that gets a rank."""
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+RANKS_FILE = "ranks.jsonl"
+"""Name of the file in the run directory."""
+
+
+class StartsFile:
+    """Appends a line for each new holder of a rank."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._recorded: set[int] = set()
+
+    def record(
+        self, generation: int, roster: Sequence[int], place: Callable[[int], tuple[str, int]]
+    ) -> None:
+        """Append the processes that have no line yet.
+
+        Args:
+            generation: number of the generation.
+            roster: by rank, the number of its process.
+            place: returns host and process id of a process.
+        """
+        with self._path.open("a") as file:
+            for rank, number in enumerate(roster):
+                if number in self._recorded:
+                    continue
+                self._recorded.add(number)
+                host, pid = place(number)
+                line = {
+                    "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+                    "generation": generation,
+                    "rank": rank,
+                    "process": number,
+                    "pid": pid,
+                    "host": host,
+                }
+                file.write(json.dumps(line) + "\n")
