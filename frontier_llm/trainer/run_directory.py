@@ -172,7 +172,7 @@ def _set_aside(path: Path) -> None:
     except OSError as error:
         raise _not_writable(path, error) from None
     _LOG.warning(
-        "the job was requeued before %s had a checkpoint: the run starts again, its records are "
+        "the run was interrupted before %s had a checkpoint: it starts again, its records are "
         "kept as *.void (a smaller checkpoint.every_steps saves sooner)",
         path,
     )

@@ -219,7 +219,7 @@ def test_a_rank_that_dies_again_and_again_ends_the_run(
 ) -> None:
     dies = "callbacks=[tests.trainer.test_replaced_ranks:DiesAtStep3]"
     keys = (*corpus, *REPLACES, dies, "sharding=zero1", "sharding.optimizer=1", "sharding.grads=1",
-            "recovery.tries=2")  # fmt: skip
+            "parallel.pipeline=1", "recovery.tries=2")  # fmt: skip
     ended = train(*keys, f"run.dir={tmp_path / 'run'}")
     assert ended.code == 1
     assert ended.text.count("takes its place") == 2
