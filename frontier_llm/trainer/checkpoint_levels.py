@@ -6,6 +6,7 @@
 States are copied to the run directory directly if the nodes' disks do not have the step.
 """
 
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -34,7 +35,13 @@ from frontier_llm.launch.world import World
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.protocols import StateShard
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.checkpoint_places import local_folder, partner_folder, shared_folder
+from frontier_llm.trainer.checkpoint_places import (
+    local_folder,
+    local_root,
+    partner_folder,
+    shared_folder,
+)
+from frontier_llm.trainer.rank_objects import gathered
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -138,6 +145,18 @@ class Levels:
             self._buffers.append(buffer)
         if self.local is not None and self.partner is not None and self._partner_files is None:
             self._partner_files = self._exchange_plans(self.local.plan)
+
+    def remove_copies(self) -> None:
+        """Delete the copies in memory (`recovery.partner_copies`); nothing may write any more.
+
+        Collective over all ranks.
+        """
+        root = local_root(self._run_config)
+        if root is None or not self._run_config.recovery.partner_copies:
+            return
+        gathered(None)  # wait, because simulated nodes share the folder
+        if self._world.rank == self._world.node_ranks.start:
+            shutil.rmtree(root, ignore_errors=True)
 
     def shared_shards(self) -> Iterator[StateShard]:
         """Yield what this rank saves to the run directory."""

@@ -6,7 +6,6 @@ nodes' disks and copied from there to the run directory. frontier_llm/checkpoint
 """
 
 import logging
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,8 +22,7 @@ from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.bounded_end import BoundedEnd
 from frontier_llm.trainer.checkpoint_levels import Levels
 from frontier_llm.trainer.checkpoint_listener import CheckpointListener, CommittedCheckpoint
-from frontier_llm.trainer.checkpoint_places import local_root, shared_folder
-from frontier_llm.trainer.rank_objects import gathered
+from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.step_result import Saving
 
 if TYPE_CHECKING:
@@ -217,6 +215,8 @@ class Checkpoints:
     def end(self, step: int) -> None:
         """Do what `finish` does, after the last step, but do not wait forever.
 
+        Collective over all ranks. Copies in memory (`recovery.partner_copies`) are deleted.
+
         Raises:
             CheckpointError: as `finish`; or the run directory did not take the last step in time.
         """
@@ -227,18 +227,7 @@ class Checkpoints:
             if not end.wait(step, self.meta(), is_safe=was_loaded):
                 return
         self.finish()
-
-    def remove_copies(self) -> None:
-        """Delete the copies in memory (`recovery.partner_copies`), after `end`.
-
-        Collective over all ranks.
-        """
-        root = local_root(self._run_config)
-        if root is None or not self._run_config.recovery.partner_copies:
-            return
-        gathered(None)  # wait, because simulated nodes share the folder
-        if self._world.rank == self._world.node_ranks.start:
-            shutil.rmtree(root, ignore_errors=True)
+        levels.remove_copies()
 
     def wait_for_archive(self) -> None:
         """Wait until the archive command has ended, on rank 0. No collective may follow."""

@@ -257,7 +257,6 @@ class Loop:
         if is_early:  # unless the step has been saved already
             context.checkpoints.save(step)
         context.checkpoints.end(step)
-        context.checkpoints.remove_copies()
         self._callbacks.on_stop(is_early=is_early)
         context.checkpoints.wait_for_archive()
         if is_early:
