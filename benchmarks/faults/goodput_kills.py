@@ -3,8 +3,8 @@
     python -m benchmarks.faults.goodput_kills                # 50 kills, 15 s apart on average
 
 A run with recovery.enabled=true is killed at exponential times, whatever it is doing, as the
-simulator assumes. Before, ten kills give the seconds of a recovery, and the steps without kills
-give the seconds of a step. With these two numbers and the mean time between kills, the simulator
+simulator assumes. Before, twenty kills give the mean seconds of a recovery, and the steps without
+kills give the seconds of a step. With these two numbers and the mean time between kills, the simulator
 predicts the share of the time in which the run makes new steps. The measured share is the sum of
 the seconds of all new steps (metrics.jsonl), over the time of the run.
 """
@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 from rich.progress import track
 from rich.table import Table
@@ -30,7 +30,7 @@ from frontier_llm.errors import TrainingError
 from frontier_llm.planner.effective_time import Recovery, simulate
 from frontier_llm.telemetry.history import History
 
-CALIBRATION_KILLS = 10
+CALIBRATION_KILLS = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +89,7 @@ def calibrate(run: DisturbedRun, draw: random.Random) -> tuple[float, float]:
         seconds.append(time.monotonic() - start)
     step_seconds = median(value for _, value in History.read(run.run).points("step_seconds"))
     # the interrupted step is half done on average, and is done again as a whole
-    return median(seconds) - step_seconds, step_seconds
+    return mean(seconds) - step_seconds, step_seconds
 
 
 def measure(run: DisturbedRun, gaps: Sequence[float], draw: random.Random) -> tuple[float, float]:

@@ -3,6 +3,7 @@
     python -m benchmarks.faults.rank_deaths                  # 200 deaths of ranks, 10 minutes
     python -m benchmarks.faults.rank_deaths --kills 50 --node --json nodes.json
     python -m benchmarks.faults.rank_deaths --optimizer 2    # states only in checkpoints
+    python -m benchmarks.faults.rank_deaths --copies         # states in copies in memory
 
 A tiny GPT trains on 8 ranks (tensor 2 x pipeline 2 x data 2; with --node tensor 2 x data 4 and
 sharding.optimizer=2) with recovery.enabled=true, evaluates every 15 steps and saves every 10.
@@ -20,6 +21,7 @@ they have survived. The exit code is 1 if a check fails. Works on Linux only.
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,6 +54,8 @@ OVERRIDES = (
 )  # fmt: skip
 SECOND_KILLS = 0.15
 """Share of the kills that are followed by a second one."""
+COPIES = Path("/dev/shm")
+"""Parent of the folder for copies in memory."""
 PATIENCE_SECONDS = 120.0
 """A run that does no step for so long has failed."""
 
@@ -135,6 +139,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--kills", type=at_least(1), default=200, help="number of kills (default 200)")
     add("--node", action="store_true", help="kill the ranks of a node instead of one rank")
     add("--optimizer", type=int, default=1, choices=(1, 2), help="sharding.optimizer (default 1)")
+    add(
+        "--copies",
+        action="store_true",
+        help="sharding.optimizer=2, no other rank has the states, recovery.partner_copies=true",
+    )
     add("--spares", type=int, default=0, help="recovery.spares (default 0)")
     add("--seed", type=int, default=1, help="seed of the moments and targets (default 1)")
     options = parser.parse_args(arguments)
@@ -147,6 +156,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"sharding.optimizer={options.optimizer}",
             f"recovery.spares={options.spares}",
         )
+        if options.copies:
+            overrides += (
+                f"launch.ranks_per_node={RANKS_PER_NODE}",
+                "sharding.optimizer=2",
+                "checkpoint.every_steps=100000",
+            )
         if options.node:
             # each node has all optimizer states, divided over its ranks
             overrides += (
@@ -168,7 +183,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def disturb(folder: Path, overrides: Sequence[str], options: Any) -> Outcome:
     """Run the job and kill its ranks; return what was measured."""
     outcome, draw = Outcome(), random.Random(options.seed)
-    run = DisturbedRun(folder / "disturbed", (*overrides, "recovery.enabled=true"))
+    keys = [*overrides, "recovery.enabled=true"]
+    if options.copies:
+        keys += ["recovery.partner_copies=true", f"recovery.copies_path={COPIES}/{folder.name}"]
+    run = DisturbedRun(folder / "disturbed", keys)
     try:
         if not run.wait_beyond(3):
             outcome.problems.append(f"the run did not start:\n{run.log.read_text()}")
@@ -195,6 +213,9 @@ def disturb(folder: Path, overrides: Sequence[str], options: Any) -> Outcome:
     finally:
         run.process.kill()
         run.process.wait()
+        if (COPIES / folder.name).exists():
+            outcome.problems += [f"{p} is left" for p in (COPIES / folder.name).iterdir()]
+            shutil.rmtree(COPIES / folder.name)
     left = [p for p in psutil.process_iter(["cmdline"]) if str(run.run) in str(p.info["cmdline"])]
     outcome.problems += [f"process {process.pid} is left" for process in left]
     return outcome
@@ -307,7 +328,7 @@ def to_dict(outcome: Outcome, options: Any) -> dict[str, Any]:
     return {
         "options": {
             "kills": options.kills, "node": options.node, "optimizer": options.optimizer,
-            "spares": options.spares, "seed": options.seed,
+            "copies": options.copies, "spares": options.spares, "seed": options.seed,
         },
         "cores": os.cpu_count(),
         "processes_killed": outcome.kills,
