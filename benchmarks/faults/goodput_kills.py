@@ -4,7 +4,7 @@
 
 A run with recovery.enabled=true is killed at exponential times, whatever it is doing, as the
 simulator assumes. Before, twenty kills give the mean seconds of a recovery, and the steps without
-kills give the seconds of a step. With these two numbers and the mean time between kills, the simulator
+kills give the seconds of a step. With these numbers and the mean time between kills, the simulator
 predicts the share of the time in which the run makes new steps. The measured share is the sum of
 the seconds of all new steps (metrics.jsonl), over the time of the run.
 """
