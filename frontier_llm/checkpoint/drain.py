@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from frontier_llm.checkpoint.cancellation import Cancellation
 from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.folders import step_folder
 from frontier_llm.checkpoint.pacer import Pacer
@@ -48,28 +49,32 @@ class DrainSource:
         Raises:
             CheckpointError: the node's checkpoint is absent or damaged.
         """
-        checkpoint = open_when_committed(self._folder, self._step, self._timeout)
+        folder, cancellation = self._folder, self._pacer.cancellation
+        checkpoint = open_when_committed(folder, self._step, self._timeout, cancellation)
         yield from StoredChunks(self._plan, checkpoint, self._buffers, self._pacer).chunks()
 
     def close(self) -> None:
         """Do nothing: the buffers belong to the caller."""
 
 
-def open_when_committed(folder: Path, step: int, timeout: timedelta) -> Checkpoint:
+def open_when_committed(
+    folder: Path, step: int, timeout: timedelta, cancellation: Cancellation
+) -> Checkpoint:
     """Open a checkpoint that rank 0 has committed; another rank of this node may still rename it.
 
     Args:
         folder: folder of the checkpoints of this node.
         step: step of the checkpoint.
         timeout: how long to wait for the folder.
+        cancellation: ends the wait.
 
     Raises:
-        CheckpointError: the checkpoint is absent or damaged.
+        CheckpointError: the checkpoint is absent or damaged, or was given up.
     """
     path = folder / step_folder(step)
     deadline = time.monotonic() + timeout.total_seconds()
     while not path.exists():
         if time.monotonic() > deadline:
             raise CheckpointError(f"{path} is absent, although its step is committed")
-        time.sleep(_POLL_SECONDS)
+        cancellation.sleep(_POLL_SECONDS)
     return Checkpoint.open(path)

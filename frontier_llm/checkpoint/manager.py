@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from frontier_llm.checkpoint.cancellation import Cancellation
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier
 from frontier_llm.checkpoint.manager_options import DEFAULTS, Options, Outcome
 from frontier_llm.checkpoint.retention import prune
@@ -89,6 +90,7 @@ class CheckpointManager:
         self._memory = SnapshotMemory(
             rank, world_size, self._store, prefix, timeout, options, is_lazy=self._is_lazy
         )
+        self._cancellation = Cancellation()
         self._snapshot: Snapshot | None = None
         self._writer = Writer("checkpoint")
         self._error: BaseException | None = None
@@ -201,12 +203,10 @@ class CheckpointManager:
             raise error
 
     def abandon(self) -> None:
-        """Wait until no thread reads the states; other ranks are gone, so nothing is committed."""
-        if self._snapshot is not None:
-            self._snapshot.fence()
-            self._snapshot = None
+        """Give up what is not committed, and wait until no thread reads the states."""
+        self._cancellation.cancel()
         self._writer.wait_below(1)
-        self._error = None
+        self._snapshot = self._error = None
 
     def close(self) -> None:
         """Wait until the last checkpoint is committed.
@@ -231,6 +231,7 @@ class CheckpointManager:
             folder_ranks or range(self._size),
             repeats=folder_ranks is not None,  # nodes may store the same elements
             moments=self._options.moments,
+            cancellation=self._cancellation,
         )
         return task, barrier
 

@@ -6,29 +6,43 @@ import platform
 import time
 from contextlib import suppress
 
+from frontier_llm.checkpoint.cancellation import Cancellation
+
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 """Number of Linux's system call `ioprio_set`, by machine (man 2 ioprio_set)."""
 _THIS_THREAD, _IDLE_CLASS = 1, 3 << 13
 
 
 class Pacer:
-    """Limits the rate of one thread that copies files."""
+    """Limits the rate of one thread that copies files.
 
-    def __init__(self, bytes_per_second: float | None) -> None:
+    Attributes:
+        cancellation: ends the copying.
+    """
+
+    def __init__(self, bytes_per_second: float | None, cancellation: Cancellation) -> None:
         """Initialise.
 
         Args:
             bytes_per_second: the limit; None: no limit.
+            cancellation: ends the copying.
         """
         self._rate, self._next = bytes_per_second, 0.0
+        self.cancellation = cancellation
 
     def wait(self, count: int) -> None:
-        """Wait until `count` more bytes may be copied."""
+        """Wait until `count` more bytes may be copied.
+
+        Raises:
+            CheckpointError: the copy was given up.
+        """
+        seconds = 0.0
         if self._rate is not None:
             now = time.monotonic()
             begin = max(now, self._next)
             self._next = begin + count / self._rate
-            time.sleep(begin - now)
+            seconds = begin - now
+        self.cancellation.sleep(seconds)
 
     def start_thread(self) -> None:
         """Give this thread idle priority for input and output, if there is no limit.

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -149,10 +149,16 @@ class PartnerFiles:
         """
         return ReceivedChunks(self._server, self.plan, step, buffer, self._seconds)
 
+    def close(self) -> None:
+        """Stop to listen. A thread that waits for a connection fails."""
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
     def _send(self, step: int, buffer: torch.Tensor, pacer: Pacer) -> None:
         try:
             pacer.start_thread()
-            checkpoint = open_when_committed(self._folder, step, self._timeout)
+            checkpoint = open_when_committed(self._folder, step, self._timeout, pacer.cancellation)
             with (
                 closing(socket.create_connection(self._address, self._seconds)) as connection,
                 RangeReader(checkpoint, verify=True) as reader,

@@ -13,10 +13,11 @@ node. `commit_barrier` is the part in which the ranks agree.
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from frontier_llm.checkpoint.cancellation import Cancellation
 from frontier_llm.checkpoint.chunk_source import ChunkSource, FilePlan
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier, UnknownOutcomeError
 from frontier_llm.checkpoint.folder_commit import check_files, publish, write_manifest
@@ -58,6 +59,8 @@ class Task:
     """Whether elements may be stored more than once, as with one folder per node."""
     moments: Moments | None = None
     """Format in which Adam's moments are stored; None: fp32."""
+    cancellation: Cancellation = field(default_factory=Cancellation)
+    """Ends the writing before all ranks have written."""
     continues: bool = False
     """Whether the file may hold chunks of an earlier attempt, which need not be written again."""
 
@@ -137,6 +140,7 @@ def _write(task: Task, source: ChunkSource) -> FilePart | None:
     with RankFile(path, plan.size, plan.offset_bytes, plan.total, continues=continues) as file:
         reach("file.created", rank)
         for index, (buffer, size) in enumerate(source.chunks()):
+            task.cancellation.check()
             if index == len(plan.chunks) // 2:
                 reach("file.half", rank)
             file.write(buffer, size)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from frontier_llm.checkpoint.archive import Archive
+from frontier_llm.checkpoint.cancellation import Cancellation
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier
 from frontier_llm.checkpoint.drain import DrainSource
 from frontier_llm.checkpoint.manager import CheckpointManager
@@ -87,6 +88,7 @@ class Levels:
         self._saves_locally = self._is_first_of_its_node(groups)
         self._timeout = timedelta(seconds=config.checkpoint.timeout_seconds)
         self._buffers: list[torch.Tensor] = []
+        self._cancellation = Cancellation()
         self._partner_files: PartnerFiles | None = None
         self._pool = self._make_pool()
         settings = config.checkpoint
@@ -145,6 +147,16 @@ class Levels:
             self._buffers.append(buffer)
         if self.local is not None and self.partner is not None and self._partner_files is None:
             self._partner_files = self._exchange_plans(self.local.plan)
+
+    def abandon(self) -> None:
+        """Give up what is not committed, and wait until no thread uses states or files."""
+        self._cancellation.cancel()
+        if self._partner_files is not None:
+            self._partner_files.close()
+        for manager in self.managers:
+            manager.abandon()
+        for mover in self.movers:
+            mover.abandon()
 
     def remove_copies(self) -> None:
         """Delete the copies in memory (`recovery.partner_copies`); nothing may write any more.
@@ -239,7 +251,8 @@ class Levels:
 
     def _make_pacer(self) -> Pacer:
         rate = self._config.drain_mb_per_second
-        return Pacer(None if rate is None else rate * 1e6 / self._world.ranks_per_node)
+        limit = None if rate is None else rate * 1e6 / self._world.ranks_per_node
+        return Pacer(limit, self._cancellation)
 
     def _saved_locally(self, step: int, outcome: Outcome) -> None:
         for mover in self.movers:
@@ -305,7 +318,16 @@ class Levels:
         assert files is not None
         node = files.sender // world.ranks_per_node
         folder = partner_folder(self._run_config, node)
-        task = Task(folder, step, meta, world.rank, files.plan, world.node_ranks, repeats=True)
+        task = Task(
+            folder,
+            step,
+            meta,
+            world.rank,
+            files.plan,
+            world.node_ranks,
+            repeats=True,
+            cancellation=self._cancellation,
+        )
         with files.sending(step, self._buffers[2], self._make_pacer()):
             save(task, files.receive(step, self._buffers[3]), barrier)
         if task.is_first:

@@ -207,10 +207,7 @@ class Checkpoints:
 
         The threads that write them fail when they wait for other ranks, and end.
         """
-        for manager in self._levels.managers:
-            manager.abandon()
-        for mover in self._levels.movers:
-            mover.abandon()
+        self._levels.abandon()
 
     def end(self, step: int) -> None:
         """Do what `finish` does, after the last step, but do not wait forever.

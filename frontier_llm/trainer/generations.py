@@ -91,21 +91,14 @@ class _Member:
         world, store, config = place.world, place.store, _of_generation(self._config, place)
         setup_logging(world.rank)
         if place.former_size:
-            try:
-                save_remains(self._config, place, self._kept)
-            except CheckpointError as error:
-                _LOG.error("the remaining ranks could not save the last step: %s", error)
-            self._membership.report_done()
+            self._save_remains(place)
             return
         if self._accelerator is None:
             self._accelerator = prepare_device(config, world)
         decision = self._agree(place)
-        if decision.source == "memory" and self._kept is not None:
-            self._kept.catch_up(decision)
-        elif decision.source == "checkpoint":
-            self._kept = None
-            if place.generation:
-                config = _of_restart(config, world.rank)
+        if decision.source == "checkpoint" and place.generation:
+            config = _of_restart(config, world.rank)
+        self._catch_up(decision)
         if decision.precision:  # measuring it again might choose another one
             precision = config.precision.model_copy(update={"name": decision.precision})
             config = config.model_copy(update={"precision": precision})
@@ -132,6 +125,24 @@ class _Member:
         self._membership.finish()
         if stopped is not None:
             raise stopped
+
+    def _catch_up(self, decision: Decision) -> None:
+        """Bring what is kept to the step at which training continues, or give it up."""
+        if self._kept is None:
+            return
+        if decision.source == "memory":
+            self._kept.catch_up(decision)
+        else:
+            self._kept.let_go()
+            self._kept = None
+
+    def _save_remains(self, place: Place) -> None:
+        """Save what the remaining ranks have in memory."""
+        try:
+            save_remains(self._config, place, self._kept)
+        except CheckpointError as error:
+            _LOG.error("the remaining ranks could not save the last step: %s", error)
+        self._membership.report_done()
 
     def let_go(self) -> None:
         """Keep the states, and give up everything else that belongs to the generation."""

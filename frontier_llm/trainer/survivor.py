@@ -62,9 +62,14 @@ class Survivor:
             self._step.repeat_update(sums, self._rate(sums.step))
             self._sums = sums
         self.shards = [_without_parameter(s) for s in self._states.shards(writable=True)]
-        self._states.close()
-        self._states = None
-        del self._step
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Give up model and gradients. Unless their hooks are removed, they are never freed."""
+        if self._states is not None:
+            self._states.close()
+            self._states = None
+            del self._step
 
 
 def tensors_of(shards: Iterable[StateShard]) -> Iterator[torch.Tensor]:
