@@ -146,10 +146,12 @@ class _Member:
 
     def let_go(self) -> None:
         """Keep the states, and give up everything else that belongs to the generation."""
-        self._membership.leave()
         context = self._context
         if context is not None:
+            # writers wait for other ranks until their connections are cut, so `leave` comes later
             context.checkpoints.abandon()
+        self._membership.leave()
+        if context is not None:
             self._kept = Survivor(context, self._loop.ended if self._loop else self._ended)
         self._context = self._loop = context = None
         with suppress(RuntimeError):  # the groups' connections are gone
