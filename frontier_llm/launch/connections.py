@@ -7,9 +7,15 @@ If its sockets are shut down, a collective that waits for a dead rank fails at o
 import os
 import socket
 import stat
+import struct
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
+
+_ANSWER_SECONDS = 0.2
+"""Time limit for a connection to this process itself."""
 
 
 class Connections:
@@ -64,6 +70,44 @@ class Connections:
                 is_late = self._own is not None and inode not in self._own
                 _shut_down(inode, descriptor, self._store_port if is_late else None)
             return True
+
+    def answer(self, before: int, size: int) -> None:
+        """In place of the ranks that gloo waits for, connect to this process and close at once.
+
+        While gloo connects a group, it waits a whole time limit for each rank that does not come:
+        it listens, so that there is no connection yet that `cut` could shut down. A connection
+        begins with the number of the pair of ranks (gloo/transport/tcp/listener.cc).
+
+        Args:
+            before: only connections of a generation before this one are answered.
+            size: number of ranks in that generation.
+        """
+        with self._lock:
+            if self._generation is None or self._generation >= before:
+                return
+            found = [
+                _listening_address(inode, descriptor)
+                for inode, descriptor in _sockets()
+                if inode not in self._before
+            ]
+        for address, pair in product(filter(None, found), range(size)):
+            with (
+                suppress(OSError),
+                socket.create_connection(address, _ANSWER_SECONDS) as connection,
+            ):
+                connection.sendall(struct.pack("=q", pair))
+
+
+def _listening_address(inode: int, descriptor: int) -> tuple[str, int] | None:
+    """Return address and port on which a socket listens; None if it does not."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+        is_same = os.fstat(copy.fileno()).st_ino == inode
+        is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6)
+        is_tcp = is_tcp and copy.type == socket.SOCK_STREAM
+        if is_same and is_tcp and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            address, port = copy.getsockname()[:2]
+            return str(address), int(port)
+    return None
 
 
 def _sockets() -> Iterator[tuple[int, int]]:

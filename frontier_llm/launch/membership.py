@@ -42,6 +42,9 @@ _NEWS_SECONDS = 2.0
 member, and the roster that replaces it is published within milliseconds."""
 _CUT_SECONDS = 0.05
 """Interval at which connections are shut down again."""
+_CUTS_PER_ANSWER = 6
+"""If a main thread still uses its connections after so many times, it probably waits for ranks that
+do not connect."""
 
 
 class GenerationOverError(Exception):
@@ -95,7 +98,7 @@ class Membership:
         self._control, self._reports = connect(), connect()
         self._news = connect()
         self._generation, self._announced, self._is_over = -1, -1, threading.Event()
-        self._connections = Connections(port)
+        self._connections, self._size = Connections(port), 0
         threading.Thread(target=self._watch_rosters, name="membership", daemon=True).start()
 
     rank: int | None
@@ -167,7 +170,7 @@ class Membership:
     def _enter(self, roster: Roster) -> Place | None:
         """Begin a generation; return None if a newer one is known."""
         assert roster.members is not None
-        generation = roster.generation
+        generation, self._size = roster.generation, len(roster.members)
         self.rank = roster.members.index(self.number)
         self._control.set(arrived_key(generation, self.rank), "")
         self._control.add(arrivals_key(generation), 1)
@@ -198,5 +201,9 @@ class Membership:
     def _cut(self, generation: int) -> None:
         """Shut connections down until the main thread has left the generation before."""
         self.abort()
+        cuts = 0
         while self._connections.cut(before=generation):
             time.sleep(_CUT_SECONDS)
+            cuts += 1
+            if cuts % _CUTS_PER_ANSWER == 0:
+                self._connections.answer(before=generation, size=self._size)

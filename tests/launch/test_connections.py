@@ -1,14 +1,18 @@
 """Connections that another thread shuts down while they are in use."""
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from functools import partial
 
 import pytest
 
 from frontier_llm.launch.connections import Connections
+from tests.forked_train import Forked
 
 
 @pytest.fixture
@@ -84,3 +88,44 @@ def test_after_seal_a_connection_to_the_store_is_cut(server: socket.socket) -> N
         assert connections.cut(before=1)
         assert not is_open(to_store)
         assert is_open(elsewhere)
+
+
+def connect_with_a_rank_that_leaves(rank: int, port: int) -> int:
+    """Connect a group of six ranks, of which rank 1 ends meanwhile; return the seconds."""
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store, own = (
+        dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False) for _ in range(2)
+    )
+    connections = Connections(port)
+    connections.begin(0)
+
+    def disturb() -> None:
+        own.wait(["0//cpu//0/1"])  # rank 1 has told the others where it listens
+        if rank == 1:
+            os._exit(99)
+        time.sleep(1)
+        connections.cut(before=1)
+        connections.answer(before=1, size=6)
+
+    threading.Thread(target=disturb, daemon=True).start()
+    begin = time.monotonic()
+    with suppress(Exception):
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=6, timeout=timedelta(seconds=12)
+        )
+    return round(time.monotonic() - begin)
+
+
+@pytest.mark.slow
+def test_gloo_stops_to_wait_for_a_rank_that_does_not_connect() -> None:
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = [
+        Forked(partial(connect_with_a_rank_that_leaves, rank, store.port)) for rank in range(6)
+    ]
+    seconds = [rank.wait().code for rank in ranks]
+    assert seconds.pop(1) == 99
+    assert max(seconds) < 8
