@@ -22,11 +22,13 @@ if [ -n "${FRONTIER_LLM_SPARE_NODES:-}" ]; then
     "recovery.spares=$((FRONTIER_LLM_SPARE_NODES * ${SLURM_NTASKS_PER_NODE:-1}))")
 fi
 
-# FRONTIER_LLM_REQUEUES=N: a job that ends like this is put into the queue again, up to N times in all.
+# FRONTIER_LLM_REQUEUES=N: a job that ends like this is put into the queue again, up to N times in
+# all. If this script is lost with its node, launch/requeue.py does the same.
 requeue_job() {
   if [ "${SLURM_RESTART_COUNT:-0}" -lt "${FRONTIER_LLM_REQUEUES:-0}" ]; then
-    echo "the job is put into the queue again" >&2
-    scontrol requeue "$SLURM_JOB_ID"
+    echo "the job is put into the queue again ($((${SLURM_RESTART_COUNT:-0} + 1)) of" \
+      "$FRONTIER_LLM_REQUEUES times, FRONTIER_LLM_REQUEUES)" >&2
+    scontrol requeue "$SLURM_JOB_ID" || return 0
     sleep 600 # Slurm ends this job
   fi
 }

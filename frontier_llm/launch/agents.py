@@ -6,7 +6,7 @@ tasks wait, usually on nodes of their own. A dead process is replaced on its own
 lost, its agents no longer answer, and waiting agents take over its ranks.
 
 The coordinator (coordinator.py) runs in task 0, whose process also holds the store. If its node is
-lost, all agents end, and Slurm has to start the job again.
+lost, all agents end, and one of them puts the job into Slurm's queue again (requeue.py).
 
 Keys in the store, below `agents/`:
 
@@ -29,10 +29,12 @@ from typing import TYPE_CHECKING
 
 from frontier_llm.errors import LaunchError
 from frontier_llm.launch import failure
+from frontier_llm.launch.connections import limit_silence
 from frontier_llm.launch.coordinator import Coordinator, Replacing
 from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks
 from frontier_llm.launch.launcher import Ended, LaunchOptions, fork_rank, report_cause
 from frontier_llm.launch.replacement import MemberTarget, run_member_process
+from frontier_llm.launch.requeue import end_job_without_script
 from frontier_llm.launch.stop import StopFlag
 from frontier_llm.launch.world import World
 
@@ -43,6 +45,8 @@ _BEAT_SECONDS = 1.0
 """Time between two heartbeats of an agent, and between two looks for what it is asked to do."""
 _SILENCE_SECONDS = 5.0
 """An agent without a heartbeat for so long is taken for dead, and its node for lost."""
+_STORE_SILENCE_SECONDS = 20.0
+"""An agent ends if the node of the store has not received its messages for so long."""
 _SUCCESSOR_SECONDS = 3.0
 """How long the coordinator waits for the next process of an agent."""
 _EXIT_SECONDS = 30.0
@@ -71,6 +75,7 @@ def run_agent(job: TaskJob) -> int:
     Raises:
         LaunchError: the task that coordinates the job is lost.
     """
+    limit_silence(job.world.master_port, _STORE_SILENCE_SECONDS)
     agent = Agent(job)
     try:
         if job.world.rank == 0:
@@ -79,6 +84,8 @@ def run_agent(job: TaskJob) -> int:
             time.sleep(POLL_SECONDS)
         return agent.end(code)
     except RuntimeError as error:
+        agent.processes.kill()
+        end_job_without_script(os.environ)
         raise LaunchError(
             f"task {job.world.rank} lost contact with the job's store on task 0 at "
             f"{job.world.master_address} ({str(error).splitlines()[0]}): its node failed, or this "

@@ -1,0 +1,132 @@
+"""What the agents of a Slurm job do when they have lost the node of task 0.
+
+The job script and srun usually run on that node. If they are lost with it, nobody waits for the
+agents, and with `sbatch --no-kill` Slurm would let the job keep its other nodes until its time
+limit. An agent therefore puts the job into the queue again, or cancels it.
+"""
+
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from frontier_llm.launch.launcher import print_error
+from frontier_llm.launch.slurm import hosts
+from frontier_llm.launch.stop import StopFlag
+
+_WATCHERS = 8
+"""Number of nodes, after that of task 0, on which an agent acts. Each asks Slurm's controller every
+few seconds, so it must not be every node of a large job."""
+_ASK_SECONDS = 5.0
+"""Time between two questions to Slurm's controller."""
+_PATIENCE_SECONDS = 900.0
+"""How long an agent waits for Slurm to find that the node is lost. Slurm's default time limit for a
+node that does not answer (SlurmdTimeout) is 300 s."""
+_TURN_SECONDS = 10.0
+"""How long the agent of a node waits for that of the node before it to act."""
+_COMMAND_SECONDS = 60.0
+
+
+def end_job_without_script(environ: Mapping[str, str]) -> None:
+    """Requeue or cancel the job of this task if its job script is lost.
+
+    If srun can be reached, the job script is not lost, and this function returns at once: srun
+    learns that the agents have ended, and the script decides what to do. Otherwise it waits until
+    Slurm counts the node of the script as lost, so that a node that is cut off itself cannot end a
+    job that goes on without it. The function returns if that does not happen.
+
+    Args:
+        environ: the variables that srun has set for this task.
+    """
+    node, is_first = int(environ.get("SLURM_NODEID", "0")), environ.get("SLURM_LOCALID") == "0"
+    if not is_first or not 0 < node <= _WATCHERS:
+        return
+    script_host = hosts(environ.get("SLURM_JOB_NODELIST", ""))[:1]
+    deadline, lost_at = time.monotonic() + _PATIENCE_SECONDS, None
+    flag = StopFlag.install()
+    while script_host and not flag.requested and time.monotonic() < deadline:
+        if _srun_answers(environ):
+            return
+        if _is_down(script_host[0]):
+            lost_at = lost_at or time.monotonic()
+            if time.monotonic() - lost_at >= _TURN_SECONDS * (node - 1):
+                _end_job(environ, script_host[0])
+                return
+        time.sleep(_ASK_SECONDS)
+
+
+def _srun_answers(environ: Mapping[str, str]) -> bool:
+    """Return whether a connection to this task's srun can be opened."""
+    host, port = environ.get("SLURM_SRUN_COMM_HOST"), environ.get("SLURM_SRUN_COMM_PORT")
+    if host is None or port is None:
+        return True  # the task was not started by srun
+    try:
+        socket.create_connection((host, int(port)), timeout=_ASK_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _is_down(host: str) -> bool:
+    """Return whether Slurm counts a node as down.
+
+    That it does not answer Slurm is not enough: if a job is requeued before its node is down, some
+    releases of Slurm give it GPUs later that its steps cannot use.
+    """
+    code, states = _ask("sinfo", "--noheader", f"--nodes={host}", "--format=%T")
+    return code == 0 and any("down" in state for state in states.split())
+
+
+def _end_job(environ: Mapping[str, str], host: str) -> None:
+    """Requeue the job if FRONTIER_LLM_REQUEUES allows it, otherwise cancel it."""
+    job, done = environ["SLURM_JOB_ID"], int(environ.get("SLURM_RESTART_COUNT", "0"))
+    allowed = int(environ.get("FRONTIER_LLM_REQUEUES", "0"))
+    lost = f"node {host} is lost, and with it task 0 and the job script"
+    log = _output_file(job)
+    refused = f"it was put into the queue again {done} times (FRONTIER_LLM_REQUEUES={allowed})"
+    if done < allowed:
+        _tell(
+            f"{lost}: the job is put into the queue again ({done + 1} of {allowed} times, "
+            "FRONTIER_LLM_REQUEUES), and will resume from its newest checkpoint",
+            log,
+        )
+        code, refused = _ask("scontrol", "requeue", job)
+        if code == 0:
+            return
+    _tell(
+        f"{lost}. The job is cancelled, so that it does not hold its other nodes: {refused}. To "
+        "continue from the newest checkpoint, submit it again with the same run.dir",
+        log,
+    )
+    _ask("scancel", job)
+
+
+def _output_file(job: str) -> Path | None:
+    """Return the file with the output of the job script."""
+    words = _ask("scontrol", "--oneliner", "show", "job", job)[1].split()
+    paths = [word.removeprefix("StdOut=") for word in words if word.startswith("StdOut=")]
+    return Path(paths[0]) if paths else None
+
+
+def _tell(text: str, log: Path | None) -> None:
+    """Append a line to the output of the job, which srun can no longer do."""
+    print_error(text)
+    if log is not None and log.exists():
+        with log.open("a") as file:
+            file.write(text + "\n")
+
+
+def _ask(*command: str) -> tuple[int, str]:
+    """Run a command of Slurm; return its exit code and its output."""
+    try:
+        ended = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_COMMAND_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, str(error)
+    return ended.returncode, (ended.stdout + ended.stderr).strip()
