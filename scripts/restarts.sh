@@ -30,6 +30,9 @@ requeue_job() {
       "$FRONTIER_LLM_REQUEUES times, FRONTIER_LLM_REQUEUES)" >&2
     scontrol requeue "$SLURM_JOB_ID" || return 0
     sleep 600 # Slurm ends this job
+  elif [ "${FRONTIER_LLM_REQUEUES:-0}" -gt 0 ]; then
+    echo "the job was put into the queue again ${SLURM_RESTART_COUNT:-0} times, and ends now" \
+      "(FRONTIER_LLM_REQUEUES=$FRONTIER_LLM_REQUEUES)" >&2
   fi
 }
 

@@ -1,12 +1,16 @@
 """Kill ranks and nodes of jobs of a real Slurm whose ranks are replaced while the others wait.
 
-    python -m benchmarks.faults.slurm_replacement                # about 10 minutes, as root
+    python -m benchmarks.faults.slurm_replacement                # about 15 minutes, as root
     python -m benchmarks.faults.slurm_replacement --only link    # faults whose name contains "link"
 
 Slurm runs on three simulated nodes of this machine (benchmarks/faults/slurm_lab). Each job is
 `sbatch --no-kill scripts/a100.sbatch` with FRONTIER_LLM_SPARE_NODES=1: two nodes of two ranks train
 with 4 replicas and sharding.optimizer=2, and the third node waits. One fault is injected after step
 25, and the job trains on to step 80. Its losses are compared with those of a run without faults.
+
+Two faults need FRONTIER_LLM_REQUEUES=1: the node of task 0 is lost, and a rank dies at every start,
+also after the job has been requeued. After a lost node, Slurm waits two minutes before it starts a
+requeued job.
 """
 
 import json
@@ -15,7 +19,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -44,13 +48,29 @@ class Replaced:
     """What one fault has caused."""
 
     fault: str
-    seconds_to_step: float
-    """From the fault to the end of the next step."""
+    seconds_to_step: float | None
+    """From the fault to the end of the next step; None if there was none."""
     steps_done_twice: int
     """Number of steps that the job has repeated."""
     job: str
     """How the job ended."""
-    largest_loss_difference: float
+    largest_loss_difference: float | None
+    """Compared with a run without faults; None if no step was done."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of a job."""
+
+    name: str
+    act: Callable[[Job], None]
+    """Injects the fault."""
+    repair: Callable[[SlurmCluster], None] = lambda _: None
+    """Repairs the cluster after the job."""
+    requeues: int = 0
+    """Value of FRONTIER_LLM_REQUEUES."""
+    at_step: int = ACT_AT_STEP
+    """Step after which the fault is injected."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,44 +83,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = []
     with SlurmCluster(folder / "slurm", 3, 4, 2, folder / "local") as cluster:
         pack_environment(cluster.folder)
-        reference = run_job(cluster, folder / "reference", "", lambda job: None)[1]
-        for number, (name, act, repair) in enumerate(FAULTS):
-            if options.only not in name:
+        nothing = Fault("", lambda job: None)
+        reference = run_job(cluster, folder / "reference", nothing, {})[1]
+        for number, fault in enumerate(FAULTS):
+            if options.only not in fault.name:
                 continue
-            print(f"{name} ...", file=sys.stderr, flush=True)
-            outcome, losses = run_job(cluster, folder / f"fault_{number}", name, act)
-            repair(cluster)
-            worst = max(abs(losses[s] - reference[s]) if s in losses else 9.0 for s in reference)
-            outcomes.append(Replaced(**{**asdict(outcome), "largest_loss_difference": worst}))
+            print(f"{fault.name} ...", file=sys.stderr, flush=True)
+            outcomes.append(run_job(cluster, folder / f"fault_{number}", fault, reference)[0])
+            fault.repair(cluster)
             cluster.wait_idle(90)
     wide_console().print(to_table(outcomes))
     if options.json:
         rows = [asdict(outcome) for outcome in outcomes]
         options.json.write_text(json.dumps({"rows": rows, "cores": os.cpu_count()}, indent=1))
-    return int(any(outcome.largest_loss_difference > 0 for outcome in outcomes))
+    return int(any(outcome.largest_loss_difference for outcome in outcomes))
 
 
 def run_job(
-    cluster: SlurmCluster, run_dir: Path, name: str, act: Callable[[Job], None]
+    cluster: SlurmCluster, run_dir: Path, fault: Fault, reference: Mapping[int, float]
 ) -> tuple[Replaced, dict[int, float]]:
-    """Run one job with a fault; return what it caused, and the losses of all steps."""
-    variables = {"FRONTIER_LLM_SPARE_NODES": "1"}
+    """Run one job with a fault; return what it caused, and the losses of all steps.
+
+    Args:
+        cluster: the cluster.
+        run_dir: run directory.
+        fault: the fault.
+        reference: loss of each step without faults.
+    """
+    variables = {"FRONTIER_LLM_SPARE_NODES": "1", "FRONTIER_LLM_REQUEUES": str(fault.requeues)}
     job = submit(cluster, SCRIPT, OPTIONS, KEYS, run_dir, variables)
-    job.wait(lambda: job.steps >= ACT_AT_STEP or job.ended, PATIENCE_SECONDS, "in the middle")
+    job.wait(lambda: job.steps >= fault.at_step or job.ended, PATIENCE_SECONDS, "in the middle")
     before, seen = job.steps, ledger_lines(run_dir)
     start = time.monotonic()
-    act(job)
+    fault.act(job)
     goal = "beyond the fault"
     job.wait(lambda: ledger_lines(run_dir) > seen + 1 or job.ended, PATIENCE_SECONDS, goal)
     seconds = time.monotonic() - start
     job.wait(lambda: job.ended, PATIENCE_SECONDS, "ended")
-    losses = losses_of(run_dir)
+    losses, fields = losses_of(run_dir), job.fields
     if max(losses, default=0) < STEPS:
         print(job.output[-4000:], file=sys.stderr)
     again = ledger_lines(run_dir) - max(losses, default=0)
-    end = f"{job.fields['JobState'].lower()}, exit code {job.exit_code}"
+    end = f"{fields['JobState'].lower()}, exit code {job.exit_code}"
+    end = f"requeued {fields['Restarts']} time, then {end}" if int(fields["Restarts"]) else end
     print(f"  after step {before}: {seconds:.1f} s, {end}", file=sys.stderr)
-    return Replaced(name, seconds, again, end, 0.0), losses
+    if not losses:
+        return Replaced(fault.name, None, 0, end, None), losses
+    worst = max((abs(losses.get(s, 9.0) - loss) for s, loss in reference.items()), default=0.0)
+    return Replaced(fault.name, seconds, again, end, worst), losses
 
 
 def ledger_lines(run_dir: Path) -> int:
@@ -112,37 +142,58 @@ def ledger_lines(run_dir: Path) -> int:
 
 
 def process_of(job: Job, rank: int) -> int:
-    """Return the process id of a rank."""
-    lines = (job.run_dir / "ranks.jsonl").read_text().splitlines()
-    return int([e for e in map(json.loads, lines) if e["rank"] == rank][-1]["pid"])
+    """Return the process id of a rank; 0 if no process has got it yet."""
+    file = job.run_dir / "ranks.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return int(([0] + [e["pid"] for e in map(json.loads, lines) if e["rank"] == rank])[-1])
 
 
 def _kill(rank: int) -> Callable[[Job], None]:
     return lambda job: os.kill(process_of(job, rank), signal.SIGKILL)
 
 
-def _nothing(_: SlurmCluster) -> None:
-    """Repair nothing."""
+def _lose_first_node(job: Job) -> None:
+    """Kill the node of task 0 and of the job script; start it again once the job is requeued."""
+    job.cluster.kill_node("node1")
+    goal = "in the queue again"
+    job.wait(lambda: job.fields["JobState"] == "PENDING", PATIENCE_SECONDS, goal)
+    print(job.output.splitlines()[-1], file=sys.stderr)
+    job.cluster.start_node("node1")
 
 
-FAULTS: tuple[tuple[str, Callable[[Job], None], Callable[[SlurmCluster], None]], ...] = (
-    ("rank killed by -9", _kill(3), _nothing),
-    ("rank 0 killed by -9", _kill(0), _nothing),
-    (
-        "rank hangs (SIGSTOP)",
-        lambda job: os.kill(process_of(job, 3), signal.SIGSTOP),
-        _nothing,
-    ),
-    (
+def _kill_at_every_start(job: Job) -> None:
+    """Kill the process of rank 3 as soon as it has got its rank, until the job has ended."""
+    killed, looked = set(), 0.0
+    while True:
+        pid = process_of(job, 3)
+        if pid and pid not in killed:
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+        if time.monotonic() - looked > 1:
+            looked = time.monotonic()
+            if job.ended:
+                return
+            if job.fields["JobState"] == "PENDING" and killed:
+                job.cluster.ask("scontrol", "update", f"jobid={job.number}", "StartTime=now")
+        time.sleep(0.01)
+
+
+FAULTS = (
+    Fault("rank killed by -9", _kill(3)),
+    Fault("rank 0 killed by -9", _kill(0)),
+    Fault("rank hangs (SIGSTOP)", lambda job: os.kill(process_of(job, 3), signal.SIGSTOP)),
+    Fault(
         "node lost (slurmd and all)",
         lambda job: job.cluster.kill_node("node2"),
         lambda cluster: cluster.start_node("node2"),
     ),
-    (
+    Fault(
         "link cut",
         lambda job: job.cluster.nodes.set_link("node2", "down"),
         lambda cluster: cluster.nodes.set_link("node2", "up"),
     ),
+    Fault("node of task 0 lost, with the job script", _lose_first_node, requeues=1),
+    Fault("rank dies at every start", _kill_at_every_start, requeues=1, at_step=0),
 )
 
 
@@ -151,7 +202,11 @@ def to_table(outcomes: Sequence[Replaced]) -> Table:
     names = ("fault", "next step after", "steps done twice", "the job", "largest loss difference")
     table = Table(*names, title="Ranks of a Slurm job replaced in place")
     for outcome in outcomes:
-        seconds, worst = f"{outcome.seconds_to_step:.1f} s", f"{outcome.largest_loss_difference:g}"
+        seconds, worst = (
+            "-" if outcome.seconds_to_step is None else f"{outcome.seconds_to_step:.1f} s",
+            "-" if outcome.largest_loss_difference is None
+            else f"{outcome.largest_loss_difference:g}",
+        )  # fmt: skip
         table.add_row(outcome.fault, seconds, str(outcome.steps_done_twice), outcome.job, worst)
     return table
 

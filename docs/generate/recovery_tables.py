@@ -37,10 +37,12 @@ def slurm() -> Iterator[str]:
     rows = [
         (
             row["fault"],
-            f"{row['seconds_to_step']:.1f} s",
+            "-" if row["seconds_to_step"] is None else f"{row['seconds_to_step']:.1f} s",
             row["steps_done_twice"],
             row["job"],
-            f"{row['largest_loss_difference']:g}",
+            "-"
+            if row["largest_loss_difference"] is None
+            else f"{row['largest_loss_difference']:g}",
         )
         for row in load("recovery")["slurm"]
     ]

@@ -44,6 +44,8 @@ PRINT_CONFIG = {"--cfg", "--cfg=job"}
 """Options that print the composed configuration and stop; hydra's own programs have the same."""
 MEETING_TIMEOUT = timedelta(minutes=5)
 """Limit of the rendezvous. Under srun, nodes may start minutes apart."""
+QUIET = timedelta(seconds=60)
+"""How long rank 0 waits for further tasks if ranks are replaced and no more tasks come."""
 CORPUS_TIMEOUT = timedelta(hours=4)
 """Limit for rank 0 to prepare the corpora while the other ranks wait."""
 
@@ -108,7 +110,9 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     """
     prepare_environment(share(world.ranks_per_node, os.environ), os.environ)
     StopFlag.install()
-    store = make_store(world, MEETING_TIMEOUT)
+    # srun does not end the tasks of such a job if one of them dies
+    quiet = QUIET if "recovery.enabled=true" in overrides else None
+    store = make_store(world, MEETING_TIMEOUT, quiet=quiet)
     text = broadcast_from_rank_zero(
         world,
         store,

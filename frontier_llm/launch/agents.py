@@ -197,8 +197,6 @@ class Agent:
 class TaskMembers:
     """The processes of all agents, as the coordinator in task 0 sees them (`Members`)."""
 
-    patience_seconds = _SILENCE_SECONDS + 2 * _BEAT_SECONDS
-
     def __init__(self, job: TaskJob) -> None:
         self._job, self._store, self._tasks = job, job.store, job.world.size
         self._read_events = 0
@@ -208,6 +206,14 @@ class TaskMembers:
         self._gone: set[int] = set()  # tasks whose agents do not answer
         self._beats: dict[int, tuple[int, float]] = {}
         self._next_look = 0.0
+
+    @property
+    def patience_seconds(self) -> float:
+        """Time until every agent has a heartbeat after the loss of contact, or is silent."""
+        beats = [since for task, (_, since) in self._beats.items() if task not in self._gone]
+        if not beats:
+            return 0.0
+        return min(_SILENCE_SECONDS, time.monotonic() - min(beats)) + 2 * _BEAT_SECONDS
 
     def wait_for_all(self, agent: Agent) -> None:
         """Wait until every agent has forked its first process."""

@@ -20,8 +20,8 @@ from frontier_llm.launch import failure
 from frontier_llm.launch.launcher import Ended, LaunchOptions, print_error, report_cause
 from frontier_llm.launch.roster import (
     Roster,
+    absent_ranks,
     arrivals_key,
-    arrived_key,
     done_key,
     late_key,
     lost_key,
@@ -37,6 +37,9 @@ SWAP_FILE = "SWAP"
 _ARRIVAL_SECONDS = 12.0
 """A member that does not read its roster within this time, after the time limit of a collective, is
 killed: it may notice that its generation is over only when a collective fails."""
+_STOPPED_SECONDS = 8.0
+"""Absent members of which not even a thread has read the roster after this time are killed, since
+their processes are stopped. A thread of a member that is only slow reads it at once."""
 _POLLS_PER_LOOK = 25
 """Number of polls between two looks for the file `SWAP`."""
 
@@ -44,8 +47,9 @@ _POLLS_PER_LOOK = 25
 class Members(Protocol):
     """The processes that may hold a rank, as the coordinator sees them."""
 
-    patience_seconds: float
-    """How long the coordinator waits for a death after a member has lost contact."""
+    @property
+    def patience_seconds(self) -> float:
+        """How long the coordinator waits for a death after a member has lost contact."""
 
     def take_ended(self) -> Mapping[int, tuple[int, float, str]]:
         """Return the processes that have ended since the last call.
@@ -313,11 +317,11 @@ class Coordinator:
             return
         arrived = self._connected.add(arrivals_key(self._generation), 0)
         self._has_arrived = arrived == len(self._roster)
-        waited = time.monotonic() - self._published
-        if not self._has_arrived and waited > self._timeout_seconds + _ARRIVAL_SECONDS:
-            ranks = range(len(self._roster))
-            keys = {rank: arrived_key(self._generation, rank) for rank in ranks}
-            self._kill([rank for rank in ranks if not self._connected.check([keys[rank]])])
+        if self._has_arrived or (waited := time.monotonic() - self._published) < _STOPPED_SECONDS:
+            return
+        absent, are_stopped = absent_ranks(self._connected, self._generation, self._roster)
+        if are_stopped or waited > self._timeout_seconds + _ARRIVAL_SECONDS:
+            self._kill(absent)
 
     def _move(self, ranks: list[int]) -> None:
         """Give ranks to processes that wait, if there are any."""

@@ -28,6 +28,7 @@ from frontier_llm.launch.roster import (
     late_key,
     lost_key,
     roster_key,
+    seen_key,
 )
 from frontier_llm.launch.world import World
 
@@ -190,6 +191,7 @@ class Membership:
         while True:
             try:
                 self._news.wait([roster_key(generation)], _FOREVER)
+                self._news.set(seen_key(generation, self.number), "")
             except RuntimeError:
                 return  # the store is gone, and with it the launcher
             self._announced = generation

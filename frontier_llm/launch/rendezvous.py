@@ -10,6 +10,7 @@ import platform
 import resource
 import socket
 import sys
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ _CONNECTIONS_PER_RANK = 12
 """Largest number of a rank's connections to the store: one for its main thread, two for its
 watchdog, one for each of two checkpoint tiers, two for copies of checkpoints; if ranks can be
 replaced, three of the process and one of its agent, and one to spare."""
+_LOOK_SECONDS = 0.1
+"""Time between two looks at how many ranks have connected."""
 _OTHER_FILES = 256
 """Files that rank 0 may have open besides connections to its store."""
 
@@ -31,13 +34,20 @@ class RankZeroLostError(LaunchError, RankFailure):
     """Rank 0's store does not answer; usually because rank 0 has failed for another reason."""
 
 
-def make_store(world: World, timeout: timedelta, listen_fd: int | None = None) -> "Store":
+def make_store(
+    world: World,
+    timeout: timedelta,
+    listen_fd: int | None = None,
+    quiet: timedelta | None = None,
+) -> "Store":
     """Connect to the key-value store that rank 0 holds, and wait for all ranks.
 
     Args:
         world: rank, size and rank 0's address, as seen by this process.
         timeout: how long to wait for rank 0, and afterwards for any key.
         listen_fd: rank 0 only: descriptor of a listening socket, which the store uses and closes.
+        quiet: rank 0 only: how long to wait for the next rank, if some have connected; None: as
+            long as `timeout` allows.
 
     Raises:
         LaunchError: the port is in use; rank 0 may not open enough files; rank 0 did not answer, or
@@ -69,7 +79,7 @@ def make_store(world: World, timeout: timedelta, listen_fd: int | None = None) -
     except (RuntimeError, ValueError) as error:
         raise _unreachable(world, address, timeout, error) from None
     store = PrefixStore(f"frontier_llm/{world.job}", store)
-    _wait_for_ranks(world, store, address, timeout)
+    _wait_for_ranks(world, store, address, timeout, quiet)
     return store
 
 
@@ -140,15 +150,20 @@ def _raise_file_limit(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def _wait_for_ranks(world: World, store: "Store", address: str, timeout: timedelta) -> None:
+def _wait_for_ranks(
+    world: World, store: "Store", address: str, timeout: timedelta, quiet: timedelta | None
+) -> None:
     """Wait until all ranks have connected.
 
     Otherwise, if rank 0 failed right after its start, late ranks would time out while connecting.
     """
+    start = time.monotonic()
     try:
         store.set(f"here/{world.rank}", world.host)
         if store.add("here", 1) == world.size:
             store.set("here/all", "")
+        if world.rank == 0 and quiet is not None:
+            timeout = _wait_while_ranks_come(store, quiet, timeout)
         store.wait(["here/all"], timeout)
     except RuntimeError as error:
         if world.rank:
@@ -156,9 +171,23 @@ def _wait_for_ranks(world: World, store: "Store", address: str, timeout: timedel
         absent = [rank for rank in range(world.size) if not store.check([f"here/{rank}"])]
         raise LaunchError(
             f"{len(absent)} of {world.size} ranks did not connect to rank 0's store at {address} "
-            f"within {timeout.total_seconds():.0f} s; absent: {world.name_ranks(absent)}. Check "
+            f"within {time.monotonic() - start:.0f} s; absent: {world.name_ranks(absent)}. Check "
             "that every task started, and that every node can reach that address"
         ) from None
+
+
+def _wait_while_ranks_come(store: "Store", quiet: timedelta, timeout: timedelta) -> timedelta:
+    """Wait until all ranks have connected, or no more come; return how much longer to wait."""
+    start = last = time.monotonic()
+    most = 1
+    while not store.check(["here/all"]) and time.monotonic() - start < timeout.total_seconds():
+        count = store.add("here", 0)
+        if count > most:
+            most, last = count, time.monotonic()
+        if most > 1 and time.monotonic() - last > quiet.total_seconds():
+            break
+        time.sleep(_LOOK_SECONDS)
+    return timedelta(milliseconds=1)
 
 
 def _port_error(port: int, error: OSError) -> LaunchError:

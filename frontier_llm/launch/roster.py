@@ -9,6 +9,7 @@ Keys of generation G, all below `members/`:
 
 - `roster/G`: the roster as JSON.
 - `arrived/G/R`: set when the member of rank R has read the roster.
+- `seen/G/N`: set when a thread of member N has read the roster, whatever its main thread does.
 - `arrivals/G`: number of members that have read it.
 - `lost/G`: set when a member has lost contact with another one.
 - `late/G`: ranks that a watchdog found to be late, as JSON.
@@ -16,7 +17,12 @@ Keys of generation G, all below `members/`:
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,11 @@ def arrived_key(generation: int, rank: int) -> str:
     return f"members/arrived/{generation}/{rank}"
 
 
+def seen_key(generation: int, number: int) -> str:
+    """Return the key that says that a member knows of a generation."""
+    return f"members/seen/{generation}/{number}"
+
+
 def arrivals_key(generation: int) -> str:
     """Return the key of the number of members that have read a roster."""
     return f"members/arrivals/{generation}"
@@ -74,3 +85,19 @@ def late_key(generation: int) -> str:
 def done_key(generation: int) -> str:
     """Return the key of the number of members that are done."""
     return f"members/done/{generation}"
+
+
+def absent_ranks(store: "Store", generation: int, members: Sequence[int]) -> tuple[list[int], bool]:
+    """Return the ranks whose members have not arrived, and whether their processes are stopped.
+
+    A process is taken for stopped if not even its thread that waits for rosters has read this one.
+
+    Args:
+        store: the store of the rosters.
+        generation: number of the generation.
+        members: by rank, its member.
+    """
+    ranks = range(len(members))
+    absent = [rank for rank in ranks if not store.check([arrived_key(generation, rank)])]
+    seen = (store.check([seen_key(generation, members[rank])]) for rank in absent)
+    return absent, not any(seen)

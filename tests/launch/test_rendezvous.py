@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -44,6 +45,22 @@ def test_waiting_for_rank_zero_times_out_with_its_address():
     port = _free_port()
     with pytest.raises(LaunchError, match=rf"127.0.0.1:{port} within 1 s.*that rank 0 started"):
         make_store(_world(1, 2, port), timedelta(seconds=1))
+
+
+def test_rank_zero_gives_up_early_if_no_more_ranks_come():
+    port = _free_port()
+    started = time.monotonic()
+
+    def come() -> None:
+        with pytest.raises(LaunchError, match=r"did not reach rank 0's store"):
+            make_store(_world(1, 3, port), timedelta(seconds=60))
+
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(come)
+        with pytest.raises(LaunchError, match=r"1 of 3 ranks did not connect .* absent: rank 2"):
+            make_store(_world(0, 3, port), timedelta(seconds=60), quiet=timedelta(seconds=0.3))
+        other.result()
+    assert time.monotonic() - started < 5
 
 
 def test_rank_zero_names_the_absent_ranks():
