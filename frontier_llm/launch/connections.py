@@ -124,7 +124,7 @@ def limit_silence(port: int, seconds: float) -> None:
     if not hasattr(socket, "TCP_USER_TIMEOUT"):
         return
     for _, descriptor in _sockets():
-        with socket.socket(fileno=os.dup(descriptor)) as copy, suppress(OSError):
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
             if copy.getpeername()[1] == port:
                 copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
 
