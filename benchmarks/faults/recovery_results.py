@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results["deaths"] = list(rows.values())
     for part in PARTS:
         if (file := getattr(options, part)) is not None:
-            results[part] = json.loads(file.read_text())
+            found = json.loads(file.read_text())
+            results[part] = found["rows"] if part == "slurm" else found
     machine = about()
     results["date"] = machine["date"]
     results["hardware"] = f"{machine['cores']} CPU cores of an {machine['processor']}, shared"
