@@ -5,6 +5,7 @@ checkpoint of the last step in the run directory, from which the run continues o
 resumes in another job.
 """
 
+import json
 import logging
 from collections import defaultdict
 from dataclasses import replace
@@ -42,7 +43,10 @@ def save_remains(config: RunConfig, place: Place, kept: Survivor | None) -> None
     """
     size, world = place.former_size, place.world
     former = fitted_to(config, size)
-    own = Report(False) if kept is None or kept.ranks != size else kept.report()
+    own = Report(False)
+    if kept is not None and kept.ranks == size:
+        own = kept.report()
+        place.store.set("meta", json.dumps(kept.meta))  # rank 0 may be new, and writes the manifest
     timeout = timedelta(seconds=config.watchdog.startup_seconds)
 
     def decide_all(reports: list[Report]) -> Decision:
@@ -59,7 +63,7 @@ def save_remains(config: RunConfig, place: Place, kept: Survivor | None) -> None
     if kept is not None and part is not None:
         kept.catch_up(decision)
         shards = list(part_of(kept.shards, *part))
-    meta = (kept.meta if kept else {}) | counters_after(decision, former)
+    meta = json.loads(place.store.get("meta")) | counters_after(decision, former)
     settings = config.checkpoint
     manager = CheckpointManager(
         shared_folder(config),
@@ -86,6 +90,8 @@ def _decide(config: RunConfig, size: int, per_node: int, found: list[Report]) ->
         per_node: ranks per node.
         found: what each remaining process has.
     """
+    if config.checkpoint.mode == "off":
+        return Decision("checkpoint", "checkpoint.mode=off")
     reports = [Report(False)] * size
     for report in found:
         if report.rank is not None:

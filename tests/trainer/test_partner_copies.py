@@ -27,6 +27,11 @@ KEYS = ("sharding=zero3", "checkpoint=lazy", "checkpoint.every_steps=100", "laun
         "launch.ranks_per_node=2", "parallel.pipeline=1")  # fmt: skip
 
 
+def with_copies(folder: Path) -> tuple[str, ...]:
+    copies = "recovery.partner_copies=true", f"recovery.copies_path={folder}/copies"
+    return SLOWLY, f"run.dir={folder}/run", *copies
+
+
 def wait_for_copies(root: Path, step: int) -> None:
     """Wait until all folders of the nodes and their copies have a step, or a later one."""
     for folder in ("node_00000", "node_00001", "copy_of_node_00000", "copy_of_node_00001"):
@@ -42,10 +47,7 @@ def test_a_rank_and_then_a_node_die_although_no_two_ranks_have_the_same_states(
     keys = (*corpus, *KEYS)
     alone, run, copies = tmp_path / "alone", tmp_path / "run", tmp_path / "copies"
     assert train(*keys, f"run.dir={alone}").code == 0
-    training = Training(
-        *keys, *REPLACES, SLOWLY, f"run.dir={run}", "recovery.partner_copies=true",
-        f"recovery.copies_path={copies}",
-    )  # fmt: skip
+    training = Training(*keys, *REPLACES, *with_copies(tmp_path))
     wait_for_step(run, 4)
     process_of(run, 3).kill()
     wait_for_step(run, 7)
@@ -77,10 +79,7 @@ def test_copies_on_a_single_node_survive_the_death_of_a_rank(
             "optimizer=muon")  # fmt: skip
     alone, run = tmp_path / "alone", tmp_path / "run"
     assert train(*keys, f"run.dir={alone}").code == 0
-    training = Training(
-        *keys, *REPLACES, SLOWLY, f"run.dir={run}", "recovery.partner_copies=true",
-        f"recovery.copies_path={tmp_path}/copies",
-    )  # fmt: skip
+    training = Training(*keys, *REPLACES, *with_copies(tmp_path))
     wait_for_step(run, 6)
     process_of(run, 0).kill()
     ended = end(training, watched)
