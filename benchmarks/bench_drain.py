@@ -1,6 +1,6 @@
 """Measure how much saves to the nodes' disks and drains to the run directory slow down training.
 
-    python -m benchmarks.bench_drain                       # a GPT of 13M parameters, 5 minutes
+    python -m benchmarks.bench_drain                       # a GPT of 13M parameters, 10 minutes
     python -m benchmarks.bench_drain --quick               # a smoke test
     python -m benchmarks.bench_drain --folder /mnt/bb/$USER --json FILE
 
@@ -62,6 +62,8 @@ Means = tuple[float, float, float]
 """Means over steps: seconds, of which waiting; share of the steps whose checkpoint was begun."""
 WARM_UP = 3
 """Steps that are not counted."""
+FEW_STEPS = 12
+"""Steps of a run that waits for a slow disk after each of them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     for module in ("frontier_llm.cli.train", "frontier_llm.trainer.assemble"):
         importlib.import_module(module)  # once, before the forks
-    rounds, steps = (1, 12) if options.quick else (options.rounds, 31)
+    rounds, most = (1, FEW_STEPS) if options.quick else (options.rounds, 31)
     rows: dict[str, list[Means]] = {name: [] for name in CONTENDERS}
     with tempfile.TemporaryDirectory(prefix="bench_drain_", dir=options.folder) as name:
         folder = Path(name)
@@ -80,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         size = () if options.quick else SIZE
         for _ in range(rounds):
             for contender, keys in CONTENDERS.items():
+                steps = FEW_STEPS if contender == "slow wait" else most
                 overrides = (*OVERRIDES, *size, *data, f"trainer.steps={steps}", *keys)
                 slowness = SLOWNESS * rows["none"][-1][0] if contender.startswith("slow") else 0.0
                 rows[contender].append(_measure(folder / contender, overrides, steps, slowness))

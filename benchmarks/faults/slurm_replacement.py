@@ -10,7 +10,8 @@ with 4 replicas and sharding.optimizer=2, and the third node waits. One fault is
 
 Two faults need FRONTIER_LLM_REQUEUES=1: the node of task 0 is lost, and a rank dies at every start,
 also after the job has been requeued. After a lost node, Slurm waits two minutes before it starts a
-requeued job.
+requeued job. In the last job no ranks are replaced; the job script starts all ranks again
+(FRONTIER_LLM_RESTARTS=1).
 """
 
 import json
@@ -33,8 +34,7 @@ from frontier_llm.cli.options import bench_parser, run_command
 
 STEPS, ACT_AT_STEP = 80, 25
 OPTIONS = (
-    "--nodes=3", "--ntasks-per-node=2", "--cpus-per-task=1", "--gpus-per-node=2", "--time=30",
-    "--no-kill",
+    "--ntasks-per-node=2", "--cpus-per-task=1", "--gpus-per-node=2", "--time=30",
 )  # fmt: skip
 KEYS = (
     *OVERRIDES, "parallel.pipeline=1", "data.micro_batch=1", "sharding.params=1",
@@ -71,6 +71,8 @@ class Fault:
     """Value of FRONTIER_LLM_REQUEUES."""
     at_step: int = ACT_AT_STEP
     """Step after which the fault is injected."""
+    replaces: bool = True
+    """Whether ranks are replaced; else all ranks are started again."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,8 +112,12 @@ def run_job(
         fault: the fault.
         reference: loss of each step without faults.
     """
-    variables = {"FRONTIER_LLM_SPARE_NODES": "1", "FRONTIER_LLM_REQUEUES": str(fault.requeues)}
-    job = submit(cluster, SCRIPT, OPTIONS, KEYS, run_dir, variables)
+    variables = {"FRONTIER_LLM_REQUEUES": str(fault.requeues)}
+    if fault.replaces:
+        options, variables["FRONTIER_LLM_SPARE_NODES"] = ("--nodes=3", "--no-kill"), "1"
+    else:
+        options, variables["FRONTIER_LLM_RESTARTS"] = ("--nodes=2",), "1"
+    job = submit(cluster, SCRIPT, (*OPTIONS, *options), KEYS, run_dir, variables)
     job.wait(lambda: job.steps >= fault.at_step or job.ended, PATIENCE_SECONDS, "in the middle")
     before, seen = job.steps, ledger_lines(run_dir)
     start = time.monotonic()
@@ -194,6 +200,11 @@ FAULTS = (
     ),
     Fault("node of task 0 lost, with the job script", _lose_first_node, requeues=1),
     Fault("rank dies at every start", _kill_at_every_start, requeues=1, at_step=0),
+    Fault(
+        "rank hangs (SIGSTOP), and all ranks are started again",
+        lambda job: os.kill(job.ranks()[3], signal.SIGSTOP),
+        replaces=False,
+    ),
 )
 
 

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import yaml
@@ -79,16 +80,19 @@ def _cell(cell: Mapping[str, Any]) -> str:
 
 
 def _ratio(ours: str, theirs: str, link: str) -> str:
-    """Return the ratio of two median speeds, from the first case in which both were measured."""
+    """Return the ratio of two median speeds: the median over runs, weighted by their rounds."""
+    ratios = []
     for case in json.loads(RESULTS.read_text())["machines"][0]["cases"]:
         if (case["ranks"], case["precision"], case["link"]) != (RANKS, PRECISION, link):
             continue
         speeds = {row["contender"]: row["tokens_per_second"] for row in case["rows"]}
         if ours in speeds and theirs in speeds:
-            return f"{speeds[ours] / speeds[theirs]:.2f}"
-    raise ValueError(
-        f"{RESULTS.name}: no case in which {ours} and {theirs} were both measured on {link}"
-    )
+            ratios += [speeds[ours] / speeds[theirs]] * case["rounds"]
+    if not ratios:
+        raise ValueError(
+            f"{RESULTS.name}: no case in which {ours} and {theirs} were both measured on {link}"
+        )
+    return f"{median(ratios):.2f}"
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ The effective time is the share of time in which a run makes new steps, on a mac
 fail. The command compares ways to recover: a restart from the newest checkpoint of the run
 directory, a restart from node-local checkpoints, and a recovery in place with spare nodes, which
 loses only the step in flight. It finds the best checkpoint interval of each, beside those of Young
-and Daly, and prints every assumption with its source. Recovery in place is not part of this
-program: its row shows what it would gain.
+and Daly, and prints every assumption with its source. docs/recovery.md describes the recovery in
+place (recovery.enabled=true).
 
 `cluster=NAME` gives the devices per node and the rate of failures. With `experiment=NAME` or
 `model=NAME` the planner predicts the seconds of a step for the configured layout, on the
@@ -51,7 +51,7 @@ DEFAULTS: dict[str, tuple[float, str]] = {
     "replace": (10.0, "seconds to replace ranks in place and to restore their states"),
     "restore": (60.0, "seconds to load a checkpoint of the run directory"),
     "local-restore": (10.0, "seconds to load a node-local checkpoint"),
-    "unmendable": (0.05, "share of failures that cannot be mended in place: the run restarts"),
+    "unmendable": (0.05, "share of failures that cannot be repaired in place: the run restarts"),
     "local-lost": (0.05, "share of failures that destroy node-local checkpoints and their copies"),
     "drain-every": (5.0, "node-local checkpoints per checkpoint of the run directory"),
     "spares": (0.0, "spare nodes for recovery in place; they count as idle"),

@@ -9,13 +9,15 @@ class RecoveryConfig(Section):
     """Replacement of dead ranks while the others keep their states in memory."""
 
     enabled: bool = False
-    """Whether another process takes the place of a rank that has died, on this machine. The other
-    ranks keep their states, and the dead rank's come from a replica that has the same ones
-    (sharding.optimizer smaller than the number of replicas), or from the newest checkpoint. The
-    interrupted step is done again. Processes that srun or torchrun started are not replaced."""
+    """Whether another process takes the place of a rank that has died, on one machine and under
+    srun, but not under torchrun. The other ranks keep their states. Those of the dead rank come
+    from a replica that has the same ones (sharding.optimizer smaller than the number of replicas),
+    from copies in memory (partner_copies), or from the newest checkpoint, which all ranks then
+    load. The interrupted step is done again."""
     spares: int = Field(0, ge=0)
     """Number of processes that have loaded their libraries and wait for a rank. If none waits, a
-    new process is started, which takes a fraction of a second longer."""
+    new process is started, which takes a fraction of a second longer. Under srun these are the
+    last tasks of the job."""
     tries: int = Field(10, ge=1)
     """How many times ranks may be replaced without a new step in between, before the run ends."""
     partner_copies: bool = False

@@ -39,6 +39,7 @@ from frontier_llm.health.diagnosis import (
 )
 from frontier_llm.health.limits import Limits, limit_of
 from frontier_llm.launch import failure
+from frontier_llm.launch.roster_store import LateRanks
 from frontier_llm.launch.world import World
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Watchdog:
     """Watches the main thread of one rank, which announces what it does by `phase`.
 
     Attributes:
-        report_late: tells the launcher which ranks are to be replaced; None if they cannot be.
+        report_late: tells the coordinator which ranks are to be replaced; None if they cannot be.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Watchdog:
         store: "Store",
         run_dir: Path,
         failures: Path,
-        report_late: Callable[..., None] | None = None,
+        report_late: Callable[[LateRanks], None] | None = None,
     ) -> None:
         """Initialise; entering the context starts the threads.
 
@@ -88,8 +89,8 @@ class Watchdog:
             store: the store of all ranks.
             run_dir: folder in which the states of all ranks are written after an alarm.
             failures: folder in which this rank writes its failure.
-            report_late: if ranks can be replaced: tells the launcher the ranks at fault and the
-                diagnosis (Membership.report_late). The process then does not end after an alarm.
+            report_late: if ranks can be replaced: tells the coordinator of the job which are at
+                fault (Membership.report_late). The process then does not end after an alarm.
         """
         self.report_late = report_late
         self._limits, self._world, self._store = limits, world, store
@@ -220,7 +221,7 @@ class Watchdog:
             lost = self._contact_error
             error = None if lost is None else _first_sentence(lost)
             diagnosis = [explain_lost_store(self._world, phase, error)]
-            self._write_failure("user", diagnosis[0])
+            self._write_failure("watchdog", diagnosis[0])
             self._print_error(diagnosis[0])
         sys.stderr.flush()
         os._exit(1)
@@ -289,9 +290,9 @@ class Watchdog:
         except OSError as error:
             text += f" (not written: {error.strerror})"
         if self.report_late is not None:
-            self.report_late(late_ranks(states, self._world.size), text)
+            self.report_late(LateRanks(late_ranks(states, self._world.size), text))
         else:
-            self._write_failure("user", text)
+            self._write_failure("watchdog", text)
             self._print_error(text)
         store.set(self._key("diagnosis"), text)
         return text
@@ -308,8 +309,8 @@ class Watchdog:
         """Write this rank's failure to its file, which the launcher reads.
 
         Args:
-            kind: `user` for the failure that the launcher prints, because `text` says what to do;
-                `lost_contact` for a rank that only reports the diagnosis of another rank.
+            kind: `watchdog` for the failure that the launcher prints; `lost_contact` for a rank
+                that only reports the diagnosis of another rank.
             text: the diagnosis.
         """
         failed = failure.Failure(self._world.rank, time.time(), kind, "Watchdog", text, "", 1)

@@ -35,6 +35,7 @@ from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks
 from frontier_llm.launch.launcher import Ended, LaunchOptions, fork_rank, report_cause
 from frontier_llm.launch.replacement import MemberTarget, run_member_process
 from frontier_llm.launch.requeue import end_job_without_script
+from frontier_llm.launch.roster_store import RosterStore
 from frontier_llm.launch.stop import StopFlag
 from frontier_llm.launch.world import World
 
@@ -101,7 +102,7 @@ def _coordinate(job: TaskJob, agent: "Agent") -> int:
     members = TaskMembers(job)
     members.wait_for_all(agent)
     first = range(job.options.ranks)
-    coordinator = Coordinator(members, job.store, first, job.options, job.replacing)
+    coordinator = Coordinator(members, RosterStore(job.store), first, job.options, job.replacing)
     while (ended := coordinator.poll()) is None:
         agent.step()
         time.sleep(POLL_SECONDS)
@@ -195,7 +196,7 @@ class Agent:
 
 
 class TaskMembers:
-    """The processes of all agents, as the coordinator in task 0 sees them (`Members`)."""
+    """The processes of all agents, as the coordinator in task 0 sees them (members.py)."""
 
     def __init__(self, job: TaskJob) -> None:
         self._job, self._store, self._tasks = job, job.store, job.world.size

@@ -1,36 +1,25 @@
 """Decides which processes hold the ranks of a job, and gives the ranks of dead ones to others.
 
-The coordinator publishes a roster for each generation (roster.py). It begins a new generation if a
-member has died, or has lost contact with another one. A member that a watchdog finds late is killed
-and thus replaced. The job ends if a message says what the user has to do, or if members fail again
-and again without a new step.
+The coordinator publishes a roster for each generation (roster.py), in a store that the members read
+(roster_store.py). It begins a new generation if a member has died, or has lost contact with another
+one. A member that a watchdog finds late is killed and thus replaced. The job ends if a message says
+what the user has to do, or if members fail again and again without a new step.
 
 The processes may be children of the launcher on this machine (replacement.py), or of the tasks of a
 Slurm job (agents.py).
 """
 
-import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 from frontier_llm.launch import failure
 from frontier_llm.launch.launcher import Ended, LaunchOptions, print_error, report_cause
-from frontier_llm.launch.roster import (
-    Roster,
-    absent_ranks,
-    arrivals_key,
-    done_key,
-    late_key,
-    lost_key,
-    roster_key,
-)
+from frontier_llm.launch.members import Members
+from frontier_llm.launch.roster import Roster
+from frontier_llm.launch.roster_store import RosterStore
 from frontier_llm.launch.starts_file import RANKS_FILE, StartsFile
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 SWAP_FILE = "SWAP"
 """File in the run directory with the number of a rank, whose process is to be replaced."""
@@ -42,46 +31,6 @@ _STOPPED_SECONDS = 8.0
 their processes are stopped. A thread of a member that is only slow reads it at once."""
 _POLLS_PER_LOOK = 25
 """Number of polls between two looks for the file `SWAP`."""
-
-
-class Members(Protocol):
-    """The processes that may hold a rank, as the coordinator sees them."""
-
-    @property
-    def patience_seconds(self) -> float:
-        """How long the coordinator waits for a death after a member has lost contact."""
-
-    def take_ended(self) -> Mapping[int, tuple[int, float, str]]:
-        """Return the processes that have ended since the last call.
-
-        Returns:
-            By number of the process: its exit code, the time in seconds since 1970, and why it is
-            taken for dead if its end was not seen; else an empty text.
-        """
-
-    def waiting(self, held: Collection[int]) -> list[int]:
-        """Return the processes that run and hold no rank.
-
-        Args:
-            held: numbers of the processes that hold a rank.
-        """
-
-    def successor(
-        self, number: int, held: Collection[int], *, elsewhere: bool = False
-    ) -> int | None:
-        """Return a process that can take the rank of one that has ended; None if there is none.
-
-        Args:
-            number: number of the process that has ended.
-            held: numbers of the processes that hold a rank.
-            elsewhere: whether a process that waits is preferred to a new one on the same device.
-        """
-
-    def kill(self, numbers: Iterable[int]) -> None:
-        """Kill processes; they will be among `take_ended` later."""
-
-    def place(self, number: int) -> tuple[str, int]:
-        """Return host and process id of a process."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +71,7 @@ class Coordinator:
     def __init__(
         self,
         members: Members,
-        store: "Store",
+        store: RosterStore,
         first: Iterable[int],
         options: LaunchOptions,
         replacing: Replacing,
@@ -136,7 +85,7 @@ class Coordinator:
             options: options of the job.
             replacing: how processes are replaced.
         """
-        self._members, self._connected = members, store
+        self._members, self._store = members, store
         self._options, self._replacing = options, replacing
         self._roster = list(first)
         self._generation, self._published = -1, 0.0
@@ -187,10 +136,10 @@ class Coordinator:
     def _publish(self, roster: Roster) -> None:
         self._published = time.monotonic()
         self._starts.record(roster.generation, self._roster, self._members.place)
-        self._connected.set(roster_key(roster.generation), roster.to_json())
+        self._store.publish(roster)
 
     def _is_done(self) -> bool:
-        return bool(self._connected.add(done_key(self._generation), 0) == len(self._roster))
+        return self._store.count_done(self._generation) == len(self._roster)
 
     def _take_dead(self) -> dict[int, failure.Failure]:
         """Return how members ended since the last call, by rank."""
@@ -294,7 +243,7 @@ class Coordinator:
 
     def _has_lost_contact(self) -> bool:
         """Return whether members have lost contact with each other, and all of them run."""
-        if self._lost_at is None and self._connected.check([lost_key(self._generation)]):
+        if self._lost_at is None and self._store.has_lost_contact(self._generation):
             self._lost_at = time.monotonic()
         if self._lost_at is None:
             return False
@@ -302,28 +251,24 @@ class Coordinator:
 
     def _kill_late(self) -> None:
         """Kill members that a watchdog has found late, or that do not come to their generation."""
-        key = late_key(self._generation)
-        if self._connected.check([key]):
-            late = json.loads(self._connected.get(key))
-            self._connected.delete_key(key)
-            print_error(late["diagnosis"])
-            if late["elsewhere"]:
-                self._move(late["ranks"])
-            elif late["ranks"]:
-                self._kill(late["ranks"])
+        if (late := self._store.take_late(self._generation)) is not None:
+            print_error(late.diagnosis)
+            if late.elsewhere:
+                self._move(late.ranks)
+            elif late.ranks:
+                self._kill(late.ranks)
             else:
                 self._lost_at = self._lost_at or time.monotonic()
         if self._has_arrived:
             return
-        arrived = self._connected.add(arrivals_key(self._generation), 0)
-        self._has_arrived = arrived == len(self._roster)
+        self._has_arrived = self._store.count_arrivals(self._generation) == len(self._roster)
         if self._has_arrived or (waited := time.monotonic() - self._published) < _STOPPED_SECONDS:
             return
-        absent, are_stopped = absent_ranks(self._connected, self._generation, self._roster)
+        absent, are_stopped = self._store.absent_ranks(self._generation, self._roster)
         if are_stopped or waited > self._timeout_seconds + _ARRIVAL_SECONDS:
             self._kill(absent)
 
-    def _move(self, ranks: list[int]) -> None:
+    def _move(self, ranks: Sequence[int]) -> None:
         """Give ranks to processes that wait, if there are any."""
         waiting = len(self._members.waiting(self._roster))
         if waiting < len(ranks):
@@ -331,7 +276,7 @@ class Coordinator:
         self._moving |= {self._roster[rank] for rank in ranks[:waiting]}
         self._kill(ranks[:waiting])
 
-    def _kill(self, ranks: list[int]) -> None:
+    def _kill(self, ranks: Sequence[int]) -> None:
         self._members.kill(self._roster[rank] for rank in ranks)
 
     def _swap(self) -> None:

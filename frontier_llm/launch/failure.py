@@ -18,14 +18,16 @@ from typing import Literal
 
 from frontier_llm.errors import FrontierError, RankFailure, StopRequested
 
-Kind = Literal["user", "error", "died", "stopped", "lost_contact", "timeout"]
+Kind = Literal["user", "watchdog", "error", "died", "stopped", "lost_contact", "timeout"]
 _CAUSE_FILE = "cause.json"
 _REPORTER_FILE = "reporter"
 """Holds the number of the rank that prints the full report."""
 # The failure with the smallest number is the cause. `error` and `died` have equal numbers, so that
 # the earlier of the two is the cause: a rank may fail with an ordinary error because another rank
 # died, or die because another rank failed with an error.
-_PRIORITY = {"user": 0, "error": 1, "died": 1, "timeout": 2, "lost_contact": 3, "stopped": 4}
+_PRIORITY = {
+    "user": 0, "watchdog": 1, "error": 2, "died": 2, "timeout": 3, "lost_contact": 4, "stopped": 5,
+}  # fmt: skip
 _NETWORK_ERRORS = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError")
 _NETWORK_WORDS = (
     "connection reset by peer", "connection closed by peer", "connection refused",
@@ -44,8 +46,9 @@ class Failure:
     seconds: float
     """Time of the failure in seconds since 1970, by the clock of the rank's host."""
     kind: Kind
-    """`user`: an error whose message says what to do; `error`: any other exception; `died`: the
-    rank ended by a signal or without a message; `timeout`: a collective timed out; `lost_contact`:
+    """`user`: an error whose message says what to do; `watchdog`: the watchdog found a rank that
+    hangs or is gone, and the message names it; `error`: any other exception; `died`: the rank ended
+    by a signal or without a message; `timeout`: a collective timed out; `lost_contact`:
     the network or a `RankFailure` (errors.py) showed that another rank has ended; `stopped`: the
     rank stopped on request."""
     name: str
@@ -62,7 +65,7 @@ class Failure:
     @property
     def is_primary(self) -> bool:
         """Whether this failure can be the cause of the others."""
-        return self.kind in ("user", "error", "died")
+        return self.kind in ("user", "watchdog", "error", "died")
 
 
 def from_exception(rank: int, error: BaseException) -> Failure:
@@ -213,7 +216,7 @@ def explain(chosen: Failure, failures: Iterable[Failure], size: int, folder: Pat
         size: number of ranks in the job.
         folder: folder with the failures of all ranks, which the message names.
     """
-    if chosen.kind in ("user", "stopped"):
+    if chosen.kind in ("user", "watchdog", "stopped"):
         return chosen.message
     if chosen.kind == "timeout":
         return _explain_timeout(chosen, failures, size, folder)

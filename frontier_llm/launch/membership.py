@@ -8,36 +8,24 @@ States of a member:
   thread has noticed and calls `leave`. It is then waiting again, with all that it has in memory.
 """
 
-import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from frontier_llm.errors import ConfigError, RankFailure, StopRequested, TrainingError
 from frontier_llm.launch.connections import Connections
 from frontier_llm.launch.failure import is_lost_contact, is_timeout
-from frontier_llm.launch.roster import (
-    Roster,
-    arrivals_key,
-    arrived_key,
-    done_key,
-    late_key,
-    lost_key,
-    roster_key,
-    seen_key,
-)
+from frontier_llm.launch.roster import Roster
+from frontier_llm.launch.roster_store import LateRanks, RosterStore
 from frontier_llm.launch.world import World
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _LOG = logging.getLogger(__name__)
-_FOREVER = timedelta(days=20)
-"""Nearly the longest time-out that the store supports: it counts milliseconds in 31 bits."""
 _NEWS_SECONDS = 2.0
 """How long a member that fails waits for a newer roster. Usually it has lost contact with a dead
 member, and the roster that replaces it is published within milliseconds."""
@@ -93,22 +81,21 @@ class Membership:
             wrap: returns a store whose keys have a prefix.
             port: TCP port of the store.
         """
-        self.number, self.rank = number, None
+        self.number = number
+        self.rank: int | None = None
         self.abort: Callable[[], None] = lambda: None
         self._world_of, self._connect, self._wrap = world_of, connect, wrap
-        self._control, self._reports = connect(), connect()
-        self._news = connect()
+        self._control, self._reports = RosterStore(connect()), RosterStore(connect())
+        self._news = RosterStore(connect())
         self._generation, self._announced, self._is_over = -1, -1, threading.Event()
         self._connections, self._size = Connections(port), 0
         threading.Thread(target=self._watch_rosters, name="membership", daemon=True).start()
-
-    rank: int | None
 
     def next_place(self) -> Place | None:
         """Wait until the newest roster names this process; return its rank, or None at the end."""
         while True:
             generation = max(self._generation + 1, self._announced)
-            roster = self._read(generation)
+            roster = self._control.wait_for(generation)
             self._generation = generation
             if roster.members is None:
                 return None
@@ -126,12 +113,12 @@ class Membership:
             GenerationOverError: a member died before its work was done.
         """
         self.report_done()
-        if self._read(self._generation + 1).members is not None:
+        if self._control.wait_for(self._generation + 1).members is not None:
             raise GenerationOverError("another rank died before it was done")
 
     def report_done(self) -> None:
         """Report that the work of this rank in this generation is done."""
-        self._control.add(done_key(self._generation), 1)
+        self._control.report_done(self._generation)
 
     def leave(self) -> None:
         """Announce that the main thread has stopped to use the connections of its generation."""
@@ -140,7 +127,7 @@ class Membership:
     def outlives(self, error: BaseException) -> bool:
         """Return whether an error means that another member is lost, so that this one stays.
 
-        If no newer generation is known, the launcher is told of the loss of contact.
+        If no newer generation is known, the coordinator is told of the loss of contact.
         """
         own = ConfigError, TrainingError, StopRequested
         if isinstance(error, own) or not isinstance(error, Exception):
@@ -148,33 +135,20 @@ class Membership:
         if self._is_over.wait(_NEWS_SECONDS) or isinstance(error, GenerationOverError):
             return True
         if isinstance(error, RankFailure) or is_lost_contact(error) or is_timeout(error):
-            self._control.set(lost_key(self._generation), str(self.rank))
+            self._control.report_lost_contact(self._generation, self.rank)
             return True
         return False
 
-    def report_late(self, ranks: Sequence[int], diagnosis: str, *, elsewhere: bool = False) -> None:
-        """Tell the launcher which ranks hang or are slow; any thread may call this.
-
-        Args:
-            ranks: the ranks; empty if all ranks wait in the same place.
-            diagnosis: what was found.
-            elsewhere: whether the device is at fault, so that only a process that waits, usually on
-                another node, may take the place.
-        """
-        late = {"ranks": list(ranks), "diagnosis": diagnosis, "elsewhere": elsewhere}
-        self._reports.set(late_key(self._generation), json.dumps(late))
-
-    def _read(self, generation: int) -> Roster:
-        self._control.wait([roster_key(generation)], _FOREVER)
-        return Roster.from_json(self._control.get(roster_key(generation)))
+    def report_late(self, late: LateRanks) -> None:
+        """Tell the coordinator which ranks hang or are slow; any thread may call this."""
+        self._reports.report_late(self._generation, late)
 
     def _enter(self, roster: Roster) -> Place | None:
         """Begin a generation; return None if a newer one is known."""
         assert roster.members is not None
         generation, self._size = roster.generation, len(roster.members)
         self.rank = roster.members.index(self.number)
-        self._control.set(arrived_key(generation, self.rank), "")
-        self._control.add(arrivals_key(generation), 1)
+        self._control.report_arrival(generation, self.rank)
         self._is_over.clear()
         self._connections.begin(generation)
         if self._announced > generation:
@@ -190,8 +164,8 @@ class Membership:
         generation = 0
         while True:
             try:
-                self._news.wait([roster_key(generation)], _FOREVER)
-                self._news.set(seen_key(generation, self.number), "")
+                self._news.wait_for(generation)
+                self._news.report_seen(generation, self.number)
             except RuntimeError:
                 return  # the store is gone, and with it the launcher
             self._announced = generation

@@ -29,6 +29,7 @@ from frontier_llm.launch.launcher import (
 from frontier_llm.launch.membership import Membership
 from frontier_llm.launch.rank import run_rank
 from frontier_llm.launch.rendezvous import listen
+from frontier_llm.launch.roster_store import RosterStore
 from frontier_llm.launch.stop import ParentSignals
 from frontier_llm.launch.world import World
 
@@ -69,7 +70,8 @@ def launch_replacing(target: MemberTarget, options: LaunchOptions, replacing: Re
             fork_rank(keeper, 0, partial(_keep_store, server))
             server.close()
             members.start()
-            coordinator = Coordinator(members, connect(), range(options.ranks), options, replacing)
+            store = RosterStore(connect())
+            coordinator = Coordinator(members, store, range(options.ranks), options, replacing)
             return _coordinate(coordinator, members, signals, options)
         finally:
             members.processes.kill()
@@ -112,7 +114,7 @@ def _keep_store(server: socket.socket) -> int:
 
 
 class ForkedMembers:
-    """Members that this process has forked; see `Members` in coordinator.py."""
+    """Members that this process has forked; see members.py."""
 
     patience_seconds = 0.3
 

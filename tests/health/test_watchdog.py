@@ -18,6 +18,7 @@ from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.launch import launcher
 from frontier_llm.launch.launcher import LaunchOptions, launch
 from frontier_llm.launch.rendezvous import init_process_group
+from frontier_llm.launch.restarts import may_have_passed
 from frontier_llm.launch.world import World
 from tests.values import tiny_values
 
@@ -36,6 +37,8 @@ class Job:
     stderr: str
     failures: dict
     page: str
+    restarts: bool
+    """Whether `launch.restarts` starts the run again."""
 
 
 @pytest.fixture
@@ -55,14 +58,14 @@ def stall(tmp_path, capfd, monkeypatch):
                 work(world, dog)
 
         start = time.monotonic()
-        code = launch(rank, LaunchOptions(size, tmp_path / "failures")).exit_code
+        ended = launch(rank, LaunchOptions(size, tmp_path / "failures"))
         seconds = time.monotonic() - start
         files = (tmp_path / "failures").glob("rank_*.json")
         failures = {int(path.stem[5:]): json.loads(path.read_text()) for path in files}
         page = tmp_path / "stall.txt"
         return Job(
-            code, seconds, capfd.readouterr().err, failures,
-            page.read_text() if page.exists() else "",
+            ended.exit_code, seconds, capfd.readouterr().err, failures,
+            page.read_text() if page.exists() else "", may_have_passed(ended),
         )  # fmt: skip
 
     return run
@@ -99,6 +102,7 @@ def test_a_rank_that_does_not_report_is_named(stall):
     assert job.code == 1
     assert "late: rank 2" in job.stderr
     assert "rank 2: did not report" in job.stderr
+    assert job.restarts
 
 
 def _first_rank_stopped(world, dog):
@@ -149,7 +153,7 @@ def test_a_killed_rank_is_named_by_those_that_lost_it_and_those_that_wait(withou
     assert "rank 0 on" in job.page
     assert "rank 1 on" in job.page
     assert "rank 2: did not report" in job.page
-    assert [job.failures[rank]["kind"] for rank in (0, 1)] == ["user", "lost_contact"]
+    assert [job.failures[rank]["kind"] for rank in (0, 1)] == ["watchdog", "lost_contact"]
 
 
 @pytest.mark.parametrize(

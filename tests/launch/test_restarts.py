@@ -106,6 +106,8 @@ if [ "$(wc --lines < starts)" -gt 1 ] && [ "$FRONTIER_LLM_STARTED_AGAIN" != 1 ];
         ("[ $(wc --lines < starts) -gt 2 ]", 0, 3),
         ("""mkdir --parents run/failures; echo '{"kind": "user"}' > run/failures/cause.json
         exit 1""", 1, 1),
+        ("""mkdir --parents run/failures; echo '{"kind": "watchdog"}' > run/failures/cause.json
+        exit 1""", 1, 3),
         ("""mkdir --parents run; [ $(wc --lines < starts) -lt 5 ] || exit 0
         echo "{\\"step\\": $(wc --lines < starts), \\"loss\\": 1}" >> run/metrics.jsonl
         exit 137""", 0, 5),

@@ -82,6 +82,13 @@ def process_of(run: Path, rank: int) -> psutil.Process:
     return psutil.Process(started[-1]["pid"])
 
 
+def wait_for_start(run: Path, generation: int, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while generation not in (line["generation"] for line in lines(run, "ranks.jsonl")):
+        assert time.monotonic() < deadline, f"generation {generation} has not begun"
+        time.sleep(0.005)
+
+
 def samples(run: Path) -> list[tuple[Any, ...]]:
     """The samples of all lines of the ledger, also of those that are written twice."""
     return [(e["step"], e["first_sample"], e["samples"], e["digest"])
@@ -227,6 +234,30 @@ def test_a_rank_that_dies_again_and_again_ends_the_run(
     assert "rank 1 was killed by SIGKILL" in ended.text
     assert "the remaining ranks have saved step 2" in ended.text
     assert (tmp_path / "run" / "checkpoints" / "step_00000002").is_dir()
+
+
+def test_the_last_save_needs_no_states_in_rank_0(
+    corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
+) -> None:
+    keys = (*corpus, "launch.ranks=3", "data.global_batch=12", "parallel.pipeline=1",
+            "sharding=zero1", "sharding.optimizer=1", "sharding.grads=1",
+            "checkpoint.every_steps=100")  # fmt: skip
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    assert train(*keys, f"run.dir={alone}").code == 0
+    training = Training(*keys, *REPLACES, SLOWLY, "recovery.tries=1", f"run.dir={run}")
+    wait_for_step(run, 3)
+    stopped = process_of(run, 1)
+    stopped.suspend()  # so that the new process of rank 0 gets no states before it is killed, too
+    process_of(run, 0).kill()
+    wait_for_start(run, generation=1)
+    stopped.kill()
+    ended = end(training, watched)
+    assert ended.code == 1
+    assert "ranks failed 2 times without a new step" in ended.text
+    assert "the remaining ranks have saved step" in ended.text
+    assert train(*keys, f"run.dir={run}").code == 0
+    assert len(lines(run)) == STEPS, "no step was done twice"
+    assert learned(run) == learned(alone)
 
 
 def test_an_error_that_says_what_to_do_ends_the_run(

@@ -14,6 +14,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from frontier_llm.launch.roster_store import LateRanks
 from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
 from frontier_llm.trainer.context import TrainerContext
 
@@ -67,7 +68,7 @@ class Stragglers(Callback):
         report = self.context.control.watchdog.report_late
         if self._config.replace_stragglers and report is not None:
             names = self._world.name_ranks(slow)
-            report(slow, f"step {step}: {names} is slow and is replaced", elsewhere=True)
+            report(LateRanks(slow, f"step {step}: {names} is slow and is replaced", elsewhere=True))
 
     def _warn(self, step: int, slow: Sequence[int], seconds: Sequence[float]) -> None:
         """Log the slow ranks, given the seconds of all ranks."""

@@ -1,0 +1,44 @@
+"""The processes of a job that may hold a rank, as its coordinator sees them."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
+
+
+class Members(Protocol):
+    """Processes that the coordinator can count, kill, and give a rank to."""
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long the coordinator waits for a death after a member has lost contact."""
+
+    def take_ended(self) -> Mapping[int, tuple[int, float, str]]:
+        """Return the processes that have ended since the last call.
+
+        Returns:
+            By number of the process: its exit code, the time in seconds since 1970, and why it is
+            taken for dead if its end was not seen; else an empty text.
+        """
+
+    def waiting(self, held: Collection[int]) -> list[int]:
+        """Return the processes that run and hold no rank.
+
+        Args:
+            held: numbers of the processes that hold a rank.
+        """
+
+    def successor(
+        self, number: int, held: Collection[int], *, elsewhere: bool = False
+    ) -> int | None:
+        """Return a process that can take the rank of one that has ended; None if there is none.
+
+        Args:
+            number: number of the process that has ended.
+            held: numbers of the processes that hold a rank.
+            elsewhere: whether a process that waits is preferred to a new one on the same device.
+        """
+
+    def kill(self, numbers: Iterable[int]) -> None:
+        """Kill processes; they will be among `take_ended` later."""
+
+    def place(self, number: int) -> tuple[str, int]:
+        """Return host and process id of a process."""

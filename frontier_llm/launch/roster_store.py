@@ -1,0 +1,123 @@
+"""The key-value store in which the coordinator of a job and its members meet.
+
+A process of its own holds the store, so that any rank may die. Keys of generation G, all below
+`members/`:
+
+- `roster/G`: the roster as JSON.
+- `arrived/G/R`: set when the member of rank R has read the roster.
+- `seen/G/N`: set when a thread of member N has read the roster, whatever its main thread does.
+- `arrivals/G`: number of members that have read it.
+- `lost/G`: set when a member has lost contact with another one.
+- `late/G`: ranks that a watchdog found to be late, as JSON.
+- `done/G`: number of members that have finished their work.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from frontier_llm.launch.roster import Roster
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_FOREVER = timedelta(days=20)
+"""Nearly the longest time-out that the store supports: it counts milliseconds in 31 bits."""
+
+
+@dataclass(frozen=True)
+class LateRanks:
+    """What a watchdog has found."""
+
+    ranks: Sequence[int]
+    """Ranks that hang or are slow; empty if all ranks wait in the same place."""
+    diagnosis: str
+    """What was found, for people."""
+    elsewhere: bool = False
+    """Whether the device is at fault, so that only a process that waits, usually on another node,
+    may take the place."""
+
+
+class RosterStore:
+    """The view of one thread of the coordinator or of a member."""
+
+    def __init__(self, store: "Store") -> None:
+        """Use a connection on which no other thread waits."""
+        self._store = store
+
+    def publish(self, roster: Roster) -> None:
+        """Publish the roster of a generation, or the end of the job."""
+        self._store.set(_key("roster", roster.generation), roster.to_json())
+
+    def wait_for(self, generation: int) -> Roster:
+        """Wait until the roster of a generation is published, and return it.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
+        key = _key("roster", generation)
+        self._store.wait([key], _FOREVER)
+        return Roster.from_json(self._store.get(key))
+
+    def report_seen(self, generation: int, number: int) -> None:
+        """Report that the process of a member runs and knows of a generation."""
+        self._store.set(_key("seen", generation, number), "")
+
+    def report_arrival(self, generation: int, rank: int) -> None:
+        """Report that the main thread of a rank's member has come to a generation."""
+        self._store.set(_key("arrived", generation, rank), "")
+        self._store.add(_key("arrivals", generation), 1)
+
+    def report_lost_contact(self, generation: int, rank: int | None) -> None:
+        """Report that a member has lost contact with another one."""
+        self._store.set(_key("lost", generation), str(rank))
+
+    def report_late(self, generation: int, late: LateRanks) -> None:
+        """Report what a watchdog has found."""
+        self._store.set(_key("late", generation), json.dumps(asdict(late)))
+
+    def report_done(self, generation: int) -> None:
+        """Report that a member has done its work."""
+        self._store.add(_key("done", generation), 1)
+
+    def count_done(self, generation: int) -> int:
+        """Return how many members have done their work."""
+        return int(self._store.add(_key("done", generation), 0))
+
+    def has_lost_contact(self, generation: int) -> bool:
+        """Return whether a member has reported a loss of contact."""
+        return bool(self._store.check([_key("lost", generation)]))
+
+    def take_late(self, generation: int) -> LateRanks | None:
+        """Return what a watchdog has reported since the last call."""
+        key = _key("late", generation)
+        if not self._store.check([key]):
+            return None
+        late = LateRanks(**json.loads(self._store.get(key)))
+        self._store.delete_key(key)
+        return late
+
+    def count_arrivals(self, generation: int) -> int:
+        """Return how many members have come to a generation."""
+        return int(self._store.add(_key("arrivals", generation), 0))
+
+    def absent_ranks(self, generation: int, members: Sequence[int]) -> tuple[list[int], bool]:
+        """Return the ranks whose members have not come, and whether their processes are stopped.
+
+        A process is taken for stopped if not even its thread that waits for rosters has read this
+        one.
+
+        Args:
+            generation: number of the generation.
+            members: by rank, its member.
+        """
+        check = self._store.check
+        absent = [r for r in range(len(members)) if not check([_key("arrived", generation, r)])]
+        seen = (check([_key("seen", generation, members[rank])]) for rank in absent)
+        return absent, not any(seen)
+
+
+def _key(name: str, *numbers: int) -> str:
+    return "/".join(["members", name, *map(str, numbers)])
