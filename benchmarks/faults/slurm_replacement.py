@@ -113,11 +113,9 @@ def run_job(
         reference: loss of each step without faults.
     """
     variables = {"FRONTIER_LLM_REQUEUES": str(fault.requeues)}
-    if fault.replaces:
-        options, variables["FRONTIER_LLM_SPARE_NODES"] = ("--nodes=3", "--no-kill"), "1"
-    else:
-        options, variables["FRONTIER_LLM_RESTARTS"] = ("--nodes=2",), "1"
-    job = submit(cluster, SCRIPT, (*OPTIONS, *options), KEYS, run_dir, variables)
+    variables["FRONTIER_LLM_SPARE_NODES" if fault.replaces else "FRONTIER_LLM_RESTARTS"] = "1"
+    nodes = ["--nodes=3", "--no-kill"] if fault.replaces else ["--nodes=2"]
+    job = submit(cluster, SCRIPT, (*OPTIONS, *nodes), KEYS, run_dir, variables)
     job.wait(lambda: job.steps >= fault.at_step or job.ended, PATIENCE_SECONDS, "in the middle")
     before, seen = job.steps, ledger_lines(run_dir)
     start = time.monotonic()

@@ -128,8 +128,12 @@ class StopRequest:
     def _check_file(self) -> str:
         if self._file is None or not self._file.exists():
             return ""
-        self._file.unlink(missing_ok=True)
         return f"file {self._file.name}"
+
+    def withdraw(self) -> None:
+        """Delete the file, if there is one: the states are saved, and the run ends."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
 
     def _check_deadline(self) -> str:
         return self._deadline.look() if self._deadline is not None else ""

@@ -135,7 +135,11 @@ def build_context(
     states = shard(config, model, groups, traffic, sharding_groups)
     data = build_data(config, corpus, groups, accelerator.device)
     progress, loss_scale = Progress(), LossScale(config.precision, precision.name)
-    meta = checkpoint_meta(config, world, store, data, progress, loss_scale)
+    try:
+        meta = checkpoint_meta(config, world, store, data, progress, loss_scale)
+    except BaseException:
+        states.close()  # with its hooks the model would never be freed
+        raise
     checkpoints = Checkpoints(config, world, store, states, groups, meta)
     fence = partial(wait_for_snapshot, checkpoints, watchdog)
     shapes = model_shapes(layout.model, layout.sequence_length)

@@ -77,7 +77,9 @@ class _Member:
         self._accelerator: Accelerator | None = None
         self._kept: Survivor | None = None
         self._context: TrainerContext | None = None
-        """The objects of this generation, once the states in them are those of the run."""
+        """The objects of this generation."""
+        self._has_states = False
+        """Whether the states in the context are those of the run."""
         self._loop: Loop | None = None
         self._ended = 0
 
@@ -111,6 +113,7 @@ class _Member:
                 context = build_context(
                     config, self._corpora, world, store, self._accelerator, watchdog
                 )
+                self._context = context
                 context.checkpoints.prepare()
             self._membership.seal()
             continuation = self._continue(context, decision)
@@ -135,6 +138,7 @@ class _Member:
         else:
             self._kept.let_go()
             self._kept = None
+        gc.collect()  # the model of the last generation, before the next one is built
 
     def _save_remains(self, place: Place) -> None:
         """Save what the remaining ranks have in memory."""
@@ -151,9 +155,12 @@ class _Member:
             # writers wait for other ranks until their connections are cut, so `leave` comes later
             context.checkpoints.abandon()
         self._membership.leave()
-        if context is not None:
+        if context is not None and self._has_states:
             self._kept = Survivor(context, self._loop.ended if self._loop else self._ended)
+        elif context is not None:
+            context.states.close()
         self._context = self._loop = context = None
+        self._has_states = False
         with suppress(RuntimeError):  # the groups' connections are gone
             destroy_groups()
         forget_groups()
@@ -190,14 +197,14 @@ class _Member:
         Collective over all ranks.
         """
         if decision.source == "checkpoint":
-            self._context, self._ended = context, 0
+            self._has_states, self._ended = True, 0
             return None
         assert decision.lenders is not None
         context.states.settle()
         lend(context.states, self._kept, decision.lenders)
         restore_counters(context, decision)
         # if another rank dies from now on, this one keeps the new states and not the old copy
-        self._context, self._ended, self._kept = context, decision.ended, None
+        self._has_states, self._ended, self._kept = True, decision.ended, None
         progress = context.progress
         context.states.adopt(progress.updates, progress.step)
         return Continuation(progress.step, decision.ended, decision.saves)

@@ -111,14 +111,18 @@ class Loop:
         """End the last step again if a rank has not ended it; return whether to stop."""
         context, step = self._context, continuation.step
         self._callbacks.on_replacement(self.ended)
-        stopped = False
-        if self.ended < step and (sums := context.train_step.sums) is not None:
-            result = context.train_step.result(sums).without_checkpoint_news()
-            stopped = self._end_step(result, self._learning_rate(step), time.perf_counter())
+        assert context.train_step.sums is not None
+        result = context.train_step.result(context.train_step.sums).without_checkpoint_news()
+        if result.stop:
+            context.control.stop.look()  # for the reason, if it is still known
+        if self.ended < step:
+            self._end_step(result, self._learning_rate(step), time.perf_counter())
         if continuation.saves:
             with self._watchdog.phase("checkpoint"):
                 context.checkpoints.save(step)
-        return stopped
+        elif not self._steps_remain:
+            context.checkpoints.saved_step = step  # the run directory has the last step
+        return result.stop
 
     @property
     def _steps_remain(self) -> bool:
@@ -257,6 +261,7 @@ class Loop:
         if is_early:  # unless the step has been saved already
             context.checkpoints.save(step)
         context.checkpoints.end(step)
+        context.control.stop.withdraw()
         self._callbacks.on_stop(is_early=is_early)
         context.checkpoints.wait_for_archive()
         if is_early:

@@ -33,8 +33,8 @@ def obstacle(config: RunConfig, layout: ResolvedLayout) -> str:
 
 def is_overdue(config: RunConfig, step: int) -> bool:
     """Return whether the newest checkpoint that was due by a step is not in the run directory."""
-    every = config.checkpoint.every_steps
-    due = step - step % every
+    is_last = step == config.trainer.steps
+    due = step if is_last else step - step % config.checkpoint.every_steps
     newest = max((step for step, _ in committed(shared_folder(config))), default=0)
     return config.checkpoint.mode != "off" and due > newest
 

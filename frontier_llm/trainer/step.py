@@ -13,7 +13,7 @@ from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch
 from frontier_llm.device.transfer import HostCopy
-from frontier_llm.errors import TrainingError
+from frontier_llm.errors import RankFailure, TrainingError
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
@@ -24,7 +24,7 @@ from frontier_llm.trainer.phase_timer import PhaseTimer
 from frontier_llm.trainer.pipeline import Pipeline
 from frontier_llm.trainer.step_result import CHECKPOINT_FAILED, StepFlags, StepResult, StepSums
 from frontier_llm.trainer.totals import SCALARS, Totals
-from frontier_llm.trainer.update_choice import choose_update
+from frontier_llm.trainer.update_choice import UpdateChoice, choose_update
 
 
 class TrainStep:
@@ -80,6 +80,7 @@ class TrainStep:
 
         Raises:
             TrainingError: the number of samples processed differs from data.global_batch.
+            RankFailure: the all-reduce was aborted.
         """
         self._dropout.step = step
         self.timer.begin()
@@ -92,12 +93,13 @@ class TrainStep:
         count_activations(self._traffic, self._groups, self._layout, len(batches))
         totals = self._totals.reduce(self._share(batches, losses, flags()))
         self.timer.mark("reductions")
-        scale, clip_norm = self.loss_scale.value, self._config.optimizer.clip_norm
-        choice = choose_update(totals, scale, clip_norm, self._config.data.global_batch)
+        scale = self.loss_scale.value
+        choice = self._choose(totals, scale)
         copy = HostCopy(torch.cat([choice.skip.double().view(1), totals]))
         self._before_update()
         self._states.update(learning_rate, choice.divisor, choice.skip)
         skipped, *numbers = copy.tolist()
+        self._check_ranks(step, numbers[SCALARS.index("ranks")])
         self.sums = StepSums(step, scale, bool(skipped), tuple(numbers))
         self._check_samples(numbers[SCALARS.index("samples")])
         self._end_update(bool(skipped), will_be_saved)
@@ -114,10 +116,13 @@ class TrainStep:
         updated parameters are not sent.
         """
         totals = torch.tensor(sums.numbers, dtype=torch.float64, device=self._device)
-        clip_norm, samples = self._config.optimizer.clip_norm, self._config.data.global_batch
-        choice = choose_update(totals, sums.loss_scale, clip_norm, samples)
+        choice = self._choose(totals, sums.loss_scale)
         self._states.update(learning_rate, choice.divisor, choice.skip)
         self.sums = sums
+
+    def _choose(self, totals: torch.Tensor, loss_scale: float) -> UpdateChoice:
+        clip_norm, samples = self._config.optimizer.clip_norm, self._config.data.global_batch
+        return choose_update(totals, loss_scale, clip_norm, samples, self._groups.grid.size)
 
     def _end_update(self, skipped: bool, will_be_saved: bool) -> None:
         """Send the updated parameters, and adapt the loss scale."""
@@ -149,7 +154,20 @@ class TrainStep:
             "checkpoint": CHECKPOINT_FAILED * flags.checkpoint_failed + flags.checkpoint_committed,
             "saving_shared": float(is_first and flags.saving.shared),
             "saving_local": float(is_first and flags.saving.local),
+            "ranks": 1.0,
         }
+
+    def _check_ranks(self, step: int, counted: float) -> None:
+        """Reject sums that lack ranks: an all-reduce that was aborted on a GPU raises no error.
+
+        Raises:
+            RankFailure: a rank is missing. The states are still those before the step.
+        """
+        if round(counted) != self._groups.grid.size:
+            raise RankFailure(
+                f"the sums of step {step} are those of {counted:g} instead of "
+                f"{self._groups.grid.size} ranks: a collective was aborted"
+            )
 
     def _check_samples(self, processed: float) -> None:
         expected = self._config.data.global_batch

@@ -23,6 +23,7 @@ SCALARS = (
     "checkpoint",
     "saving_shared",
     "saving_local",
+    "ranks",
 )
 """Names of the numbers that are summed; trainer/step.py computes each rank's addends."""
 COLLECTIVES = (

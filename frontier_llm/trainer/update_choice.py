@@ -15,11 +15,11 @@ class UpdateChoice(NamedTuple):
     norm / limit if the norm exceeds the limit."""
     skip: torch.Tensor
     """[] fp32, 1 if nothing may be updated: if the norm or the loss is not finite, or the number of
-    samples is wrong (the step then raises an error); else 0."""
+    samples or ranks is wrong (the step then raises an error); else 0."""
 
 
 def choose_update(
-    totals: torch.Tensor, loss_scale: float, clip_norm: float | None, samples: int
+    totals: torch.Tensor, loss_scale: float, clip_norm: float | None, samples: int, ranks: int
 ) -> UpdateChoice:
     """Compute the divisor of the gradients, and whether to skip the update; the host does not wait.
 
@@ -28,9 +28,11 @@ def choose_update(
         loss_scale: factor of the loss, and therefore of the gradients.
         clip_norm: largest norm that is not clipped; None: no norm is clipped.
         samples: number of samples that the step must have processed.
+        ranks: number of ranks whose addends the sums must have.
     """
     sums = dict(zip(SCALARS, totals[: len(SCALARS)].unbind(), strict=True))
     norm = sums["squared_norm"].sqrt() / loss_scale
     excess = (norm / clip_norm).clamp(min=1.0) if clip_norm else torch.ones_like(norm)
-    applies = norm.isfinite() & sums["loss_sum"].isfinite() & (sums["samples"] == samples)
+    is_complete = (sums["samples"] == samples) & (sums["ranks"] == ranks)
+    applies = norm.isfinite() & sums["loss_sum"].isfinite() & is_complete
     return UpdateChoice((excess * loss_scale).float(), applies.logical_not().float())

@@ -246,7 +246,9 @@ def _simulated(config: RunConfig, recorded: Recorded) -> Iterator[None]:
         assert copy._done is not None
         copy._done.synchronize()
         recorded.kernels_before_wait = Counter(recorded.kernels)
-        sums = dict.fromkeys(SCALARS, 0.0) | {"samples": float(config.data.global_batch)}
+        sums = dict.fromkeys(SCALARS, 0.0) | {
+            "samples": float(config.data.global_batch), "ranks": float(dist.get_world_size()),
+        }  # fmt: skip
         return [0.0, *sums.values(), *[0.0] * (len(copy._copy) - 1 - len(sums))]
 
     def synchronize(*_: Any) -> None:

@@ -34,6 +34,7 @@ def test_a_file_stops_a_run_once(tmp_path):
     assert request.look()
     assert request.look(), "the request stays"
     assert request.reason == "file STOP"
+    request.withdraw()
     assert not (tmp_path / "STOP").exists(), "the resumed run must not stop at once"
 
 

@@ -1,27 +1,30 @@
 """The update is chosen on the device: its divisor, and whether it changes anything."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
-from frontier_llm.errors import TrainingError
+from frontier_llm.errors import RankFailure, TrainingError
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.adamw import AdamW
+from frontier_llm.trainer import totals
 from frontier_llm.trainer.totals import SCALARS
 from frontier_llm.trainer.update_choice import UpdateChoice, choose_update
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
 from tests.values import tiny_values
 
-SAMPLES = 8
+SAMPLES, RANKS = 8, 3
 
 
 def choose(scale: float = 1.0, clip_norm: float | None = 1.0, **sums: float) -> UpdateChoice:
-    values = {**dict.fromkeys(SCALARS, 1.0), "samples": SAMPLES, **sums}
-    totals = torch.tensor([values[name] for name in SCALARS] + [7.0], dtype=torch.float64)
-    return choose_update(totals, scale, clip_norm, SAMPLES)
+    values = {**dict.fromkeys(SCALARS, 1.0), "samples": SAMPLES, "ranks": RANKS, **sums}
+    vector = torch.tensor([values[name] for name in SCALARS] + [7.0], dtype=torch.float64)
+    return choose_update(vector, scale, clip_norm, SAMPLES, RANKS)
 
 
 @pytest.mark.parametrize("clip_norm", [0.3, 1.0, None])
@@ -47,6 +50,10 @@ def test_numbers_that_are_not_finite_skip(name: str, value: float) -> None:
 @pytest.mark.parametrize("samples", [SAMPLES - 1, SAMPLES + 1, 0])
 def test_a_wrong_number_of_samples_skips(samples: float) -> None:
     assert choose(samples=samples).skip.item() == 1
+
+
+def test_sums_that_lack_a_rank_skip() -> None:
+    assert choose(ranks=RANKS - 1).skip.item() == 1
 
 
 def state_bits(rig: Rig) -> list[torch.Tensor]:
@@ -113,6 +120,20 @@ def lose_a_batch(world: World, values: dict[str, Any]) -> int:
 
 def test_a_step_with_lost_samples_changes_no_bit() -> None:
     assert run_ranks(lose_a_batch, 2, tiny_values("sharding=zero1")) == [0, 0]
+
+
+def abort_the_sums(world: World, values: dict[str, Any]) -> list[bool]:
+    rig = make_rig(world, values)
+    rig.train(1)
+    before, sums = state_bits(rig), rig.step.sums
+    aborted = SimpleNamespace(wait=lambda: None)
+    with mock.patch.object(totals, "all_reduce", return_value=aborted), pytest.raises(RankFailure):
+        rig.train(1, first=1)
+    return [count_changes(before, state_bits(rig)) == 0, rig.step.sums is sums]
+
+
+def test_sums_of_an_aborted_all_reduce_are_not_used() -> None:
+    assert run_ranks(abort_the_sums, 2, tiny_values("sharding=zero1")) == [[True, True]] * 2
 
 
 def observe_fence(world: World, values: dict[str, Any]) -> list[bool]:
