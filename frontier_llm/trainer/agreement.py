@@ -44,6 +44,8 @@ class Report:
     """The compute precision; empty if it is not known to this process."""
     rank: int | None = None
     """The rank whose states it has; None without states."""
+    unjudged: Mapping[str, Any] | None = None
+    """Progress after the last step, before callbacks saw it and counted bad steps and rewinds."""
 
     def to_json(self) -> str:
         """Return the report as text, for the store."""
@@ -139,7 +141,10 @@ def decide(reports: Sequence[Report], places: Sequence[Hashable], obstacle: str 
     recorded = [report.ended for rank, report in enumerate(reports) if _counts(rank, report)]
     # all ranks have ended the step before, because they have taken part in this one
     ended = max(min(*recorded, sums.step), sums.step - 1)
-    return Decision("memory", "", sums, ended, oldest.counters, lenders)
+    counters, unjudged = oldest.counters, oldest.unjudged
+    if ended < sums.step and counters and unjudged and unjudged["step"] == sums.step:
+        counters = {**counters, "progress": unjudged}  # callbacks will see this step again
+    return Decision("memory", "", sums, ended, counters, lenders)
 
 
 def agree(

@@ -156,7 +156,9 @@ class _Member:
             context.checkpoints.abandon()
         self._membership.leave()
         if context is not None and self._has_states:
-            self._kept = Survivor(context, self._loop.ended if self._loop else self._ended)
+            loop = self._loop
+            ended = loop.ended if loop else self._ended
+            self._kept = Survivor(context, ended, loop.unjudged if loop else None)
         elif context is not None:
             context.states.close()
         self._context = self._loop = context = None

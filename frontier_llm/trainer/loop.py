@@ -1,9 +1,10 @@
 """The training loop: resume, then train, evaluate and save step by step."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from frontier_llm.errors import CheckpointError, StopRequested
 from frontier_llm.launch.stop import stop_message
@@ -24,6 +25,7 @@ class Loop:
 
     Attributes:
         ended: the last step that has ended, with its metrics and the begin of its checkpoint.
+        unjudged: the counters of the run after the last step, before callbacks saw the step.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Loop:
                 learn of such an error.
         """
         self._outlives, self.ended = outlives, 0
+        self.unjudged: Mapping[str, Any] | None = None
         self._context, self._callbacks = context, callbacks
         self._config, self._progress = context.config, context.progress
         self._watchdog = context.control.watchdog
@@ -115,6 +118,7 @@ class Loop:
         result = context.train_step.result(context.train_step.sums).without_checkpoint_news()
         if result.stop:
             context.control.stop.look()  # for the reason, if it is still known
+        self.unjudged = self._progress.to_meta()
         if self.ended < step:
             self._end_step(result, self._learning_rate(step), time.perf_counter())
         if continuation.saves:
@@ -145,6 +149,7 @@ class Loop:
         learning_rate = self._learning_rate(step)
         result = self._train(step, learning_rate)
         self._progress.advance(result.samples, skipped=result.skipped)
+        self.unjudged = self._progress.to_meta()
         return self._end_step(result, learning_rate, start)
 
     def _end_step(self, result: StepResult, learning_rate: float, start: float) -> bool:

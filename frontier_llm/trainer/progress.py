@@ -1,6 +1,7 @@
 """The counters of a run, which a checkpoint stores in addition to the model states."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 
@@ -21,6 +22,8 @@ class Progress:
     """Number of steps in a row, up to the last step, whose loss or gradient was not finite."""
     rewinds: int = 0
     """Number of rewinds after spikes of the loss."""
+    recent_losses: Sequence[float] = ()
+    """With `trainer.spike_factor`: losses of the last steps, at most `trainer.spike_window`."""
 
     def advance(self, samples: int, *, skipped: bool) -> None:
         """Count a step.
@@ -39,6 +42,6 @@ class Progress:
         return asdict(self)
 
     def load_meta(self, meta: dict[str, Any]) -> None:
-        """Set the counters to those of a checkpoint."""
-        for name in asdict(self):
-            setattr(self, name, meta[name])
+        """Set the counters to those of a checkpoint. Older ones lack the recent losses."""
+        for field in fields(self):
+            setattr(self, field.name, meta.get(field.name, field.default))

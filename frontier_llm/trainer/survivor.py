@@ -29,16 +29,20 @@ class Survivor:
         meta: what is saved in addition to the states, as plain JSON.
     """
 
-    def __init__(self, context: TrainerContext, ended: int) -> None:
+    def __init__(
+        self, context: TrainerContext, ended: int, unjudged: Mapping[str, Any] | None
+    ) -> None:
         """Take over the states of a context whose connections are gone.
 
         Args:
             context: the objects of the last generation.
             ended: the last step that the loop has ended.
+            unjudged: the counters of `Progress` after the last update, before callbacks saw it;
+                None if no step was done.
         """
         self._states: ShardedStates | None = context.states
         self._step, self._rate = context.train_step, LearningRate.of(context.config)
-        self._sums, self._ended = context.train_step.sums, ended
+        self._sums, self._ended, self._unjudged = context.train_step.sums, ended, unjudged
         self._counters = counters_of(context)
         self.rank, self.ranks = context.world.rank, context.world.size
         self._precision = context.hardware.precision.name
@@ -47,7 +51,8 @@ class Survivor:
 
     def report(self) -> Report:
         """Return what this rank has, for the agreement."""
-        return Report(True, self._sums, self._ended, self._counters, self._precision, self.rank)
+        found = self._sums, self._ended, self._counters, self._precision, self.rank
+        return Report(True, *found, self._unjudged)
 
     def catch_up(self, decision: Decision) -> None:
         """Repeat the update that other ranks have done and this one has not, then keep only states.

@@ -54,6 +54,15 @@ def test_a_new_rank_0_ends_a_step_that_has_no_record() -> None:
     assert decide([NEW, having(7), having(7), having(7)], PLACES).ended == 6
 
 
+def test_a_step_that_is_ended_again_is_not_counted_twice() -> None:
+    """Rank 0 died before it recorded step 7; the others have counted it as a bad step."""
+    judged = {"progress": {"step": 7, "bad_steps": 3}}
+    others = replace(having(7), counters=judged, unjudged={"step": 7, "bad_steps": 2})
+    decision = decide([replace(NEW, ended=6), others, others, others], PLACES)
+    assert decision.counters == {"progress": {"step": 7, "bad_steps": 2}}
+    assert decide([others] * 4, PLACES).counters == judged
+
+
 @pytest.mark.parametrize(
     ("reports", "obstacle", "reason"),
     [

@@ -25,32 +25,31 @@ KEYS = (
 )  # fmt: skip
 
 
-class DiesOnce(Slow):
-    """Kills the first process of rank 1."""
-
-    def die(self) -> None:
-        started = (Path(self.context.config.run.dir) / "ranks.jsonl").read_text().splitlines()
-        ranks = [json.loads(line)["rank"] for line in started]
-        if self.context.world.rank == 1 and ranks.count(1) == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+def die_once(run: str, rank: int) -> None:
+    """Kill this process if it is the first one of rank 1."""
+    started = (Path(run) / "ranks.jsonl").read_text().splitlines()
+    ranks = [json.loads(line)["rank"] for line in started]
+    if rank == 1 and ranks.count(1) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DiesInLastSave(DiesOnce):
+class DiesInLastSave(Slow):
     """Dies while it writes the last step, which no other rank can commit."""
 
     def on_step_end(self, end: StepEnd) -> None:
         if self.context.progress.step == STEPS:
             write = RankFile.write
+            place = self.context.config.run.dir, self.context.world.rank
 
             def slow(file: RankFile, buffer: torch.Tensor, size: int) -> None:
                 time.sleep(0.2)
-                self.die()
+                die_once(*place)
                 write(file, buffer, size)
 
             RankFile.write = slow  # type: ignore[method-assign]
 
 
-class DiesWhenAskedToStop(DiesOnce):
+class DiesWhenAskedToStop(Slow):
     """Dies in the step in which all ranks learn that the run is to stop."""
 
     def on_step_begin(self, step: int) -> None:
@@ -59,14 +58,14 @@ class DiesWhenAskedToStop(DiesOnce):
 
     def on_step_end(self, end: StepEnd) -> None:
         if end.result.stop:
-            self.die()
+            die_once(self.context.config.run.dir, self.context.world.rank)
 
 
-class DiesAfterLastSave(DiesOnce):
+class DiesAfterLastSave(Slow):
     """Dies after the last step was saved, while another rank still works."""
 
     def on_stop(self, *, is_early: bool) -> None:
-        self.die()
+        die_once(self.context.config.run.dir, self.context.world.rank)
 
 
 def callback(name: str) -> str:

@@ -1,5 +1,6 @@
 """Ranks of a running job die and are replaced, and the run learns what it would have learned."""
 
+import gc
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
 from frontier_llm.trainer.callbacks.stragglers import Stragglers
+from frontier_llm.trainer.step import TrainStep
 from tests.forked_train import TINY, Ended, Training, train
 from tests.trainer.test_resume import learned, lines, same_states
 
@@ -25,7 +27,10 @@ SLOWLY = "callbacks=[tests.trainer.test_replaced_ranks:Slow]"
 
 
 class Slow(Callback):
-    """Gives the test time to kill a rank in each step."""
+    """Gives the test time to kill a rank in each step, and looks for what was not freed."""
+
+    def on_replacement(self, last_step: int) -> None:
+        assert sum(isinstance(found, TrainStep) for found in gc.get_objects()) == 1
 
     def on_step_end(self, end: StepEnd) -> None:
         time.sleep(0.1)

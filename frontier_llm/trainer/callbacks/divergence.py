@@ -4,7 +4,6 @@ A rewind is a return to the checkpoint before the spike.
 """
 
 import math
-from collections import deque
 from statistics import median
 
 from frontier_llm.errors import TrainingError
@@ -23,7 +22,6 @@ class Divergence(Callback):
     def __init__(self, context: TrainerContext) -> None:
         super().__init__(context)
         self._config, self._progress = context.config.trainer, context.progress
-        self._losses: deque[float] = deque(maxlen=self._config.spike_window)
 
     def on_step_end(self, end: StepEnd) -> None:
         """Count bad steps, and ask for a rewind after a spike of the loss.
@@ -39,15 +37,16 @@ class Divergence(Callback):
     def is_spike(self, result: StepResult) -> bool:
         """Return whether the loss is far above recent losses; if not, add it to the recent losses.
 
-        A step whose update was skipped is never a spike, because it did not change the model.
+        The recent losses are counters of the run: a resumed run judges like one without stops. A
+        step whose update was skipped is never a spike, because it did not change the model.
         """
-        if result.skipped:
+        factor, window = self._config.spike_factor, self._config.spike_window
+        if result.skipped or factor is None:
             return False
-        factor = self._config.spike_factor
-        is_full = len(self._losses) == self._losses.maxlen
-        if factor is not None and is_full and result.loss > factor * median(self._losses):
+        recent = self._progress.recent_losses
+        if len(recent) == window and result.loss > factor * median(recent):
             return True
-        self._losses.append(result.loss)
+        self._progress.recent_losses = [*recent, result.loss][-window:]
         return False
 
     def _count_bad_steps(self, result: StepResult) -> None:
@@ -71,7 +70,7 @@ class Divergence(Callback):
             )
 
     def _count_rewind(self, result: StepResult) -> None:
-        """Count a rewind and forget the recent losses; end the run after too many rewinds."""
+        """Count a rewind; end the run after too many rewinds."""
         progress, allowed = self._progress, self._config.rewinds_allowed
         if progress.rewinds >= allowed:
             self._end_run(
@@ -80,7 +79,6 @@ class Divergence(Callback):
                 "optimizer.learning_rate, or look at the samples of these steps in ledger.jsonl"
             )
         progress.rewinds += 1
-        self._losses.clear()
 
     def _end_run(self, message: str) -> None:
         """Wait until the checkpoint being written is committed, then end the run.

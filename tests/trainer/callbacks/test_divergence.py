@@ -1,5 +1,6 @@
 """Which losses count as a spike."""
 
+import json
 import math
 from types import SimpleNamespace
 from typing import Any, cast
@@ -37,6 +38,15 @@ def test_a_loss_far_above_the_median_is_a_spike_once_the_window_is_full(
     assert not divergence.is_spike(step(2.0))
     assert divergence.is_spike(step(2.1))
     assert divergence.is_spike(step(2.1)), "a spike is not counted for the median"
+
+
+def test_a_resumed_run_knows_the_losses_before(divergence: Divergence) -> None:
+    for _ in range(3):
+        divergence.is_spike(step(1.0))
+    resumed = Progress()
+    resumed.load_meta(json.loads(json.dumps(divergence.context.progress.to_meta())))
+    context = SimpleNamespace(**{**vars(divergence.context), "progress": resumed})
+    assert Divergence(cast(Any, context)).is_spike(step(2.1))
 
 
 def test_a_skipped_step_changed_nothing_and_is_no_spike(divergence: Divergence) -> None:
