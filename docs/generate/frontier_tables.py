@@ -46,6 +46,10 @@ SCHEDULES = {
     ),
 }
 """By model: layouts with their overrides. All rows of a model have the same batch."""
+FIRST_RUNS = ("frontier_22b", "frontier_175b", "frontier_1t", "frontier_1t_tp8")
+"""Experiments with the models of the paper."""
+PERCENT_OF_PEAK = {"22B": 38.38, "175B": 36.14, "1T": 31.96}
+"""Measured by the paper (arXiv:2312.12705)."""
 SEARCH = ("planner.tensor=[4,8]", "planner.micro_batch=[1]", "planner.rows=1")
 """Values to which the search for the fastest layout is restricted."""
 
@@ -207,6 +211,45 @@ def _micro_batch_row(model: str, curves: Curves, micro_batch: int) -> str:
         efficiencies = [f"{bubble:.1%}", f"{divided.efficiencies[1]:.1%}"]
         cells += [*efficiencies, f"{curves.published_percent[1]}%", *memory]
     return "| " + " | ".join(cells) + " |"
+
+
+def first_runs_table() -> Iterator[str]:
+    """Yield the predicted seconds per step of the models of the paper, and a time limit."""
+    yield "| model | nodes | NAME | predicted time of a step | TIME for 20 steps |"
+    yield "|---|---|---|---|---|"
+    for name in FIRST_RUNS:
+        run = _published(name)
+        candidate = run.candidate
+        grid, chunks = candidate.grid, candidate.config.parallel.chunks
+        layout = f"TP {grid.tensor} x PP {grid.pipeline}" + (f" x {chunks} chunks" * (chunks > 1))
+        seconds = run.time.seconds
+        cells = [
+            f"{_model(name)}, {layout}",
+            str(grid.size // RANKS_PER_NODE),
+            f"`{name}`",
+            f"{seconds:.0f} s",
+            _job_time(seconds, 20),
+        ]
+        yield "| " + " | ".join(cells) + " |"
+
+
+def peaks_table() -> Iterator[str]:
+    """Yield the share of the peak that the paper has measured, beside the predicted HFU."""
+    yield "| NAME | percent of peak in the paper | predicted `hfu` |"
+    yield "|---|---|---|"
+    for name in FIRST_RUNS:
+        yield f"| `{name}` | {PERCENT_OF_PEAK[_model(name)]} | {_published(name).hfu or 0:.0%} |"
+
+
+def _model(experiment: str) -> str:
+    return experiment.split("_")[1].upper()
+
+
+def _published(experiment: str) -> Estimate:
+    """Return the prediction of an experiment on the number of ranks in its header."""
+    ranks = Header.read(CONF / "experiment" / f"{experiment}.yaml").ranks
+    config = choose(composed(f"experiment={experiment}"), ranks, RANKS_PER_NODE)
+    return estimate(Candidate.of(config, ranks, RANKS_PER_NODE))
 
 
 def recipes_table() -> Iterator[str]:

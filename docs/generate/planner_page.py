@@ -51,7 +51,11 @@ def files() -> dict[Path, str]:
         "mt5": mt5_tables.study_table(),
         "mt5_experiments": mt5_tables.experiments_table(),
     }
-    jobs = {"scaling_runs": frontier_tables.recipes_table()}
+    jobs = {
+        "first_runs": frontier_tables.first_runs_table(),
+        "scaling_runs": frontier_tables.recipes_table(),
+        "peaks": frontier_tables.peaks_table(),
+    }
     return {
         PAGE: filled(PAGE.read_text(), tables),
         FRONTIER_PAGE: filled(FRONTIER_PAGE.read_text(), jobs),
