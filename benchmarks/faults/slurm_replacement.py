@@ -1,6 +1,6 @@
 """Kill ranks and nodes of jobs of a real Slurm whose ranks are replaced while the others wait.
 
-    python -m benchmarks.faults.slurm_replacement                # about 15 minutes, as root
+    python -m benchmarks.faults.slurm_replacement                # about 20 minutes, as root
     python -m benchmarks.faults.slurm_replacement --only link    # faults whose name contains "link"
 
 Slurm runs on three simulated nodes of this machine (benchmarks/faults/slurm_lab). Each job is
