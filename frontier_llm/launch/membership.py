@@ -166,7 +166,8 @@ class Membership:
             return None
         store = self._wrap(f"generation/{generation}", self._connect())
         size = len(roster.members)
-        world = replace(self._world_of(self.rank), size=size, job=f"{generation}")
+        world = self._world_of(self.rank)
+        world = replace(world, size=size, job=f"{generation}", generation=generation)
         return Place(generation, world, store, roster.timeout_seconds, roster.former_size)
 
     def _watch_rosters(self) -> None:

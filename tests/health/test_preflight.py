@@ -164,6 +164,21 @@ def test_simulated_nodes_are_not_checked_for_placement():
     assert check_reports(config, 1, WORLD, reports).errors == ()
 
 
+@pytest.mark.parametrize("saves_locally", [False, True])
+def test_a_replaced_rank_may_be_on_another_node_unless_nodes_save_checkpoints(saves_locally):
+    path = "/tmp/local" if saves_locally else "null"
+    config = decode(tiny_values(f"checkpoint.tiers.local.path={path}"))
+    later = replace(WORLD, generation=1)
+    found = check_reports(config, 1, later, _reports(host="c"))
+    (text,) = found.errors if saves_locally else found.warnings
+    assert text.startswith("ranks 2 to 3 have shared a node and are now on b, c")
+    assert ("would be incomplete" in text) == saves_locally
+    assert not (found.warnings if saves_locally else found.errors)
+    moved = [replace(report, host="ac"[report.rank // 2]) for report in _reports()]
+    found = check_reports(config, 1, later, moved)
+    assert (found.errors, found.warnings) == ((), ()), "a whole node was replaced"
+
+
 # With real ranks
 
 
