@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +24,7 @@ import xxhash
 from frontier_llm.checkpoint.drain import open_when_committed
 from frontier_llm.checkpoint.manifest import FilePart, RankRecord
 from frontier_llm.checkpoint.pacer import Pacer
+from frontier_llm.checkpoint.peer_sockets import OpenSockets, connect
 from frontier_llm.checkpoint.range_reader import RangeReader, chunk_ranges
 from frontier_llm.checkpoint.write_plan import WritePlan
 from frontier_llm.errors import CheckpointError
@@ -99,7 +100,7 @@ class PartnerFiles:
             CheckpointError: another rank does not answer.
         """
         self._plan, self._folder, self._timeout = plan, folder, timeout
-        self._seconds = timeout.total_seconds()
+        self._seconds, self._sockets = timeout.total_seconds(), OpenSockets()
         self._server = socket.create_server(("", 0), backlog=4)
         self._server.settimeout(self._seconds)
         address = own_address(master), self._server.getsockname()[1]
@@ -147,10 +148,11 @@ class PartnerFiles:
             step: step of the checkpoint.
             buffer: [chunk_bytes] uint8, page-aligned.
         """
-        return ReceivedChunks(self._server, self.plan, step, buffer, self._seconds)
+        return ReceivedChunks(self._server, self._sockets, self.plan, step, buffer, self._seconds)
 
     def close(self) -> None:
-        """Stop to listen. A thread that waits for a connection fails."""
+        """Stop to listen, and end all connections. Threads that wait for other ranks fail."""
+        self._sockets.shut_down()
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -160,7 +162,7 @@ class PartnerFiles:
             pacer.start_thread()
             checkpoint = open_when_committed(self._folder, step, self._timeout, pacer.cancellation)
             with (
-                closing(socket.create_connection(self._address, self._seconds)) as connection,
+                self._sockets.using(connect(self._address, self._seconds)) as connection,
                 RangeReader(checkpoint, verify=True) as reader,
             ):
                 connection.sendall(str(step).encode().ljust(_HEAD_BYTES))
@@ -179,6 +181,7 @@ class ReceivedChunks:
     def __init__(
         self,
         server: socket.socket,
+        sockets: OpenSockets,
         plan: ReceivedPlan,
         step: int,
         buffer: torch.Tensor,
@@ -188,12 +191,14 @@ class ReceivedChunks:
 
         Args:
             server: the listening socket.
+            sockets: receives the connection while it is in use.
             plan: layout of the file.
             step: step of the checkpoint.
             buffer: [chunk_bytes] uint8, page-aligned.
             seconds: how long to wait for the sender.
         """
-        self._server, self._plan, self._step = server, plan, step
+        self._server, self._sockets = server, sockets
+        self._plan, self._step = plan, step
         self._buffer, self._seconds = buffer, seconds
 
     def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
@@ -204,7 +209,7 @@ class ReceivedChunks:
         """
         plan = self._plan
         content, digest = self._buffer.numpy().data, memoryview(bytearray(_DIGEST_BYTES))
-        with closing(self._accept()) as connection:
+        with self._connection() as connection:
             for index in plan.chunks:
                 size = min(plan.chunk_bytes, plan.size - index * plan.chunk_bytes)
                 _receive(connection, content[:size])
@@ -216,24 +221,33 @@ class ReceivedChunks:
     def close(self) -> None:
         """Do nothing: the buffer belongs to the caller."""
 
-    def _accept(self) -> socket.socket:
+    @contextmanager
+    def _connection(self) -> Iterator[socket.socket]:
         """Accept the connection for this step, and close those of earlier steps that failed."""
         deadline = time.monotonic() + self._seconds
         while time.monotonic() < deadline:
-            try:
-                connection, _ = self._server.accept()
-            except OSError as error:
-                raise CheckpointError(f"the node before does not send: {error}") from None
-            connection.settimeout(self._seconds)
-            head = memoryview(bytearray(_HEAD_BYTES))
-            try:
-                _receive(connection, head)
-                if bytes(head).split() == [str(self._step).encode()]:
-                    return connection
-            except CheckpointError as error:
-                _log.info("a connection is ignored: %s", error)
-            connection.close()
+            with self._sockets.using(self._accept()) as connection:
+                if self._is_of_this_step(connection):
+                    yield connection
+                    return
         raise CheckpointError("the node before does not send")
+
+    def _accept(self) -> socket.socket:
+        try:
+            connection, _ = self._server.accept()
+        except OSError as error:
+            raise CheckpointError(f"the node before does not send: {error}") from None
+        connection.settimeout(self._seconds)
+        return connection
+
+    def _is_of_this_step(self, connection: socket.socket) -> bool:
+        head = memoryview(bytearray(_HEAD_BYTES))
+        try:
+            _receive(connection, head)
+        except CheckpointError as error:
+            _log.info("a connection is ignored: %s", error)
+            return False
+        return bytes(head).split() == [str(self._step).encode()]
 
 
 def _receive(connection: socket.socket, content: memoryview) -> None:

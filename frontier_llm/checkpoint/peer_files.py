@@ -12,13 +12,14 @@ import socket
 import struct
 import threading
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from frontier_llm.checkpoint.chunk_pool import ChunkPool
+from frontier_llm.checkpoint.peer_sockets import OpenSockets, connect
 from frontier_llm.errors import CheckpointError
 
 _SECRET_BYTES = 16
@@ -27,7 +28,7 @@ _REQUEST = struct.Struct("!HQQ")
 _ANSWER = struct.Struct("!?Q")
 """Whether it is the content, and the number of bytes that follow."""
 _TIMEOUT_SECONDS = 120.0
-"""How long a reader waits for a server."""
+"""How long a reader waits for a server on a node that runs."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,16 @@ class PeerServer:
         """
         self._files, self._largest = dict(files), largest
         self._server = socket.create_server(("", 0), backlog=128)
-        self._open: set[socket.socket] = set()
+        self._sockets = OpenSockets()
         self.peer = Peer(host, self._server.getsockname()[1], os.urandom(_SECRET_BYTES))
         threading.Thread(target=self._accept, name="peer server", daemon=True).start()
 
     def close(self) -> None:
         """End all connections."""
-        for end in (self._server, *tuple(self._open)):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
-            end.close()
+        self._sockets.shut_down()
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
+        self._server.close()
 
     def _accept(self) -> None:
         while True:
@@ -69,7 +70,6 @@ class PeerServer:
                 connection, _ = self._server.accept()
             except OSError:  # closed
                 return
-            self._open.add(connection)
             threading.Thread(
                 target=self._serve, args=(connection,), name="peer reader", daemon=True
             ).start()
@@ -79,7 +79,7 @@ class PeerServer:
         buffer = ChunkPool(1, self._largest, torch.device("cpu")).take()
         assert buffer is not None
         content = buffer.numpy().data
-        with closing(connection), suppress(OSError, EOFError):
+        with self._sockets.using(connection), suppress(OSError, EOFError):
             if not hmac.compare_digest(_received(connection, _SECRET_BYTES), self.peer.secret):
                 return
             while True:
@@ -92,7 +92,6 @@ class PeerServer:
                 except (OSError, KeyError) as error:
                     text = str(getattr(error, "strerror", "") or error).encode()
                     connection.sendall(_ANSWER.pack(False, len(text)) + text)
-        self._open.discard(connection)
 
     def _read(self, name: str, offset: int, content: memoryview) -> int:
         """Read a range, or its part before the end of the file; return the number of bytes."""
@@ -117,8 +116,7 @@ class PeerConnection:
         """
         self._peer = peer
         try:
-            address = peer.host, peer.port
-            self._connection = socket.create_connection(address, _TIMEOUT_SECONDS)
+            self._connection = connect((peer.host, peer.port), _TIMEOUT_SECONDS)
             self._connection.sendall(peer.secret)
         except OSError as error:
             raise self._lost(error) from None

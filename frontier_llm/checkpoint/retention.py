@@ -85,6 +85,33 @@ def void_later(folder: Path, step: int) -> None:
         sync_folder(folder)
 
 
+def delete_later(folder: Path, step: int) -> None:
+    """Delete checkpoints after a step, where renamed ones would fill the memory of the node.
+
+    Several processes may do so in the same folder at the same time.
+
+    Args:
+        folder: folder of all checkpoints of the run; it may be absent.
+        step: step that the run resumes from.
+
+    Raises:
+        CheckpointError: a folder cannot be renamed, so the next start would resume from it.
+    """
+    for later, path in committed(folder):
+        if later <= step:
+            continue
+        doomed = path.with_name(f"{path.name}.deleting")
+        shutil.rmtree(doomed, ignore_errors=True)  # an earlier start was killed meanwhile
+        try:
+            path.rename(doomed)
+        except FileNotFoundError:
+            continue  # another process deletes it
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be deleted: {error.strerror}") from None
+        shutil.rmtree(doomed, ignore_errors=True)
+        _log.info("the run resumes from step %d: %s is deleted", step, path)
+
+
 def _is_undamaged(path: Path) -> bool:
     try:
         Checkpoint.open(path)

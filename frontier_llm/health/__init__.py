@@ -4,6 +4,7 @@
   the reports (`rank_checks`). Then every process group is tested with one collective.
 - `watchdog`: ends a run that hangs or has lost a rank. `diagnosis` names the ranks at fault, from
   the states of all ranks. A state includes the last collective of the rank (`collective_trace`).
+  The ranks exchange them in the store (`alarm`).
 
 Slow ranks are found elsewhere: trainer/callbacks/stragglers.py.
 """

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from frontier_llm.health.collective_trace import LastCollective, last_collective
@@ -122,7 +122,9 @@ class RankState:
         )
 
 
-def late_ranks(states: Mapping[int, RankState], size: int) -> list[int]:
+def late_ranks(
+    states: Mapping[int, RankState], size: int, closed: Collection[int] = ()
+) -> list[int]:
     """Return the ranks that the others wait for.
 
     The first of these kinds that occurs is returned:
@@ -137,19 +139,26 @@ def late_ranks(states: Mapping[int, RankState], size: int) -> list[int]:
     Args:
         states: states of the ranks that reported.
         size: number of ranks.
+        closed: ranks that do not report because they have left the work that is watched.
     """
-    silent = [rank for rank in range(size) if rank not in states]
+    silent = [rank for rank in range(size) if rank not in states and rank not in closed]
     if silent:
         return silent
     busy = [state.rank for state in states.values() if not state.is_waiting]
-    if 0 < len(busy) < size:
+    if 0 < len(busy) < len(states):
         return sorted(busy)
     first = min(state.step for state in states.values())
     behind = sorted(state.rank for state in states.values() if state.step == first)
-    return behind if len(behind) < size else _behind_in_group(states.values())
+    return behind if len(behind) < len(states) else _behind_in_group(states.values())
 
 
-def explain_stall(states: Mapping[int, RankState], world: World, alarm: Phase, file: str) -> str:
+def explain_stall(
+    states: Mapping[int, RankState],
+    world: World,
+    alarm: Phase,
+    file: str,
+    closed: Collection[int] = (),
+) -> str:
     """Return a message of a few lines: what stalled, which ranks are late, what the others do.
 
     Args:
@@ -157,8 +166,9 @@ def explain_stall(states: Mapping[int, RankState], world: World, alarm: Phase, f
         world: names of hosts, as any rank knows them.
         alarm: the phase that took too long.
         file: path of the file with all states, which the message names.
+        closed: as in `late_ranks`.
     """
-    late = late_ranks(states, world.size)
+    late = late_ranks(states, world.size, closed)
     lines = [
         f"stall: {alarm.name} of step {alarm.step} took longer than "
         f"{format_seconds(alarm.limit_seconds)} (limits: watchdog.*); "
@@ -170,7 +180,13 @@ def explain_stall(states: Mapping[int, RankState], world: World, alarm: Phase, f
     return "\n".join([*lines, f"  state and stack of every rank: {file}"])
 
 
-def explain_loss(states: Mapping[int, RankState], world: World, error: str, file: str) -> str:
+def explain_loss(
+    states: Mapping[int, RankState],
+    world: World,
+    error: str,
+    file: str,
+    closed: Collection[int] = (),
+) -> str:
     """Return a message that names the ranks that are gone, after a rank lost contact.
 
     Args:
@@ -178,8 +194,9 @@ def explain_loss(states: Mapping[int, RankState], world: World, error: str, file
         world: rank and host of the rank that lost contact.
         error: network error on this rank.
         file: path of the file with all states, which the message names.
+        closed: as in `late_ranks`.
     """
-    gone = [rank for rank in range(world.size) if rank not in states]
+    gone = [rank for rank in range(world.size) if rank not in states and rank not in closed]
     if gone:
         verb = "is" if len(gone) == 1 else "are"
         head = (

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontier_llm.config.run import RunConfig
@@ -40,6 +41,7 @@ def check_all_ranks(
     world: World,
     store: "Store",
     accelerator: Accelerator,
+    copies: Path | None = None,
 ) -> RankReport:
     """Report this rank to rank 0, which checks the reports of all ranks.
 
@@ -51,6 +53,7 @@ def check_all_ranks(
         world: rank of this process, number of ranks, and host.
         store: the store of all ranks.
         accelerator: the device of this rank.
+        copies: folder of this run's copies in memory on this node; None without.
 
     Returns:
         This rank's report.
@@ -60,7 +63,7 @@ def check_all_ranks(
         RankFailure: rank 0 has raised a LaunchError. Raised on the other ranks, without a message.
     """
     timeout = timedelta(seconds=config.launch.meeting_seconds)
-    own_report = RankReport.of(config, world, accelerator)
+    own_report = RankReport.of(config, world, accelerator, copies)
 
     def check() -> str:
         reports = exchange(own_report, world, store, timeout)

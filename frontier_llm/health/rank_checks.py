@@ -44,10 +44,14 @@ def check_reports(
     """
     nodes_are_simulated = config.launch.ranks_per_node is not None or world.launcher == "local"
     errors = [*_devices(config, reports), *_agreement(reports), *_interfaces(reports)]
-    if not nodes_are_simulated:
+    warnings = [*_environment(config, reports), *_clocks(reports), *_device_kinds(config, reports)]
+    if not nodes_are_simulated and world.generation:
+        local, is_on = config.checkpoint.tiers.local.path, config.checkpoint.mode != "off"
+        saves_locally = local is not None and is_on
+        (errors if saves_locally else warnings).extend(_moves(world, reports, saves_locally))
+    elif not nodes_are_simulated:
         errors += _placement(world, reports)
     space = list(_space(config, nodes_per_copy, reports))
-    warnings = [*_environment(config, reports), *_clocks(reports), *_device_kinds(config, reports)]
     if world.launcher == "slurm":
         warnings += _cores(reports)
     return Findings((*errors, *space), tuple(warnings))
@@ -88,6 +92,28 @@ def _placement(world: World, reports: Sequence[RankReport]) -> Iterator[str]:
                     f"host {host} has the ranks of two nodes (from rank {node * per_node} and from "
                     f"rank {first}): use srun --ntasks-per-node={per_node}"
                 )
+
+
+def _moves(world: World, reports: Sequence[RankReport], saves_locally: bool) -> Iterator[str]:
+    """Find ranks that a process on another node has taken over, away from the ranks of their node.
+
+    Checkpoints on the disks of the nodes would lack the files of such a rank.
+    """
+    for first in range(0, len(reports), world.ranks_per_node):
+        of_node = reports[first : first + world.ranks_per_node]
+        hosts = sorted({report.host for report in of_node})
+        if len(hosts) > 1:
+            text = (
+                f"ranks {first} to {of_node[-1].rank} have shared a node and are now on "
+                f"{', '.join(hosts)}"
+            )
+            if saves_locally:
+                text += (
+                    ", so that checkpoints on the disks or in the memory of the nodes would be "
+                    "incomplete (checkpoint.tiers.local.path, recovery.partner_copies): start the "
+                    "run again, and let processes of another node take over only whole nodes"
+                )
+            yield text
 
 
 def _agreement(reports: Sequence[RankReport]) -> Iterator[str]:

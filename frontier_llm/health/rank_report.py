@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _KEY = "preflight/report"
 """Prefix of the keys in the store. `/N`: report of rank N. `/clock/N`: time on rank N. `/all`: set
 when all ranks have reported. The prefix itself: number of ranks that have reported."""
+_BLOCK_BYTES = 512
+"""Unit in which the kernel counts the blocks of a file."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,32 @@ class RankReport:
     environment: dict[str, str]
     """Environment variables that control communication."""
     free_bytes: dict[str, int]
-    """Free bytes of each output folder. Only rank 0 reports the shared folder, and only the first
-    rank of each node reports a node-local folder."""
+    """Free bytes of each output folder, and what copies in memory that this run replaces already
+    take there. Only rank 0 reports the shared folder, and only the first rank of each node reports
+    a node-local folder."""
     clock_seconds: float = 0.0
     """Time of the host in seconds since 1970, read at nearly the same moment on all ranks."""
 
     @classmethod
-    def of(cls, config: RunConfig, world: World, accelerator: Accelerator) -> "RankReport":
-        """Describe this rank."""
+    def of(
+        cls,
+        config: RunConfig,
+        world: World,
+        accelerator: Accelerator,
+        copies: Path | None = None,
+    ) -> "RankReport":
+        """Describe this rank.
+
+        Args:
+            config: configuration of the run.
+            world: rank and host of this process.
+            accelerator: the device of this rank.
+            copies: folder of this run's copies in memory, which new copies replace; None without.
+        """
+        free = {str(path): free_bytes(path) for path in _folders(config, world)}
+        local = str(tiers(config).get("local"))
+        if copies is not None and local in free:
+            free[local] += used_bytes(copies)
         return cls(
             rank=world.rank,
             host=world.host,
@@ -71,7 +92,7 @@ class RankReport:
             digest=hashlib.sha256(config.model_dump_json().encode()).hexdigest(),
             versions=identity.versions(),
             environment=identity.variables(os.environ, config.cluster.environment),
-            free_bytes={str(path): free_bytes(path) for path in _folders(config, world)},
+            free_bytes=free,
         )
 
 
@@ -142,6 +163,16 @@ def free_bytes(path: Path) -> int:
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
+
+
+def used_bytes(folder: Path) -> int:
+    """Return the bytes that the files below a folder take, without those that vanish meanwhile."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += (Path(parent) / name).lstat().st_blocks * _BLOCK_BYTES
+    return total
 
 
 def tiers(config: RunConfig) -> Mapping[str, Path]:

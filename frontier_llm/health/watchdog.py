@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from frontier_llm.health import alarm
 from frontier_llm.health.diagnosis import (
     Phase,
     RankState,
@@ -61,8 +62,6 @@ _POLL_SECONDS = 0.5
 """Interval at which the monitor compares the phase with its limit."""
 _LISTENER_END_SECONDS = 10.0
 """How long a rank that ends waits for its listener thread."""
-_FOREVER = timedelta(days=20)
-"""Nearly the longest time-out that the store supports: it counts milliseconds in 31 bits."""
 
 
 class Watchdog:
@@ -127,7 +126,7 @@ class Watchdog:
         self._closed.set()
         if self._listener is not None:
             try:
-                self._store.set(self._alarm_key(self._world.rank), "closed")
+                alarm.close(self._store, self._world.rank)
             except RuntimeError:
                 return  # the store is gone, so the listener has ended
             self._listener.join(_LISTENER_END_SECONDS)
@@ -175,9 +174,9 @@ class Watchdog:
             return
         try:
             if not failure.is_lost_contact(error):
-                self._store.set(self._key("reporter"), str(self._world.rank))
+                self._store.set(alarm.key("reporter"), str(self._world.rank))
                 return
-            if self._store.check([self._key("reporter")]):
+            if self._store.check([alarm.key("reporter")]):
                 return
         except RuntimeError:
             return
@@ -189,19 +188,31 @@ class Watchdog:
         """Compare the phase with its limit until the watch ends; runs in the monitor thread."""
         while not self._closed.wait(_POLL_SECONDS):
             phase = self._phase
-            if self._alarmed.is_set() or time.monotonic() - phase.started > phase.limit_seconds:
+            is_late = time.monotonic() - phase.started > phase.limit_seconds
+            if self._alarmed.is_set() or (is_late and not self._is_last(phase)):
                 if self.report_late is not None:
                     self._get_diagnosis(phase, [])
                     return
                 self._end((self._failed_phase or phase) if self._contact_error else phase)
 
-    def _listen(self) -> None:
-        """Wait for the alarm of another rank; runs in the listener thread."""
-        key = self._alarm_key(self._world.rank)
+    def _is_last(self, phase: Phase) -> bool:
+        """Return whether this is rank 0 at its end, and the other ranks have ended.
+
+        It then waits for the archive, and no rank waits for it.
+        """
+        if self._world.rank or phase.name != "closing":
+            return False
         try:
             store: Store = self._store.clone()  # type: ignore[attr-defined]
-            while not _is_set(store, key):
-                pass
+            return alarm.only_first_is_left(store, self._world.size)
+        except RuntimeError:
+            return False
+
+    def _listen(self) -> None:
+        """Wait for the alarm of another rank; runs in the listener thread."""
+        try:
+            store: Store = self._store.clone()  # type: ignore[attr-defined]
+            alarm.wait_for_alarm(store, self._world.rank)
         except RuntimeError:
             return  # rank 0 is gone: the next collective fails, or the phase exceeds its limit
         if not self._closed.is_set():
@@ -240,12 +251,12 @@ class Watchdog:
         state = RankState.now(self._world, phase, self._contact_error)
         try:
             store: Store = self._store.clone()  # type: ignore[attr-defined]
-            store.set(self._key(f"state/{state.rank}"), state.to_json())
-            if store.add(self._key("alarmed"), 1) == 1:
+            store.set(alarm.key(f"state/{state.rank}"), state.to_json())
+            if store.add(alarm.key("alarmed"), 1) == 1:
                 text = self._coordinate(store, phase)
             else:
-                store.wait([self._key("diagnosis")], timedelta(seconds=DIAGNOSIS_SECONDS))
-                text = store.get(self._key("diagnosis")).decode()
+                store.wait([alarm.key("diagnosis")], timedelta(seconds=DIAGNOSIS_SECONDS))
+                text = store.get(alarm.key("diagnosis")).decode()
                 if self.report_late is None:
                     self._write_failure("lost_contact", text)
             self._acknowledge(store)
@@ -255,13 +266,13 @@ class Watchdog:
 
     def _acknowledge(self, store: "Store") -> None:
         """Count this rank as informed. Rank 0 waits until all alarmed ranks are informed."""
-        count = store.add(self._key("acknowledged"), 1)
+        count = store.add(alarm.key("acknowledged"), 1)
         deadline = time.monotonic() + ACKNOWLEDGE_SECONDS
         while self._world.rank == 0 and time.monotonic() < deadline:
-            if count == store.add(self._key("alarmed"), 0):
+            if count == store.add(alarm.key("alarmed"), 0):
                 break
             time.sleep(0.05)
-            count = store.add(self._key("acknowledged"), 0)
+            count = store.add(alarm.key("acknowledged"), 0)
 
     def _coordinate(self, store: "Store", phase: Phase) -> str:
         """Raise the alarm on all ranks, collect their states, and publish the diagnosis.
@@ -269,41 +280,33 @@ class Watchdog:
         Returns:
             The diagnosis.
         """
-        for rank in range(self._world.size):
-            store.set(self._alarm_key(rank), "alarm")
+        alarm.raise_alarm(store, self._world.size)
         is_short = self._contact_error or self.report_late
         deadline = time.monotonic() + (LOSS_REPORT_SECONDS if is_short else STALL_REPORT_SECONDS)
         while time.monotonic() < deadline:
-            if store.add(self._key("alarmed"), 0) == self._world.size:
+            if store.add(alarm.key("alarmed"), 0) == self._world.size:
                 break
             time.sleep(0.1)
-        states = self._read_states(store)
+        states = alarm.read_states(store, self._world.size)
+        closed = alarm.closed_ranks(store, self._world.size) - set(states)
         file = self._run_dir / STALL_FILE
         if self._contact_error:
             text = explain_loss(
-                states, self._world, _first_sentence(self._contact_error), str(file)
+                states, self._world, _first_sentence(self._contact_error), str(file), closed
             )
         else:
-            text = explain_stall(states, self._world, phase, str(file))
+            text = explain_stall(states, self._world, phase, str(file), closed)
         try:
             file.write_text(f"{text}\n\n{format_states(states, self._world.size)}")
         except OSError as error:
             text += f" (not written: {error.strerror})"
         if self.report_late is not None:
-            self.report_late(LateRanks(late_ranks(states, self._world.size), text))
+            self.report_late(LateRanks(late_ranks(states, self._world.size, closed), text))
         else:
             self._write_failure("watchdog", text)
             self._print_error(text)
-        store.set(self._key("diagnosis"), text)
+        store.set(alarm.key("diagnosis"), text)
         return text
-
-    def _read_states(self, store: "Store") -> dict[int, RankState]:
-        states = {}
-        for rank in range(self._world.size):
-            key = self._key(f"state/{rank}")
-            if store.check([key]):
-                states[rank] = RankState.from_json(store.get(key))
-        return states
 
     def _write_failure(self, kind: failure.Kind, text: str) -> None:
         """Write this rank's failure to its file, which the launcher reads.
@@ -322,25 +325,6 @@ class Watchdog:
     def _print_error(self, text: str) -> None:
         if self._world.launcher != "local":  # a local launcher prints the failure
             sys.stderr.write(text + "\n")
-
-    def _alarm_key(self, rank: int) -> str:
-        return self._key(f"alarm/{rank}")
-
-    def _key(self, name: str) -> str:
-        return f"watchdog/{name}"
-
-
-def _is_set(store: "Store", key: str) -> bool:
-    """Wait for a key as long as the store allows; return whether the key is set.
-
-    Raises:
-        RuntimeError: the store does not answer.
-    """
-    try:
-        store.wait([key], _FOREVER)
-    except RuntimeError:  # a time-out, or a lost store; if it is lost, `check` raises too
-        return bool(store.check([key]))
-    return True
 
 
 def _first_sentence(error: BaseException) -> str:

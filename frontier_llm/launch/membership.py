@@ -15,7 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from frontier_llm.errors import ConfigError, RankFailure, StopRequested, TrainingError
+from frontier_llm.errors import (
+    ConfigError,
+    LaunchError,
+    RankFailure,
+    StopRequested,
+    TrainingError,
+)
 from frontier_llm.launch.connections import Connections
 from frontier_llm.launch.failure import is_lost_contact, is_timeout
 from frontier_llm.launch.roster import Roster
@@ -127,14 +133,18 @@ class Membership:
     def outlives(self, error: BaseException) -> bool:
         """Return whether an error means that another member is lost, so that this one stays.
 
-        If no newer generation is known, the coordinator is told of the loss of contact.
+        If no newer generation is known, the coordinator is told of the loss of contact. In the
+        first generation, ranks that cannot meet end the run, because the user may have to change
+        something. Later they have met before, so that one of them hangs or is lost.
         """
         own = ConfigError, TrainingError, StopRequested
         if isinstance(error, own) or not isinstance(error, Exception):
             return False
         if self._is_over.wait(_NEWS_SECONDS) or isinstance(error, GenerationOverError):
             return True
-        if isinstance(error, RankFailure) or is_lost_contact(error) or is_timeout(error):
+        has_not_met = isinstance(error, LaunchError) and self._generation > 0
+        is_failure = isinstance(error, RankFailure) or has_not_met
+        if is_failure or is_lost_contact(error) or is_timeout(error):
             self._control.report_lost_contact(self._generation, self.rank)
             return True
         return False
@@ -156,7 +166,8 @@ class Membership:
             return None
         store = self._wrap(f"generation/{generation}", self._connect())
         size = len(roster.members)
-        world = replace(self._world_of(self.rank), size=size, job=f"{generation}")
+        world = self._world_of(self.rank)
+        world = replace(world, size=size, job=f"{generation}", generation=generation)
         return Place(generation, world, store, roster.timeout_seconds, roster.former_size)
 
     def _watch_rosters(self) -> None:

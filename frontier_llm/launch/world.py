@@ -41,6 +41,8 @@ class World:
     not mistaken for this job's."""
     hosts: tuple[str, ...] = ()
     """Names of the nodes in the order of the ranks; empty if the launcher does not provide them."""
+    generation: int = 0
+    """How often ranks of this job have been given to processes anew (launch/roster.py)."""
 
     @property
     def node_ranks(self) -> range:

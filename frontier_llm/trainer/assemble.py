@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpora import BlendedSamples, Corpora, open_all
@@ -113,10 +114,11 @@ def build_context(
     store: "Store",
     accelerator: Accelerator,
     watchdog: Watchdog,
+    archive: Archive | None = None,
 ) -> TrainerContext:
     """Build the objects of one rank.
 
-    Collective over all ranks.
+    Collective over all ranks. An `archive` that is passed outlives the other objects.
     """
     precision = resolve_precision(config, world, store, accelerator)
     corpus = open_all(config.data, corpora)
@@ -140,7 +142,7 @@ def build_context(
     except BaseException:
         states.close()  # with its hooks the model would never be freed
         raise
-    checkpoints = Checkpoints(config, world, store, states, groups, meta)
+    checkpoints = Checkpoints(config, world, store, states, groups, meta, archive)
     fence = partial(wait_for_snapshot, checkpoints, watchdog)
     shapes = model_shapes(layout.model, layout.sequence_length)
     throughput = Throughput(config, world.size, accelerator, precision.name)

@@ -70,6 +70,7 @@ class Levels:
         store: "Store",
         states: ShardedStates,
         groups: Groups,
+        archive: Archive | None = None,
     ) -> None:
         """Initialise without writing or allocating anything.
 
@@ -79,6 +80,7 @@ class Levels:
             store: torch's key-value store of all ranks.
             states: the states to save.
             groups: process groups of this rank.
+            archive: what earlier objects of this process used; None = a new one.
         """
         self._run_config, self._config = config, config.checkpoint
         self._world, self._store, self._states = world, store, states
@@ -94,7 +96,7 @@ class Levels:
         settings = config.checkpoint
         self._shared_folder = shared_folder(config)
         self._local_folder = local_folder(config, world.rank, world.ranks_per_node)
-        self.archive = Archive(settings.tiers.archive, self._shared_folder)
+        self.archive = archive or Archive(settings.tiers.archive, self._shared_folder)
         self.shared = self.local = self.reduced = self.drain = self.partner = None
         if settings.mode == "off":
             return

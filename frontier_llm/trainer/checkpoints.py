@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.checkpoint.folders import step_folder
 from frontier_llm.checkpoint.manager_options import Outcome
 from frontier_llm.checkpoint.save import NodeCommitError
@@ -53,6 +54,7 @@ class Checkpoints:
         states: ShardedStates,
         groups: Groups,
         meta: Callable[[], dict[str, Any]],
+        archive: Archive | None = None,
     ) -> None:
         """Initialise the managers of both tiers without writing or allocating anything.
 
@@ -63,10 +65,11 @@ class Checkpoints:
             states: the states to save.
             groups: process groups of this rank.
             meta: returns what is saved in addition to the states, as plain JSON.
+            archive: what archives checkpoints, if it outlives this object; None = a new one.
         """
         self._run_config, self._config = config, config.checkpoint
         self._world, self.meta = world, meta
-        self._levels = Levels(config, world, store, states, groups)
+        self._levels = Levels(config, world, store, states, groups, archive)
         self._store = store
         self.saved_step: int | None = None
         self._begun_step: int | None = None

@@ -14,6 +14,7 @@ from frontier_llm.health.preflight import check_all_ranks, check_groups
 from frontier_llm.launch.rendezvous import init_process_group
 from frontier_llm.launch.world import World
 from frontier_llm.parallel.groups import TIMEOUT, Groups, make_groups, make_hop_groups
+from frontier_llm.trainer.checkpoint_places import local_root
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -45,7 +46,8 @@ def connect(
         LaunchError: ranks are absent or misplaced, or a group does not work. The message names the
             ranks.
     """
-    check_all_ranks(config, layout.nodes_per_copy, world, store, accelerator)
+    copies = local_root(config) if config.recovery.partner_copies else None
+    check_all_ranks(config, layout.nodes_per_copy, world, store, accelerator, copies)
     backend = choose_backend(config, accelerator)
     timeout = _collective_timeout(config, backend)
     init_process_group(world, store, backend, timeout)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import CheckpointError, StopRequested
@@ -32,6 +33,7 @@ from frontier_llm.trainer.assemble import (
     run_log,
 )
 from frontier_llm.trainer.callbacks.built_in import make_callbacks
+from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.loop import Loop
 from frontier_llm.trainer.remains import save_remains
@@ -75,6 +77,7 @@ class _Member:
     def __init__(self, config: RunConfig, corpora: Sequence[Path], membership: Membership) -> None:
         self._config, self._corpora, self._membership = config, corpora, membership
         self._accelerator: Accelerator | None = None
+        self._archive = Archive(config.checkpoint.tiers.archive, shared_folder(config))
         self._kept: Survivor | None = None
         self._context: TrainerContext | None = None
         """The objects of this generation."""
@@ -111,7 +114,7 @@ class _Member:
         ) as watchdog:
             with _logging_warnings_only() if place.generation else nullcontext():
                 context = build_context(
-                    config, self._corpora, world, store, self._accelerator, watchdog
+                    config, self._corpora, world, store, self._accelerator, watchdog, self._archive
                 )
                 self._context = context
                 context.checkpoints.prepare()

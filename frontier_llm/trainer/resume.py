@@ -16,7 +16,7 @@ from frontier_llm.checkpoint.discovery import Checkpoint, committed, find, never
 from frontier_llm.checkpoint.folders import MANIFEST, parse_folder
 from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.restore import check_model, check_stored, load, load_masters
-from frontier_llm.checkpoint.retention import void_later
+from frontier_llm.checkpoint.retention import delete_later, void_later
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpus_manifest import Manifest as CorpusManifest
 from frontier_llm.errors import CheckpointError, ConfigError
@@ -297,7 +297,10 @@ class Restorer:
             raise CheckpointError(str(error)) from None
 
     def _void_later(self, step: int) -> None:
-        """Rename checkpoints of later steps to `*.void`, because the run repeats these steps."""
+        """Rename checkpoints of later steps to `*.void`, because the run repeats these steps.
+
+        Copies in memory (`recovery.partner_copies`) are deleted.
+        """
         world = self._world
         if world.rank == 0:
             void_later(shared_folder(self._config), step)
@@ -305,13 +308,14 @@ class Restorer:
         if root is None:
             return
         is_first = world.rank % world.ranks_per_node == 0
+        end = delete_later if self._config.recovery.partner_copies else void_later
         own = local_folder(self._config, world.rank, world.ranks_per_node)
         if is_first and own is not None:
-            void_later(own, step)
+            end(own, step)
         gathered(None)  # wait, because nodes may share a disk
         for folder in sorted(root.iterdir()) if is_first and root.is_dir() else ():
             with suppress(CheckpointError):  # another node is renaming the same checkpoint
-                void_later(folder, step)
+                end(folder, step)
 
     def _warn(self, text: str) -> None:
         if self._world.rank == 0:

@@ -1,5 +1,6 @@
 """Misplaced, absent or differently configured ranks are named before the model is built."""
 
+import subprocess
 from dataclasses import replace
 from datetime import timedelta
 
@@ -8,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from frontier_llm.config import decode
+from frontier_llm.config.partner_copies import with_partner_copies
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import LaunchError, RankFailure
 from frontier_llm.geometry.inventory import count_parameters
@@ -18,6 +20,7 @@ from frontier_llm.health.rank_report import RankReport
 from frontier_llm.launch import coordination
 from frontier_llm.launch.world import World
 from frontier_llm.trainer import connect
+from tests.checkpoint.test_faults import mount
 from tests.ranks import run_ranks
 from tests.values import tiny_values
 
@@ -121,6 +124,26 @@ def test_a_node_needs_space_for_the_states_of_its_ranks(tmp_path, sharding, node
         assert (check_reports(config, spread, WORLD, reports).errors == ()) == fits
 
 
+def test_copies_in_memory_that_a_run_replaces_count_as_free(tmp_path):
+    size = 4 << 20
+    mount(tmp_path, f"size={size}")
+    copies = tmp_path / "run"
+    keys = "recovery.enabled=true", "recovery.partner_copies=true"
+    config = with_partner_copies(
+        decode(tiny_values(*keys, f"recovery.copies_path={tmp_path}", "checkpoint=lazy"))
+    )
+    try:
+        (copies / "node_00000").mkdir(parents=True)
+        (copies / "node_00000" / "content").write_bytes(bytes(3 << 20))
+        world = replace(WORLD, rank=2)  # the first of its node
+        other = RankReport.of(config, world, Accelerator.of_rank(0))
+        own = RankReport.of(config, world, Accelerator.of_rank(0), copies)
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+    assert other.free_bytes == {str(tmp_path): size - (3 << 20)}
+    assert own.free_bytes == {str(tmp_path): size}
+
+
 def test_an_error_of_many_ranks_is_reported_once():
     reports = [replace(r, versions={"torch": str(min(r.rank, 1))}) for r in _reports()]
     (error,) = check_reports(CONFIG, 1, WORLD, reports).errors
@@ -139,6 +162,21 @@ def test_simulated_nodes_are_not_checked_for_placement():
     config = decode(tiny_values("launch.ranks_per_node=2"))
     reports = [replace(report, host="laptop", device="") for report in _reports()]
     assert check_reports(config, 1, WORLD, reports).errors == ()
+
+
+@pytest.mark.parametrize("saves_locally", [False, True])
+def test_a_replaced_rank_may_be_on_another_node_unless_nodes_save_checkpoints(saves_locally):
+    path = "/tmp/local" if saves_locally else "null"
+    config = decode(tiny_values(f"checkpoint.tiers.local.path={path}"))
+    later = replace(WORLD, generation=1)
+    found = check_reports(config, 1, later, _reports(host="c"))
+    (text,) = found.errors if saves_locally else found.warnings
+    assert text.startswith("ranks 2 to 3 have shared a node and are now on b, c")
+    assert ("would be incomplete" in text) == saves_locally
+    assert not (found.warnings if saves_locally else found.errors)
+    moved = [replace(report, host="ac"[report.rank // 2]) for report in _reports()]
+    found = check_reports(config, 1, later, moved)
+    assert (found.errors, found.warnings) == ((), ()), "a whole node was replaced"
 
 
 # With real ranks

@@ -216,3 +216,28 @@ def test_a_disabled_watchdog_starts_no_thread(tmp_path):
     world = World(0, 1, 0, 1, "h", "local", "127.0.0.1", 1)
     with Watchdog(config, world, dist.HashStore(), tmp_path, tmp_path) as dog:
         assert dog._listener is None
+
+
+@pytest.mark.forked
+@pytest.mark.parametrize(("at_work", "late"), [(1, []), (2, [[1]])])
+def test_ranks_that_have_ended_are_not_late(tmp_path, monkeypatch, at_work, late):
+    """Of three ranks the last or the last two have ended, and rank 0 waits for the archive."""
+    monkeypatch.setattr(module, "LOSS_REPORT_SECONDS", 0.3)
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.1)
+    config = decode(tiny_values("watchdog.startup_seconds=0.5")).watchdog
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    reports = []
+
+    def begin(rank):
+        world = World(rank, 3, rank, 3, "h", "local", "127.0.0.1", 1)
+        dog = Watchdog(config, world, store.clone(), tmp_path, tmp_path, reports.append)
+        return dog.__enter__()
+
+    dogs = [begin(rank) for rank in range(3)]
+    for dog in dogs[at_work:]:
+        dog.__exit__(None, None, None)
+    with dogs[0].phase("closing", 5):  # rank 1, if it is at work, is in an earlier step
+        time.sleep(1.5)
+    for dog in dogs[:at_work]:
+        dog.__exit__(None, None, None)
+    assert [found.ranks for found in reports] == late

@@ -7,7 +7,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from frontier_llm.checkpoint.folders import step_folder
+from frontier_llm.config import decode
+from frontier_llm.config.partner_copies import with_partner_copies
+from frontier_llm.launch.world import World
+from frontier_llm.trainer.checkpoint_places import local_root, shared_folder
+from frontier_llm.trainer.resume import Restorer
 from tests.forked_train import Training, train
+from tests.ranks import run_ranks
 from tests.trainer.test_replaced_ranks import (
     REPLACES,
     SLOWLY,
@@ -19,6 +26,7 @@ from tests.trainer.test_replaced_ranks import (
     watched,
 )
 from tests.trainer.test_resume import learned, lines, same_states
+from tests.values import tiny_values
 
 pytestmark = pytest.mark.slow
 __all__ = ["corpus", "watched"]  # fixtures
@@ -88,3 +96,24 @@ def test_copies_on_a_single_node_survive_the_death_of_a_rank(
     assert resumed[0] >= 4
     assert learned(run) == learned(alone)
     assert same_states(run, alone)
+
+
+def test_copies_of_steps_that_are_repeated_leave_the_memory(tmp_path: Path) -> None:
+    keys = "recovery.enabled=true", "recovery.partner_copies=true", "checkpoint=lazy"
+    places = f"run.dir={tmp_path}/run", f"recovery.copies_path={tmp_path}/copies"
+    config = with_partner_copies(decode(tiny_values(*keys, *places)))
+    root, shared = local_root(config), shared_folder(config)
+    assert root is not None
+    for folder in (shared, root / "node_00000", root / "node_00001", root / "copy_of_node_00001"):
+        for step in (5, 6):
+            (folder / step_folder(step)).mkdir(parents=True)
+            (folder / step_folder(step) / "content").write_bytes(bytes(100))
+
+    def resume_from_5(world: World) -> None:
+        Restorer(config, world, None, {}, None)._void_later(5)  # type: ignore[arg-type]
+
+    run_ranks(resume_from_5, 2, ranks_per_node=1)
+    assert sorted(path.name for path in root.glob("*/*")) == [step_folder(5)] * 3
+    assert sorted(path.name for path in shared.glob("*")) == [
+        step_folder(5), f"{step_folder(6)}.void",
+    ]  # fmt: skip

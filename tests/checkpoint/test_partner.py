@@ -1,0 +1,71 @@
+"""Copies to the next node end at once when ranks are replaced, although another rank hangs."""
+
+import json
+import socket
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from frontier_llm.checkpoint.cancellation import Cancellation
+from frontier_llm.checkpoint.chunk_pool import ChunkPool
+from frontier_llm.checkpoint.manager import CheckpointManager
+from frontier_llm.checkpoint.pacer import Pacer
+from frontier_llm.checkpoint.partner import PartnerFiles
+from frontier_llm.errors import CheckpointError
+from tests.checkpoint.states import States
+
+PATIENCE = timedelta(seconds=30)
+
+
+def hanging_rank() -> socket.socket:
+    """Listen as a rank whose connections are accepted by its kernel, but never read."""
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    server.bind(("127.0.0.1", 0))
+    server.listen()
+    return server
+
+
+def test_threads_that_wait_for_a_rank_that_hangs_end_when_the_files_are_closed(
+    tmp_path: Path,
+) -> None:
+    store, states = dist.HashStore(), States(repeat=200)
+    manager = CheckpointManager(tmp_path, 0, 1, store, "blocking", 1, PATIENCE)
+    manager.begin(1, states.shards, {})
+    manager.close()
+    plan, other = manager.plan, hanging_rank()
+    record = plan.record(None).to_json()
+    described = [*other.getsockname(), plan.name, plan.size, plan.chunk_bytes, record]
+    store.set("checkpoint/partner/1", json.dumps(described))
+    files = PartnerFiles(plan, tmp_path, 0, 1, 1, store, "127.0.0.1", PATIENCE)
+    pool = ChunkPool(2, plan.chunk_bytes, torch.device("cpu"))
+    buffers = [pool.take() for _ in range(2)]
+    pacer, errors = Pacer(None, Cancellation()), []
+
+    def send() -> None:
+        with files.sending(1, buffers[0], pacer):
+            pass
+
+    def receive() -> None:
+        try:
+            list(files.receive(1, buffers[1]).chunks())
+        except CheckpointError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (send, receive)]
+    for thread in threads:
+        thread.start()
+    host, port, *_ = json.loads(store.get("checkpoint/partner/0"))
+    with other.accept()[0], socket.create_connection((host, port)) as silent:
+        silent.sendall(b"1".ljust(16))
+        time.sleep(0.5)  # until one thread waits in a send and the other one in a receive
+        assert all(thread.is_alive() for thread in threads)
+        files.close()
+        for thread in threads:
+            thread.join(1)
+        assert not any(thread.is_alive() for thread in threads)
+    assert errors == ["the node before stopped sending"]

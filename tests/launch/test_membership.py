@@ -1,0 +1,39 @@
+"""Which errors a process survives, because the rank that has failed is replaced."""
+
+from datetime import timedelta
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+
+from frontier_llm.errors import LaunchError
+from frontier_llm.launch import membership as module
+from frontier_llm.launch.membership import Membership
+from frontier_llm.launch.roster import Roster
+from frontier_llm.launch.roster_store import RosterStore
+from frontier_llm.launch.world import World
+
+
+@pytest.mark.forked
+def test_ranks_that_cannot_meet_end_only_the_first_generation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_NEWS_SECONDS", 0.2)
+    held = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=20))
+    store = RosterStore(held)
+
+    def connect() -> TCPStore:
+        return TCPStore("127.0.0.1", held.port, timeout=timedelta(seconds=20))
+
+    world = World(0, 1, 0, 1, "node0", "local", "127.0.0.1", held.port)
+    member = Membership(5, lambda _: world, connect, PrefixStore, held.port)
+    absent = LaunchError("preflight: rank 1 did not report within 300 s")
+    outlived = []
+    for generation in range(2):
+        store.publish(Roster(generation, (5,), 1.0))
+        place = member.next_place()
+        assert place is not None
+        assert place.generation == generation
+        outlived.append(member.outlives(absent))
+        member.leave()
+    assert outlived == [False, True]
+    assert [store.has_lost_contact(generation) for generation in range(2)] == [False, True]
