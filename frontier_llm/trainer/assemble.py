@@ -6,13 +6,12 @@ This is the only module that connects the parts of the program with each other. 
 
 import gc
 import os
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -36,6 +35,7 @@ from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import Groups, destroy_groups
 from frontier_llm.telemetry.log import close_logging, setup_logging
 from frontier_llm.trainer.callbacks.built_in import make_callbacks
+from frontier_llm.trainer.checkpoint_meta import checkpoint_meta
 from frontier_llm.trainer.checkpoints import Checkpoints
 from frontier_llm.trainer.connect import connect
 from frontier_llm.trainer.context import (
@@ -205,37 +205,6 @@ def build_data(
         train=loader(train=True, windows=windows),
         validation=validation,
     )
-
-
-def checkpoint_meta(
-    config: RunConfig,
-    world: World,
-    store: "Store",
-    data: TrainingData,
-    progress: Progress,
-    loss_scale: LossScale,
-) -> Callable[[], dict[str, Any]]:
-    """Return a function that returns what a checkpoint stores in addition to the states.
-
-    Collective over all ranks: rank 0 sends a random id of this start of the run to all ranks. At a
-    resume the id shows whether node-local checkpoints of several nodes come from the same start.
-    """
-    # Rank 0 may need long to build its model and data, and the other ranks wait for it.
-    timeout = timedelta(seconds=config.watchdog.startup_seconds)
-    start = broadcast_from_rank_zero(world, store, "start", lambda: uuid.uuid4().hex, timeout)
-
-    def meta() -> dict[str, Any]:
-        return {
-            "progress": progress.to_meta(),
-            "loss_scale": loss_scale.to_meta(),
-            "corpus": data.corpus.manifest.digest,
-            "tokenizer": data.corpus.manifest.tokenizer_sha256,
-            "blend": data.blend.schedule.to_meta() if data.blend else None,
-            "config": config.model_dump(mode="json"),
-            "start": start,
-        }
-
-    return meta
 
 
 def wait_for_snapshot(checkpoints: Checkpoints, watchdog: Watchdog) -> None:
