@@ -32,7 +32,7 @@ from frontier_llm.launch import failure
 from frontier_llm.launch.connections import limit_silence
 from frontier_llm.launch.coordinator import Coordinator, Replacing
 from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks
-from frontier_llm.launch.launcher import Ended, LaunchOptions, fork_rank, report_cause
+from frontier_llm.launch.launcher import LaunchOptions, fork_rank, report_cause
 from frontier_llm.launch.replacement import MemberTarget, run_member_process
 from frontier_llm.launch.requeue import end_job_without_script
 from frontier_llm.launch.roster_store import RosterStore
@@ -106,18 +106,13 @@ def _coordinate(job: TaskJob, agent: "Agent") -> int:
     while (ended := coordinator.poll()) is None:
         agent.step()
         time.sleep(POLL_SECONDS)
-    if ended.cause is None:  # every rank is done; a request to stop has an exit code of its own
+    if not ended.exit_code:  # every rank is done; a request to stop has an exit code of its own
         coordinator.end()
         agent.wait(_EXIT_SECONDS)
         ended = report_cause({}, job.options)
-    code = _exit_code(ended)
-    job.store.set("agents/over", str(code))
+    job.store.set("agents/over", str(ended.exit_code))
     members.wait_for_silence()
-    return agent.end(code)
-
-
-def _exit_code(ended: Ended) -> int:
-    return ended.exit_code if ended.cause is None else ended.exit_code or 1
+    return agent.end(ended.exit_code)
 
 
 class Agent:

@@ -162,9 +162,10 @@ class Coordinator:
         if not final and self._tries <= self._replacing.tries:
             return None
         if not final:
+            happened = "failed" if dead else "lost contact with each other"
             print_error(
-                f"ranks failed {self._tries} times without a new step: they are not replaced again "
-                "(recovery.tries)"
+                f"ranks {happened} {self._tries} times without a new step: they are not replaced "
+                "again (recovery.tries)"
             )
             self._begin_last_save(dead, dead, shrinks=False)
             return None
@@ -234,6 +235,11 @@ class Coordinator:
         if size is None:
             self._members.kill(self._roster)
             ended = report_cause(last.dead, self._options)
+            if ended.cause is None:
+                print_error(
+                    "the run ends, because ranks lost contact with each other again and again, "
+                    "although all of them run: look for errors of the network"
+                )
             return ended if ended.exit_code else Ended(1)
         print_error(f"the run continues on {size} instead of {last.former} ranks")
         self._roster = self._roster[:size]

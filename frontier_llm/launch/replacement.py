@@ -93,11 +93,11 @@ def _coordinate(
             print_error("stopping after the current step (Ctrl-C once more kills at once)")
             members.processes.send(signal.SIGTERM)
         time.sleep(POLL_SECONDS)
-    if ended.cause is not None:
+    if ended.exit_code:
         return ended
     coordinator.end()
     members.wait(_EXIT_SECONDS)
-    return report_cause({}, options)
+    return report_cause({}, options)  # a request to stop has an exit code of its own
 
 
 def _keep_store(server: socket.socket) -> int:

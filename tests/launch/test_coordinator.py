@@ -1,0 +1,86 @@
+"""What the coordinator of a job decides, with a real store and processes that are numbers."""
+
+import signal
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from frontier_llm.launch.coordinator import Coordinator, Replacing
+from frontier_llm.launch.launcher import Ended, LaunchOptions
+from frontier_llm.launch.roster_store import RosterStore
+
+RANKS = 3
+
+
+class Numbers:
+    """Members that die when they are killed, or when a test says so."""
+
+    patience_seconds = 0.0
+
+    def __init__(self) -> None:
+        self.killed: list[int] = []
+        self.ended: dict[int, tuple[int, float, str]] = {}
+        self._newest = RANKS - 1
+
+    def take_ended(self) -> Mapping[int, tuple[int, float, str]]:
+        ended, self.ended = self.ended, {}
+        return ended
+
+    def waiting(self, held: Collection[int]) -> list[int]:
+        return []
+
+    def successor(
+        self, number: int, held: Collection[int], *, elsewhere: bool = False
+    ) -> int | None:
+        self._newest += 1
+        return self._newest
+
+    def kill(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self.killed.append(number)
+            self.ended[number] = -signal.SIGKILL, 0.0, ""
+
+    def place(self, number: int) -> tuple[str, int]:
+        return "host", number
+
+
+class Job:
+    """A coordinator, its store, and its members."""
+
+    def __init__(self, folder: Path, **changes: object) -> None:
+        self.members, self.store = Numbers(), RosterStore(HashStore())
+        self.replacing = replace(Replacing(folder, 0, 10, 3.0, lambda: 0), **changes)
+        options = LaunchOptions(ranks=RANKS, failure_dir=folder / "failures")
+        self.coordinator = Coordinator(
+            self.members, self.store, range(RANKS), options, self.replacing
+        )
+
+    def arrive(self, generation: int, ranks: Iterable[int] = range(RANKS)) -> None:
+        for rank in ranks:
+            self.store.report_arrival(generation, rank)
+
+    def lose_contact(self, generation: int) -> Ended | None:
+        """Report a loss of contact after all ranks have arrived, and let the coordinator act."""
+        self.arrive(generation)
+        assert self.coordinator.poll() is None
+        self.store.report_lost_contact(generation, 0)
+        self.coordinator.poll()
+        return self.coordinator.poll()
+
+
+def test_a_run_that_loses_contact_too_often_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(tmp_path, tries=1)
+    assert job.lose_contact(0) is None
+    assert job.lose_contact(1) is None, "the ranks save what they have"
+    for _ in range(RANKS):
+        job.store.report_done(2)
+    ended = job.coordinator.poll()
+    assert ended == Ended(1)
+    printed = capsys.readouterr().err
+    assert "ranks lost contact with each other 2 times without a new step" in printed
+    assert "look for errors of the network" in printed
