@@ -23,12 +23,9 @@ from frontier_llm.launch.starts_file import RANKS_FILE, StartsFile
 
 SWAP_FILE = "SWAP"
 """File in the run directory with the number of a rank, whose process is to be replaced."""
-_ARRIVAL_SECONDS = 12.0
-"""A member that does not read its roster within this time, after the time limit of a collective, is
-killed: it may notice that its generation is over only when a collective fails."""
 _STOPPED_SECONDS = 8.0
-"""Absent members of which not even a thread has read the roster after this time are killed, since
-their processes are stopped. A thread of a member that is only slow reads it at once."""
+"""An absent member of which not even a thread has read the roster after this time is killed, since
+its process is stopped. A thread of a member that is only slow reads it at once."""
 _POLLS_PER_LOOK = 25
 """Number of polls between two looks for the file `SWAP`."""
 
@@ -49,6 +46,9 @@ class Replacing:
     """Returns the number of steps of which the run has records."""
     save_seconds: float = 600.0
     """How long the remaining ranks may take to save what they have in memory."""
+    arrival_seconds: float = 900.0
+    """How long a member that runs may take to come to a new generation. It notices at its next
+    collective that its generation is over, so this is the longest time without a collective."""
     fitting: Callable[[int], int | None] = lambda _: None
     """Returns on how many of the ranks that are left the run can continue; None: on no number."""
 
@@ -270,9 +270,10 @@ class Coordinator:
         self._has_arrived = self._store.count_arrivals(self._generation) == len(self._roster)
         if self._has_arrived or (waited := time.monotonic() - self._published) < _STOPPED_SECONDS:
             return
-        absent, are_stopped = self._store.absent_ranks(self._generation, self._roster)
-        if are_stopped or waited > self._timeout_seconds + _ARRIVAL_SECONDS:
-            self._kill(absent)
+        slow, stopped = self._store.absent_ranks(self._generation, self._roster)
+        self._kill(stopped)
+        if waited > self._timeout_seconds + self._replacing.arrival_seconds:
+            self._kill(slow)
 
     def _move(self, ranks: Sequence[int]) -> None:
         """Give ranks to processes that wait, if there are any."""

@@ -103,8 +103,8 @@ class RosterStore:
         """Return how many members have come to a generation."""
         return int(self._store.add(_key("arrivals", generation), 0))
 
-    def absent_ranks(self, generation: int, members: Sequence[int]) -> tuple[list[int], bool]:
-        """Return the ranks whose members have not come, and whether their processes are stopped.
+    def absent_ranks(self, generation: int, members: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the ranks whose members have not come: those that run, and those that are stopped.
 
         A process is taken for stopped if not even its thread that waits for rosters has read this
         one.
@@ -114,9 +114,13 @@ class RosterStore:
             members: by rank, its member.
         """
         check = self._store.check
-        absent = [r for r in range(len(members)) if not check([_key("arrived", generation, r)])]
-        seen = (check([_key("seen", generation, members[rank])]) for rank in absent)
-        return absent, not any(seen)
+        slow: list[int] = []
+        stopped: list[int] = []
+        for rank, number in enumerate(members):
+            if not check([_key("arrived", generation, rank)]):
+                is_seen = check([_key("seen", generation, number)])
+                (slow if is_seen else stopped).append(rank)
+        return slow, stopped
 
 
 def _key(name: str, *numbers: int) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
+from frontier_llm.launch import coordinator
 from frontier_llm.launch.coordinator import Coordinator, Replacing
 from frontier_llm.launch.launcher import Ended, LaunchOptions
 from frontier_llm.launch.roster_store import RosterStore
@@ -84,3 +85,25 @@ def test_a_run_that_loses_contact_too_often_fails(
     printed = capsys.readouterr().err
     assert "ranks lost contact with each other 2 times without a new step" in printed
     assert "look for errors of the network" in printed
+
+
+def test_only_a_stopped_rank_is_killed_while_slow_ranks_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_STOPPED_SECONDS", 0.0)
+    job = Job(tmp_path, timeout_seconds=0.0)
+    job.arrive(0, [0])
+    job.store.report_seen(0, 1)
+    job.coordinator.poll()
+    assert job.members.killed == [2], "rank 1 is in a long step, rank 2 is stopped"
+
+
+def test_a_slow_rank_that_never_comes_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_STOPPED_SECONDS", 0.0)
+    job = Job(tmp_path, timeout_seconds=0.0, arrival_seconds=0.0)
+    job.arrive(0, [0, 2])
+    job.store.report_seen(0, 1)
+    job.coordinator.poll()
+    assert job.members.killed == [1]
