@@ -9,9 +9,10 @@ import pytest
 from torch.distributed import HashStore
 
 from frontier_llm.launch import coordinator
-from frontier_llm.launch.coordinator import Coordinator, Replacing
+from frontier_llm.launch.coordinator import SWAP_FILE, Coordinator, Replacing
 from frontier_llm.launch.launcher import Ended, LaunchOptions
 from frontier_llm.launch.roster_store import RosterStore
+from frontier_llm.launch.starts_file import RANKS_FILE
 
 RANKS = 3
 
@@ -52,12 +53,17 @@ class Job:
     """A coordinator, its store, and its members."""
 
     def __init__(self, folder: Path, **changes: object) -> None:
-        self.members, self.store = Numbers(), RosterStore(HashStore())
+        self.members, self._keys = Numbers(), HashStore()
+        self.store = RosterStore(self._keys)
         self.replacing = replace(Replacing(folder, 0, 10, 3.0, lambda: 0), **changes)
         options = LaunchOptions(ranks=RANKS, failure_dir=folder / "failures")
         self.coordinator = Coordinator(
             self.members, self.store, range(RANKS), options, self.replacing
         )
+
+    def roster(self, generation: int) -> tuple[int, ...] | None:
+        assert self._keys.check([f"members/roster/{generation}"]), "it has not begun"
+        return self.store.wait_for(generation).members
 
     def arrive(self, generation: int, ranks: Iterable[int] = range(RANKS)) -> None:
         for rank in ranks:
@@ -107,3 +113,21 @@ def test_a_slow_rank_that_never_comes_is_killed(
     job.store.report_seen(0, 1)
     job.coordinator.poll()
     assert job.members.killed == [1]
+
+
+def test_an_error_of_the_file_system_does_not_end_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_POLLS_PER_LOOK", 1)
+    for name in (RANKS_FILE, SWAP_FILE, "failures/rank_1.json"):
+        (tmp_path / name).mkdir(parents=True)  # neither read, nor written, nor unlinked as a file
+    job = Job(tmp_path)
+    for number in (1, RANKS):
+        job.members.ended[number] = 1, 0.0, ""
+        assert job.coordinator.poll() is None
+    assert job.roster(2) == (0, RANKS + 1, 2)
+    printed = capsys.readouterr().err
+    assert printed.count("the starts of ranks cannot be recorded, and the run goes on") == 1
+    assert printed.count("why ranks failed cannot be read") == 1
+    assert printed.count("earlier failures cannot be removed") == 1
+    assert printed.count("the file SWAP cannot be read or removed") == 1
