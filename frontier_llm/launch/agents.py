@@ -172,9 +172,9 @@ class Agent:
         self._tell(Event(number, host=platform.node(), pid=pid))
 
     def _kill_if_asked(self) -> None:
-        for number, pid in self.processes.running.items():
+        for number in self.processes.running:
             if self._store.is_to_be_killed(number):
-                os.kill(pid, signal.SIGKILL)
+                self.processes.kill_rank(number)
 
     def _tell(self, event: Event) -> None:
         self._store.tell(self._task, self._told, event)

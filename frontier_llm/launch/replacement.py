@@ -4,7 +4,6 @@ The launcher forks the processes, and coordinates them (coordinator.py). The ran
 goes to a spare, or to a process that is forked then.
 """
 
-import os
 import platform
 import signal
 import socket
@@ -157,8 +156,7 @@ class ForkedMembers:
     def kill(self, numbers: Iterable[int]) -> None:
         """Kill processes."""
         for number in numbers:
-            if (pid := self.processes.running.get(number)) is not None:
-                os.kill(pid, signal.SIGKILL)
+            self.processes.kill_rank(number)
 
     def place(self, number: int) -> tuple[str, int]:
         """Return host and process id."""
