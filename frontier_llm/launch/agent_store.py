@@ -39,7 +39,7 @@ class AgentStore:
     """The view of one agent, or of the coordinator; methods raise RuntimeError without a store."""
 
     def __init__(self, store: "Store") -> None:
-        """Use a connection on which no thread waits."""
+        """Use a connection on which nothing else waits."""
         self._store = store
 
     def tell(self, task: int, index: int, event: Event) -> None:
