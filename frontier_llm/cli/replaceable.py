@@ -107,12 +107,16 @@ def replacing(config: RunConfig) -> Replacing:
     def fitting(ranks: int) -> int | None:
         return fitting_ranks(config.parallel, config.data, ranks) if config.launch.elastic else None
 
+    watchdog = config.watchdog
     return Replacing(
-        run_dir,
-        recovery.spares,
-        recovery.tries,
-        recovery.timeout_seconds,
-        partial(recorded_steps, run_dir),
-        config.checkpoint.timeout_seconds,
-        fitting,
+        run_dir=run_dir,
+        spares=recovery.spares,
+        tries=recovery.tries,
+        timeout_seconds=recovery.timeout_seconds,
+        steps_done=partial(recorded_steps, run_dir),
+        save_seconds=config.checkpoint.timeout_seconds,
+        arrival_seconds=max(
+            watchdog.first_step_seconds, watchdog.checkpoint_seconds, watchdog.evaluation_seconds
+        ),
+        fitting=fitting,
     )

@@ -10,7 +10,8 @@ Slurm job (agents.py).
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,12 +24,9 @@ from frontier_llm.launch.starts_file import RANKS_FILE, StartsFile
 
 SWAP_FILE = "SWAP"
 """File in the run directory with the number of a rank, whose process is to be replaced."""
-_ARRIVAL_SECONDS = 12.0
-"""A member that does not read its roster within this time, after the time limit of a collective, is
-killed: it may notice that its generation is over only when a collective fails."""
 _STOPPED_SECONDS = 8.0
-"""Absent members of which not even a thread has read the roster after this time are killed, since
-their processes are stopped. A thread of a member that is only slow reads it at once."""
+"""An absent member of which not even a thread has read the roster after this time is killed, since
+its process is stopped. A thread of a member that is only slow reads it at once."""
 _POLLS_PER_LOOK = 25
 """Number of polls between two looks for the file `SWAP`."""
 
@@ -49,6 +47,9 @@ class Replacing:
     """Returns the number of steps of which the run has records."""
     save_seconds: float = 600.0
     """How long the remaining ranks may take to save what they have in memory."""
+    arrival_seconds: float = 900.0
+    """How long a member that runs may take to come to a new generation. It notices at its next
+    collective that its generation is over, so this is the longest time without a collective."""
     fitting: Callable[[int], int | None] = lambda _: None
     """Returns on how many of the ranks that are left the run can continue; None: on no number."""
 
@@ -96,6 +97,7 @@ class Coordinator:
         self._polls = 0
         self._moving: set[int] = set()  # processes whose ranks go to another device
         self._starts = StartsFile(replacing.run_dir / RANKS_FILE)
+        self._told: set[str] = set()  # what has been printed of errors of the file system
         self._last_save: LastSave | None = None
         self._begin_generation()
 
@@ -116,6 +118,7 @@ class Coordinator:
 
     def end(self) -> None:
         """Tell all members that the job is over."""
+        self._clear_failures()  # of spares, for example: those from now on are requests to stop
         self._publish(Roster(self._generation + 1, None))
 
     def _connect_again(self) -> None:
@@ -135,7 +138,8 @@ class Coordinator:
 
     def _publish(self, roster: Roster) -> None:
         self._published = time.monotonic()
-        self._starts.record(roster.generation, self._roster, self._members.place)
+        with self._tolerated("the starts of ranks cannot be recorded"):
+            self._starts.record(roster.generation, self._roster, self._members.place)
         self._store.publish(roster)
 
     def _is_done(self) -> bool:
@@ -147,8 +151,9 @@ class Coordinator:
         for number, (code, seconds, reason) in self._members.take_ended().items():
             if number in self._roster:
                 rank = self._roster.index(number)
-                failed = failure.read_rank(rank, self._options.failure_dir)
-                failed = failed or failure.died(rank, code, seconds)
+                failed = failure.died(rank, code, seconds)
+                with self._tolerated("why ranks failed cannot be read"):
+                    failed = failure.read_rank(rank, self._options.failure_dir) or failed
                 dead[rank] = replace(failed, message=f"rank {rank} {reason}") if reason else failed
         return dead
 
@@ -162,9 +167,10 @@ class Coordinator:
         if not final and self._tries <= self._replacing.tries:
             return None
         if not final:
+            happened = "failed" if dead else "lost contact with each other"
             print_error(
-                f"ranks failed {self._tries} times without a new step: they are not replaced again "
-                "(recovery.tries)"
+                f"ranks {happened} {self._tries} times without a new step: they are not replaced "
+                "again (recovery.tries)"
             )
             self._begin_last_save(dead, dead, shrinks=False)
             return None
@@ -196,7 +202,7 @@ class Coordinator:
                 )
             self._begin_last_save(missing, dead, shrinks=shrinks)
             return
-        failure.clear(self._options.failure_dir)
+        self._clear_failures()
         self._begin_generation()
 
     def _begin_last_save(
@@ -234,10 +240,15 @@ class Coordinator:
         if size is None:
             self._members.kill(self._roster)
             ended = report_cause(last.dead, self._options)
+            if ended.cause is None:
+                print_error(
+                    "the run ends, because ranks lost contact with each other again and again, "
+                    "although all of them run: look for errors of the network"
+                )
             return ended if ended.exit_code else Ended(1)
         print_error(f"the run continues on {size} instead of {last.former} ranks")
         self._roster = self._roster[:size]
-        failure.clear(self._options.failure_dir)
+        self._clear_failures()
         self._begin_generation()
         return None
 
@@ -264,9 +275,10 @@ class Coordinator:
         self._has_arrived = self._store.count_arrivals(self._generation) == len(self._roster)
         if self._has_arrived or (waited := time.monotonic() - self._published) < _STOPPED_SECONDS:
             return
-        absent, are_stopped = self._store.absent_ranks(self._generation, self._roster)
-        if are_stopped or waited > self._timeout_seconds + _ARRIVAL_SECONDS:
-            self._kill(absent)
+        slow, stopped = self._store.absent_ranks(self._generation, self._roster)
+        self._kill(stopped)
+        if waited > self._timeout_seconds + self._replacing.arrival_seconds:
+            self._kill(slow)
 
     def _move(self, ranks: Sequence[int]) -> None:
         """Give ranks to processes that wait, if there are any."""
@@ -282,14 +294,38 @@ class Coordinator:
     def _swap(self) -> None:
         """Replace the member of the rank that the file `SWAP` names."""
         self._polls += 1
-        path = self._replacing.run_dir / SWAP_FILE
-        if self._polls % _POLLS_PER_LOOK or not path.exists():
+        if self._polls % _POLLS_PER_LOOK or (text := self._take_swap()) is None:
             return
-        text = path.read_text()
-        path.unlink()
         rank = text.strip().removeprefix("rank=")
         if not rank.isdigit() or int(rank) >= len(self._roster):
-            print_error(f"{path} says {text.strip()!r}, and not a rank: write rank=0, for example")
+            print_error(
+                f"{self._replacing.run_dir / SWAP_FILE} says {text.strip()!r}, and not a rank: "
+                "write rank=0, for example"
+            )
             return
         self._moving.add(self._roster[int(rank)])
         self._kill([int(rank)])
+
+    def _take_swap(self) -> str | None:
+        """Return the text of the file `SWAP`, and remove it; None if there is none."""
+        path = self._replacing.run_dir / SWAP_FILE
+        with self._tolerated("the file SWAP cannot be read or removed"):
+            if path.exists():
+                text = path.read_text()
+                path.unlink()
+                return text
+        return None
+
+    def _clear_failures(self) -> None:
+        with self._tolerated("the descriptions of earlier failures cannot be removed"):
+            failure.clear(self._options.failure_dir)
+
+    @contextmanager
+    def _tolerated(self, what: str) -> Iterator[None]:
+        """Go on after an error of the file system, which must not end the job; print it once."""
+        try:
+            yield
+        except OSError as error:
+            if what not in self._told:
+                self._told.add(what)
+                print_error(f"{what}, and the run goes on: {error}")

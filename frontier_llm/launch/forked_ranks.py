@@ -5,6 +5,7 @@ launcher.py uses it. The process that forks the ranks is called the parent.
 
 import ctypes
 import gc
+import logging
 import os
 import signal
 import sys
@@ -17,12 +18,18 @@ POLL_SECONDS = 0.02
 HUNG_SECONDS = 5.0
 """After this time a rank counts as ended although one of its threads still waits for a file system
 that hangs. The kernel does not report such a process to `waitpid`."""
+_DEATH_SECONDS = 15.0
+"""So long after SIGKILL a rank counts as ended although it still exists. The kernel cannot end it
+while it waits for a device or a file system that does not answer. It will run no further line of
+this program."""
 _LOOK_SECONDS = 0.5
 """Time between two looks at the state of a process."""
 _NO_FAILURE = (0, 3)
 """Exit codes of ranks that completed, or stopped on request."""
 _PR_SET_PDEATHSIG = 1
 """Option of prctl(2) that sets the signal a process receives when its parent ends."""
+
+_LOG = logging.getLogger(__name__)
 
 
 class ForkedRanks:
@@ -41,6 +48,7 @@ class ForkedRanks:
         self._sent: dict[int, set[int]] = {}
         self._looked_at: dict[int, float] = {}  # monotonic time of the last look, by process id
         self._zombie_since: dict[int, float] = {}
+        self._killed_at: dict[int, float] = {}  # monotonic time of SIGKILL, by process id
 
     def fork(self, rank: int, run: Callable[[], int]) -> None:
         """Fork a rank that calls `run` and exits with the code that it returns.
@@ -72,6 +80,7 @@ class ForkedRanks:
         for rank, pid in list(self.running.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
             code = os.waitstatus_to_exitcode(status) if ended else self._code_if_hung(pid)
+            code = self._code_if_killed(pid) if code is None else code
             if code is not None:
                 self.ended[rank] = code, time.time() - POLL_SECONDS
                 del self.running[rank]
@@ -95,6 +104,22 @@ class ForkedRanks:
             return None
         return os.waitstatus_to_exitcode(int(fields[-1]))  # the last field is `exit_code`
 
+    def _code_if_killed(self, pid: int) -> int | None:
+        """Return the exit code of a rank that was killed some time ago but still exists, else None.
+
+        It cannot be seen whether the kernel will ever end it.
+        """
+        killed_at = self._killed_at.get(pid)
+        if killed_at is None or time.monotonic() - killed_at < _DEATH_SECONDS:
+            return None
+        _LOG.warning(
+            "process %d was killed %g s ago and still exists, probably because a device or a file "
+            "system does not answer: it counts as ended",
+            pid,
+            _DEATH_SECONDS,
+        )
+        return -signal.SIGKILL
+
     def has_failed(self) -> bool:
         """Return whether a rank has ended other than by completion or on request."""
         return any(code not in _NO_FAILURE for code, _ in self.ended.values())
@@ -105,12 +130,23 @@ class ForkedRanks:
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to every rank that still runs."""
-        for rank, pid in self.running.items():
-            os.kill(pid, number)
-            self._sent.setdefault(rank, set()).add(number)
+        for rank in self.running:
+            self._send(rank, number)
+
+    def kill_rank(self, rank: int) -> None:
+        """Kill a rank if it still runs; `poll` will find that it has ended."""
+        if rank in self.running:
+            self._send(rank, signal.SIGKILL)
+
+    def _send(self, rank: int, number: signal.Signals) -> None:
+        pid = self.running[rank]
+        os.kill(pid, number)
+        self._sent.setdefault(rank, set()).add(number)
+        if number == signal.SIGKILL:
+            self._killed_at.setdefault(pid, time.monotonic())
 
     def kill(self) -> None:
-        """Kill every rank that still runs, and wait until all have ended."""
+        """Kill every rank that still runs, and wait until all have ended, or count as ended."""
         self.send(signal.SIGKILL)
         while self.running:
             self.poll()

@@ -175,7 +175,7 @@ class Membership:
         generation = 0
         while True:
             try:
-                self._news.wait_for(generation)
+                self._news.wait_until_published(generation)
                 self._news.report_seen(generation, self.number)
             except RuntimeError:
                 return  # the store is gone, and with it the launcher

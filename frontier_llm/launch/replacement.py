@@ -4,7 +4,6 @@ The launcher forks the processes, and coordinates them (coordinator.py). The ran
 goes to a spare, or to a process that is forked then.
 """
 
-import os
 import platform
 import signal
 import socket
@@ -93,11 +92,11 @@ def _coordinate(
             print_error("stopping after the current step (Ctrl-C once more kills at once)")
             members.processes.send(signal.SIGTERM)
         time.sleep(POLL_SECONDS)
-    if ended.cause is not None:
+    if ended.exit_code:
         return ended
     coordinator.end()
     members.wait(_EXIT_SECONDS)
-    return report_cause({}, options)
+    return report_cause({}, options)  # a request to stop has an exit code of its own
 
 
 def _keep_store(server: socket.socket) -> int:
@@ -157,8 +156,7 @@ class ForkedMembers:
     def kill(self, numbers: Iterable[int]) -> None:
         """Kill processes."""
         for number in numbers:
-            if (pid := self.processes.running.get(number)) is not None:
-                os.kill(pid, signal.SIGKILL)
+            self.processes.kill_rank(number)
 
     def place(self, number: int) -> tuple[str, int]:
         """Return host and process id."""

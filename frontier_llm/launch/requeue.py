@@ -23,9 +23,10 @@ _ASK_SECONDS = 5.0
 _PATIENCE_SECONDS = 900.0
 """How long an agent waits for Slurm to find that the node is lost. Slurm's default time limit for a
 node that does not answer (SlurmdTimeout) is 300 s."""
-_TURN_SECONDS = 10.0
-"""How long the agent of a node waits for that of the node before it to act."""
-_COMMAND_SECONDS = 60.0
+_COMMAND_SECONDS = 30.0
+_TURN_SECONDS = 2 * _COMMAND_SECONDS
+"""How long the agent of a node waits for that of the node before it to act. That one may wait for
+the answers to two commands."""
 
 
 def end_job_without_script(environ: Mapping[str, str]) -> None:
@@ -50,8 +51,8 @@ def end_job_without_script(environ: Mapping[str, str]) -> None:
             return
         if _is_down(script_host[0]):
             lost_at = lost_at or time.monotonic()
-            if time.monotonic() - lost_at >= _TURN_SECONDS * (node - 1):
-                _end_job(environ, script_host[0])
+            is_my_turn = time.monotonic() - lost_at >= _TURN_SECONDS * (node - 1)
+            if is_my_turn and _end_job(environ, script_host[0]):
                 return
         time.sleep(_ASK_SECONDS)
 
@@ -78,12 +79,19 @@ def _is_down(host: str) -> bool:
     return code == 0 and any("down" in state for state in states.split())
 
 
-def _end_job(environ: Mapping[str, str], host: str) -> None:
-    """Requeue the job if FRONTIER_LLM_REQUEUES allows it, otherwise cancel it."""
+def _end_job(environ: Mapping[str, str], host: str) -> bool:
+    """Requeue the job if FRONTIER_LLM_REQUEUES allows it, otherwise cancel it.
+
+    Does nothing if the agent of another node has requeued it. Returns False if Slurm does not say
+    whether that is so.
+    """
     job, done = environ["SLURM_JOB_ID"], int(environ.get("SLURM_RESTART_COUNT", "0"))
     allowed = int(environ.get("FRONTIER_LLM_REQUEUES", "0"))
     lost = f"node {host} is lost, and with it task 0 and the job script"
-    log = _output_file(job)
+    fields = _show_job(job)
+    if not fields or _was_requeued(fields, done):
+        return bool(fields)
+    log = Path(fields["StdOut"]) if "StdOut" in fields else None
     refused = f"it was put into the queue again {done} times (FRONTIER_LLM_REQUEUES={allowed})"
     if done < allowed:
         _tell(
@@ -93,20 +101,36 @@ def _end_job(environ: Mapping[str, str], host: str) -> None:
         )
         code, refused = _ask("scontrol", "requeue", job)
         if code == 0:
-            return
+            return True
+        # a command that got no answer in time may have put the job into the queue
+        fields = _show_job(job)
+        if not fields or _was_requeued(fields, done):
+            return bool(fields)
     _tell(
         f"{lost}. The job is cancelled, so that it does not hold its other nodes: {refused}. To "
         "continue from the newest checkpoint, submit it again with the same run.dir",
         log,
     )
     _ask("scancel", job)
+    return True
 
 
-def _output_file(job: str) -> Path | None:
-    """Return the file with the output of the job script."""
-    words = _ask("scontrol", "--oneliner", "show", "job", job)[1].split()
-    paths = [word.removeprefix("StdOut=") for word in words if word.startswith("StdOut=")]
-    return Path(paths[0]) if paths else None
+def _show_job(job: str) -> dict[str, str]:
+    """Return what Slurm knows of a job, by the name of the field; empty if it does not answer."""
+    code, text = _ask("scontrol", "--oneliner", "show", "job", job)
+    parts = [word.partition("=") for word in text.split()] if code == 0 else []
+    return {name: value for name, _, value in parts}
+
+
+def _was_requeued(fields: Mapping[str, str], done: int) -> bool:
+    """Return whether a job is in the queue again, or has started again.
+
+    Args:
+        fields: what Slurm knows of the job.
+        done: how often it had been put into the queue again when this task started.
+    """
+    state, restarts = fields.get("JobState", ""), fields.get("Restarts", "0")
+    return "PENDING" in state or "REQUEUE" in state or int(restarts) > done
 
 
 def _tell(text: str, log: Path | None) -> None:

@@ -1,7 +1,7 @@
 """The key-value store in which the coordinator of a job and its members meet.
 
-A process of its own holds the store, so that any rank may die. Keys of generation G, all below
-`members/`:
+No process of a rank holds the store, so that any rank may die. On one machine a process of its own
+holds it, and in a Slurm job the agent of task 0. Keys of generation G, all below `members/`:
 
 - `roster/G`: the roster as JSON.
 - `arrived/G/R`: set when the member of rank R has read the roster.
@@ -41,10 +41,14 @@ class LateRanks:
 
 
 class RosterStore:
-    """The view of one thread of the coordinator or of a member."""
+    """The view of the coordinator or of a member.
+
+    A thread that waits blocks the connection for all others. Several threads may therefore use an
+    object only if none of them waits.
+    """
 
     def __init__(self, store: "Store") -> None:
-        """Use a connection on which no other thread waits."""
+        """Use a connection on which nothing else waits."""
         self._store = store
 
     def publish(self, roster: Roster) -> None:
@@ -57,9 +61,16 @@ class RosterStore:
         Raises:
             RuntimeError: the store is gone.
         """
-        key = _key("roster", generation)
-        self._store.wait([key], _FOREVER)
-        return Roster.from_json(self._store.get(key))
+        self.wait_until_published(generation)
+        return Roster.from_json(self._store.get(_key("roster", generation)))
+
+    def wait_until_published(self, generation: int) -> None:
+        """Wait until the roster of a generation is published, without reading it.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
+        self._store.wait([_key("roster", generation)], _FOREVER)
 
     def report_seen(self, generation: int, number: int) -> None:
         """Report that the process of a member runs and knows of a generation."""
@@ -103,8 +114,8 @@ class RosterStore:
         """Return how many members have come to a generation."""
         return int(self._store.add(_key("arrivals", generation), 0))
 
-    def absent_ranks(self, generation: int, members: Sequence[int]) -> tuple[list[int], bool]:
-        """Return the ranks whose members have not come, and whether their processes are stopped.
+    def absent_ranks(self, generation: int, members: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the ranks whose members have not come: those that run, and those that are stopped.
 
         A process is taken for stopped if not even its thread that waits for rosters has read this
         one.
@@ -114,9 +125,13 @@ class RosterStore:
             members: by rank, its member.
         """
         check = self._store.check
-        absent = [r for r in range(len(members)) if not check([_key("arrived", generation, r)])]
-        seen = (check([_key("seen", generation, members[rank])]) for rank in absent)
-        return absent, not any(seen)
+        slow: list[int] = []
+        stopped: list[int] = []
+        for rank, number in enumerate(members):
+            if not check([_key("arrived", generation, rank)]):
+                is_seen = check([_key("seen", generation, number)])
+                (slow if is_seen else stopped).append(rank)
+        return slow, stopped
 
 
 def _key(name: str, *numbers: int) -> str:

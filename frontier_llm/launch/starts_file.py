@@ -25,12 +25,13 @@ class StartsFile:
             generation: number of the generation.
             roster: by rank, the number of its process.
             place: returns host and process id of a process.
+
+        Raises:
+            OSError: the file cannot be written. The next call tries again.
         """
+        new = [(rank, number) for rank, number in enumerate(roster) if number not in self._recorded]
         with self._path.open("a") as file:
-            for rank, number in enumerate(roster):
-                if number in self._recorded:
-                    continue
-                self._recorded.add(number)
+            for rank, number in new:
                 host, pid = place(number)
                 line = {
                     "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
@@ -41,3 +42,4 @@ class StartsFile:
                     "host": host,
                 }
                 file.write(json.dumps(line) + "\n")
+        self._recorded.update(number for _, number in new)

@@ -1,12 +1,15 @@
-"""Which errors a process survives, because the rank that has failed is replaced."""
+"""A process that can hold a rank: what its threads do, and which errors it survives."""
 
+import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from frontier_llm.errors import LaunchError
 from frontier_llm.launch import membership as module
+from frontier_llm.launch.launcher import LaunchOptions, local_world
 from frontier_llm.launch.membership import Membership
 from frontier_llm.launch.roster import Roster
 from frontier_llm.launch.roster_store import RosterStore
@@ -37,3 +40,16 @@ def test_ranks_that_cannot_meet_end_only_the_first_generation(
         member.leave()
     assert outlived == [False, True]
     assert [store.has_lost_contact(generation) for generation in range(2)] == [False, True]
+
+
+@pytest.mark.forked
+def test_the_thread_that_waits_for_rosters_does_not_read_them(tmp_path: Path) -> None:
+    keys = HashStore()
+    options = LaunchOptions(ranks=2, failure_dir=tmp_path)
+    Membership(1, lambda rank: local_world(rank, options, 1), lambda: keys, PrefixStore, 1)
+    for generation in range(2):
+        keys.set(f"members/roster/{generation}", "not a roster")
+        deadline = time.monotonic() + 10
+        while not keys.check([f"members/seen/{generation}/1"]):
+            assert time.monotonic() < deadline, "the thread has ended"
+            time.sleep(0.01)

@@ -11,11 +11,14 @@ import pytest
 
 from frontier_llm.launch.requeue import end_job_without_script
 
+RUNS = "JobState=RUNNING Restarts=0"
 PROGRAM = """#!/bin/bash
 echo "$(basename "$0") $*" >> "{folder}/calls"
 case "$*" in
   --noheader*) echo "down*" ;;
-  "--oneliner show job"*) echo "JobId=7 StdOut={folder}/log BatchHost=node1" ;;
+  "--oneliner show job"*)
+    if grep -q requeue "{folder}/calls"; then state="{after}"; else state="{before}"; fi
+    echo "JobId=7 $state StdOut={folder}/log BatchHost=node1" ;;
   requeue*) exit {requeue} ;;
 esac
 """
@@ -28,10 +31,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def lose_script(folder: Path, *, requeue: int = 0, **variables: str) -> list[str]:
-    """Call the function on the second node; return the calls of Slurm's programs."""
+def lose_script(
+    folder: Path, *, requeue: int = 0, states: tuple[str, str] = (RUNS, RUNS), **variables: str
+) -> list[str]:
+    """Call the function on the second node; return the calls of Slurm's programs.
+
+    Args:
+        folder: receives the programs and the list of their calls.
+        requeue: exit code of `scontrol requeue`.
+        states: what Slurm shows of the job before and after that.
+        variables: variables of the task.
+    """
+    before, after = states
     for name in ("sinfo", "scontrol", "scancel"):
-        (folder / name).write_text(PROGRAM.format(folder=folder, requeue=requeue))
+        text = PROGRAM.format(folder=folder, requeue=requeue, before=before, after=after)
+        (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -68,7 +82,16 @@ def test_otherwise_the_job_is_cancelled(folder: Path) -> None:
 
 def test_a_job_that_cannot_be_requeued_is_cancelled(folder: Path) -> None:
     calls = lose_script(folder, requeue=1, FRONTIER_LLM_REQUEUES="1")
-    assert calls[-2:] == ["scontrol requeue 7", "scancel 7"]
+    assert calls[-3:] == ["scontrol requeue 7", "scontrol --oneliner show job 7", "scancel 7"]
+
+
+@pytest.mark.parametrize("states", [(RUNS, "JobState=PENDING Restarts=1"),
+                                    ("JobState=RUNNING Restarts=1", RUNS)])  # fmt: skip
+def test_a_job_that_another_agent_has_requeued_is_not_cancelled(
+    states: tuple[str, str], folder: Path
+) -> None:
+    calls = lose_script(folder, requeue=1, states=states, FRONTIER_LLM_REQUEUES="1")
+    assert "scancel 7" not in calls
 
 
 def test_nothing_is_done_if_srun_answers(folder: Path) -> None:

@@ -1,0 +1,169 @@
+"""The processes of a Slurm job that may hold a rank, as the coordinator in task 0 sees them.
+
+Task T has one process at a time. Its processes have the numbers T, T + tasks, T + 2 x tasks, ...
+"""
+
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from frontier_llm.errors import LaunchError
+from frontier_llm.launch.agent_store import AgentStore
+from frontier_llm.launch.forked_ranks import POLL_SECONDS
+
+BEAT_SECONDS = 1.0
+"""Time between two heartbeats of an agent, and between two looks for what it is asked to do."""
+_SILENCE_SECONDS = 5.0
+"""An agent without a heartbeat for so long is taken for dead, and its node for lost."""
+_SUCCESSOR_SECONDS = 3.0
+"""How long the coordinator waits for the next process of an agent."""
+_MEETING_SECONDS = 60.0
+"""How long the coordinator waits for the first process of the next agent. All agents begin at the
+same time, when task 0 has prepared the run."""
+_LEAVE_SECONDS = 30.0
+"""How long task 0 keeps the store for agents that have not read that the job is over."""
+
+
+class TaskMembers:
+    """The processes of all agents; see members.py."""
+
+    def __init__(self, store: AgentStore, tasks: int) -> None:
+        self._store, self._tasks = store, tasks
+        self._read_events = 0
+        self._next_event = dict.fromkeys(range(tasks), 0)  # by task
+        self._newest: dict[int, int] = {}  # by task: its newest process
+        self._places: dict[int, tuple[str, int]] = {}
+        self._ended: dict[int, tuple[int, float, str]] = {}  # not yet taken
+        self._dead: set[int] = set()  # all processes that have ended
+        self._gone: set[int] = set()  # tasks whose agents do not answer
+        self._beats: dict[int, tuple[int, float]] = {}
+        self._next_look = 0.0
+
+    @property
+    def patience_seconds(self) -> float:
+        """Time until every agent has a heartbeat after the loss of contact, or is silent."""
+        beats = [since for task, (_, since) in self._beats.items() if task not in self._gone]
+        if not beats:
+            return 0.0
+        return min(_SILENCE_SECONDS, time.monotonic() - min(beats)) + 2 * BEAT_SECONDS
+
+    def wait_for_all(self, step: Callable[[], object]) -> None:
+        """Wait until every agent has forked its first process.
+
+        Args:
+            step: called again and again.
+
+        Raises:
+            LaunchError: no agent has come for some time, and not all have.
+        """
+        count, since = 0, time.monotonic()
+        while len(self._newest) < self._tasks:
+            step()
+            self._read()
+            if len(self._newest) > count:
+                count, since = len(self._newest), time.monotonic()
+            if time.monotonic() - since > _MEETING_SECONDS:
+                absent = [str(task) for task in range(self._tasks) if task not in self._newest]
+                raise LaunchError(
+                    f"{len(absent)} of {self._tasks} tasks did not start a process, and none came "
+                    f"in the last {_MEETING_SECONDS:g} s: tasks {', '.join(absent[:16])}. Their "
+                    "nodes may have failed while task 0 prepared the run"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def take_ended(self) -> Mapping[int, tuple[int, float, str]]:
+        """Return the processes that have ended, or whose agents do not answer."""
+        self._read()
+        self._look_for_silence()
+        ended, self._ended = self._ended, {}
+        return ended
+
+    def waiting(self, held: Collection[int]) -> list[int]:
+        """Return the processes that run, whose agents answer, and that hold no rank."""
+        return [
+            newest for task, newest in sorted(self._newest.items()) if self._is_free(task, held)
+        ]
+
+    def successor(
+        self, number: int, held: Collection[int], *, elsewhere: bool = False
+    ) -> int | None:
+        """Return the next process of the same agent, or one of an agent that waits."""
+        task = number % self._tasks
+        if elsewhere:
+            others = [other for other in self.waiting(held) if other % self._tasks != task]
+            if others:
+                return others[0]
+        deadline = time.monotonic() + _SUCCESSOR_SECONDS
+        while task not in self._gone and time.monotonic() < deadline:
+            if self._is_free(task, held):
+                return self._newest[task]
+            time.sleep(POLL_SECONDS)
+            self._read()
+        waiting = self.waiting(held)
+        return waiting[0] if waiting else None
+
+    def kill(self, numbers: Iterable[int]) -> None:
+        """Ask agents to kill processes."""
+        for number in numbers:
+            self._store.ask_to_kill(number)
+
+    def place(self, number: int) -> tuple[str, int]:
+        """Return host and process id."""
+        return self._places[number]
+
+    def wait_until_left(self) -> None:
+        """Wait until the agents of the other tasks have read that the job is over.
+
+        Task 0 holds the store. An agent that finds it gone before takes the job for failed.
+        """
+        present = set(range(1, self._tasks)) - self._gone
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        while present and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            present = {task for task in present if not self._store.has_left(task)}
+
+    def _is_free(self, task: int, held: Collection[int]) -> bool:
+        """Return whether the newest process of a task runs and holds no rank."""
+        newest = self._newest[task]
+        return task not in self._gone and newest not in self._dead and newest not in held
+
+    def _read(self) -> None:
+        """Read new events."""
+        count = self._store.count_events()
+        if count == self._read_events:
+            return
+        self._read_events = count
+        for task in range(self._tasks):
+            while (event := self._store.read_event(task, self._next_event[task])) is not None:
+                self._next_event[task] += 1
+                if event.code is None:
+                    self._newest[task] = event.number
+                    self._places[event.number] = event.host, event.pid
+                else:
+                    self._end(event.number, event.code, event.seconds)
+
+    def _end(self, number: int, code: int, seconds: float, reason: str = "") -> None:
+        """Remember the end of a process; only the first is reported."""
+        if number not in self._dead:
+            self._dead.add(number)
+            self._ended[number] = code, seconds, reason
+
+    def _look_for_silence(self) -> None:
+        """Take the processes of agents that have stopped to answer for dead."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + BEAT_SECONDS
+        for task in range(self._tasks):
+            if task in self._gone:
+                continue
+            count = self._store.count_beats(task)
+            last, since = self._beats.get(task, (-1, now))
+            if count != last:
+                self._beats[task] = count, now
+            elif now - since > _SILENCE_SECONDS:
+                self._gone.add(task)
+                number = self._newest[task]
+                host = self._places[number][0]
+                reason = f"is gone: its node {host} has not answered for {now - since:.0f} s"
+                self._end(number, -signal.SIGKILL, time.time(), reason)
