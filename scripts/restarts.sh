@@ -31,7 +31,7 @@ requeue_job() {
     scontrol requeue "$SLURM_JOB_ID" || return 0
     sleep 600 # Slurm ends this job
   elif [ "${FRONTIER_LLM_REQUEUES:-0}" -gt 0 ]; then
-    echo "the job was put into the queue again ${SLURM_RESTART_COUNT:-0} times, and ends now" \
+    echo "the job was put into the queue again ${SLURM_RESTART_COUNT:-0} time(s), and ends now" \
       "(FRONTIER_LLM_REQUEUES=$FRONTIER_LLM_REQUEUES)" >&2
   fi
 }
@@ -60,7 +60,7 @@ train_with_restarts() {
       tries=0
     fi
     if [ "$tries" -ge "$limit" ]; then
-      echo "the run failed $((tries + 1)) times without a new step: it is not started again" >&2
+      echo "the run failed $((tries + 1)) time(s) without a new step: it is not started again" >&2
       requeue_job
       return "$code"
     fi

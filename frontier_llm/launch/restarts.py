@@ -49,7 +49,7 @@ def launch_with_restarts(
         most_steps = max(most_steps, steps)
         if tries >= restarts:
             if restarts:
-                times = f"{tries + 1} times without a new step"
+                times = f"{tries + 1} time(s) without a new step"
                 _print(f"the run failed {times}: it is not started again")
             return ended.exit_code
         start, tries = start + 1, tries + 1
