@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results[part] = found["rows"] if part == "slurm" else found
     machine = about()
     results["date"] = machine["date"]
-    results["hardware"] = f"{machine['cores']} CPU cores of an {machine['processor']}, shared"
+    results["hardware"] = f"{machine['cores']} CPU cores of an {machine['processor']}"
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
