@@ -15,6 +15,7 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")  # as in launch/cores.py
 
 import pytest
 from hypothesis import settings

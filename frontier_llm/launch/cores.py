@@ -113,6 +113,10 @@ def prepare_environment(
     environ["OMP_NUM_THREADS"] = environ["MKL_NUM_THREADS"] = str(threads)
     environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's own pool would start at import, before a fork
     environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings would hide the cause of a failure
+    # For its log, torch asks a name server who is at the other end of each connection to the store.
+    # If the server drops some of the questions of thousands of ranks, each of these takes the time
+    # limit of the resolver, by default 5 s. After a failed question torch asks no more.
+    environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     # count GPUs through the driver's library, so that a process that has counted them can fork
     environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if not any(name in environ for name in ALLOCATOR_VARIABLES) and "rocm" not in version("torch"):

@@ -1,6 +1,7 @@
 """Threads of a rank, the cores there are for them, and the warning when they are too few."""
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -159,8 +160,27 @@ def test_torch_reads_the_setting_of_the_allocator():
     assert "expandable_segments" in done.stdout, done.stderr
 
 
+RESOLVER = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.__res_init()
+libc.__res_state.restype = ctypes.POINTER(ctypes.c_int * 2)
+print(*libc.__res_state().contents)  # seconds and number of attempts
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the variable is glibc's")
+def test_processes_do_not_wait_long_for_a_name_server():
+    environ = dict(os.environ)
+    environ.pop("RES_OPTIONS", None)
+    prepare_environment(1, environ)
+    command = [sys.executable, "-c", RESOLVER]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "1"]
+
+
 def test_values_that_the_user_set_stay():
-    given = {QUEUES: "8", WORKSPACE: ":16:8"}
+    given = {QUEUES: "8", WORKSPACE: ":16:8", "RES_OPTIONS": "timeout:3"}
     environ = dict(given)
     prepare_environment(1, environ, config("parallel.tensor=2", "trainer.deterministic=true"))
     assert given.items() <= environ.items()
