@@ -219,7 +219,7 @@ def test_a_killed_rank_is_named_with_its_likely_reason(tmp_path, capfd):
     text = capfd.readouterr().err
     assert "rank 2 was killed by SIGKILL, probably for lack of memory" in text
     assert "Traceback" not in text
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 30, "the other ranks were not ended"
 
 
 def test_a_crash_is_named_and_ends_ranks_that_sleep(tmp_path, capfd, impatient):
