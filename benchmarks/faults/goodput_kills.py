@@ -22,8 +22,8 @@ from statistics import mean, median
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.faults.deaths.disturbed_run import OVERRIDES, RANKS, LocalRun
 from benchmarks.faults.kill_loop import write_corpus
-from benchmarks.faults.rank_deaths import OVERRIDES, RANKS, DisturbedRun
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, bench_parser, run_command
 from frontier_llm.errors import TrainingError
@@ -47,15 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data = (f"data.path={write_corpus(folder)}", f"data.directory={folder}/corpora")
         keys = (*OVERRIDES, *data, "recovery.enabled=true", "checkpoint.every_steps=20",
                 "trainer.evaluate_every_steps=null", "trainer.steps=1000000")  # fmt: skip
-        run = DisturbedRun(folder / "run", keys)
+        run = LocalRun(folder / "run", keys)
         try:
             wait(run, 20)
             recovery, step = calibrate(run, draw)
             gaps = [draw.expovariate(1 / options.mtbf) for _ in range(options.kills)]
             measured, mtbf = measure(run, gaps, draw)
         finally:
-            run.process.kill()
-            run.process.wait()
+            run.kill_all()
     in_place = Recovery("in place", stall=0.0, seconds=recovery, keeps_steps=True)
     predicted = simulate(in_place, mtbf, step, 10**6).effective
     table = Table("figure", "value")
@@ -77,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def calibrate(run: DisturbedRun, draw: random.Random) -> tuple[float, float]:
+def calibrate(run: LocalRun, draw: random.Random) -> tuple[float, float]:
     """Return the seconds of a recovery and of a step."""
     seconds = []
     for _ in range(CALIBRATION_KILLS):
@@ -92,7 +91,7 @@ def calibrate(run: DisturbedRun, draw: random.Random) -> tuple[float, float]:
     return mean(seconds) - step_seconds, step_seconds
 
 
-def measure(run: DisturbedRun, gaps: Sequence[float], draw: random.Random) -> tuple[float, float]:
+def measure(run: LocalRun, gaps: Sequence[float], draw: random.Random) -> tuple[float, float]:
     """Kill a rank after each gap; return the effective share and the mean gap."""
     start, first = time.monotonic(), run.steps
     due = start
@@ -107,7 +106,7 @@ def measure(run: DisturbedRun, gaps: Sequence[float], draw: random.Random) -> tu
     return seconds / elapsed, sum(gaps) / len(gaps)
 
 
-def wait(run: DisturbedRun, step: int) -> None:
+def wait(run: LocalRun, step: int) -> None:
     """Wait until a later step is done.
 
     Raises:

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = tool_parser(__doc__)
     parser.add_argument(
         "--deaths", nargs=2, action="append", default=[], metavar=("NAME", "FILE"),
-        help="row of the table of deaths, and the output of benchmarks.faults.rank_deaths",
+        help="row of the table of deaths, and the output of rank_deaths or node_deaths",
     )  # fmt: skip
     for part, module in PARTS.items():
         parser.add_argument(f"--{part}", type=Path, help=f"output of {module}")

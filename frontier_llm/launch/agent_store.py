@@ -7,11 +7,13 @@ Keys, all below `agents/`:
   reader never waits for an event of an agent that has died in between.
 - `beat/T`: number of heartbeats of task T.
 - `kill/N`: set by the coordinator; the agent of process N kills it.
+- `orders`: number of the keys `kill/N` and `over`. An agent reads those only if it has changed.
 - `over`: exit code of the job, set at its end.
 - `left/T`: set when the agent of task T has read the exit code, and no longer needs the store.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -66,13 +68,22 @@ class AgentStore:
         """Count a heartbeat of a task."""
         self._store.add(_key("beat", task), 1)
 
-    def count_beats(self, task: int) -> int:
-        """Return the number of heartbeats of a task."""
-        return int(self._store.add(_key("beat", task), 0))
+    def count_beats(self, tasks: Sequence[int]) -> list[int]:
+        """Return the number of heartbeats of tasks in one request.
+
+        The request waits for the first heartbeat of each task. An agent sends it before its first
+        event.
+        """
+        return [int(count) for count in self._store.multi_get([_key("beat", t) for t in tasks])]
 
     def ask_to_kill(self, number: int) -> None:
         """Ask the agent of a process to kill it."""
         self._store.set(_key("kill", number), "")
+        self._store.add(_key("orders"), 1)
+
+    def count_orders(self) -> int:
+        """Return how often agents were asked to kill a process, or told the end of the job."""
+        return int(self._store.add(_key("orders"), 0))
 
     def is_to_be_killed(self, number: int) -> bool:
         """Return whether the agent of a process is asked to kill it."""
@@ -81,6 +92,7 @@ class AgentStore:
     def end_job(self, code: int) -> None:
         """Tell all agents the exit code of the job."""
         self._store.set(_key("over"), str(code))
+        self._store.add(_key("orders"), 1)
 
     def leave_if_over(self, task: int) -> int | None:
         """Return the exit code of the job once it is over, and announce that the task has read it.

@@ -111,9 +111,10 @@ class Agent:
 
     def __init__(self, job: TaskJob) -> None:
         self._job, self._task, self._store = job, job.world.rank, AgentStore(job.store)
-        self._forked, self._told, self._next_beat = 0, 0, 0.0
+        self._forked, self._told, self._orders, self._next_beat = 0, 0, 0, 0.0
         self._forwarded = False
         self.processes = ForkedRanks()
+        self._store.beat(self._task)
         self._fork()
 
     def step(self) -> int | None:
@@ -127,9 +128,8 @@ class Agent:
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
             self._store.beat(self._task)
-            if (over := self._store.leave_if_over(self._task)) is not None:
+            if (over := self._obey()) is not None:
                 return over
-            self._kill_if_asked()
         if not self._forwarded and StopFlag.install().reason:
             self._forwarded = True
             self.processes.send(signal.SIGTERM)
@@ -171,10 +171,15 @@ class Agent:
         pid = self.processes.running[number]
         self._tell(Event(number, host=platform.node(), pid=pid))
 
-    def _kill_if_asked(self) -> None:
+    def _obey(self) -> int | None:
+        """Kill processes as the coordinator asks; return the exit code of the job once over."""
+        if (orders := self._store.count_orders()) == self._orders:
+            return None
+        self._orders = orders
         for number in self.processes.running:
             if self._store.is_to_be_killed(number):
                 self.processes.kill_rank(number)
+        return self._store.leave_if_over(self._task)
 
     def _tell(self, event: Event) -> None:
         self._store.tell(self._task, self._told, event)

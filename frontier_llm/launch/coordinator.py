@@ -148,7 +148,10 @@ class Coordinator:
     def _take_dead(self) -> dict[int, failure.Failure]:
         """Return how members ended since the last call, by rank."""
         dead = {}
-        for number, (code, seconds, reason) in self._members.take_ended().items():
+        is_forming = self._generation > 0 and not self._has_arrived
+        is_suspicious = is_forming or self._store.is_suspicious(self._generation)
+        ended = self._members.take_ended(is_suspicious=is_suspicious)
+        for number, (code, seconds, reason) in ended.items():
             if number in self._roster:
                 rank = self._roster.index(number)
                 failed = failure.died(rank, code, seconds)

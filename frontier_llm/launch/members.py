@@ -11,8 +11,12 @@ class Members(Protocol):
     def patience_seconds(self) -> float:
         """How long the coordinator waits for a death after a member has lost contact."""
 
-    def take_ended(self) -> Mapping[int, tuple[int, float, str]]:
+    def take_ended(self, *, is_suspicious: bool = False) -> Mapping[int, tuple[int, float, str]]:
         """Return the processes that have ended since the last call.
+
+        Args:
+            is_suspicious: whether a node that does not answer has probably failed, because a member
+                has lost contact with another one, or not all have come to a new generation.
 
         Returns:
             By number of the process: its exit code, the time in seconds since 1970, and why it is

@@ -133,21 +133,24 @@ class Membership:
     def outlives(self, error: BaseException) -> bool:
         """Return whether an error means that another member is lost, so that this one stays.
 
-        If no newer generation is known, the coordinator is told of the loss of contact. In the
-        first generation, ranks that cannot meet end the run, because the user may have to change
+        The coordinator is told of it at once, and takes a silent node sooner for lost. If no newer
+        generation begins, it is told that all members have to connect again. In the first
+        generation, ranks that cannot meet end the run, because the user may have to change
         something. Later they have met before, so that one of them hangs or is lost.
         """
         own = ConfigError, TrainingError, StopRequested
         if isinstance(error, own) or not isinstance(error, Exception):
             return False
-        if self._is_over.wait(_NEWS_SECONDS) or isinstance(error, GenerationOverError):
-            return True
         has_not_met = isinstance(error, LaunchError) and self._generation > 0
         is_failure = isinstance(error, RankFailure) or has_not_met
-        if is_failure or is_lost_contact(error) or is_timeout(error):
-            self._control.report_lost_contact(self._generation, self.rank)
+        is_loss = is_failure or is_lost_contact(error) or is_timeout(error)
+        if is_loss:
+            self._control.report_suspicion(self._generation)
+        if self._is_over.wait(_NEWS_SECONDS) or isinstance(error, GenerationOverError):
             return True
-        return False
+        if is_loss:
+            self._control.report_lost_contact(self._generation, self.rank)
+        return is_loss
 
     def report_late(self, late: LateRanks) -> None:
         """Tell the coordinator which ranks hang or are slow; any thread may call this."""

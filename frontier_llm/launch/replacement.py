@@ -135,8 +135,8 @@ class ForkedMembers:
         while len(self.processes.running) < self._wanted:
             self._fork()
 
-    def take_ended(self) -> Mapping[int, tuple[int, float, str]]:
-        """Return the processes that have ended, and fork other spares."""
+    def take_ended(self, *, is_suspicious: bool = False) -> Mapping[int, tuple[int, float, str]]:
+        """Return the processes that have ended, whose end this process always sees."""
         self.processes.poll()
         ended = {number: (*how, "") for number, how in self.processes.ended.items()}
         self.processes.ended.clear()

@@ -7,7 +7,8 @@ holds it, and in a Slurm job the agent of task 0. Keys of generation G, all belo
 - `arrived/G/R`: set when the member of rank R has read the roster.
 - `seen/G/N`: set when a thread of member N has read the roster, whatever its main thread does.
 - `arrivals/G`: number of members that have read it.
-- `lost/G`: set when a member has lost contact with another one.
+- `suspicion/G`: set as soon as a member has an error that may come from the loss of another one.
+- `lost/G`: set when a member has such an error, and no newer roster is published for some time.
 - `late/G`: ranks that a watchdog found to be late, as JSON.
 - `done/G`: number of members that have finished their work.
 """
@@ -80,6 +81,14 @@ class RosterStore:
         """Report that the main thread of a rank's member has come to a generation."""
         self._store.set(_key("arrived", generation, rank), "")
         self._store.add(_key("arrivals", generation), 1)
+
+    def report_suspicion(self, generation: int) -> None:
+        """Report an error that may come from the loss of a member, whose node then is silent."""
+        self._store.set(_key("suspicion", generation), "")
+
+    def is_suspicious(self, generation: int) -> bool:
+        """Return whether a member suspects that another one is lost."""
+        return bool(self._store.check([_key("suspicion", generation)]))
 
     def report_lost_contact(self, generation: int, rank: int | None) -> None:
         """Report that a member has lost contact with another one."""

@@ -11,10 +11,17 @@ from frontier_llm.errors import LaunchError
 from frontier_llm.launch.agent_store import AgentStore
 from frontier_llm.launch.forked_ranks import POLL_SECONDS
 
-BEAT_SECONDS = 1.0
+BEAT_SECONDS = 0.5
 """Time between two heartbeats of an agent, and between two looks for what it is asked to do."""
 _SILENCE_SECONDS = 5.0
 """An agent without a heartbeat for so long is taken for dead, and its node for lost."""
+_SUSPECT_SECONDS = 2.0
+"""The same, if ranks have lost contact with each other, or do not come to a new generation.
+It applies only if at least half of the agents answer: otherwise the store is probably overloaded by
+ranks that connect again."""
+_DOUBT_SECONDS = 1.1
+"""An agent without a heartbeat for so long may be dead. Agents of a lost node become silent one
+after the other within a heartbeat, and are all reported at once."""
 _SUCCESSOR_SECONDS = 3.0
 """How long the coordinator waits for the next process of an agent."""
 _MEETING_SECONDS = 60.0
@@ -36,8 +43,8 @@ class TaskMembers:
         self._ended: dict[int, tuple[int, float, str]] = {}  # not yet taken
         self._dead: set[int] = set()  # all processes that have ended
         self._gone: set[int] = set()  # tasks whose agents do not answer
-        self._beats: dict[int, tuple[int, float]] = {}
-        self._next_look = 0.0
+        self._beats: dict[int, tuple[int, float]] = {}  # by task: how many, and since when
+        self._last_look = time.monotonic()
 
     @property
     def patience_seconds(self) -> float:
@@ -45,7 +52,7 @@ class TaskMembers:
         beats = [since for task, (_, since) in self._beats.items() if task not in self._gone]
         if not beats:
             return 0.0
-        return min(_SILENCE_SECONDS, time.monotonic() - min(beats)) + 2 * BEAT_SECONDS
+        return min(_SUSPECT_SECONDS, time.monotonic() - min(beats)) + 2 * BEAT_SECONDS
 
     def wait_for_all(self, step: Callable[[], object]) -> None:
         """Wait until every agent has forked its first process.
@@ -71,10 +78,10 @@ class TaskMembers:
                 )
             time.sleep(POLL_SECONDS)
 
-    def take_ended(self) -> Mapping[int, tuple[int, float, str]]:
+    def take_ended(self, *, is_suspicious: bool = False) -> Mapping[int, tuple[int, float, str]]:
         """Return the processes that have ended, or whose agents do not answer."""
         self._read()
-        self._look_for_silence()
+        self._look_for_silence(_SUSPECT_SECONDS if is_suspicious else _SILENCE_SECONDS)
         ended, self._ended = self._ended, {}
         return ended
 
@@ -148,22 +155,37 @@ class TaskMembers:
             self._dead.add(number)
             self._ended[number] = code, seconds, reason
 
-    def _look_for_silence(self) -> None:
-        """Take the processes of agents that have stopped to answer for dead."""
+    def _look_for_silence(self, limit: float) -> None:
+        """Take the processes of agents for dead that have sent no heartbeat for `limit` seconds."""
         now = time.monotonic()
-        if now < self._next_look:
+        if (elapsed := now - self._last_look) < BEAT_SECONDS / 2:
             return
-        self._next_look = now + BEAT_SECONDS
-        for task in range(self._tasks):
-            if task in self._gone:
-                continue
-            count = self._store.count_beats(task)
-            last, since = self._beats.get(task, (-1, now))
-            if count != last:
-                self._beats[task] = count, now
-            elif now - since > _SILENCE_SECONDS:
+        self._last_look = now
+        self._count_beats(now, was_paused=elapsed > _DOUBT_SECONDS)
+        silent = {task: now - since for task, (_, since) in self._beats.items()
+                  if task not in self._gone and now - since > _DOUBT_SECONDS}  # fmt: skip
+        if len(silent) > (self._tasks - len(self._gone)) / 2:
+            limit = _SILENCE_SECONDS
+        longest = max(silent.values(), default=0.0)
+        if longest < limit or (min(silent.values()) < limit and longest < limit + 2 * BEAT_SECONDS):
+            return
+        for task, seconds in silent.items():
+            if seconds >= limit:
                 self._gone.add(task)
                 number = self._newest[task]
                 host = self._places[number][0]
-                reason = f"is gone: its node {host} has not answered for {now - since:.0f} s"
+                reason = f"is gone: its node {host} has not answered for {seconds:.0f} s"
                 self._end(number, -signal.SIGKILL, time.time(), reason)
+
+    def _count_beats(self, now: float, *, was_paused: bool) -> None:
+        """Read how many heartbeats each agent has sent.
+
+        Args:
+            now: the time.
+            was_paused: whether this process did nothing for some time. The store is in the same
+                process, or at least on the same node, so that heartbeats may still be on their way.
+        """
+        tasks = [task for task in range(self._tasks) if task not in self._gone]
+        for task, count in zip(tasks, self._store.count_beats(tasks), strict=True):
+            if was_paused or task not in self._beats or count != self._beats[task][0]:
+                self._beats[task] = count, now

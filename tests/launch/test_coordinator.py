@@ -27,7 +27,7 @@ class Numbers:
         self.ended: dict[int, tuple[int, float, str]] = {}
         self._newest = RANKS - 1
 
-    def take_ended(self) -> Mapping[int, tuple[int, float, str]]:
+    def take_ended(self, *, is_suspicious: bool = False) -> Mapping[int, tuple[int, float, str]]:
         ended, self.ended = self.ended, {}
         return ended
 

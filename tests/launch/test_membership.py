@@ -40,6 +40,7 @@ def test_ranks_that_cannot_meet_end_only_the_first_generation(
         member.leave()
     assert outlived == [False, True]
     assert [store.has_lost_contact(generation) for generation in range(2)] == [False, True]
+    assert [store.is_suspicious(generation) for generation in range(2)] == [False, True]
 
 
 @pytest.mark.forked

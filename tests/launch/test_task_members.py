@@ -4,6 +4,7 @@ import json
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 
 import pytest
@@ -20,19 +21,20 @@ TASKS = 3
 class Agents:
     """Tells what agents of tasks would tell."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: int = TASKS) -> None:
         self.keys = HashStore()
         self.store = AgentStore(self.keys)
-        self._told = dict.fromkeys(range(TASKS), 0)
+        self._told = dict.fromkeys(range(tasks), 0)
 
     def start(self, number: int) -> None:
+        self.store.beat(number % len(self._told))
         self.tell(Event(number, host="host", pid=100 + number))
 
     def end(self, number: int) -> None:
         self.tell(Event(number, -signal.SIGKILL, 1.0))
 
     def tell(self, event: Event) -> None:
-        task = event.number % TASKS
+        task = event.number % len(self._told)
         self.store.tell(task, self._told[task], event)
         self._told[task] += 1
 
@@ -87,6 +89,61 @@ def test_two_ranks_do_not_get_the_same_process(
     assert members.successor(1, held) is None
 
 
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_members, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(task_members, "_DOUBT_SECONDS", 0.3)
+    monkeypatch.setattr(task_members, "_SUSPECT_SECONDS", 0.5)
+
+
+def watch(
+    agents: Agents, members: TaskMembers, beating: Callable[[float], range], seconds: float = 1.2
+) -> tuple[float, set[int]]:
+    """Poll, being suspicious, while some tasks send heartbeats; return when which ones ended."""
+    start = time.monotonic()
+    while (now := time.monotonic() - start) < seconds:
+        for task in beating(now):
+            agents.store.beat(task)
+        if ended := members.take_ended(is_suspicious=True):
+            return now, set(ended)
+        time.sleep(0.02)
+    return now, set()
+
+
+@pytest.mark.usefixtures("fast")
+def test_agents_of_a_lost_node_are_reported_at_once() -> None:
+    agents = Agents(5)
+    for number in range(5):
+        agents.start(number)
+    members = TaskMembers(agents.store, 5)
+    members.wait_for_all(lambda: None)
+
+    def some(now: float) -> range:
+        return range(5 if now < 0.3 else 4 if now < 0.38 else 3)
+
+    now, ended = watch(agents, members, some)
+    assert ended == {3, 4}
+    assert 0.8 < now < 1.15
+
+
+@pytest.mark.usefixtures("fast")
+def test_if_most_agents_are_silent_the_store_is_slow(agents: Agents, members: TaskMembers) -> None:
+    assert not watch(agents, members, lambda now: range(3 if now < 0.2 else 1))[1]
+
+
+@pytest.mark.usefixtures("fast")
+def test_an_agent_that_was_slow_is_not_lost(agents: Agents, members: TaskMembers) -> None:
+    assert not watch(agents, members, lambda now: range(2 if 0.2 < now < 0.6 else 3))[1]
+
+
+@pytest.mark.usefixtures("fast")
+def test_after_a_pause_of_task_0_no_agent_is_lost(agents: Agents, members: TaskMembers) -> None:
+    watch(agents, members, lambda _: range(3), 0.3)
+    time.sleep(0.8)
+    assert not members.take_ended(is_suspicious=True)
+    assert not watch(agents, members, lambda now: range(3 if now > 0.3 else 0))[1]
+
+
 def test_tasks_that_do_not_come_are_named(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_members, "_MEETING_SECONDS", 0.1)
     agents.start(1)
@@ -97,7 +154,9 @@ def test_tasks_that_do_not_come_are_named(agents: Agents, monkeypatch: pytest.Mo
 def test_task_0_keeps_the_store_until_the_others_have_read_the_end(
     agents: Agents, members: TaskMembers
 ) -> None:
+    assert agents.store.count_orders() == 0
     agents.store.end_job(0)
+    assert agents.store.count_orders() == 1
     assert agents.store.leave_if_over(1) == 0
     waits = threading.Thread(target=members.wait_until_left)
     waits.start()

@@ -1,0 +1,1 @@
+"""Runs whose ranks are killed, and what their comparison with an undisturbed run has shown."""
