@@ -67,8 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "sharding.optimizer=2",
     )
     outcome, runs = disturb(folder, overrides, options)
-    if runs:
-        compare(folder, overrides, runs, outcome)
+    compare(folder, overrides, runs, outcome)
     console = wide_console()
     console.print(to_table(outcome))
     for problem in outcome.problems:

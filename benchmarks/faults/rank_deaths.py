@@ -1,21 +1,19 @@
 """Kill ranks of a running job at random moments, and check that the run is the undisturbed one.
 
     python -m benchmarks.faults.rank_deaths                  # 200 deaths of ranks, 10 minutes
-    python -m benchmarks.faults.rank_deaths --kills 50 --node --json nodes.json
     python -m benchmarks.faults.rank_deaths --optimizer 2    # states only in checkpoints
     python -m benchmarks.faults.rank_deaths --copies         # states in copies in memory
 
-A tiny GPT trains on 8 ranks (tensor 2 x pipeline 2 x data 2; with --node tensor 2 x data 4 and
-sharding.optimizer=2) with recovery.enabled=true, evaluates every 15 steps and saves every 10.
-SIGKILL is sent to a random rank, or with --node to the four ranks of a node, 0.2 to 0.8 s after the
-last recovery. 15% of the kills are followed by a second one within 0.8 s, while the first is being
-repaired.
+A tiny GPT trains on 8 ranks (tensor 2 x pipeline 2 x data 2) with recovery.enabled=true, evaluates
+every 15 steps and saves every 10. SIGKILL is sent to a random rank 0.2 to 0.8 s after the last
+recovery. 15% of the kills are followed by a second one within 0.8 s, while the first is being
+repaired. benchmarks/faults/node_deaths.py kills nodes.
 
 Checked: loss, gradient norm, samples and validation loss of every step equal those of a run that
 is not disturbed, bit by bit; each step has one line in metrics.jsonl and one in ledger.jsonl; the
 run ends by itself when asked to; no process is left. Reported: seconds from the last kill until the
-next step is done, and threads, descriptors and memory of the ranks by the number of deaths that
-they have survived. The exit code is 1 if a check fails. Works on Linux only.
+first step of the new generation is done, and threads, descriptors and memory of the ranks by the
+number of deaths that they have survived. The exit code is 1 if a check fails. Works on Linux only.
 """
 
 import json
@@ -47,7 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = bench_parser(__doc__)
     add = parser.add_argument
     add("--kills", type=at_least(1), default=200, help="number of kills (default 200)")
-    add("--node", action="store_true", help="kill the ranks of a node instead of one rank")
     add("--optimizer", type=int, default=1, choices=(1, 2), help="sharding.optimizer (default 1)")
     add(
         "--copies",
@@ -71,13 +68,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"launch.ranks_per_node={RANKS_PER_NODE}",
                 "sharding.optimizer=2",
                 "checkpoint.every_steps=100000",
-            )
-        if options.node:
-            # each node has all optimizer states, divided over its ranks
-            overrides += (
-                f"launch.ranks_per_node={RANKS_PER_NODE}",
-                "parallel.pipeline=1",
-                "sharding.optimizer=2",
             )
         outcome = disturb(folder, overrides, options)
         compare(folder, overrides, [folder / "disturbed"], outcome)
@@ -103,8 +93,8 @@ def disturb(folder: Path, overrides: Sequence[str], options: Any) -> Outcome:
             outcome.problems.append(f"the run did not start:\n{run.log.read_text()}")
             return outcome
         for _ in track(range(options.kills), "kills"):
-            ranks = victims(draw, node=options.node)
-            if not kill_and_wait(run, partial(run.kill, ranks), draw, outcome):
+            kill = partial(run.kill, [draw.randrange(RANKS)])
+            if not kill_and_wait(run, kill, draw, outcome):
                 return outcome
         code = run.stop()
         if code != 3:
@@ -117,14 +107,6 @@ def disturb(folder: Path, overrides: Sequence[str], options: Any) -> Outcome:
     left = [p for p in psutil.process_iter(["cmdline"]) if str(run.run) in str(p.info["cmdline"])]
     outcome.problems += [f"process {process.pid} is left" for process in left]
     return outcome
-
-
-def victims(draw: random.Random, *, node: bool) -> Sequence[int]:
-    """Return the ranks of the next kill."""
-    if not node:
-        return [draw.randrange(RANKS)]
-    first = draw.randrange(RANKS // RANKS_PER_NODE) * RANKS_PER_NODE
-    return range(first, first + RANKS_PER_NODE)
 
 
 if __name__ == "__main__":

@@ -182,8 +182,8 @@ class TaskMembers:
 
         Args:
             now: the time.
-            was_paused: whether this process did nothing for some time. The store is in the same
-                process, or at least on the same node, so that heartbeats may still be on their way.
+            was_paused: whether this process did nothing for some time. The store, which is in the
+                same process, may not have received the heartbeats of this time yet.
         """
         tasks = [task for task in range(self._tasks) if task not in self._gone]
         for task, count in zip(tasks, self._store.count_beats(tasks), strict=True):

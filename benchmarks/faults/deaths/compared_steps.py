@@ -19,9 +19,12 @@ def compare(
     Args:
         folder: parent of the run directory of the undisturbed run.
         overrides: configuration of the undisturbed run.
-        disturbed: run directories of the disturbed runs.
+        disturbed: run directories of the disturbed runs; those without a step are left out.
         outcome: gets the number of steps, and what is wrong.
     """
+    disturbed = [run for run in disturbed if (run / "metrics.jsonl").exists()]
+    if not disturbed:
+        return
     last = max(len(steps_of(run)[0]) for run in disturbed)
     reference = LocalRun(folder / "reference", overrides)
     with Progress() as progress:
