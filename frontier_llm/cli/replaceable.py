@@ -90,18 +90,24 @@ def train_as_agent(
         threads=threads,
         store_timeout=timedelta(seconds=config.launch.timeout_seconds),
     )
+    world = world.with_ranks_per_node(config.launch.ranks_per_node)
     job = TaskJob(
-        world=world.with_ranks_per_node(config.launch.ranks_per_node),
+        world=world,
         store=store,
         target=partial(run_member, config, corpus_folders(corpora)),
         options=options,
-        replacing=replacing(config),
+        replacing=replacing(config, world.ranks_per_node),
     )
     return run_agent(job)
 
 
-def replacing(config: RunConfig) -> Replacing:
-    """Return how processes of a run are replaced."""
+def replacing(config: RunConfig, ranks_per_node: int = 1) -> Replacing:
+    """Return how processes of a run are replaced.
+
+    Args:
+        config: configuration of the run.
+        ranks_per_node: number of ranks on each of several nodes; 1 if there is only one node.
+    """
     run_dir, recovery = Path(config.run.dir), config.recovery
 
     def fitting(ranks: int) -> int | None:
@@ -118,5 +124,6 @@ def replacing(config: RunConfig) -> Replacing:
         arrival_seconds=max(
             watchdog.first_step_seconds, watchdog.checkpoint_seconds, watchdog.evaluation_seconds
         ),
+        together=1 if config.checkpoint.tiers.local.path is None else ranks_per_node,
         fitting=fitting,
     )

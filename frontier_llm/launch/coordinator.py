@@ -21,6 +21,7 @@ from frontier_llm.launch.members import Members
 from frontier_llm.launch.roster import Roster
 from frontier_llm.launch.roster_store import RosterStore
 from frontier_llm.launch.starts_file import RANKS_FILE, StartsFile
+from frontier_llm.launch.successors import Successors
 
 SWAP_FILE = "SWAP"
 """File in the run directory with the number of a rank, whose process is to be replaced."""
@@ -50,6 +51,9 @@ class Replacing:
     arrival_seconds: float = 900.0
     """How long a member that runs may take to come to a new generation. It notices at its next
     collective that its generation is over, so this is the longest time without a collective."""
+    together: int = 1
+    """How many neighbouring ranks move to another node only together, because they write files on
+    a node's disk or in its memory together; 1: each moves alone."""
     fitting: Callable[[int], int | None] = lambda _: None
     """Returns on how many of the ranks that are left the run can continue; None: on no number."""
 
@@ -95,7 +99,8 @@ class Coordinator:
         self._timeout_seconds = replacing.timeout_seconds
         self._tries, self._last_steps = 0, replacing.steps_done()
         self._polls = 0
-        self._moving: set[int] = set()  # processes whose ranks go to another device
+        self._successors = Successors(members, replacing.together)
+        self._ended: dict[int, failure.Failure] = {}  # by rank: not yet replaced
         self._starts = StartsFile(replacing.run_dir / RANKS_FILE)
         self._told: set[str] = set()  # what has been printed of errors of the file system
         self._last_save: LastSave | None = None
@@ -107,7 +112,10 @@ class Coordinator:
             return self._follow_last_save(self._last_save)
         if self._is_done():
             return Ended(0)
-        dead = self._take_dead()
+        self._ended |= self._take_dead()
+        if not self._successors.have_ended(self._ended, self._roster):
+            return None
+        dead, self._ended = self._ended, {}
         if dead or self._has_lost_contact():
             if (ended := self._end_after(dead)) or self._last_save is not None:
                 return ended
@@ -157,7 +165,10 @@ class Coordinator:
                 failed = failure.died(rank, code, seconds)
                 with self._tolerated("why ranks failed cannot be read"):
                     failed = failure.read_rank(rank, self._options.failure_dir) or failed
-                dead[rank] = replace(failed, message=f"rank {rank} {reason}") if reason else failed
+                dead[rank] = failed
+                if reason:
+                    dead[rank] = replace(failed, message=f"rank {rank} {reason}")
+                    self._successors.leave_lost_node(rank, self._roster)
         return dead
 
     def _end_after(self, dead: dict[int, failure.Failure]) -> Ended | None:
@@ -183,19 +194,7 @@ class Coordinator:
 
     def _replace(self, dead: dict[int, failure.Failure]) -> None:
         """Give the ranks of dead members to other processes, and begin a generation."""
-        missing = {}
-        for rank, failed in sorted(dead.items()):
-            old = self._roster[rank]
-            elsewhere = old in self._moving
-            number = self._members.successor(old, self._roster, elsewhere=elsewhere)
-            if number is None:
-                missing[rank] = failed
-                print_error(
-                    f"{failure.in_one_line(failed)}; no process waits that could take its place"
-                )
-                continue
-            self._roster[rank] = number
-            print_error(f"{failure.in_one_line(failed)}; process {number} takes its place")
+        missing = self._successors.assign(dead, self._roster)
         if missing:
             shrinks = self._replacing.fitting(len(self._roster) - len(missing)) is not None
             if not shrinks:
@@ -268,7 +267,7 @@ class Coordinator:
         if (late := self._store.take_late(self._generation)) is not None:
             print_error(late.diagnosis)
             if late.elsewhere:
-                self._move(late.ranks)
+                self._successors.move(late.ranks, self._roster)
             elif late.ranks:
                 self._kill(late.ranks)
             else:
@@ -282,14 +281,6 @@ class Coordinator:
         self._kill(stopped)
         if waited > self._timeout_seconds + self._replacing.arrival_seconds:
             self._kill(slow)
-
-    def _move(self, ranks: Sequence[int]) -> None:
-        """Give ranks to processes that wait, if there are any."""
-        waiting = len(self._members.waiting(self._roster))
-        if waiting < len(ranks):
-            print_error("no process waits that could take its place (recovery.spares): it stays")
-        self._moving |= {self._roster[rank] for rank in ranks[:waiting]}
-        self._kill(ranks[:waiting])
 
     def _kill(self, ranks: Sequence[int]) -> None:
         self._members.kill(self._roster[rank] for rank in ranks)
@@ -306,8 +297,7 @@ class Coordinator:
                 "write rank=0, for example"
             )
             return
-        self._moving.add(self._roster[int(rank)])
-        self._kill([int(rank)])
+        self._successors.swap(int(rank), self._roster)
 
     def _take_swap(self) -> str | None:
         """Return the text of the file `SWAP`, and remove it; None if there is none."""

@@ -89,6 +89,25 @@ def test_a_killed_rank_and_a_lost_task_are_replaced(keys: tuple[str, ...], tmp_p
 
 
 @pytest.mark.slow
+def test_ranks_that_write_files_together_are_moved_together(
+    keys: tuple[str, ...], tmp_path: Path
+) -> None:
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    keys = (*keys, "checkpoint.every_steps=100")
+    assert train(*keys, "launch.ranks=4", f"run.dir={alone}").code == 0
+    copies = "recovery.partner_copies=true", f"recovery.copies_path={tmp_path}/copies"
+    nodes = "recovery.spares=2", "launch.ranks_per_node=2"
+    tasks = start_job(6, *keys, *copies, *nodes, f"run.dir={run}")
+    wait_for_step(run, 3, 60)
+    (run / "SWAP").write_text("rank=3")
+    ended = [task.wait() for task in tasks]
+    assert [end.code for end in ended] == [0] * 6, ended[0].text
+    moved = [(line["rank"], line["process"]) for line in lines(run, "ranks.jsonl")[4:]]
+    assert moved == [(2, 4), (3, 5)]
+    assert learned(run) == learned(alone)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("elastic", [True, False])
 def test_without_a_spare_the_run_shrinks_or_ends(
     elastic: bool, keys: tuple[str, ...], tmp_path: Path

@@ -1,0 +1,112 @@
+"""Chooses the processes that take the ranks of dead ones, and moves ranks to other nodes.
+
+If the ranks of a node write files together on its disk or in its memory, they only move together.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from frontier_llm.launch import failure
+from frontier_llm.launch.launcher import print_error
+from frontier_llm.launch.members import Members
+
+
+class Successors:
+    """Gives ranks to processes. A roster has, by rank, the process that holds it."""
+
+    def __init__(self, members: Members, together: int) -> None:
+        """Move nothing yet.
+
+        Args:
+            members: the processes.
+            together: number of neighbouring ranks that move together; 1: each rank alone.
+        """
+        self._members, self._together = members, together
+        self._moving: set[int] = set()  # processes whose ranks go to another node
+
+    def move(self, ranks: Iterable[int], roster: Sequence[int]) -> None:
+        """Kill the processes of ranks and of those that move with them, if others can take over."""
+        for block in self._blocks(ranks, roster):
+            if self._waiting_on_one_host(roster):
+                self._move_block(block, roster)
+            else:
+                print_error(
+                    "no processes wait that could take the place of rank "
+                    f"{', '.join(map(str, block))} (recovery.spares): it stays"
+                )
+
+    def swap(self, rank: int, roster: Sequence[int]) -> None:
+        """Kill the process of a rank, which moves if processes wait, and else gets a new one."""
+        if self._waiting_on_one_host(roster):
+            self._move_block(self._block(rank, roster), roster)
+        else:
+            self._members.kill([roster[rank]])
+
+    def leave_lost_node(self, rank: int, roster: Sequence[int]) -> None:
+        """Move a rank whose node is lost, and the ranks that move with it if others can take over.
+
+        A node counts as lost if one of its tasks does not answer.
+        """
+        self._moving.add(roster[rank])
+        if self._waiting_on_one_host(roster):
+            self._move_block(self._block(rank, roster), roster)
+
+    def have_ended(self, dead: Iterable[int], roster: Sequence[int]) -> bool:
+        """Return whether all processes whose ranks move are among the dead ranks."""
+        return self._moving.isdisjoint({n for rank, n in enumerate(roster) if rank not in dead})
+
+    def assign(self, dead: Mapping[int, failure.Failure], roster: list[int]) -> list[int]:
+        """Give the ranks of dead processes to others in the roster, and print which.
+
+        Returns:
+            The ranks for which there is no process.
+        """
+        former, missing = {rank: roster[rank] for rank in dead}, []
+        self._assign_blocks(dead, roster)
+        for rank, failed in sorted(dead.items()):
+            cause = failure.in_one_line(failed)
+            if roster[rank] == former[rank]:
+                moves = former[rank] in self._moving
+                number = self._members.successor(former[rank], roster, elsewhere=moves)
+                if number is None:
+                    missing.append(rank)
+                    print_error(f"{cause}; no process waits that could take its place")
+                    continue
+                roster[rank] = number
+            print_error(f"{cause}; process {roster[rank]} takes its place")
+        return missing
+
+    def _assign_blocks(self, dead: Mapping[int, failure.Failure], roster: list[int]) -> None:
+        """Give ranks that move to processes that wait, those of a block to those of one node."""
+        for block in self._blocks(dead, roster):
+            moves = not self._moving.isdisjoint(roster[rank] for rank in block)
+            if moves and set(block) <= set(dead):
+                for rank, number in zip(block, self._waiting_on_one_host(roster), strict=False):
+                    roster[rank] = number
+
+    def _move_block(self, block: Sequence[int], roster: Sequence[int]) -> None:
+        numbers = {roster[rank] for rank in block} - self._moving
+        self._moving |= numbers
+        self._members.kill(numbers)
+
+    def _waiting_on_one_host(self, roster: Sequence[int]) -> Sequence[int]:
+        """Return as many processes that wait on one host as move together; empty if none has them.
+
+        The oldest processes are chosen first: those on a node that ranks have left are new.
+        """
+        by_host = defaultdict(list)
+        for number in sorted(self._members.waiting(roster)):
+            by_host[self._members.place(number)[0]].append(number)
+        for numbers in by_host.values():
+            if len(numbers) >= self._together:
+                return numbers[: self._together]
+        return ()
+
+    def _blocks(self, ranks: Iterable[int], roster: Sequence[int]) -> list[Sequence[int]]:
+        """Return the blocks of ranks that move together, in order."""
+        first_ranks = {self._block(rank, roster)[0] for rank in ranks}
+        return [self._block(first, roster) for first in sorted(first_ranks)]
+
+    def _block(self, rank: int, roster: Sequence[int]) -> Sequence[int]:
+        first = rank - rank % self._together
+        return range(first, min(first + self._together, len(roster)))
