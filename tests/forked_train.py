@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,8 @@ def _child(output: Path, function: Callable[[], int], draws: bool) -> None:
         code = function()
     except SystemExit as stopped:  # hydra ends a sweep like this
         code = stopped.code if isinstance(stopped.code, int) else 1
+    except BaseException:
+        traceback.print_exc()  # nobody else would print it
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

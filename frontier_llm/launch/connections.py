@@ -101,10 +101,7 @@ class Connections:
 def _listening_address(inode: int, descriptor: int) -> tuple[str, int] | None:
     """Return address and port on which a socket listens; None if it does not."""
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-        is_same = os.fstat(copy.fileno()).st_ino == inode
-        is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6)
-        is_tcp = is_tcp and copy.type == socket.SOCK_STREAM
-        if is_same and is_tcp and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        if _is_tcp(copy, inode) and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             address, port = copy.getsockname()[:2]
             return str(address), int(port)
     return None
@@ -123,9 +120,9 @@ def limit_silence(port: int, seconds: float) -> None:
     """
     if not hasattr(socket, "TCP_USER_TIMEOUT"):
         return
-    for _, descriptor in _sockets():
+    for inode, descriptor in _sockets():
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-            if copy.getpeername()[1] == port:
+            if _is_tcp(copy, inode) and copy.getpeername()[1] == port:
                 copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
 
 
@@ -138,6 +135,16 @@ def _sockets() -> Iterator[tuple[int, int]]:
             continue  # closed meanwhile
         if stat.S_ISSOCK(status.st_mode):
             yield status.st_ino, int(path.name)
+
+
+def _is_tcp(copy: socket.socket, inode: int) -> bool:
+    """Return whether a copy of a descriptor belongs to the expected socket, and this is of TCP.
+
+    A process also has other sockets: srun may leave it one of a Unix domain, for example.
+    """
+    is_same = os.fstat(copy.fileno()).st_ino == inode
+    is_internet = copy.family in (socket.AF_INET, socket.AF_INET6)
+    return is_same and is_internet and copy.type == socket.SOCK_STREAM
 
 
 def _shut_down(inode: int, descriptor: int, port: int | None) -> None:
@@ -153,10 +160,7 @@ def _shut_down(inode: int, descriptor: int, port: int | None) -> None:
     except OSError:
         return
     with copy:
-        is_same = os.fstat(copy.fileno()).st_ino == inode
-        if not is_same or copy.family not in (socket.AF_INET, socket.AF_INET6):
-            return
-        if copy.type != socket.SOCK_STREAM:
+        if not _is_tcp(copy, inode):
             return
         try:
             if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):

@@ -136,6 +136,8 @@ def test_gloo_stops_to_wait_for_a_rank_that_does_not_connect() -> None:
 def test_a_limit_of_silence_is_set_on_connections_to_the_port_only(server: socket.socket) -> None:
     with ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as another:
         client, other = connect(server, stack), connect(another, stack)
+        for unix in socket.socketpair():
+            stack.enter_context(unix)
         limit_silence(server.getsockname()[1], 20)
         option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
         assert client.getsockopt(*option) == 20_000

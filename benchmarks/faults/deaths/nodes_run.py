@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -99,6 +100,8 @@ class NodesRun(DisturbedRun):
                 "MASTER_PORT": str(PORT),
             }
             code = run_program(["train", *overrides, f"run.dir={self.run}"])
+        except BaseException:
+            traceback.print_exc()  # nobody else would print it
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
