@@ -29,10 +29,15 @@ class Successors:
         for block in self._blocks(ranks, roster):
             if self._waiting_on_one_host(roster):
                 self._move_block(block, roster)
+            elif len(block) == 1:
+                print_error(
+                    f"no process waits that could take the place of rank {block[0]} "
+                    "(recovery.spares): it stays"
+                )
             else:
                 print_error(
-                    "no processes wait that could take the place of rank "
-                    f"{', '.join(map(str, block))} (recovery.spares): it stays"
+                    f"no node waits that could take over ranks {block[0]} to {block[-1]} "
+                    "(recovery.spares): they stay"
                 )
 
     def swap(self, rank: int, roster: Sequence[int]) -> None:
