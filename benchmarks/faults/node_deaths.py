@@ -15,7 +15,6 @@ any more, the run is asked to stop, and the next run begins.
 described in benchmarks/faults/rank_deaths.py. Needs Linux, root and iproute2.
 """
 
-import json
 import os
 import random
 import shutil
@@ -31,12 +30,11 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not s
 from rich.progress import Progress
 
 from benchmarks.faults.deaths.compared_steps import compare
-from benchmarks.faults.deaths.death_outcome import Outcome, kill_and_wait, to_dict, to_table
+from benchmarks.faults.deaths.death_outcome import Outcome, kill_and_wait, report
 from benchmarks.faults.deaths.disturbed_run import OVERRIDES, RANKS, RANKS_PER_NODE
 from benchmarks.faults.deaths.nodes_run import NodesRun
 from benchmarks.faults.kill_loop import write_corpus
 from benchmarks.testbed.namespaces import namespaces
-from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, bench_parser, run_command
 
 NODES = RANKS // RANKS_PER_NODE
@@ -68,18 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     outcome, runs = disturb(folder, overrides, options)
     compare(folder, overrides, runs, outcome)
-    console = wide_console()
-    console.print(to_table(outcome))
-    for problem in outcome.problems:
-        console.print(problem, highlight=False, markup=False)
-    if options.json:
-        given = {key: value for key, value in vars(options).items() if key != "json"}
-        options.json.write_text(json.dumps(to_dict(outcome, **given), indent=1))
-    if outcome.problems:
-        console.print(f"the runs are kept in {folder}")
-        return 1
-    shutil.rmtree(folder)
-    return 0
+    code = report(outcome, options)
+    if code:
+        print(f"the runs are kept in {folder}", file=sys.stderr)
+    else:
+        shutil.rmtree(folder)
+    return code
 
 
 def disturb(folder: Path, overrides: Sequence[str], options: Any) -> tuple[Outcome, list[Path]]:

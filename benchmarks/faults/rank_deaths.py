@@ -16,7 +16,6 @@ first step of the new generation is done, and threads, descriptors and memory of
 number of deaths that they have survived. The exit code is 1 if a check fails. Works on Linux only.
 """
 
-import json
 import random
 import shutil
 import sys
@@ -30,10 +29,9 @@ import psutil
 from rich.progress import track
 
 from benchmarks.faults.deaths.compared_steps import compare
-from benchmarks.faults.deaths.death_outcome import Outcome, kill_and_wait, to_dict, to_table
+from benchmarks.faults.deaths.death_outcome import Outcome, kill_and_wait, report
 from benchmarks.faults.deaths.disturbed_run import OVERRIDES, RANKS, RANKS_PER_NODE, LocalRun
 from benchmarks.faults.kill_loop import write_corpus
-from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, bench_parser, run_command
 
 COPIES = Path("/dev/shm")
@@ -71,14 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         outcome = disturb(folder, overrides, options)
         compare(folder, overrides, [folder / "disturbed"], outcome)
-    console = wide_console()
-    console.print(to_table(outcome))
-    for problem in outcome.problems:
-        console.print(problem, highlight=False, markup=False)
-    if options.json:
-        given = {key: value for key, value in vars(options).items() if key != "json"}
-        options.json.write_text(json.dumps(to_dict(outcome, **given), indent=1))
-    return 1 if outcome.problems else 0
+    return report(outcome, options)
 
 
 def disturb(folder: Path, overrides: Sequence[str], options: Any) -> Outcome:

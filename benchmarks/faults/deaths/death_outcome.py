@@ -1,5 +1,6 @@
 """What a series of deaths has shown: seconds, problems, and what the ranks use."""
 
+import json
 import os
 import random
 import time
@@ -13,6 +14,7 @@ import psutil
 from rich.table import Table
 
 from benchmarks.faults.deaths.disturbed_run import RANKS, DisturbedRun
+from frontier_llm.cli.console import wide_console
 
 SECOND_KILLS = 0.15
 """Share of the kills that are followed by a second one."""
@@ -109,6 +111,18 @@ def to_table(outcome: Outcome) -> Table:
         text = f"{threads:.0f} threads, {descriptors:.0f} descriptors, {memory:.0f} MiB"
         table.add_row(f"deaths survived: {name}", f"{text} (median of {count})")
     return table
+
+
+def report(outcome: Outcome, options: Any) -> int:
+    """Print the figures and problems, and write them to `options.json`; return the exit code."""
+    console = wide_console()
+    console.print(to_table(outcome))
+    for problem in outcome.problems:
+        console.print(problem, highlight=False, markup=False)
+    if options.json:
+        given = {key: value for key, value in vars(options).items() if key != "json"}
+        options.json.write_text(json.dumps(to_dict(outcome, **given), indent=1))
+    return 1 if outcome.problems else 0
 
 
 def to_dict(outcome: Outcome, **options: Any) -> dict[str, Any]:
