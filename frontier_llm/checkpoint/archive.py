@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from frontier_llm.checkpoint.folders import step_folder
-from frontier_llm.checkpoint.writer import Writer
+from frontier_llm.checkpoint.job_thread import JobThread
 from frontier_llm.config.checkpoint import ArchiveConfig
 from frontier_llm.units import format_seconds
 
@@ -36,7 +36,7 @@ class Archive:
             folder: folder of all checkpoints of the run.
         """
         self._config, self._folder = config, folder
-        self._writer, self._lock = Writer("checkpoint archive"), threading.Lock()
+        self._writer, self._lock = JobThread("checkpoint archive"), threading.Lock()
         self._pending: list[int] = []  # steps for which the command has not been run yet
         self._failed: list[int] = []  # steps that are tried again later, the oldest first
         self._failures = 0

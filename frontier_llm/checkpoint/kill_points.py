@@ -18,7 +18,7 @@ order of a save:
 | `sealed` | the decision to commit is made; the folder still has its partial name |
 | `renamed` | the folder has its final name |
 | `concluded` | rank 0 has published the outcome to all ranks |
-| `deleting` | half of the files of an old checkpoint are deleted |
+| `deleting` | half of the files of an old checkpoint are deleted, or it is the spare folder now |
 """
 
 import os

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from frontier_llm.checkpoint.cancellation import Cancellation
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier
+from frontier_llm.checkpoint.job_thread import JobThread
 from frontier_llm.checkpoint.manager_options import DEFAULTS, Options, Outcome
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
 from frontier_llm.checkpoint.snapshot import Snapshot
 from frontier_llm.checkpoint.snapshot_memory import SnapshotMemory
+from frontier_llm.checkpoint.spare_files import remove_spare
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES, WritePlan
-from frontier_llm.checkpoint.writer import Writer
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import StateShard
 from frontier_llm.units import format_seconds
@@ -92,7 +93,8 @@ class CheckpointManager:
         )
         self._cancellation = Cancellation()
         self._snapshot: Snapshot | None = None
-        self._writer = Writer("checkpoint")
+        self._writer = JobThread("checkpoint")
+        self._capturer = JobThread("checkpoint capture")
         self._error: BaseException | None = None
         self._stall_seconds = 0.0
         self.outcomes: dict[int, Outcome] = {}
@@ -132,6 +134,8 @@ class CheckpointManager:
         shards = list(shards)
         if not self._memory.fits(shards):
             self._writer.wait_below(1)
+            self._capturer.wait_below(1)
+            self._remove_spare()  # of another layout
             self._memory.prepare(shards)
 
     def begin(self, step: int, shards: Iterable[StateShard], meta: dict[str, Any]) -> None:
@@ -166,6 +170,7 @@ class CheckpointManager:
                 self._save(task, snapshot, barrier)
         if self._is_lazy:
             self._snapshot = snapshot
+            self._capturer.submit(snapshot.capture)
             self._writer.submit(lambda: self._save(task, snapshot, barrier))
         if not self._is_lazy:
             self.poll()
@@ -206,16 +211,24 @@ class CheckpointManager:
         """Give up what is not committed, and wait until no thread reads the states."""
         self._cancellation.cancel()
         self._writer.wait_below(1)
+        self._capturer.wait_below(1)
         self._snapshot = self._error = None
 
     def close(self) -> None:
-        """Wait until the last checkpoint is committed.
+        """Wait until the last checkpoint is committed, and delete files that are kept for the next.
 
         Raises:
             CheckpointError: the last checkpoint was not committed.
         """
         self.fence()
-        self.wait()
+        try:
+            self.wait()
+        finally:
+            self._remove_spare()
+
+    def _remove_spare(self) -> None:
+        if self._rank == (self._options.folder_ranks or range(self._size)).start:
+            remove_spare(self._folder)
 
     def _task(self, step: int, meta: dict[str, Any]) -> tuple[Task, CommitBarrier]:
         meta = json.loads(json.dumps(meta, allow_nan=False))  # a copy, safe from later changes

@@ -14,9 +14,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier, UnknownOutcomeError
+from frontier_llm.checkpoint.job_thread import JobThread
 from frontier_llm.checkpoint.manager_options import Outcome
 from frontier_llm.checkpoint.save import NodeCommitError
-from frontier_llm.checkpoint.writer import Writer
 from frontier_llm.errors import CheckpointError
 from frontier_llm.units import format_seconds
 
@@ -65,7 +65,7 @@ class Mover:
         self._store: Store = store.clone()  # type: ignore[attr-defined]  # the stubs lack it
         self._timeout, self._copy = timeout, copy
         self._is_permanent = is_permanent
-        self._writer = Writer(name)
+        self._writer = JobThread(name)
         self._changed = threading.Condition()
         self._queue: list[int] = []  # steps that are not copied yet, in order
         self._saved: dict[int, Outcome] = {}  # how the checkpoints on the nodes' disks ended

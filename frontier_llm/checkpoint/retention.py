@@ -2,7 +2,8 @@
 
 Old checkpoints are deleted only after a newer checkpoint is committed, so there are always as many
 as `checkpoint.keep` asks for. A folder is renamed before its files are deleted, so a half-deleted
-folder is never mistaken for a checkpoint.
+folder is never mistaken for a checkpoint. The next checkpoint may overwrite the files of one
+deleted checkpoint (`spare_files`).
 """
 
 import logging
@@ -13,6 +14,7 @@ from pathlib import Path
 from frontier_llm.checkpoint.discovery import Checkpoint, committed
 from frontier_llm.checkpoint.folders import COMMITTED, parse_folder, remove_folder, sync_folder
 from frontier_llm.checkpoint.kill_points import reach
+from frontier_llm.checkpoint.spare_files import keep_spare
 from frontier_llm.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ def prune(
     """
     try:
         _remove_leftovers(folder, committed_step, spared)
-        undamaged = 0
+        undamaged, has_spare = 0, False
         for step, path in committed(folder):
             if undamaged >= keep and keep_every_steps is not None and step % keep_every_steps == 0:
                 continue  # kept without a check: a long run has many of them
@@ -48,7 +50,9 @@ def prune(
                 continue
             undamaged += 1
             if undamaged > keep and step != committed_step and step not in spared:
-                _delete(path)
+                has_spare = has_spare or keep_spare(path)
+                if path.exists():
+                    _delete(path)
     except OSError as error:
         _log.warning("an old checkpoint cannot be deleted: %s", error)
 

@@ -1,25 +1,26 @@
 """Keep the states of one step available to the writer thread while training continues.
 
 The file of a rank is divided into chunks. The optimizer states do not change between two updates,
-so nothing is copied when a checkpoint begins. The writer thread reads chunks directly from the
-states, beginning with the first chunk. Before the next update, the trainer's thread calls `fence`.
-The fence captures the chunks that the writer has not reached: it copies them into the pool, a set
-of buffers in host memory, beginning with the last chunk. A chunk is in one of these situations:
+so nothing is copied when a checkpoint begins. Three threads then copy chunks, each chunk once:
 
-- in the states: not read yet.
-- being captured: the fence is copying it into the pool.
-- captured: in the pool, where it waits for the writer.
-- read: the writer has the content, so neither the states nor the pool are needed for it.
+- The capture thread copies chunks into the pool, a set of buffers in host memory. It begins with
+  the first chunk, and runs while the next step computes.
+- The writer thread takes chunks in the order of the file. If nobody has copied the next chunk, for
+  example because the pool is full, it copies that chunk into a buffer of its own.
+- The trainer's thread calls `fence` before the next update. It copies what is left into the pool,
+  beginning with the last chunk.
 
-    in the states -> read                                       (the writer was first)
-    in the states -> being captured -> captured -> read         (the fence was first)
+    chunks of the file:  [ read or captured | in the states | captured by the fence ]
+                         0                front            back                   end
 
 If the pool is full, the fence waits for the writer. Memory stays bounded, but training is delayed.
 Several snapshots may share a pool.
-For states on a GPU, the chunks are captured when the checkpoint begins, on a separate CUDA stream.
+For states on a GPU, the first copies are queued when the checkpoint begins, on a separate CUDA
+stream.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import torch
 
@@ -31,7 +32,8 @@ from frontier_llm.errors import CheckpointError
 class Snapshot:
     """The content of a rank's file as of one step.
 
-    The trainer's thread calls `fence`, while the writer thread iterates over `chunks`.
+    The capture thread calls `capture`, the trainer's thread calls `fence`, and the writer thread
+    iterates over `chunks`.
     """
 
     def __init__(
@@ -45,22 +47,36 @@ class Snapshot:
         Args:
             plan: chunks of the file, and the states that fill them.
             pool: buffers for captured chunks.
-            writer_buffer: [chunk_bytes] uint8, for the chunks that the writer reads from the
+            writer_buffer: [chunk_bytes] uint8, for the chunks that the writer copies from the
                 states; the writer uses it for one snapshot at a time. None: taken from the pool.
         """
         self._plan, self._pool = plan, pool
         self._returns_writer_buffer = writer_buffer is None
         self._writer_buffer = pool.take() if writer_buffer is None else writer_buffer
         self._changed = pool.changed
-        self._started = 0  # the writer has started to read chunks [0, started)
-        self._read = 0  # the writer no longer needs the states for chunks [0, read)
-        self._fenced = len(plan.chunks)  # the fence has captured, or is capturing, [fenced, end)
+        self._front = 0  # chunks [0, front) are copied, or are being copied
+        self._back = len(plan.chunks)  # chunks [back, end) are, too, by the fence
+        self._copying = 0  # number of chunks that are being copied from the states
         # captured chunks by index: their buffer of the pool, and the CUDA event of their copy
         self._captured: dict[int, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
-        self._is_abandoned = False  # the writer has closed the snapshot, or a capture has failed
+        self._is_abandoned = False  # the writer has closed the snapshot, or a copy has failed
+        self._error: BaseException | None = None
         self._stream: torch.cuda.Stream | None = None
         if plan.device.type != "cpu" and plan.chunks:
             self._begin_on_device()
+
+    def capture(self) -> None:
+        """Copy chunks into the pool until none is left in the states; wait while it is full.
+
+        After an error, `chunks` raises.
+        """
+        self._set_device()
+        with suppress(Exception):  # the writer reports it
+            while True:
+                with self._changed:
+                    self._changed.wait_for(self._can_stop_or_capture)
+                if not self._capture(from_front=True):
+                    return
 
     def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield the chunks of the file in order.
@@ -70,12 +86,9 @@ class Snapshot:
             valid until the caller asks for the next chunk.
 
         Raises:
-            CheckpointError: the fence failed to capture a chunk.
+            CheckpointError: a chunk could not be copied.
         """
-        if self._stream is not None:
-            # each thread has a current device, at first GPU 0: events and copies of this thread
-            # would make a context there
-            torch.cuda.set_device(self._plan.device)
+        self._set_device()
         for index in range(len(self._plan.chunks)):
             buffer, from_pool = self._next(index)
             try:
@@ -85,10 +98,10 @@ class Snapshot:
                     self._pool.give_back(buffer)
 
     def fence(self) -> None:
-        """Wait until the states may change, because all chunks are read or captured."""
+        """Wait until the states may change, because all chunks are copied."""
         done = False
         while not done:
-            while self._capture_last():
+            while self._capture(from_front=False):
                 pass
             with self._changed:
                 self._changed.wait_for(lambda: self._states_are_free() or self._can_capture())
@@ -108,65 +121,80 @@ class Snapshot:
 
     def _states_are_free(self) -> bool:
         """Whether no chunk needs the states any more."""
-        return self._is_abandoned or self._read >= self._fenced
+        return self._copying == 0 and (self._is_abandoned or self._front >= self._back)
 
     def _can_capture(self) -> bool:
         """Whether a chunk is still in the states and a buffer is free."""
-        return self._fenced > self._started and self._pool.has_free
+        return not self._is_abandoned and self._front < self._back and self._pool.has_free
+
+    def _can_stop_or_capture(self) -> bool:
+        return self._is_abandoned or self._front >= self._back or self._pool.has_free
 
     def _next(self, index: int) -> tuple[torch.Tensor, bool]:
         """Return a buffer with the chunk, and whether the caller must return it to the pool.
 
         Runs in the writer thread.
         """
-        event = None
+        buffer, event = self._writer_buffer, None
         with self._changed:
-            self._started = index + 1
-            from_states = index < self._fenced and index not in self._captured
-            if not from_states:
+            from_states = index == self._front < self._back
+            if from_states:
+                self._front, self._copying = index + 1, self._copying + 1
+            else:
                 self._changed.wait_for(lambda: index in self._captured or self._is_abandoned)
                 if index not in self._captured:
-                    raise CheckpointError("the states could not be copied for the checkpoint")
+                    cause = "" if self._error is None else f": {self._error}"
+                    text = f"the states could not be copied for the checkpoint{cause}"
+                    raise CheckpointError(text) from self._error
                 buffer, event = self._captured.pop(index)
+        assert buffer is not None
         if from_states:
-            assert self._writer_buffer is not None
-            buffer = self._writer_buffer
-            self._fill(index, buffer)
+            self._copy(index, buffer)
         if event is not None:
             event.synchronize()
-        with self._changed:
-            self._read = index + 1
-            self._changed.notify_all()
         return buffer, not from_states
 
-    def _capture_last(self) -> bool:
-        """Capture the last chunk that is still in the states; return whether to call this again."""
+    def _capture(self, *, from_front: bool) -> bool:
+        """Capture the first or last chunk that is in the states; return whether there was one.
+
+        False also if the pool is full.
+        """
         with self._changed:
-            index = self._fenced - 1
-            if index < self._started or self._is_abandoned:
+            if not self._can_capture():
                 return False
-            if index in self._captured:  # captured when the snapshot began
-                self._fenced = index
-                return True
+            index = self._front if from_front else self._back - 1
             buffer = self._pool.take()
-            if buffer is None:
-                return False
-            self._fenced = index
-        try:
-            self._fill(index, buffer)
-        except BaseException:
-            self._abandon()
-            raise
-        with self._changed:
-            if self._is_abandoned:
-                self._pool.give_back(buffer)
+            assert buffer is not None
+            if from_front:
+                self._front += 1
             else:
-                self._captured[index] = (buffer, None)
-            self._changed.notify_all()
+                self._back -= 1
+            self._copying += 1
+        try:
+            self._copy(index, buffer)
+        finally:
+            with self._changed:
+                if self._is_abandoned:
+                    self._pool.give_back(buffer)
+                else:
+                    self._captured[index] = (buffer, None)
+                self._changed.notify_all()
         return True
 
+    def _copy(self, index: int, buffer: torch.Tensor) -> None:
+        """Copy a chunk that `copying` counts into a buffer, and wait until it is copied."""
+        try:
+            self._fill(index, buffer)
+        except BaseException as error:
+            self._error = error
+            self._abandon()
+            raise
+        finally:
+            with self._changed:
+                self._copying -= 1
+                self._changed.notify_all()
+
     def _fill(self, index: int, buffer: torch.Tensor) -> None:
-        """Copy a chunk from the states into a buffer, and wait until it is copied."""
         if self._stream is None:
             self._plan.fill(index, buffer)
             return
@@ -175,6 +203,15 @@ class Snapshot:
             event = torch.cuda.Event()
             event.record(self._stream)
         event.synchronize()
+
+    def _set_device(self) -> None:
+        """Choose the GPU of the states in this thread.
+
+        Each thread has a current device, at first GPU 0: events and copies of this thread would
+        make a context there.
+        """
+        if self._stream is not None:
+            torch.cuda.set_device(self._plan.device)
 
     def _begin_on_device(self) -> None:
         """Start to capture as many chunks as the pool holds."""
@@ -189,6 +226,7 @@ class Snapshot:
                 event = torch.cuda.Event()
                 event.record(self._stream)
                 self._captured[index] = (buffer, event)
+                self._front = index + 1
 
     def _abandon(self) -> None:
         """Free all captured chunks and wake all waiting threads."""

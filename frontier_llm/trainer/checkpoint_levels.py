@@ -7,7 +7,7 @@ States are copied to the run directory directly if the nodes' disks do not have 
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from frontier_llm.checkpoint.replica_part import part_of
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
 from frontier_llm.checkpoint.shared_pool import SharedPool
+from frontier_llm.checkpoint.spare_files import remove_spare
 from frontier_llm.checkpoint.write_plan import WritePlan
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
@@ -43,6 +44,7 @@ from frontier_llm.trainer.checkpoint_places import (
     shared_folder,
 )
 from frontier_llm.trainer.rank_objects import gathered
+from frontier_llm.trainer.replicas import places_of_states
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -87,7 +89,9 @@ class Levels:
         # a replica is a set of data-parallel ranks that together hold all optimizer states once
         self._replicas = states.factors.data // states.factors.optimizer
         self._replica = states.factors.digits(groups.coordinates.data).replica
-        self._saves_locally = self._is_first_of_its_node(groups)
+        # a rank saves its states to the disk of its node, unless a lower rank of the node has them
+        places = places_of_states(groups.grid, states.factors)
+        self._saves_locally = places[world.rank] not in places[world.node_ranks.start : world.rank]
         self._timeout = timedelta(seconds=config.checkpoint.timeout_seconds)
         self._buffers: list[torch.Tensor] = []
         self._cancellation = Cancellation()
@@ -171,6 +175,12 @@ class Levels:
         gathered(None)  # wait, because simulated nodes share the folder
         if self._world.rank == self._world.node_ranks.start:
             shutil.rmtree(root, ignore_errors=True)
+
+    def remove_spare_copies(self) -> None:
+        """Delete the files that are kept for the next copy of another node's checkpoint."""
+        files, world = self._partner_files, self._world
+        if files is not None and world.rank == world.node_ranks.start:
+            remove_spare(partner_folder(self._run_config, files.sender // world.ranks_per_node))
 
     def shared_shards(self) -> Iterator[StateShard]:
         """Yield what this rank saves to the run directory."""
@@ -334,16 +344,3 @@ class Levels:
             save(task, files.receive(step, self._buffers[3]), barrier)
         if task.is_first:
             prune(folder, step, self._config.tiers.local.keep, None)
-
-    def _is_first_of_its_node(self, groups: Groups) -> bool:
-        """Return whether no lower rank of this node holds the same optimizer states."""
-
-        def place_of_states(rank: int) -> tuple[int, ...]:
-            """Return a tuple that is equal for ranks that hold the same optimizer states."""
-            coordinates = groups.grid.coordinates(rank)
-            digits = self._states.factors.digits(coordinates.data)
-            return coordinates.tensor, coordinates.pipeline, *digits[:-1]  # all but the replica
-
-        own_place = place_of_states(groups.rank)
-        lower_ranks: Sequence[int] = range(self._world.node_ranks.start, groups.rank)
-        return all(place_of_states(rank) != own_place for rank in lower_ranks)

@@ -202,6 +202,7 @@ class Checkpoints:
             mover.wait()
             with self._reporting_failure():
                 mover.poll()
+        self._levels.remove_spare_copies()
         for step in tuple(self._unannounced):
             self._announce(step)
 

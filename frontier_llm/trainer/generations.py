@@ -189,7 +189,9 @@ class _Member:
             layout = ResolvedLayout.resolve(
                 config, world.size, world.ranks_per_node, precision=precision or "fp32"
             )
-            decision = decide(reports, places_of_states(layout), obstacle(config, layout))
+            decision = decide(
+                reports, places_of_states(layout.grid, layout.factors), obstacle(config, layout)
+            )
             saves = decision.sums is not None and is_overdue(config, decision.sums.step)
             return replace(decision, precision=precision, saves=saves)
 

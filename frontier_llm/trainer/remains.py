@@ -98,7 +98,7 @@ def _decide(config: RunConfig, size: int, per_node: int, found: list[Report]) ->
             reports[report.rank] = report
     precision = next((report.precision for report in found if report.precision), "fp32")
     layout = ResolvedLayout.resolve(config, size, per_node, precision=precision)
-    places = places_of_states(layout)
+    places = places_of_states(layout.grid, layout.factors)
     decision = decide(reports, places, obstacle(config, layout))
     if decision.sums is not None and decision.sums.step in dict(committed(shared_folder(config))):
         return Decision("checkpoint", f"step {decision.sums.step} is saved already")

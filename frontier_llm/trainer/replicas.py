@@ -4,16 +4,23 @@ from frontier_llm.checkpoint.discovery import committed
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.elastic import refit
 from frontier_llm.geometry.formats import StateFormats
+from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.trainer.checkpoint_places import shared_folder
 
 
-def places_of_states(layout: ResolvedLayout) -> list[tuple[int, ...]]:
-    """Return a tuple per rank that is equal for ranks with the same optimizer states."""
+def places_of_states(grid: Grid, factors: Factors) -> list[tuple[int, ...]]:
+    """Return a tuple per rank that is equal for ranks with the same optimizer states.
+
+    Args:
+        grid: all ranks.
+        factors: partition of the states between data-parallel ranks.
+    """
     places: list[tuple[int, ...]] = []
-    for rank in range(layout.grid.size):
-        coordinates = layout.grid.coordinates(rank)
-        digits = layout.factors.digits(coordinates.data)
+    for rank in range(grid.size):
+        coordinates = grid.coordinates(rank)
+        digits = factors.digits(coordinates.data)
         places.append((coordinates.tensor, coordinates.pipeline, *digits[:-1]))
     return places
 

@@ -1,14 +1,25 @@
-"""Run the saves of one level, one after the other, on a thread of their own."""
+"""Run functions one after the other on a thread of their own."""
 
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+
+_IDLE_SECONDS = 10.0
+"""How long a thread waits for work before it ends. A new thread is slow to start while all cores
+are busy, and the caller waits until it runs."""
+
+_NICENESS = 10
+"""Added to the priority value of a thread, so that it gets a tenth of a core that training needs,
+and all of a core that is idle."""
 
 
-class Writer:
+class JobThread:
     """A thread that calls functions in the order in which they were submitted.
 
-    One thread submits and waits. The thread of this class ends when nothing is left to do.
+    One thread submits and waits. The thread of this class ends when it has been idle for a while.
     """
 
     def __init__(self, name: str) -> None:
@@ -23,6 +34,7 @@ class Writer:
         with self._changed:
             self._jobs.append(job)
             self._unfinished += 1
+            self._changed.notify_all()
             if not self._is_running:
                 self._is_running = True
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
@@ -47,15 +59,24 @@ class Writer:
             return self._changed.wait_for(lambda: self._unfinished < limit, seconds)
 
     def _run(self) -> None:
+        _yield_to_training()
         while True:
             with self._changed:
-                if not self._jobs:
+                if not self._changed.wait_for(lambda: self._jobs, _IDLE_SECONDS):
                     self._is_running = False
                     return
                 job = self._jobs.popleft()
             try:
                 job()
             finally:
+                del job  # it may hold states and host memory
                 with self._changed:
                     self._unfinished -= 1
                     self._changed.notify_all()
+
+
+def _yield_to_training() -> None:
+    """Lower the priority of this thread on Linux, where threads have priorities of their own."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
