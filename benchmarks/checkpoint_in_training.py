@@ -6,8 +6,8 @@
 
 A GPT learns source code in fp32 on CPU ranks with one thread each (sharding=zero1). The model grows
 with the number of ranks, so that each rank saves the same number of bytes: weights and both
-moments. The number of tokens per step is constant, and small, so that a step is not much longer
-than a save with torch.save. The savers:
+moments. There are few tokens per step (at least 8 per rank), so that a step is about as long as the
+disk needs for a checkpoint. The savers:
     ours               checkpoint=lazy, which a thread writes from the states during the next step
     torch.save         torch.save and fsync of a file per rank, then a barrier
     dcp                torch.distributed.checkpoint.save
@@ -99,10 +99,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="savers to compare (default all)")  # fmt: skip
     add("--megabytes", type=positive, default=105.0, help="least states per rank (default 105)")
     add("--hidden", type=at_least(64), default=512, help="hidden size (default 512)")
-    add("--tokens", type=at_least(8), default=64, help="tokens per step (default 64)")
-    add("--steps", type=at_least(2), default=6, help="least steps of a phase (default 6)")
-    add("--minutes", type=positive, default=14.0,
-        help="begin no round that would end later (default 14)")  # fmt: skip
+    add("--tokens", type=at_least(8), default=16, help="tokens per step (default 16)")
+    add("--steps", type=at_least(2), default=12, help="least steps of a phase (default 12)")
+    add("--minutes", type=positive, default=18.0,
+        help="begin no round that would end later (default 18)")  # fmt: skip
     return parse_bench(parser, arguments, QUICK)
 
 

@@ -102,16 +102,21 @@ class Ours(Saver):
         self._manager.fence()
 
     def is_durable(self) -> bool:
-        """Return whether the folder has its final name or, on other ranks, the thread has ended.
+        """Return whether the folder has its final name or, on other ranks, the commit is known.
 
         The thread of rank 0 gives the folder its final name, and then deletes the previous one.
         """
         if self._place.rank == 0:
             return (self._place.folder / step_folder(self._step)).exists()
-        return all(thread.name != "checkpoint" for thread in threading.enumerate())
+        return not self._manager.is_writing
 
     def settle(self) -> None:
         """Wait for the commit."""
+        self._manager.fence()
+        self._manager.wait()
+
+    def close(self) -> None:
+        """Delete the files that are kept for the next checkpoint."""
         self._manager.close()
 
     def restore(self) -> None:

@@ -20,11 +20,13 @@ class SavedStates(Protocol):
 
     Attributes:
         shards: the shards of the rank.
-        tensors: the same as tensors, by a name that no other rank uses.
     """
 
     shards: list[StateShard]
-    tensors: dict[str, torch.Tensor]
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The same as tensors, by a name that no other rank uses."""
 
     @property
     def size(self) -> int:

@@ -69,6 +69,11 @@ class EngineSaver(Saver):
 
     def settle(self) -> None:
         """Wait for the commit."""
+        self._manager.fence()
+        self._manager.wait()
+
+    def close(self) -> None:
+        """Delete the files that are kept for the next checkpoint."""
         self._manager.close()
 
     def restore(self) -> None:

@@ -10,6 +10,7 @@ import importlib.util
 import shutil
 import threading
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,13 +33,20 @@ class TrainedStates:
 
     Attributes:
         shards: the shards of the rank.
-        tensors: [elements] fp32 by a name that no other rank uses.
     """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self.shards: list[StateShard] = []
-        self.tensors: dict[str, torch.Tensor] = {}
+
+    @cached_property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """[elements] fp32 by a name that no other rank uses; only the peers need names."""
+        return {
+            f"{shard.record.name}.{shard.start}.{name}.{self._rank}": tensor
+            for shard in self.shards
+            for name, tensor in shard.tensors.items()
+        }
 
     @property
     def size(self) -> int:
@@ -48,11 +56,7 @@ class TrainedStates:
     def take(self, shards: Iterable[StateShard]) -> None:
         """Take the shards that the run passes at a save."""
         self.shards = list(shards)
-        self.tensors = {
-            f"{shard.record.name}.{shard.start}.{name}.{self._rank}": tensor
-            for shard in self.shards
-            for name, tensor in shard.tensors.items()
-        }
+        self.__dict__.pop("tensors", None)
 
 
 class TwoPhase(Saver):

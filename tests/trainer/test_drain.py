@@ -71,6 +71,7 @@ def direct(tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> P
 def test_a_drained_checkpoint_is_the_one_that_would_have_been_written(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "archive").mkdir()
     archive = f"checkpoint.tiers.archive.command='cp -r $CHECKPOINT {tmp_path}/archive'"
     ended = train(*tiny, *nodes(tmp_path, archive), "trainer.steps=6")
     assert ended.code == 0, ended.text
@@ -79,7 +80,7 @@ def test_a_drained_checkpoint_is_the_one_that_would_have_been_written(
     drained = files(run / "checkpoints" / "step_00000004")
     assert drained == files(direct / "checkpoints" / "step_00000004")
     assert len(drained) == 4
-    assert files(tmp_path / "archive") == drained
+    assert files(tmp_path / "archive" / "step_00000004") == drained
 
 
 @pytest.mark.parametrize(
