@@ -72,8 +72,8 @@ class RankFile:
         # a digest takes a tenth of the time of a write: another thread computes it meanwhile
         self._hasher = ThreadPoolExecutor(1, "checkpoint digest")
         is_new = total is None and not self._continues
-        truncate = os.O_TRUNC if is_new and not take_spare(path, size) else 0
         try:
+            truncate = os.O_TRUNC if is_new and not take_spare(path, size) else 0
             self._fd = _create(path, truncate | (os.O_RDWR if self._continues else os.O_WRONLY))
         except OSError as error:
             raise self._failure(error) from None

@@ -8,10 +8,10 @@ because the next checkpoint would need new blocks anyway.
 
 Nobody may notice that a deleted file is overwritten. A file is taken only if it has no other hard
 link, and if no process has it open, for example to copy it. The kernel says so by granting a lease
-(man 2 fcntl, F_SETLEASE). Parallel file systems know no leases, so nothing is reused there.
+(man 2 fcntl, F_SETLEASE). It knows the processes of this node only, so nothing is reused on file
+systems that nodes share.
 """
 
-import errno
 import fcntl
 import os
 import shutil
@@ -24,6 +24,8 @@ from frontier_llm.checkpoint.kill_points import reach
 
 SPARE = "spare"
 """Name of the folder, next to the checkpoints."""
+_LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs")
+"""File systems of one node, as /proc/self/mountinfo calls them."""
 
 
 def keep_spare(checkpoint: Path) -> bool:
@@ -35,12 +37,12 @@ def keep_spare(checkpoint: Path) -> bool:
         checkpoint: folder that need not be kept any longer.
 
     Returns:
-        False if nothing has changed, because the file system has no leases.
+        False if nothing has changed, because nodes may share the file system, or it has no leases.
 
     Raises:
         OSError: the folder cannot be renamed.
     """
-    if not _has_leases(checkpoint / MANIFEST):
+    if not (_is_local(checkpoint) and _is_unused(checkpoint / MANIFEST)):
         return False
     remove_spare(checkpoint.parent)
     spare = checkpoint.with_name(SPARE)
@@ -60,6 +62,9 @@ def take_spare(path: Path, size: int) -> bool:
 
     Returns:
         Whether there is a file at `path` now that may be overwritten.
+
+    Raises:
+        OSError: the file can neither be used nor deleted.
     """
     spare = path.parent.parent / SPARE / path.name
     try:
@@ -67,9 +72,10 @@ def take_spare(path: Path, size: int) -> bool:
         spare.rename(path)
     except OSError:  # there is none
         return False
-    if _is_unused(path, size):
-        return True
-    path.unlink(missing_ok=True)
+    with suppress(OSError):
+        if path.stat().st_size == size and _is_unused(path):
+            return True
+    path.unlink()
     return False
 
 
@@ -79,40 +85,37 @@ def remove_spare(folder: Path) -> None:
     shutil.rmtree(folder / SPARE, ignore_errors=True)
 
 
-def _has_leases(path: Path) -> bool:
-    """Whether the file system of a file has leases."""
+def _is_local(folder: Path) -> bool:
+    """Whether only processes of this node see a folder."""
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
     try:
-        return _lease_error(path) in (0, errno.EAGAIN)
-    except OSError:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:  # not Linux
         return False
+    for line in lines:  # man 5 proc_pid_mountinfo
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2] == number:
+            return kind.split()[0] in _LOCAL
+    return False
 
 
-def _is_unused(path: Path, size: int) -> bool:
-    """Whether a file has this size, one name, and no process that uses it."""
-    try:
-        status = path.stat()
-        return status.st_size == size and status.st_nlink == 1 and not _lease_error(path)
-    except OSError:
-        return False
-
-
-def _lease_error(path: Path) -> int:
-    """Ask for a lease and give it back; return the number of the error, 0 = it was granted.
+def _is_unused(path: Path) -> bool:
+    """Whether a file has one name, and no other process has it open.
 
     A lease for writing (F_WRLCK) is granted if no other descriptor of the file is open. A process
     that opens the file until the lease is given back waits, and the kernel sends this process a
     signal. It must be one that is ignored, because SIGIO would end the process.
     """
-    if not hasattr(fcntl, "F_SETLEASE"):
-        return errno.ENOSYS
+    if not hasattr(fcntl, "F_SETLEASE") or path.stat().st_nlink > 1:
+        return False
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError as error:
-        return error.errno or errno.EIO
+    except OSError:
+        return False
     finally:
-        with suppress(OSError):
-            os.close(descriptor)
-    return 0
+        os.close(descriptor)
+    return True

@@ -26,10 +26,10 @@ FILE = "rank_00000.safetensors"
 
 @pytest.fixture(autouse=True)
 def _leases(tmp_path: Path) -> None:
-    """Skip where the file system knows no leases, so that nothing is reused."""
+    """Skip where the file system may be shared or has no leases, so that nothing is reused."""
     (tmp_path / "probe").write_text("")
-    if not spare_files._has_leases(tmp_path / "probe"):
-        pytest.skip("the file system of the tests has no leases")
+    if not (spare_files._is_local(tmp_path) and spare_files._is_unused(tmp_path / "probe")):
+        pytest.skip("the file system of the tests is not a local one with leases")
     (tmp_path / "probe").unlink()
 
 
@@ -131,6 +131,14 @@ def test_a_new_layout_frees_the_spare_files_first(run: Run) -> None:
     larger.close()
 
 
+def test_a_file_system_that_nodes_may_share_keeps_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spare_files, "_LOCAL", ("lustre",))
+    run.save(1, 2, 3)
+    assert [path.name for path in run.folder.iterdir()] == ["step_00000003"]
+
+
 def test_without_leases_nothing_is_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     control = fcntl.fcntl
 
@@ -153,7 +161,7 @@ def take_while_others_open(rank: int, _: int, store: Any, folder: Path) -> int:
                 os.close(os.open(file, os.O_RDONLY))
         return 0
     for _ in range(20_000):
-        refused += spare_files._lease_error(file) == errno.EAGAIN
+        refused += not spare_files._is_unused(file)
     store.set("end", "")
     return refused
 
