@@ -4,7 +4,8 @@
     python -m benchmarks.bench_drain --quick               # a smoke test
     python -m benchmarks.bench_drain --folder /mnt/bb/$USER --json FILE
 
-Two ranks, each a node of its own, train a GPT in fp32 on a CPU. The contenders take turns:
+Two ranks, each a node of its own, train a GPT in fp32 on a CPU. The contenders take turns, in the
+reverse order in every second round:
     none      no checkpoints
     node      a checkpoint on the nodes' disks after every step
     drain     as `node`; every 5th checkpoint is also copied to the run directory
@@ -71,22 +72,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = bench_parser(
         __doc__, rounds=3, folder_for="folder of all checkpoints", quick="a tiny model, one round"
     )
+    parser.add_argument(
+        "--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS),
+        help="contenders beside `none` (default all)",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
+    contenders = [name for name in CONTENDERS if name in ("none", *options.contenders)]
     for module in ("frontier_llm.cli.train", "frontier_llm.trainer.assemble"):
         importlib.import_module(module)  # once, before the forks
     rounds, most = (1, FEW_STEPS) if options.quick else (options.rounds, 31)
-    rows: dict[str, list[Means]] = {name: [] for name in CONTENDERS}
+    rows: dict[str, list[Means]] = {name: [] for name in contenders}
     with tempfile.TemporaryDirectory(prefix="bench_drain_", dir=options.folder) as name:
         folder = Path(name)
         data = (f"data.path={write_corpus(folder)}", f"data.directory={folder}/corpora")
         size = () if options.quick else SIZE
-        for _ in range(rounds):
-            for contender, keys in CONTENDERS.items():
+        for number in range(rounds):
+            for contender in contenders[:: -1 if number % 2 else 1]:
                 steps = FEW_STEPS if contender == "slow wait" else most
-                overrides = (*OVERRIDES, *size, *data, f"trainer.steps={steps}", *keys)
+                keys = (f"trainer.steps={steps}", *CONTENDERS[contender])
+                overrides = (*OVERRIDES, *size, *data, *keys)
                 slowness = SLOWNESS * rows["none"][-1][0] if contender.startswith("slow") else 0.0
                 rows[contender].append(_measure(folder / contender, overrides, steps, slowness))
-    results = [_row(name, rows[name], rows["none"]) for name in CONTENDERS]
+    results = [_row(name, rows[name], rows["none"]) for name in contenders]
     headings = ("contender", "step", "of which waiting", "ratio", "saved")
     table = Table(*headings, title=machine.about()["processor"])
     for row in results:

@@ -1,6 +1,6 @@
 """Train with the engine of `frontier-llm train`, and let several savers write the checkpoints.
 
-    python -m benchmarks.checkpoint_in_training                # 1, 2 and 4 ranks, 13 minutes
+    python -m benchmarks.checkpoint_in_training                # 1, 2 and 4 ranks, 17 minutes
     python -m benchmarks.checkpoint_in_training --quick        # a smoke test of half a minute
     python -m benchmarks.checkpoint_in_training --folder /mnt/bb/$USER --json FILE
 
@@ -101,8 +101,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--hidden", type=at_least(64), default=512, help="hidden size (default 512)")
     add("--tokens", type=at_least(8), default=16, help="tokens per step (default 16)")
     add("--steps", type=at_least(2), default=12, help="least steps of a phase (default 12)")
-    add("--minutes", type=positive, default=18.0,
-        help="begin no round that would end later (default 18)")  # fmt: skip
+    add("--minutes", type=positive, default=20.0,
+        help="begin no round that would end later (default 20)")  # fmt: skip
     return parse_bench(parser, arguments, QUICK)
 
 
