@@ -78,5 +78,7 @@ class JobThread:
 def _yield_to_training() -> None:
     """Lower the priority of this thread on Linux, where threads have priorities of their own."""
     if sys.platform == "linux":
+        thread = threading.get_native_id()
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            own = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, own + _NICENESS)

@@ -1,8 +1,8 @@
 """Let a new checkpoint overwrite the files of an old one that need not be kept any longer.
 
-A file system takes about as long to free the blocks of a file and to allocate those of another as
-to write them: on ext4 with `discard` and on tmpfs, a rank that overwrites its file of an old
-checkpoint writes two to three times as fast. Therefore the newest deleted checkpoint becomes the
+A file system takes long to free the blocks of a file and to allocate those of another: on ext4 with
+`discard` and on tmpfs, a save takes a third less time if each rank overwrites its file of an old
+checkpoint (benchmarks/bench_overwrite.py). Therefore the newest deleted checkpoint becomes the
 folder `spare`, and each rank takes its file from there. The disk needs no more room than before,
 because the next checkpoint would need new blocks anyway.
 
@@ -24,7 +24,7 @@ from frontier_llm.checkpoint.kill_points import reach
 
 SPARE = "spare"
 """Name of the folder, next to the checkpoints."""
-_LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs")
+LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs")
 """File systems of one node, as /proc/self/mountinfo calls them."""
 
 
@@ -96,7 +96,7 @@ def _is_local(folder: Path) -> bool:
     for line in lines:  # man 5 proc_pid_mountinfo
         mount, _, kind = line.partition(" - ")
         if mount.split()[2] == number:
-            return kind.split()[0] in _LOCAL
+            return kind.split()[0] in LOCAL
     return False
 
 

@@ -134,7 +134,7 @@ def test_a_new_layout_frees_the_spare_files_first(run: Run) -> None:
 def test_a_file_system_that_nodes_may_share_keeps_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spare_files, "_LOCAL", ("lustre",))
+    monkeypatch.setattr(spare_files, "LOCAL", ("lustre",))
     run.save(1, 2, 3)
     assert [path.name for path in run.folder.iterdir()] == ["step_00000003"]
 
