@@ -37,16 +37,20 @@ def keep_spare(checkpoint: Path) -> bool:
         checkpoint: folder that need not be kept any longer.
 
     Returns:
-        False if nothing has changed, because nodes may share the file system, or it has no leases.
+        False if nothing has changed: nodes may share the file system, it has no leases, or another
+        thread has made a spare folder.
 
     Raises:
-        OSError: the folder cannot be renamed.
+        OSError: the folder cannot be changed.
     """
     if not (_is_local(checkpoint) and _is_unused(checkpoint / MANIFEST)):
         return False
     remove_spare(checkpoint.parent)
     spare = checkpoint.with_name(SPARE)
-    checkpoint.rename(spare)
+    try:
+        checkpoint.rename(spare)
+    except OSError:
+        return False
     reach("deleting", rank=0)
     (spare / MANIFEST).unlink()
     sync_folder(checkpoint.parent)
