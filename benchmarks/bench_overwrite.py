@@ -74,6 +74,7 @@ def _turn(folder: Path, contender: str, states: KnownStates) -> list[float]:
             manager.begin(step, states.shards, {})
             seconds.append(time.perf_counter() - start)
         manager.close()
+    spare_files.remove_spare(folder)
     return seconds[UNCOUNTED:]
 
 

@@ -115,10 +115,6 @@ class Ours(Saver):
         self._manager.fence()
         self._manager.wait()
 
-    def close(self) -> None:
-        """Delete the files that are kept for the next checkpoint."""
-        self._manager.close()
-
     def restore(self) -> None:
         """Load the newest checkpoint with its digests verified."""
         checkpoint = newest(self._place.folder)

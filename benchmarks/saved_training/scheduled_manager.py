@@ -72,10 +72,6 @@ class EngineSaver(Saver):
         self._manager.fence()
         self._manager.wait()
 
-    def close(self) -> None:
-        """Delete the files that are kept for the next checkpoint."""
-        self._manager.close()
-
     def restore(self) -> None:
         """Load the newest checkpoint with its digests verified."""
         checkpoint = newest(self._place.folder)

@@ -36,7 +36,7 @@ class Archive:
             folder: folder of all checkpoints of the run.
         """
         self._config, self._folder = config, folder
-        self._writer, self._lock = JobThread("checkpoint archive"), threading.Lock()
+        self._writer, self._lock = JobThread("checkpoint archive", yields=False), threading.Lock()
         self._pending: list[int] = []  # steps for which the command has not been run yet
         self._failed: list[int] = []  # steps that are tried again later, the oldest first
         self._failures = 0

@@ -22,8 +22,14 @@ class JobThread:
     One thread submits and waits. The thread of this class ends when it has been idle for a while.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, *, yields: bool = True) -> None:
+        """Initialise without starting a thread.
+
+        Args:
+            name: name of the thread.
+            yields: whether the thread has a lower priority than training.
+        """
+        self._name, self._yields = name, yields
         self._changed = threading.Condition()
         self._jobs: deque[Callable[[], None]] = deque()
         self._unfinished = 0
@@ -59,7 +65,8 @@ class JobThread:
             return self._changed.wait_for(lambda: self._unfinished < limit, seconds)
 
     def _run(self) -> None:
-        _yield_to_training()
+        if self._yields:
+            _yield_to_training()
         while True:
             with self._changed:
                 if not self._changed.wait_for(lambda: self._jobs, _IDLE_SECONDS):

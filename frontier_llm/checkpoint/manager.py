@@ -24,7 +24,6 @@ from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
 from frontier_llm.checkpoint.snapshot import Snapshot
 from frontier_llm.checkpoint.snapshot_memory import SnapshotMemory
-from frontier_llm.checkpoint.spare_files import remove_spare
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES, WritePlan
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import StateShard
@@ -135,7 +134,6 @@ class CheckpointManager:
         if not self._memory.fits(shards):
             self._writer.wait_below(1)
             self._capturer.wait_below(1)
-            self._remove_spare()  # of another layout
             self._memory.prepare(shards)
 
     def begin(self, step: int, shards: Iterable[StateShard], meta: dict[str, Any]) -> None:
@@ -176,7 +174,7 @@ class CheckpointManager:
             self.poll()
 
     def fence(self) -> None:
-        """Copy the chunks that are not written yet to host memory; then the states may change."""
+        """Copy the chunks that are not copied yet to host memory; then the states may change."""
         if self._snapshot is not None:
             with self._stalling("fence"):
                 self._snapshot.fence()
@@ -215,20 +213,13 @@ class CheckpointManager:
         self._snapshot = self._error = None
 
     def close(self) -> None:
-        """Wait until the last checkpoint is committed, and delete files that are kept for the next.
+        """Wait until the last checkpoint is committed.
 
         Raises:
             CheckpointError: the last checkpoint was not committed.
         """
         self.fence()
-        try:
-            self.wait()
-        finally:
-            self._remove_spare()
-
-    def _remove_spare(self) -> None:
-        if self._rank == (self._options.folder_ranks or range(self._size)).start:
-            remove_spare(self._folder)
+        self.wait()
 
     def _task(self, step: int, meta: dict[str, Any]) -> tuple[Task, CommitBarrier]:
         meta = json.loads(json.dumps(meta, allow_nan=False))  # a copy, safe from later changes
@@ -256,8 +247,14 @@ class CheckpointManager:
             self._end(task.step, "committed")
             options = self._options
             if task.is_first:  # this rank writes the manifest of the folder
-                spared = options.spared()
-                prune(self._folder, task.step, self._keep, options.keep_every_steps, spared)
+                prune(
+                    self._folder,
+                    task.step,
+                    self._keep,
+                    options.keep_every_steps,
+                    options.spared(),
+                    reuses_files=options.file_ranks is None,
+                )
             if self._rank == 0:
                 seconds = time.monotonic() - begin
                 _log.info("%s: %s", task.final, format_seconds(seconds))  # final: its folder

@@ -19,7 +19,7 @@ class Options:
     keep_every_steps: int | None = None
     """Checkpoints whose step is a multiple of this number are kept forever."""
     pool_bytes: int | None = None
-    """Limit in bytes of the host memory into which `fence` copies chunks; None: enough for all
+    """Limit in bytes of the host memory into which chunks are copied; None: enough for all
     chunks. With less memory, `fence` waits if the disk is slow."""
     chunk_bytes: int = CHUNK_BYTES
     """Size of a chunk in bytes, a multiple of 4096 (a page). Each write is one chunk."""

@@ -10,7 +10,9 @@ import errno
 import fcntl
 import os
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -111,7 +113,7 @@ class RankFile:
             CheckpointError: the file cannot be written.
         """
         content = buffer.numpy().data
-        digest = self._hasher.submit(xxhash.xxh3_128_hexdigest, content[:size])
+        digest = self._start_digest(content[:size])
         whole_pages = -(-size // PAGE_BYTES) * PAGE_BYTES
         try:
             if self._continues and self._holds(buffer, size):
@@ -122,7 +124,7 @@ class RankFile:
         except OSError as error:
             raise self._failure(error) from None
         finally:
-            self._chunks.append(digest.result())
+            self._chunks.append(digest())
 
     def finish(self) -> FilePart:
         """Cut off the padding after the last chunk, wait until the file is on disk, and close it.
@@ -139,6 +141,13 @@ class RankFile:
             raise self._failure(error) from None
         self._fd = -1
         return FilePart(offset_bytes=self._offset, size=self._size, chunks=tuple(self._chunks))
+
+    def _start_digest(self, content: memoryview) -> Callable[[], str]:
+        """Start to compute a digest; return a function that waits for it and returns it."""
+        try:
+            return self._hasher.submit(xxhash.xxh3_128_hexdigest, content).result
+        except RuntimeError:  # the interpreter is ending: threads cannot be started any more
+            return partial(xxhash.xxh3_128_hexdigest, content)
 
     def _holds(self, buffer: torch.Tensor, size: int) -> bool:
         """Return whether the file holds the next chunk; false if it cannot be read."""

@@ -26,6 +26,8 @@ def prune(
     keep: int,
     keep_every_steps: int | None,
     spared: Collection[int] = (),
+    *,
+    reuses_files: bool = True,
 ) -> None:
     """Delete checkpoints that need not be kept any longer. One rank per folder calls this.
 
@@ -39,10 +41,11 @@ def prune(
         keep: number of newest checkpoints to keep, at least one.
         keep_every_steps: checkpoints whose step is a multiple of this number are kept as well.
         spared: steps that another thread reads or writes, and which are kept for now.
+        reuses_files: whether each rank writes a file alone, which may overwrite an old one.
     """
     try:
         _remove_leftovers(folder, committed_step, spared)
-        undamaged, has_spare = 0, False
+        undamaged, has_spare = 0, not reuses_files
         for step, path in committed(folder):
             if undamaged >= keep and keep_every_steps is not None and step % keep_every_steps == 0:
                 continue  # kept without a check: a long run has many of them

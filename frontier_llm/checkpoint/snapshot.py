@@ -70,13 +70,14 @@ class Snapshot:
 
         After an error, `chunks` raises.
         """
-        self._set_device()
         with suppress(Exception):  # the writer reports it
+            self._set_device()
             while True:
                 with self._changed:
-                    self._changed.wait_for(self._can_stop_or_capture)
-                if not self._capture(from_front=True):
-                    return
+                    self._changed.wait_for(lambda: self._is_claimed() or self._can_capture())
+                    if self._is_claimed():
+                        return
+                self._capture(from_front=True)
 
     def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield the chunks of the file in order.
@@ -86,7 +87,7 @@ class Snapshot:
             valid until the caller asks for the next chunk.
 
         Raises:
-            CheckpointError: a chunk could not be copied.
+            CheckpointError: another thread could not copy a chunk.
         """
         self._set_device()
         for index in range(len(self._plan.chunks)):
@@ -121,14 +122,15 @@ class Snapshot:
 
     def _states_are_free(self) -> bool:
         """Whether no chunk needs the states any more."""
-        return self._copying == 0 and (self._is_abandoned or self._front >= self._back)
+        return self._copying == 0 and self._is_claimed()
 
     def _can_capture(self) -> bool:
         """Whether a chunk is still in the states and a buffer is free."""
-        return not self._is_abandoned and self._front < self._back and self._pool.has_free
+        return not self._is_claimed() and self._pool.has_free
 
-    def _can_stop_or_capture(self) -> bool:
-        return self._is_abandoned or self._front >= self._back or self._pool.has_free
+    def _is_claimed(self) -> bool:
+        """Whether each chunk is copied or being copied, or is not needed any more."""
+        return self._is_abandoned or self._front >= self._back
 
     def _next(self, index: int) -> tuple[torch.Tensor, bool]:
         """Return a buffer with the chunk, and whether the caller must return it to the pool.
@@ -170,14 +172,16 @@ class Snapshot:
             else:
                 self._back -= 1
             self._copying += 1
+        is_copied = False
         try:
             self._copy(index, buffer)
+            is_copied = True
         finally:
             with self._changed:
-                if self._is_abandoned:
-                    self._pool.give_back(buffer)
-                else:
+                if is_copied and not self._is_abandoned:
                     self._captured[index] = (buffer, None)
+                else:
+                    self._pool.give_back(buffer)
                 self._changed.notify_all()
         return True
 
@@ -230,10 +234,12 @@ class Snapshot:
 
     def _abandon(self) -> None:
         """Free all captured chunks and wake all waiting threads."""
-        if self._stream is not None:
-            self._stream.synchronize()  # no copy may still write into a buffer that is freed
-        with self._changed:
-            self._is_abandoned = True
-            while self._captured:
-                self._pool.give_back(self._captured.popitem()[1][0])
-            self._changed.notify_all()
+        try:
+            if self._stream is not None:
+                self._stream.synchronize()  # no copy may still write into a buffer that is freed
+        finally:
+            with self._changed:
+                self._is_abandoned = True
+                while self._captured:
+                    self._pool.give_back(self._captured.popitem()[1][0])
+                self._changed.notify_all()

@@ -123,7 +123,7 @@ class SnapshotMemory:
             ) from None
 
     def _make_pool(self, plan: WritePlan) -> ChunkPool:
-        """Allocate one buffer for the writer thread and, in lazy mode, buffers for `fence`.
+        """Allocate one buffer for the writer thread and, in lazy mode, buffers for copies.
 
         With a shared pool, the first manager that is prepared allocates it.
 

@@ -24,7 +24,7 @@ from frontier_llm.checkpoint.kill_points import reach
 
 SPARE = "spare"
 """Name of the folder, next to the checkpoints."""
-LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs")
+LOCAL = ("ext2", "ext3", "ext4", "xfs", "f2fs", "tmpfs")
 """File systems of one node, as /proc/self/mountinfo calls them."""
 
 
@@ -37,23 +37,23 @@ def keep_spare(checkpoint: Path) -> bool:
         checkpoint: folder that need not be kept any longer.
 
     Returns:
-        False if nothing has changed: nodes may share the file system, it has no leases, or another
-        thread has made a spare folder.
-
-    Raises:
-        OSError: the folder cannot be changed.
+        False if this was not possible: nodes may share the file system, it has no leases, a process
+        uses the manifest, or another thread has changed the folders. The checkpoint is unchanged
+        then, or has a name that the next pruning deletes.
     """
-    if not (_is_local(checkpoint) and _is_unused(checkpoint / MANIFEST)):
-        return False
-    remove_spare(checkpoint.parent)
-    spare = checkpoint.with_name(SPARE)
+    doomed = checkpoint.with_name(f"{checkpoint.name}.deleting")
     try:
-        checkpoint.rename(spare)
+        if not (_is_local(checkpoint) and _is_unused(checkpoint / MANIFEST)):
+            return False
+        checkpoint.rename(doomed)
+        reach("deleting", rank=0)
+        (doomed / MANIFEST).unlink()
+        # only then a rank may overwrite a file: a power failure must not bring the checkpoint back
+        sync_folder(checkpoint.parent)
+        remove_spare(checkpoint.parent)
+        doomed.rename(checkpoint.with_name(SPARE))
     except OSError:
         return False
-    reach("deleting", rank=0)
-    (spare / MANIFEST).unlink()
-    sync_folder(checkpoint.parent)
     return True
 
 
@@ -94,7 +94,7 @@ def _is_local(folder: Path) -> bool:
     device = folder.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     except OSError:  # not Linux
         return False
     for line in lines:  # man 5 proc_pid_mountinfo
@@ -105,21 +105,22 @@ def _is_local(folder: Path) -> bool:
 
 
 def _is_unused(path: Path) -> bool:
-    """Whether a file has one name, and no other process has it open.
+    """Whether a file has one name, and no other process has it open or wants to open it.
 
     A lease for writing (F_WRLCK) is granted if no other descriptor of the file is open. A process
     that opens the file until the lease is given back waits, and the kernel sends this process a
-    signal. It must be one that is ignored, because SIGIO would end the process.
+    signal. It must be one that is ignored, because SIGIO would end the process. F_GETLEASE then
+    returns what the lease should become.
     """
-    if not hasattr(fcntl, "F_SETLEASE") or path.stat().st_nlink > 1:
+    if not hasattr(fcntl, "F_SETLEASE"):
         return False
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        has_one_name = os.fstat(descriptor).st_nlink == 1
+        return has_one_name and fcntl.fcntl(descriptor, fcntl.F_GETLEASE) == fcntl.F_WRLCK
     except OSError:
         return False
     finally:
-        os.close(descriptor)
-    return True
+        os.close(descriptor)  # gives the lease back

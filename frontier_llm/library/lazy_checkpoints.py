@@ -13,6 +13,7 @@ from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.replica_part import part_of
 from frontier_llm.checkpoint.restore import load
+from frontier_llm.checkpoint.spare_files import remove_spare
 from frontier_llm.errors import CheckpointError
 from frontier_llm.library.shard import Sharded
 
@@ -112,7 +113,11 @@ class Checkpoints:
         Raises:
             CheckpointError: it was not.
         """
-        self._manager.close()
+        try:
+            self._manager.close()
+        finally:
+            if dist.get_rank() == 0:
+                remove_spare(self._folder)
 
 
 def _content(checkpoint: Checkpoint | None) -> tuple[Path, bytes] | None:

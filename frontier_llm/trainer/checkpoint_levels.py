@@ -28,7 +28,6 @@ from frontier_llm.checkpoint.replica_part import part_of
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
 from frontier_llm.checkpoint.shared_pool import SharedPool
-from frontier_llm.checkpoint.spare_files import remove_spare
 from frontier_llm.checkpoint.write_plan import WritePlan
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
@@ -176,12 +175,6 @@ class Levels:
         if self._world.rank == self._world.node_ranks.start:
             shutil.rmtree(root, ignore_errors=True)
 
-    def remove_spare_copies(self) -> None:
-        """Delete the files that are kept for the next copy of another node's checkpoint."""
-        files, world = self._partner_files, self._world
-        if files is not None and world.rank == world.node_ranks.start:
-            remove_spare(partner_folder(self._run_config, files.sender // world.ranks_per_node))
-
     def shared_shards(self) -> Iterator[StateShard]:
         """Yield what this rank saves to the run directory."""
         return part_of(self._states.shards(), self._replica, self._replicas)
@@ -287,8 +280,9 @@ class Levels:
         task = Task(folder, step, meta, rank, plan, everyone, repeats=False, continues=True)
         save(task, source, barrier)
         if task.is_first:
-            spared = self.archive.spared()
-            prune(folder, step, self._config.keep, self._config.keep_every_steps, spared)
+            spared, alone = self.archive.spared(), plan.total is None
+            every = self._config.keep_every_steps
+            prune(folder, step, self._config.keep, every, spared, reuses_files=alone)
         self._archive_commit(step, "committed")
 
     def _has_next_node(self) -> bool:

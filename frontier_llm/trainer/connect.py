@@ -15,6 +15,7 @@ from frontier_llm.launch.rendezvous import init_process_group
 from frontier_llm.launch.world import World
 from frontier_llm.parallel.groups import TIMEOUT, Groups, make_groups, make_hop_groups
 from frontier_llm.trainer.checkpoint_places import local_root
+from frontier_llm.trainer.spare_folders import remove_spares
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -46,6 +47,7 @@ def connect(
         LaunchError: ranks are absent or misplaced, or a group does not work. The message names the
             ranks.
     """
+    remove_spares(config, world)  # before the free space is compared with a checkpoint's size
     copies = local_root(config) if config.recovery.partner_copies else None
     check_all_ranks(config, layout.nodes_per_copy, world, store, accelerator, copies)
     backend = choose_backend(config, accelerator)

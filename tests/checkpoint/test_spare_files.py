@@ -3,8 +3,10 @@
 import errno
 import fcntl
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.kill_points import VARIABLE
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options
-from frontier_llm.checkpoint.spare_files import SPARE, keep_spare, take_spare
+from frontier_llm.checkpoint.spare_files import SPARE, keep_spare, remove_spare, take_spare
 from tests.checkpoint.crew import IMPATIENCE, PATIENCE, run_crew
 from tests.checkpoint.states import States, restore
 
@@ -47,14 +49,12 @@ class Run:
             self._states.advance(step)
             self._manager.begin(step, self._states.shards, {"step": step})
 
-    def prepare(self) -> None:
-        self._manager.prepare(self._states.shards)
-
     def file(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}" / FILE
 
     def close(self) -> None:
         self._manager.close()
+        remove_spare(self.folder)
 
 
 @pytest.fixture
@@ -120,15 +120,46 @@ def test_a_file_of_another_size_is_not_overwritten(run: Run) -> None:
     assert not spare.exists()
 
 
-def test_a_new_layout_frees_the_spare_files_first(run: Run) -> None:
-    """The disk may have no room for both."""
+def test_files_that_ranks_write_together_are_not_kept(tmp_path: Path) -> None:
+    """No rank would take them, so that the disk would need more room."""
+    options = Options(chunk_bytes=4096, file_ranks=range(1))
+    manager = CheckpointManager(tmp_path, 0, 1, dist.HashStore(), "blocking", 1, PATIENCE, options)
+    states = States()
+    for step in (1, 2, 3):
+        states.advance(step)
+        manager.begin(step, states.shards, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000003"]
+
+
+def test_threads_that_keep_spare_folders_at_the_same_time_do_not_disturb_each_other(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path)
+    for first in range(1, 60, 3):
+        run.save(first)
+        saved = tmp_path / f"step_{first:08d}"
+        shutil.copytree(saved, tmp_path / f"step_{first + 1:08d}")
+        paths = [saved, tmp_path / f"step_{first + 1:08d}"]
+        with ThreadPoolExecutor(2) as threads:
+            found = list(threads.map(keep_spare, paths))
+        assert True in found
+    run.close()
+
+
+def test_a_rank_takes_no_file_before_the_deletion_is_on_disk(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power failure must not bring back a checkpoint whose files are overwritten."""
+    names: list[set[str]] = []
+    sync = spare_files.sync_folder
+
+    def watched(folder: Path) -> None:
+        names.append({path.name for path in folder.iterdir()})
+        sync(folder)
+
+    monkeypatch.setattr(spare_files, "sync_folder", watched)
     run.save(1, 2)
-    assert (run.folder / SPARE).exists()
-    larger = Run(run.folder, repeat=2)
-    larger.prepare()
-    assert not (run.folder / SPARE).exists()
-    larger.save(3)
-    larger.close()
+    assert names == [{"step_00000001.deleting", "step_00000002"}]
 
 
 def test_a_file_system_that_nodes_may_share_keeps_nothing(

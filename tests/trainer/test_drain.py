@@ -81,6 +81,7 @@ def test_a_drained_checkpoint_is_the_one_that_would_have_been_written(
     assert drained == files(direct / "checkpoints" / "step_00000004")
     assert len(drained) == 4
     assert files(tmp_path / "archive" / "step_00000004") == drained
+    assert not list(tmp_path.rglob("spare")), "files are kept after the end of the run"
 
 
 @pytest.mark.parametrize(
