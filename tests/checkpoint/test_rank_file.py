@@ -53,7 +53,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             lambda content: content[:CHUNK] + bytes(len(content) - CHUNK), 3, id="reserved space"
         ),
         pytest.param(
-            lambda content: content[:CHUNK] + b"x" + content[CHUNK + 1 :], 1, id="another byte"
+            lambda content: content[:CHUNK] + bytes([content[CHUNK] ^ 1]) + content[CHUNK + 1 :],
+            1,
+            id="another byte",
         ),
         pytest.param(lambda content: content + bytes(CHUNK), 0, id="padding after the end"),
     ],
