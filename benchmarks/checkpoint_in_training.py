@@ -8,7 +8,8 @@ A GPT learns source code in fp32 on CPU ranks with one thread each (sharding=zer
 with the number of ranks, so that each rank saves the same number of bytes: weights and both
 moments. There are few tokens per step (at least 8 per rank), so that a step is about as long as the
 disk needs for a checkpoint. The savers:
-    ours               checkpoint=lazy, which a thread writes from the states during the next step
+    ours               checkpoint=lazy: one thread copies the states during the next step, another
+                       writes the copies
     torch.save         torch.save and fsync of a file per rank, then a barrier
     dcp                torch.distributed.checkpoint.save
     dcp-async          its async_save, which copies the states and then writes in a thread
