@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from frontier_llm.config.calibration import CalibrationConfig
+from frontier_llm.config.collectives import CommunicatorCount
 from frontier_llm.config.section import Section
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "gradient_scatter"]
@@ -30,6 +31,9 @@ class DeviceConfig(Section):
     processors: int | None = Field(ge=1, default=None)
     """Streaming multiprocessors (NVIDIA) or compute units (AMD), each of which computes a tile of a
     matrix product at a time; null = products are not computed in tiles, as on a CPU."""
+    communicators: CommunicatorCount = "many"
+    """How many communicators may work at the same time, unless collectives.communicators says
+    otherwise."""
     peak_tflops: dict[Literal["fp32", "bf16", "fp16"], float]
     """Peak speed of dense matrix products by compute format, TFLOP/s. If the peak of a format is
     unknown or the device does not support it, the format is left out, and no MFU is printed."""

@@ -7,6 +7,7 @@ from pydantic import Field
 from frontier_llm.config.section import Section
 
 FormatName = Literal["fp32", "bf16", "int8", "int4"]
+CommunicatorCount = Literal["many", "few", "one"]
 
 
 class CollectivesConfig(Section):
@@ -78,6 +79,14 @@ class CollectivesConfig(Section):
     """Library that sends messages. `auto`: nccl between GPUs (RCCL on AMD GPUs), gloo between CPUs.
     `gloo` also sends tensors of GPUs, through the memory of the host, which is slow. It allows
     several ranks to share one GPU, but no pipeline."""
+    communicators: CommunicatorCount | None = None
+    """How many NCCL or RCCL communicators of a rank may work at the same time. `many`: each kind of
+    message has one of its own, so that messages wait only for what they need. `few`: at most two,
+    of which one is for tensor parallelism. `one`: messages are sent strictly one after another.
+    With `few` and `one`, groups of the same ranks share a communicator, and so do all messages
+    between pipeline stages, which takes less memory. RCCL on MI250X is reported to hang while
+    several communicators work (ROCm/rccl#2191). null = as the cluster's file says
+    (cluster.device.communicators)."""
     until_step: int | None = Field(ge=1)
     """Last step with integer formats. Later steps use fp32. null = all steps use integer
     formats."""

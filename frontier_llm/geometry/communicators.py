@@ -1,10 +1,15 @@
-"""Count the NCCL or RCCL communicators of a rank, and the device memory of their buffers.
+"""List the NCCL or RCCL communicators of a rank, and count the device memory of their buffers.
 
-torch creates the communicator of a process group at the first collective of the group. A group that
-is never used, or that has one rank, therefore takes no memory (trainer/connect.py). A communicator
-has buffers per channel and per connection to another rank. Collectives connect a rank with its two
-neighbours in rings and trees; an all-to-all connects it with every other rank. Each direction
-between two stages of a pipeline has a communicator of two ranks (parallel/stage_exchange.py).
+The list is the one account of communicators: trainer/connect.py creates and tests exactly these
+before the first step, a step uses them, and the planner counts them. A process group that is not in
+the list has no communicator and takes no device memory, because torch creates the communicator of a
+group at its first collective.
+
+A communicator has buffers per channel and per connection to another rank. Collectives connect a
+rank with its two neighbours in rings and trees; an all-to-all connects it with every other rank. A
+stage of a pipeline is connected with the stages that it exchanges messages with, in one
+communicator of the pipeline (parallel/stage_exchange.py). Groups of the same ranks of a pipeline
+are one group; unless `collectives.communicators=many`, all groups of the same ranks are.
 
 Sizes per channel and connection: NCCL's default buffers for its three protocols have 4 MiB
 (NCCL_BUFFSIZE), 4.7 MiB and 0.5 MiB, in one allocation of 10 MiB; each end of the connection has
@@ -14,13 +19,14 @@ took 144 MB more than a group of two (NCCL issue #964): one more neighbour, henc
 Buffers for NVLink SHARP are not counted.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
 from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.inventory import shared_parameters
+from frontier_llm.geometry.optimizer_states import updates_whole_matrices
 from frontier_llm.geometry.partition import Hop
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.units import MIB
@@ -32,12 +38,16 @@ NETWORK_BYTES = 128 * MIB
 channels x 16 steps x 128 KiB in each direction. An estimate from NCCL's defaults."""
 
 
+ALL_RANKS, TENSOR, STAGES = "all ranks", "tensor", "stages"
+"""Names of the groups of all ranks, of tensor ranks, and of the stages of a pipeline."""
+
+
 @dataclass(frozen=True)
 class Communicator:
     """A communicator of one rank."""
 
     name: str
-    """Name of the process group."""
+    """Name of what it is for."""
     ring: int
     """Ranks whose collectives run in rings or trees; 1 = there are no such collectives."""
     near: int = 0
@@ -71,46 +81,77 @@ def tied_stages(layout: ResolvedLayout) -> TiedStages:
 def communicators(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple[Communicator, ...]:
     """Return the communicators that the first rank of a stage creates in a run; gloo has none.
 
+    The arguments are those of `used_groups`.
+    """
+    is_gloo = layout.collectives.backend == "gloo"
+    return () if is_gloo else used_groups(layout, stage, tied)
+
+
+def used_groups(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple[Communicator, ...]:
+    """Return what the first rank of a stage uses in a run, each with several ranks.
+
     Args:
         layout: layout of the run.
         stage: position on the pipeline axis.
         tied: the result of `tied_stages`.
     """
     grid = layout.grid
-    if layout.collectives.backend == "gloo":
-        return ()
+    ranks = [layout.grid.rank(Coordinates(0, 0, other)) for other in neighbours(layout, stage)]
+    near_and_far = _near_and_far(layout, grid.rank(Coordinates(0, 0, stage)), ranks)
+    sums = any(stage in set_ and len(set_) == grid.pipeline for set_ in tied)
     groups = [
-        Communicator("all ranks", grid.size),
-        Communicator("tensor", grid.tensor),
-        *_pipeline(layout, stage),
-        *(Communicator("copies of parameters", len(set_)) for set_ in tied if stage in set_),
+        Communicator(ALL_RANKS, grid.size),
+        Communicator(TENSOR, grid.tensor),
+        Communicator(STAGES, grid.pipeline if sums else 1, *near_and_far),
+        *(
+            Communicator(tied_name(set_), len(set_))
+            for set_ in sorted(tied)
+            if stage in set_ and len(set_) < grid.pipeline
+        ),
         *(_hop(layout, stage, hop) for hop in layout.factors.collective_hops),
     ]
+    if layout.communicators != "many":
+        groups = _merged(groups, grid)
     return tuple(group for group in groups if group.ring > 1 or group.near + group.far)
 
 
-def _pipeline(layout: ResolvedLayout, stage: int) -> Iterator[Communicator]:
-    """Yield the communicators of a rank's pipeline.
+def hop_name(hop: Hop) -> str:
+    """Return the name of the group of a hop."""
+    return f"{hop.digit} of states, {hop.width} data ranks, {hop.low} apart"
 
-    Two stages that exchange messages have one communicator for each direction.
-    """
-    yield Communicator("pipeline", layout.grid.pipeline)
+
+def tied_name(stages: tuple[int, ...]) -> str:
+    """Return the name of the group in which stages add up the gradients of a parameter's copies."""
+    return f"copies of parameters on stages {', '.join(map(str, stages))}"
+
+
+def neighbours(layout: ResolvedLayout, stage: int) -> tuple[int, ...]:
+    """Return the stages with which a stage exchanges messages, ascending."""
     stages = [chunk.stage for chunk in layout.model_chunks]
-    neighbours = {other for pair in pairwise(stages) if stage in pair for other in pair} - {stage}
-    for other in sorted(neighbours):
-        yield from [Communicator("pair of stages", 1, *_places(layout, stage, [other]))] * 2
+    pairs = [pair for pair in pairwise(stages) if stage in pair]
+    return tuple(sorted({other for pair in pairs for other in pair} - {stage}))
 
 
-def _places(layout: ResolvedLayout, stage: int, others: Iterable[int]) -> tuple[int, int]:
-    """Return how many of a rank's neighbours in the pipeline are on its node, and how many not."""
-    ranks = [layout.grid.rank(Coordinates(0, 0, other)) for other in others]
-    return _near_and_far(layout, layout.grid.rank(Coordinates(0, 0, stage)), ranks)
+def _merged(groups: Iterable[Communicator], grid: Grid) -> list[Communicator]:
+    """Merge the communicators of groups that have all ranks."""
+    merged: dict[str, Communicator] = {}
+    for group in groups:
+        size = (
+            grid.pipeline if group.name == STAGES else max(group.ring, 1 + group.near + group.far)
+        )
+        name = ALL_RANKS if size == grid.size else group.name
+        old = merged.get(name, Communicator(name, 1))
+        merged[name] = Communicator(
+            name, max(old.ring, group.ring), max(old.near, group.near), max(old.far, group.far)
+        )
+    return list(merged.values())
 
 
 def _hop(layout: ResolvedLayout, stage: int, hop: Hop) -> Communicator:
     """Return the communicator of one hop of a data rank.
 
-    fp32 gradients are reduced in rings. In other formats each rank sends every other rank its part.
+    fp32 gradients are reduced in rings. In other formats each rank sends every other rank its part,
+    and so it does where ranks hold whole matrices, hence parts of different lengths.
     """
     grid, formats = layout.grid, layout.formats
     first = grid.rank(Coordinates(0, 0, stage))
@@ -118,7 +159,9 @@ def _hop(layout: ResolvedLayout, stage: int, hop: Hop) -> Communicator:
     of_hop = formats.sums if hop.digit == "replica" else formats.grads
     of_level = of_hop[1:] if far == 0 else of_hop[2:]
     reduces = hop.digit != "params" or layout.factors.grads > 1
-    name = f"{hop.digit} of states"
+    name = hop_name(hop)
+    if updates_whole_matrices(layout.optimizer) and hop.digit != "replica":
+        return Communicator(name, 1, near, far)
     if not reduces or all(message_format.name == "fp32" for message_format in of_level):
         return Communicator(name, hop.width)
     return Communicator(name, hop.width, near, far)

@@ -7,7 +7,7 @@ planner resolves one layout per candidate.
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from frontier_llm.config.collectives import CollectivesConfig
+from frontier_llm.config.collectives import CollectivesConfig, CommunicatorCount
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.optimizer import OptimizerConfig
 from frontier_llm.config.parallel import ParallelConfig
@@ -83,6 +83,8 @@ class ResolvedLayout:
     units_in_flight: int
     """`sharding.units_in_flight`."""
     collectives: CollectivesConfig
+    communicators: CommunicatorCount
+    """How many communicators of a rank may work at the same time."""
     optimizer: OptimizerConfig
     formats: StateFormats
     """Formats of the collectives until step `collectives.until_step`, if that is set."""
@@ -139,6 +141,7 @@ class ResolvedLayout:
             factors=_factors(config, grid, formats, ignore_sharding=ignore_sharding),
             units_in_flight=config.sharding.units_in_flight,
             collectives=config.collectives,
+            communicators=config.collectives.communicators or config.cluster.device.communicators,
             optimizer=config.optimizer,
             formats=formats,
         )

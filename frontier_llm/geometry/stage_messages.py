@@ -1,9 +1,27 @@
-"""The messages between the stages of a pipeline, which follow from the lists of their actions."""
+"""The messages between the stages of a pipeline, and when each stage launches them.
 
-from collections.abc import Callable, Sequence
+On a GPU, what a rank launches can wait in one queue of the device, whatever streams it was launched
+on, and a message waits until the other stage has launched its side of it. Stages must therefore
+launch their actions and messages as parts of one common order. Then whatever waits, waits only for
+what is earlier in this order, so nothing waits forever: not in any assignment of streams to queues,
+not if a launch waits for earlier ones to complete, and not if the first message between two stages
+waits on the host until both have launched it.
+
+The common order is found by running the schedule with nominal costs and with the strictest rules: a
+stage either computes or exchanges messages, and after an action it sends the result before it does
+anything else, as soon as the stage that reads it does not compute. Such an order hardly delays
+actions even if a device runs everything it gets in one queue.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from frontier_llm.geometry.pipeline_actions import Action, Placement
+
+COSTS = {"forward": 1, "backward": 2, "input_gradients": 1, "weight_gradients": 1}
+"""Nominal costs of actions by kind. They decide where in a program messages are, and no more."""
 
 
 class Message(NamedTuple):
@@ -16,39 +34,127 @@ class Message(NamedTuple):
     micro_batch: int
 
 
-class Arrival(NamedTuple):
-    """A message that a stage receives."""
+class Launch(NamedTuple):
+    """A message that a stage launches."""
 
-    sender: int
-    """The stage that sends it."""
     message: Message
-    delivered: int
-    """How many messages of the receiver the sender has read before it sends this one."""
+    stage: int
+    """The stage at the other end."""
+    is_send: bool
+    delivered: int = 0
+    """Of a receive: how many messages of this stage the other one has read before it sends."""
 
 
-def incoming(
-    placement: Placement, stage: int, actions: Callable[[int], Sequence[Action]]
-) -> list[Arrival]:
-    """Return what a stage receives from other stages in a step.
+class Launches(NamedTuple):
+    """Messages that a stage launches together, between two actions."""
 
-    The messages of each sender are in the order in which it sends them.
+    messages: tuple[Launch, ...]
+
+
+Program = tuple[Action | Launches, ...]
+"""What a stage does in one run of a schedule, in order."""
+
+
+def programs(placement: Placement, lists: Sequence[Sequence[Action]]) -> tuple[Program, ...]:
+    """Return the program of each stage.
 
     Args:
         placement: on which stage each model chunk is.
-        stage: the stage that receives.
-        actions: returns the actions of a stage, in order.
+        lists: the actions of each stage, in order.
+
+    Raises:
+        RuntimeError: the stages wait for each other.
     """
-    arrivals = []
-    for sender in range(placement.stages):
-        if sender == stage or not _are_neighbours(placement, sender, stage):
+    items: list[list[Action | Launches]] = [[] for _ in lists]
+    read = [[0] * len(lists) for _ in lists]  # by stage: messages it has read, by sender
+    delivered: dict[Message, int] = {}
+
+    def launch(stage: int, one: Launch) -> None:
+        """Append a message to a program, together with those since its last action."""
+        last = items[stage][-1] if items[stage] else None
+        if isinstance(last, Launches):
+            items[stage][-1] = Launches((*last.messages, one))
+        else:
+            items[stage].append(Launches((one,)))
+
+    for stage, item in _CommonOrder(placement, lists).items():
+        if isinstance(item, Message):
+            receiver = placement.stage(item.chunk)
+            launch(stage, Launch(item, receiver, is_send=True))
+            launch(receiver, Launch(item, stage, is_send=False, delivered=delivered[item]))
             continue
-        delivered = 0
-        for action in actions(sender):
-            delivered += _source_stage(placement, sender, action) == stage
-            message = result(placement, sender, action)
-            if message and placement.stage(message.chunk) == stage:
-                arrivals.append(Arrival(sender, message, delivered))
-    return arrivals
+        items[stage].append(item)
+        needed, message = _input(placement, stage, item), result(placement, stage, item)
+        if needed is not None:
+            read[stage][_sender(placement, needed)] += 1
+        if message is not None:
+            delivered[message] = read[stage][placement.stage(message.chunk)]
+    return tuple(map(tuple, items))
+
+
+class _CommonOrder:
+    """Runs a schedule with nominal costs, by the rules in the docstring of this module."""
+
+    def __init__(self, placement: Placement, lists: Sequence[Sequence[Action]]) -> None:
+        self._placement = placement
+        self._left = [iter(actions) for actions in lists]
+        self._next = [next(actions, None) for actions in self._left]
+        self._running: list[Action | None] = [None] * len(lists)
+        self._sending: list[Message | None] = [None] * len(lists)
+        self._senders: defaultdict[int, set[int]] = defaultdict(set)  # that wait, by receiver
+        self._arrived: set[Message] = set()
+        self._ends: list[tuple[int, int]] = []  # of running actions, each with its stage
+
+    def items(self) -> Iterator[tuple[int, Action | Message]]:
+        """Yield actions and messages, each with the stage that computes or sends it."""
+        now, idle = 0, set(range(len(self._left)))
+        while idle:
+            yield from self._exchange(idle)
+            yield from self._start(idle, now)
+            idle = set()
+            if self._ends:
+                now = self._ends[0][0]
+            while self._ends and self._ends[0][0] == now:
+                idle.add(self._end(heapq.heappop(self._ends)[1]))
+        if any(self._next):
+            raise RuntimeError("the pipeline stages wait for each other")
+
+    def _exchange(self, idle: set[int]) -> Iterator[tuple[int, Message]]:
+        """Send what can be sent. Adds the stages to `idle` that may start an action afterwards."""
+        for stage in sorted(idle):
+            for sender in sorted(self._senders[stage] | {stage}):
+                message = self._sending[sender]
+                receiver = stage if message is None else self._placement.stage(message.chunk)
+                if message is None or self._running[receiver] is not None:
+                    continue
+                self._sending[sender] = None
+                self._senders[receiver].discard(sender)
+                self._arrived.add(message)
+                idle |= {sender, receiver}
+                yield sender, message
+
+    def _start(self, idle: set[int], now: int) -> Iterator[tuple[int, Action]]:
+        """Start the next actions of stages that have sent their results and got their inputs."""
+        for stage in sorted(idle):
+            action = self._next[stage]
+            if action is None or self._running[stage] or self._sending[stage]:
+                continue
+            needed = _input(self._placement, stage, action)
+            if needed is None or needed in self._arrived:
+                self._running[stage], self._next[stage] = action, next(self._left[stage], None)
+                heapq.heappush(self._ends, (now + COSTS[action.kind], stage))
+                yield stage, action
+
+    def _end(self, stage: int) -> int:
+        """End the running action of a stage."""
+        action, self._running[stage] = self._running[stage], None
+        assert action is not None
+        message = result(self._placement, stage, action)
+        receiver = stage if message is None else self._placement.stage(message.chunk)
+        if receiver != stage:
+            self._sending[stage] = message
+            self._senders[receiver].add(stage)
+        return stage
 
 
 def result(placement: Placement, stage: int, action: Action) -> Message | None:
@@ -62,15 +168,16 @@ def result(placement: Placement, stage: int, action: Action) -> Message | None:
     return None
 
 
-def _source_stage(placement: Placement, stage: int, action: Action) -> int | None:
-    """Return the stage that computes the input of an action; None if there is no such input."""
-    chunk = placement.chunk(stage, action.virtual_stage)
-    source = chunk - 1 if action.kind == "forward" else chunk + 1
-    if action.kind == "weight_gradients" or not 0 <= source < placement.chunks:
+def _input(placement: Placement, stage: int, action: Action) -> Message | None:
+    """Return the message that an action reads; None if it reads no result of another stage."""
+    if action.kind == "weight_gradients":
         return None
-    return placement.stage(source)
+    chunk, is_forward = placement.chunk(stage, action.virtual_stage), action.kind == "forward"
+    message = Message(is_forward, chunk, action.micro_batch)
+    is_end = chunk == (0 if is_forward else placement.chunks - 1)
+    return None if is_end or _sender(placement, message) == stage else message
 
 
-def _are_neighbours(placement: Placement, one: int, other: int) -> bool:
-    """Return whether two stages may have consecutive model chunks."""
-    return (one - other) % placement.stages in (1, placement.stages - 1)
+def _sender(placement: Placement, message: Message) -> int:
+    """Return the stage that sends a message."""
+    return placement.stage(message.chunk + (-1 if message.forward else 1))

@@ -1,7 +1,8 @@
 """Checks before the model is built that ranks are placed correctly and process groups work.
 
     check_all_ranks(...)   all ranks report to rank 0 through the store; rank 0 checks the reports
-    check_groups(...)      each process group adds up one number per rank, with a short time limit
+    check_groups(...)      each process group and each pair of stages exchanges numbers, with a
+                           short time limit
 
 The store is torch's key-value store, by which ranks find each other. Errors name the rank, host and
 process group at fault. Each rank does a constant number of store operations, and no rank writes a
@@ -10,11 +11,10 @@ file.
 
 import logging
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _LOG = logging.getLogger(__name__)
-_POLL_SECONDS = 0.001
-"""Interval at which a rank checks whether a collective has completed."""
 
 
 def check_all_ranks(
@@ -90,82 +88,141 @@ def _log_success(reports: Sequence[RankReport]) -> None:
         _LOG.info("%-10s %s", "network", " ".join(variables))
 
 
-def check_groups(
-    groups: Mapping[str, "ProcessGroup | None"],
-    world: World,
-    store: "Store",
-    device: "torch.device",
-    timeout: timedelta,
-) -> None:
-    """Run one all-reduce on each process group of this rank and check its result.
+class Trial(NamedTuple):
+    """The first use of a process group, or of the connection between two ranks."""
 
-    Collective over all ranks, which must pass the same names in the same order.
+    name: str
+    """Name in messages."""
+    ranks: tuple[int, ...]
+    """Ranks that take part."""
+    run: Callable[["torch.device"], tuple[float, float]]
+    """Communicates; returns the number that was computed, and the right one."""
+
+
+def collective_trial(
+    name: str, group: "ProcessGroup", *, reduces: bool = True, exchanges: bool = False
+) -> Trial:
+    """Return a trial in which the ranks of a group add up or exchange one number per rank.
 
     Args:
-        groups: groups by name; None where this rank is in no such group. Groups of one rank are
-            skipped.
-        world: rank of this process, number of ranks, and host.
-        store: the store in which the ranks have reported (`check_all_ranks`).
-        device: the device on which the groups communicate.
-        timeout: time limit per group.
-
-    Raises:
-        LaunchError: a group did not complete in time, or computed a wrong sum. The message names
-            the group, and the ranks that did not join it with their hosts.
+        name: name of the group.
+        group: the process group.
+        reduces: whether to run an all-reduce.
+        exchanges: whether each rank sends every other rank a number.
     """
-    for name, group in groups.items():
-        if group is not None and group.size() > 1:
-            store.set(_progress_key(world.rank), name)
-            _check_group(name, group, world, store, device, timeout)
-
-
-def _check_group(
-    name: str,
-    group: "ProcessGroup",
-    world: World,
-    store: "Store",
-    device: "torch.device",
-    timeout: timedelta,
-) -> None:
-    """Run and check the all-reduce of one group; the arguments are those of `check_groups`."""
     import torch
     import torch.distributed as dist
 
-    ranks = dist.get_process_group_ranks(group)
-    # the sums are exact, because the numbers are whole and fp64
-    total = torch.tensor([world.rank + 1.0], dtype=torch.float64, device=device)
-    started: list[dist.Work | Exception] = []  # receives the running collective, or an error
+    ranks = tuple(dist.get_process_group_ranks(group))
 
-    def start() -> None:
+    def run(device: torch.device) -> tuple[float, float]:
+        # the sums are exact, because the numbers are whole and fp64
+        numbers = torch.zeros(len(ranks), dtype=torch.float64, device=device)
+        numbers[group.rank()] = dist.get_rank() + 1.0
+        times = 1
+        if exchanges:
+            dist.all_to_all_single(numbers, numbers.sum().repeat(len(ranks)), group=group)
+            times = len(ranks) if reduces else 1
+        if reduces:
+            dist.all_reduce(numbers, group=group)
+        return numbers.sum().item(), times * sum(rank + 1.0 for rank in ranks)
+
+    return Trial(name, ranks, run)
+
+
+def message_trial(name: str, ranks: tuple[int, int], group: "ProcessGroup") -> Trial:
+    """Return a trial in which each of two ranks sends the other one a number, in one batch.
+
+    Args:
+        name: name of the connection.
+        ranks: the two ranks, of which this one is one.
+        group: a group with both ranks.
+    """
+    import torch
+    import torch.distributed as dist
+
+    own = dist.get_rank()
+    other = sum(ranks) - own
+
+    def run(device: torch.device) -> tuple[float, float]:
+        sent = torch.tensor([own + 1.0], dtype=torch.float64, device=device)
+        received = torch.zeros_like(sent)
+        messages = [
+            dist.P2POp(dist.isend, sent, other, group),
+            dist.P2POp(dist.irecv, received, other, group),
+        ]
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+        return received.item(), other + 1.0
+
+    return Trial(name, ranks, run)
+
+
+def check_groups(
+    trials: Iterable[Trial],
+    world: World,
+    store: "Store",
+    device: "torch.device",
+    timeout: timedelta,
+) -> None:
+    """Run the trials of this rank, one after the other, and check their results.
+
+    Collective over all ranks, each of which passes the trials in which it takes part, in one order
+    of all trials. After it, no message of the run creates a communicator.
+
+    Args:
+        trials: the trials.
+        world: rank of this process, number of ranks, and host.
+        store: the store in which the ranks have reported (`check_all_ranks`).
+        device: the device on which the groups communicate.
+        timeout: time limit per trial.
+
+    Raises:
+        LaunchError: a trial did not complete in time, or had a wrong result. The message names the
+            group, and the ranks that did not join it with their hosts.
+    """
+    for trial in trials:
+        store.set(_progress_key(world.rank), trial.name)
+        found, expected = _run_within(trial, store, device, timeout)
+        if found != expected:
+            raise LaunchError(
+                f"preflight: the {trial.name} group (ranks {name_some(trial.ranks)}) computed "
+                f"{found:g} instead of {expected:g}: the network between their hosts loses or "
+                "corrupts messages. Check the network plugin and exclude these hosts"
+            )
+
+
+def _run_within(
+    trial: Trial, store: "Store", device: "torch.device", timeout: timedelta
+) -> tuple[float, float]:
+    """Run one trial; the arguments and the errors are those of `check_groups`."""
+    import torch
+
+    results: list[tuple[float, float] | Exception] = []
+
+    def run() -> None:
         try:
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # the current device belongs to the thread
-            started.append(dist.all_reduce(total, group=group, async_op=True))
+            results.append(trial.run(device))
         except Exception as error:
-            started.append(error)
+            results.append(error)
 
     # In a thread, so that this function can stop waiting: NCCL's first collective in a group opens
     # connections, and the call returns only when all ranks of the group have made it.
-    threading.Thread(target=start, name=f"preflight {name}", daemon=True).start()
-    deadline = time.monotonic() + timeout.total_seconds()
-    while not started or (isinstance(started[0], dist.Work) and not started[0].is_completed()):
-        if time.monotonic() > deadline:
-            raise LaunchError(_explain_incomplete(name, ranks, store, timeout))
-        time.sleep(_POLL_SECONDS)
-    if isinstance(started[0], Exception):
-        raise started[0]
-    started[0].wait()
-    expected = sum(rank + 1.0 for rank in ranks)
-    if total.item() != expected:
-        raise LaunchError(
-            f"preflight: an all-reduce of the {name} group (ranks {name_some(ranks)}) gave "
-            f"{total.item():g} instead of {expected:g}: the network between their hosts loses or "
-            "corrupts messages. Check the network plugin and exclude these hosts"
-        )
+    thread = threading.Thread(target=run, name=f"preflight {trial.name}", daemon=True)
+    thread.start()
+    thread.join(timeout.total_seconds())
+    if not results:
+        raise LaunchError(_explain_incomplete(trial, store, timeout))
+    if isinstance(results[0], Exception):
+        raise results[0]
+    return results[0]
 
 
-def _explain_incomplete(name: str, ranks: Sequence[int], store: "Store", timeout: timedelta) -> str:
+def _explain_incomplete(trial: Trial, store: "Store", timeout: timedelta) -> str:
     """Return an error message that names the ranks that have not joined the group."""
+    name, ranks = trial.name, trial.ranks
     absent = []
     for rank in ranks:
         key = _progress_key(rank)
@@ -181,8 +238,9 @@ def _explain_incomplete(name: str, ranks: Sequence[int], store: "Store", timeout
         )
     )
     return (
-        f"preflight: the {name} group of ranks {name_some(ranks)} did not complete an all-reduce "
-        f"within {format_seconds(timeout.total_seconds())} (launch.preflight_seconds); {reason}"
+        f"preflight: the {name} group of ranks {name_some(ranks)} did not exchange its first "
+        f"messages within {format_seconds(timeout.total_seconds())} (launch.preflight_seconds); "
+        f"{reason}"
     )
 
 

@@ -4,9 +4,8 @@ trainer/connect.py calls `make_groups` on each rank. The groups are those of the
 data and tensor ranks, geometry/grid.py) and those over which model states are sharded.
 """
 
-import math
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,9 +15,9 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+from frontier_llm.config.collectives import CommunicatorCount
 from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.partition import Factors, Hop
-from frontier_llm.parallel.megatron_cpu import shared_groups
 
 TIMEOUT = timedelta(minutes=30)
 """Default time after which a collective fails; it is torch's default for gloo."""
@@ -37,12 +36,7 @@ class Groups:
     data: dist.ProcessGroup
     """The ranks that differ only in their data coordinate."""
     pipeline: dist.ProcessGroup
-    """The ranks that differ only in their pipeline stage."""
-    ascending: dist.ProcessGroup
-    """The same ranks. Stages send to later stages in this group: with NCCL, every pair of stages
-    then has a communicator for each direction."""
-    descending: dist.ProcessGroup
-    """The same ranks. Stages send to earlier stages in this group."""
+    """The ranks that differ only in their pipeline stage. They send each other activations."""
     head_stage: int
     """Stage with the head, which computes the loss."""
     embedding: dist.ProcessGroup | None
@@ -81,7 +75,12 @@ class Groups:
         return self.coordinates.pipeline == self.head_stage
 
 
-def make_groups(grid: Grid, head_stage: int, timeout: timedelta = TIMEOUT) -> Groups:
+def make_groups(
+    grid: Grid,
+    head_stage: int,
+    timeout: timedelta = TIMEOUT,
+    communicators: CommunicatorCount = "many",
+) -> Groups:
     """Create the process groups of the grid.
 
     Collective over all ranks, in one fixed order. `torch.distributed` must be initialised.
@@ -89,13 +88,15 @@ def make_groups(grid: Grid, head_stage: int, timeout: timedelta = TIMEOUT) -> Gr
     Args:
         grid: all ranks of the run.
         head_stage: stage that holds the head (`ResolvedLayout.head_stage`).
-        timeout: time after which a collective fails. With NCCL megatron rounds it up to minutes.
+        timeout: time after which a collective fails.
+        communicators: `collectives.communicators`. Unless it is `many`, groups of the same ranks
+            are one group.
     """
-    with shared_groups(timeout) if dist.get_backend() == "gloo" else nullcontext():
+    assert dist.group.WORLD is not None
+    with _shared_groups(timeout, [] if communicators == "many" else [dist.group.WORLD]):
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=grid.tensor,
             pipeline_model_parallel_size=grid.pipeline,
-            distributed_timeout_minutes=math.ceil(timeout / timedelta(minutes=1)),
             create_gloo_process_groups=False,  # only megatron's optimizer needs them; it is unused
         )
     rank = dist.get_rank()
@@ -105,7 +106,6 @@ def make_groups(grid: Grid, head_stage: int, timeout: timedelta = TIMEOUT) -> Gr
     _check("data", collection.dp, grid.data_group(rank))
     _check("pipeline", collection.pp, grid.pipeline_group(rank))
     ends = position.pipeline in (0, grid.pipeline - 1)
-    ascending, descending = _directions(grid, collection.pp, timeout)
     groups = Groups(
         grid=grid,
         rank=rank,
@@ -113,8 +113,6 @@ def make_groups(grid: Grid, head_stage: int, timeout: timedelta = TIMEOUT) -> Gr
         tensor=collection.tp,
         data=collection.dp,
         pipeline=collection.pp,
-        ascending=ascending,
-        descending=descending,
         head_stage=head_stage,
         embedding=collection.embd if ends else None,
         megatron=collection,
@@ -125,21 +123,31 @@ def make_groups(grid: Grid, head_stage: int, timeout: timedelta = TIMEOUT) -> Gr
     return groups
 
 
-def _directions(
-    grid: Grid, pipeline: dist.ProcessGroup, timeout: timedelta
-) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Create the groups in which stages send to later and to earlier stages.
+@contextmanager
+def _shared_groups(timeout: timedelta, existing: Iterable[dist.ProcessGroup]) -> Iterator[None]:
+    """Make megatron create one group for each set of ranks, within this context.
 
-    gloo matches messages by tags and can send in both directions in one group.
+    megatron creates twenty groups per rank, most of which have the same ranks. A group has one
+    thread with gloo and two with NCCL, which wake all the time.
+
+    Args:
+        timeout: time after which a collective fails; megatron would round it up to minutes.
+        existing: groups that are used instead of new ones of the same ranks.
     """
-    if grid.pipeline == 1 or dist.get_backend() == "gloo":
-        return pipeline, pipeline
-    created = {}
-    for first in range(grid.size // grid.pipeline):
-        ranks = grid.pipeline_group(first)
-        created[ranks] = [dist.new_group(list(ranks), timeout=timeout) for _ in range(2)]
-    ascending, descending = created[grid.pipeline_group(dist.get_rank())]
-    return ascending, descending
+    created = {tuple(dist.get_process_group_ranks(group)): group for group in existing}
+
+    def create_group(ranks: Sequence[int], **_: object) -> dist.ProcessGroup:
+        key = tuple(ranks)
+        if key not in created:
+            created[key] = dist.new_group(list(ranks), timeout=timeout)
+        return created[key]
+
+    original = parallel_state.create_group
+    parallel_state.create_group = create_group
+    try:
+        yield
+    finally:
+        parallel_state.create_group = original
 
 
 def make_hop_groups(groups: Groups, factors: Factors) -> dict[Hop, dist.ProcessGroup]:
@@ -203,6 +211,8 @@ def _stage_group(groups: Groups, stages: tuple[int, ...]) -> dist.ProcessGroup |
         return None
     if stages == (0, grid.pipeline - 1):
         return groups.embedding
+    if len(stages) == grid.pipeline:
+        return groups.pipeline
     own_group = None
     for data in range(grid.data):
         for tensor in range(grid.tensor):

@@ -1,20 +1,15 @@
 """megatron-core on a CPU: replaces names in torch and megatron.
 
 megatron-core 0.16.1 assumes that the device of a rank is a CUDA device. On a machine without a GPU,
-`install` replaces the functions of torch and megatron that need one. `shared_groups` avoids
-duplicate process groups: an unused group costs nothing with NCCL, but a thread with gloo. On a GPU
-nothing is replaced.
+`install` replaces the functions of torch and megatron that need one. On a GPU nothing is replaced.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 
 class _CpuStream:
@@ -71,34 +66,6 @@ REPLACEMENTS = (
     Replacement(_RANDOM, "_get_cuda_rng_state", _get_state, "recomputation replays dropout"),
     Replacement(_RANDOM, "_set_cuda_rng_state", _set_state, "recomputation replays dropout"),
 )
-
-
-@contextmanager
-def shared_groups(timeout: timedelta) -> Iterator[None]:
-    """Make megatron create one group for each set of ranks, within this context.
-
-    megatron creates twenty groups per rank, most of which have the same ranks. With gloo each group
-    has a thread that wakes a hundred times per second.
-
-    Args:
-        timeout: time after which a collective fails; megatron would round it up to minutes.
-    """
-    from megatron.core import parallel_state
-
-    created: dict[tuple[int, ...], dist.ProcessGroup] = {}
-
-    def create_group(ranks: Sequence[int], **_: object) -> dist.ProcessGroup:
-        key = tuple(ranks)
-        if key not in created:
-            created[key] = dist.new_group(list(ranks), timeout=timeout)
-        return created[key]
-
-    original = parallel_state.create_group
-    parallel_state.create_group = create_group
-    try:
-        yield
-    finally:
-        parallel_state.create_group = original
 
 
 def install() -> None:

@@ -126,7 +126,7 @@ def build_context(
         config, world.size, world.ranks_per_node, precision=precision.name
     )
     with watchdog.phase("groups"):
-        groups, sharding_groups = connect(config, layout, world, store, accelerator)
+        groups, state_groups = connect(config, layout, world, store, accelerator)
     kernels = resolve(
         config.kernels, accelerator.device, DTYPES[precision.name], config.model.hidden
     )
@@ -134,7 +134,7 @@ def build_context(
     hardware = Hardware(accelerator, precision, kernels, attention)
     model = build_model(layout, groups, accelerator.device, hardware.kernels, config.trainer.seed)
     traffic = Traffic(groups.grid, world.rank)
-    states = shard(config, model, groups, traffic, sharding_groups)
+    states = shard(config, model, groups, traffic, state_groups)
     data = build_data(config, corpus, groups, accelerator.device)
     progress, loss_scale = Progress(), LossScale(config.precision, precision.name)
     try:

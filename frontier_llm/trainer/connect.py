@@ -1,5 +1,12 @@
-"""Creates the process groups of a rank, and tests those that a step uses."""
+"""Creates the process groups of a rank, and uses each that a run needs once.
 
+torch creates the communicators of NCCL and RCCL at the first message of a group or of two ranks.
+The call blocks the host until the other ranks have made it, so no message of a step may be the
+first one. `first_uses` lists what a run uses (geometry/communicators.py), for a test at the start
+of the run and after ranks were replaced.
+"""
+
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -8,20 +15,41 @@ import torch.distributed as dist
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.partition import Hop
+from frontier_llm.geometry.communicators import (
+    ALL_RANKS,
+    STAGES,
+    TENSOR,
+    hop_name,
+    neighbours,
+    tied_name,
+    tied_stages,
+    used_groups,
+)
+from frontier_llm.geometry.inventory import shared_parameters
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.health.preflight import check_all_ranks, check_groups
+from frontier_llm.health.preflight import (
+    Trial,
+    check_all_ranks,
+    check_groups,
+    collective_trial,
+    message_trial,
+)
 from frontier_llm.launch.rendezvous import init_process_group
 from frontier_llm.launch.world import World
-from frontier_llm.parallel.groups import TIMEOUT, Groups, make_groups, make_hop_groups
+from frontier_llm.parallel.groups import (
+    TIMEOUT,
+    Groups,
+    make_groups,
+    make_hop_groups,
+    make_stage_groups,
+)
+from frontier_llm.sharding.unit import StateGroups
 from frontier_llm.trainer.checkpoint_places import local_root
 from frontier_llm.trainer.spare_folders import remove_spares
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-HopGroups = dict[Hop, dist.ProcessGroup]
-"""The process groups over which states are sharded, by hop (geometry/partition.py)."""
 NO_TIMEOUT = timedelta(days=1)
 """NCCL's timeout ends the process without naming the late rank, while the watchdog names the rank.
 With this value, NCCL's timeout never comes before the watchdog's limits."""
@@ -33,10 +61,10 @@ def connect(
     world: World,
     store: "Store",
     accelerator: Accelerator,
-) -> tuple[Groups, HopGroups]:
+) -> tuple[Groups, StateGroups]:
     """Make all process groups of a rank, in the same order on all ranks, and test those in use.
 
-    Collective over all ranks. The test of a group is one collective.
+    Collective over all ranks. The test of a group is its first messages.
 
     Returns:
         The groups of tensor, pipeline and data parallelism, and the groups over which states are
@@ -54,23 +82,76 @@ def connect(
     timeout = _collective_timeout(config, backend)
     init_process_group(world, store, backend, timeout)
     is_long = backend == "gloo" and not config.recovery.enabled
-    groups = make_groups(layout.grid, layout.head_stage, TIMEOUT if is_long else timeout)
-    of_hops = make_hop_groups(groups, layout.factors)
-    # only groups that a step uses, because NCCL allocates buffers at a group's first collective
-    named = {
-        "whole": dist.group.WORLD,
-        "tensor": groups.tensor,
-        "pipeline": groups.pipeline,
-        "embedding": groups.embedding if layout.model.tied else None,
-        **{_name(hop): group for hop, group in of_hops.items()},
-    }
+    groups = make_groups(
+        layout.grid, layout.head_stage, TIMEOUT if is_long else timeout, layout.communicators
+    )
+    state_groups = make_state_groups(groups, layout)
+    trials = first_uses(groups, state_groups, layout)
     time_limit = timedelta(seconds=config.launch.preflight_seconds)
-    check_groups(named, world, store, accelerator.device, time_limit)
-    return groups, of_hops
+    check_groups(trials, world, store, accelerator.device, time_limit)
+    return groups, state_groups
 
 
-def _name(hop: Hop) -> str:
-    return f"{hop.digit} of states, {hop.width} data ranks, {hop.low} apart"
+def make_state_groups(groups: Groups, layout: ResolvedLayout) -> StateGroups:
+    """Create the process groups over which the model states of this rank are sharded.
+
+    Collective over all ranks, in one fixed order.
+    """
+    stages = _stages_with_copies(layout)
+    group_of_stages = make_stage_groups(groups, dict.fromkeys(stages.values()))
+    return StateGroups(
+        factors=layout.factors,
+        data_rank=groups.coordinates.data,
+        groups=make_hop_groups(groups, layout.factors),
+        tensor_group=groups.tensor,
+        tied_groups={
+            name: group_of_stages[holders]
+            for name, holders in stages.items()
+            if holders in group_of_stages
+        },
+    )
+
+
+def _stages_with_copies(layout: ResolvedLayout) -> dict[str, tuple[int, ...]]:
+    """Return the stages that hold copies of a parameter, by its name."""
+    shared = shared_parameters(layout.model, layout.model_chunks)
+    return {
+        name: tuple(sorted({chunk.stage for chunk in chunks})) for name, chunks in shared.items()
+    }
+
+
+def first_uses(
+    groups: Groups, state_groups: StateGroups, layout: ResolvedLayout
+) -> Iterator[Trial]:
+    """Yield a trial of everything that this rank uses in a run, in one order of all ranks."""
+    named: dict[str, dist.ProcessGroup | None] = {
+        ALL_RANKS: dist.group.WORLD,
+        TENSOR: groups.tensor,
+        STAGES: groups.pipeline,
+        **{hop_name(hop): group for hop, group in state_groups.groups.items()},
+    }
+    for parameter, stages in _stages_with_copies(layout).items():
+        named[tied_name(stages)] = state_groups.tied_groups.get(parameter)
+    for used in used_groups(layout, groups.coordinates.pipeline, tied_stages(layout)):
+        group = named.get(used.name)
+        if group is None:
+            continue
+        exchanges = used.near + used.far == group.size() - 1  # with all others, not only with some
+        if used.ring > 1 or exchanges:
+            yield collective_trial(used.name, group, reduces=used.ring > 1, exchanges=exchanges)
+    yield from _messages(groups, layout)
+
+
+def _messages(groups: Groups, layout: ResolvedLayout) -> Iterator[Trial]:
+    """Yield a trial of each connection of this stage with another one.
+
+    Every second pair of neighbouring stages comes first, so that no pair waits for many others.
+    """
+    stage, ranks = groups.coordinates.pipeline, groups.grid.pipeline_group(groups.rank)
+    pairs = {(min(stage, other), max(stage, other)) for other in neighbours(layout, stage)}
+    for low, high in sorted(pairs, key=lambda pair: (pair[0] % 2, pair)):
+        name = f"stages {low} and {high}"
+        yield message_trial(name, (ranks[low], ranks[high]), groups.pipeline)
 
 
 def choose_backend(config: RunConfig, accelerator: Accelerator) -> str:

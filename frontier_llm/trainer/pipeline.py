@@ -17,8 +17,8 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from frontier_llm.data.batch import AnyBatch
-from frontier_llm.geometry.pipeline_schedule import Action, forward_actions
-from frontier_llm.geometry.stage_messages import Arrival, Message, incoming
+from frontier_llm.geometry.pipeline_schedule import forward_actions
+from frontier_llm.geometry.stage_messages import Launches, Message, Program, programs
 from frontier_llm.model.build import Model
 from frontier_llm.model.loss import TokenLosses
 from frontier_llm.parallel.groups import Groups
@@ -43,7 +43,7 @@ class Pipeline:
     def __init__(self, model: Model, groups: Groups, z_loss: float = 0.0) -> None:
         self._model, self._groups, self._z_loss = model, groups, z_loss
         self._stage, self.times = groups.coordinates.pipeline, PassTimes(groups.grid.pipeline)
-        self._known_lists: dict[int, tuple[Sequence[Action], Sequence[Arrival]]] = {}
+        self._programs: dict[tuple[int, bool], Program] = {}
 
     def train(
         self,
@@ -64,13 +64,15 @@ class Pipeline:
             For each micro-batch its mean cross entropy, [1] fp32, or with z-loss both means, [2],
             on the stage with the head; an empty list elsewhere.
         """
-        actions, arrivals = self._lists(len(batches))
-        result = partial(_mean_losses, z_loss=self._z_loss)
-        passes = _Passes(self._model, self._groups, batches, arrivals, self.times, result)
+        loss = partial(_mean_losses, z_loss=self._z_loss)
+        passes = _Passes(self._model, self._groups, batches, self.times, loss)
         gradient = loss_scale / len(batches)
-        for action in actions:
+        for item in self._program(len(batches), trains=True):
+            if isinstance(item, Launches):
+                passes.launch(item)
+                continue
             self.times.start()
-            kind, virtual_stage, micro_batch = action
+            kind, virtual_stage, micro_batch = item
             dropout.micro_batch = micro_batch  # recomputed layers draw their masks again
             if kind == "forward":
                 passes.forward(virtual_stage, micro_batch)
@@ -116,27 +118,30 @@ class Pipeline:
         self, batches: Sequence[AnyBatch], result: Result, *, with_labels: bool = True
     ) -> list[torch.Tensor]:
         """Run forward passes alone. Without labels `result` reads logits."""
-        placement = self._model.layout.placement
-
-        def actions(stage: int) -> Sequence[Action]:
-            return forward_actions(placement, stage, len(batches))
-
-        arrivals = incoming(placement, self._stage, actions)
-        passes = _Passes(
-            self._model, self._groups, batches, arrivals, self.times, result, with_labels
-        )
-        for _, virtual_stage, micro_batch in actions(self._stage):
-            passes.forward(virtual_stage, micro_batch)
+        passes = _Passes(self._model, self._groups, batches, self.times, result, with_labels)
+        for item in self._program(len(batches), trains=False):
+            if isinstance(item, Launches):
+                passes.launch(item)
+            else:
+                passes.forward(item.virtual_stage, item.micro_batch)
         return passes.finish()
 
-    def _lists(self, micro_batches: int) -> tuple[Sequence[Action], Sequence[Arrival]]:
-        """Return the actions of a training step of this stage, and the messages that it gets."""
-        if micro_batches not in self._known_lists:
+    def _program(self, micro_batches: int, *, trains: bool) -> Program:
+        """Return what this stage does in a training step, or in forward passes alone."""
+        key = micro_batches, trains
+        if key not in self._programs:
             layout = replace(self._model.layout, micro_batches=micro_batches)
-            lists = layout.schedule.actions
-            arrivals = incoming(layout.placement, self._stage, lists.__getitem__)
-            self._known_lists[micro_batches] = lists[self._stage], arrivals
-        return self._known_lists[micro_batches]
+            placement = layout.placement
+            lists = (
+                layout.schedule.actions
+                if trains
+                else [
+                    forward_actions(placement, stage, micro_batches)
+                    for stage in range(placement.stages)
+                ]
+            )
+            self._programs[key] = programs(placement, lists)[self._stage]
+        return self._programs[key]
 
 
 def _mean_losses(batch: AnyBatch, losses: TokenLosses, z_loss: float = 0.0) -> torch.Tensor:
@@ -151,18 +156,16 @@ class _Passes:
         model: Model,
         groups: Groups,
         batches: Sequence[AnyBatch],
-        arrivals: Sequence[Arrival],
         times: PassTimes,
         result: Result,
         with_labels: bool = True,
     ) -> None:
-        """Post the first receives.
+        """Initialise without running anything.
 
         Args:
             model: model chunks of this rank.
             groups: process groups of this rank.
             batches: the micro-batches.
-            arrivals: what this stage receives.
             times: is told when the input of a pass has arrived.
             result: computes the result of a micro-batch.
             with_labels: whether it gets the losses of tokens instead of logits.
@@ -173,16 +176,24 @@ class _Passes:
         self._placement, self._stage = layout.placement, groups.coordinates.pipeline
         self._inputs: dict[tuple[int, int], torch.Tensor | None] = {}
         self._outputs: dict[tuple[int, int], GradientEdge] = {}
-        self._to_itself: dict[Message, torch.Tensor] = {}  # messages between chunks of this stage
+        # results that are not yet sent, or not yet read by another chunk of this stage
+        self._to_read: dict[Message, torch.Tensor] = {}
         self._results: dict[int, torch.Tensor] = {}
         parts = groups.grid.tensor if layout.sequence_parallel else 1
         shape = batches[0].length // parts, batches[0].samples, layout.model.hidden
         device = next(model.chunks[0].parameters()).device
         dtype = model.transformer.params_dtype
-        self._exchange = StageExchange(groups, arrivals, shape, dtype, device)
+        self._exchange = StageExchange(groups, shape, dtype, device)
+
+    def launch(self, launches: Launches) -> None:
+        """Start to send results and to receive the results of other stages."""
+        self._exchange.launch(launches, self._to_read)
+        for one in launches.messages:
+            if one.is_send:
+                del self._to_read[one.message]
 
     def forward(self, virtual_stage: int, micro_batch: int) -> None:
-        """Run the forward pass of a model chunk, and send its output."""
+        """Run the forward pass of a model chunk."""
         module, batch = self._chunks[virtual_stage], self._batches[micro_batch]
         chunk = self._placement.chunk(self._stage, virtual_stage)
         received = None
@@ -201,10 +212,10 @@ class _Passes:
             # the backward pass needs only the edge, so the output is freed when it is sent
             self._outputs[virtual_stage, micro_batch] = get_gradient_edge(output)
         if not is_last:
-            self._send(Message(True, chunk + 1, micro_batch), output.detach())
+            self._to_read[Message(True, chunk + 1, micro_batch)] = output.detach()
 
     def backward(self, virtual_stage: int, micro_batch: int, loss_gradient: float) -> None:
-        """Run the backward pass of a model chunk, and send the gradient of its input."""
+        """Run the backward pass of a model chunk."""
         chunk = self._placement.chunk(self._stage, virtual_stage)
         if chunk == self._placement.chunks - 1:
             gradient = torch.full_like(self._results[micro_batch], loss_gradient)
@@ -214,7 +225,7 @@ class _Passes:
         received = self._inputs.pop((virtual_stage, micro_batch))
         if received is not None:
             assert received.grad is not None
-            self._send(Message(False, chunk - 1, micro_batch), received.grad)
+            self._to_read[Message(False, chunk - 1, micro_batch)] = received.grad
 
     def finish(self) -> list[torch.Tensor]:
         """Wait for all sends; return the results by micro-batch on the stage with the head."""
@@ -222,15 +233,8 @@ class _Passes:
         return [self._results[micro_batch] for micro_batch in sorted(self._results)]
 
     def _receive(self, message: Message) -> torch.Tensor:
-        if message in self._to_itself:
-            return self._to_itself.pop(message)
+        if message in self._to_read:
+            return self._to_read.pop(message)
         received = self._exchange.receive(message)
         self._times.start()
         return received
-
-    def _send(self, message: Message, tensor: torch.Tensor) -> None:
-        stage = self._placement.stage(message.chunk)
-        if stage == self._stage:
-            self._to_itself[message] = tensor
-        else:
-            self._exchange.send(message, tensor, stage)

@@ -9,6 +9,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
 from frontier_llm.data.spans import START
 from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.geometry.grid import Coordinates
 from frontier_llm.model.build import Model
 from frontier_llm.model.loss import mask_padding
 from frontier_llm.parallel.groups import Groups
@@ -80,8 +81,8 @@ class Sampler:
             else:
                 token = all_logits.argmax(keepdim=True)
             chosen.copy_(token)
-        group = self._groups.pipeline
-        dist.broadcast(chosen, group=group, group_src=self._groups.head_stage)
+        head = Coordinates(tensor=0, data=0, pipeline=self._groups.head_stage)
+        dist.broadcast(chosen, src=self._groups.grid.rank(head))
         return int(chosen.item())
 
     def _batch(self, prompt: Sequence[int], written: Sequence[int]) -> tuple[AnyBatch, int]:

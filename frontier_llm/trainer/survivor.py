@@ -146,9 +146,11 @@ def lend(states: ShardedStates, own: Survivor | None, lenders: Mapping[int, int]
             for target, source in zip(tensors, tensors_of(own.shards), strict=True):
                 target.copy_(source)
         for borrower, lender in sorted(lenders.items()):
-            if rank == lender:
+            if rank in (lender, borrower):
+                send_or_receive = dist.isend if rank == lender else dist.irecv
+                other = borrower if rank == lender else lender
                 for tensor in tensors:
-                    dist.send(tensor, borrower)
-            elif rank == borrower:
-                for tensor in tensors:
-                    dist.recv(tensor, lender)
+                    # a batch uses the communicator of all ranks, and makes none for the two ranks
+                    message = dist.P2POp(send_or_receive, tensor, other)
+                    for work in dist.batch_isend_irecv([message]):
+                        work.wait()

@@ -17,7 +17,7 @@ from frontier_llm.geometry.pipeline_schedule import (
     held,
     make_schedule,
 )
-from frontier_llm.geometry.stage_messages import incoming
+from frontier_llm.geometry.stage_messages import Launches, programs
 from frontier_llm.planner.timeline import ActionSeconds, simulate
 
 CHUNKS = {"1f1b": [1], "zb_h1": [1], "interleaved": [2, 3, 8], "zb_v": [2], "v_half": [2]}
@@ -109,7 +109,7 @@ def test_a_stage_reads_messages_in_the_order_in_which_they_are_sent(name):
 @settings(max_examples=1000 if os.environ.get("ALL_SCHEDULES") else 10)
 @given(st.data())
 def test_messages_match_in_any_schedule(data):
-    """The executor posts receives as `incoming` lists them, and every send has its receive."""
+    """Both stages launch every message, in the same order, and no stage reads before it did."""
     name = data.draw(st.sampled_from(list(CHUNKS)))
     chunks = data.draw(st.integers(2, 8)) if name == "interleaved" else CHUNKS[name][0]
     stages, waiting = data.draw(st.integers(2, 64)), data.draw(st.integers(0, 9))
@@ -117,11 +117,16 @@ def test_messages_match_in_any_schedule(data):
     schedule = make_schedule(name, stages, chunks, micro_batches, waiting, data.draw(st.booleans()))
     assert run(schedule) == sum(map(len, schedule.actions))
     sent, read = (messages(schedule, of_senders=senders) for senders in (True, False))
-    posted = defaultdict(list)
-    for stage in range(stages):
-        for arrival in incoming(schedule.placement, stage, schedule.actions.__getitem__):
-            posted[arrival.sender, stage].append(arrival.message)
-    assert posted == sent
+    launched = [defaultdict(list), defaultdict(list)]  # receives and sends
+    for stage, program in enumerate(programs(schedule.placement, schedule.actions)):
+        assert [item for item in program if not isinstance(item, Launches)] == [
+            *schedule.actions[stage]
+        ]
+        for batch in program:
+            for one in batch.messages if isinstance(batch, Launches) else ():
+                pair = (stage, one.stage) if one.is_send else (one.stage, stage)
+                launched[one.is_send][pair].append(one.message)
+    assert launched == [sent, sent]
     assert {pair: sorted(some) for pair, some in read.items()} == {
         pair: sorted(some) for pair, some in sent.items()
     }

@@ -121,12 +121,12 @@ def test_the_host_waits_once_and_no_operation_mixes_devices(name: str, precision
 
 def test_a_wait_after_each_exchange_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A middle stage sends and receives activations and gradients."""
-    send = StageExchange.send
+    launch = StageExchange.launch
 
-    def send_and_wait(*arguments: Any) -> None:
-        send(*arguments)
+    def launch_and_wait(*arguments: Any) -> None:
+        launch(*arguments)
         torch.cuda.synchronize()
 
-    monkeypatch.setattr(StageExchange, "send", send_and_wait)
+    monkeypatch.setattr(StageExchange, "launch", launch_and_wait)
     overrides, rank = LAYOUTS["middle_stage"]
     assert fake_cuda.record_step(overrides, 8, rank).device_waits > 10

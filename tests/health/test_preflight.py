@@ -14,7 +14,12 @@ from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import LaunchError, RankFailure
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.health.preflight import check_all_ranks, check_groups
+from frontier_llm.health.preflight import (
+    check_all_ranks,
+    check_groups,
+    collective_trial,
+    message_trial,
+)
 from frontier_llm.health.rank_checks import check_reports
 from frontier_llm.health.rank_report import RankReport
 from frontier_llm.launch import coordination
@@ -216,31 +221,64 @@ def test_a_rank_that_does_not_report_is_named_with_its_host(tmp_path, monkeypatc
     assert messages[1] == ""
 
 
-def _groups(world):
+def _trials(world):
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    return {"whole": dist.group.WORLD, "tensor": halves[world.rank // 2], "embedding": None}
+    trials = [
+        collective_trial("whole", dist.group.WORLD),
+        collective_trial("tensor", halves[world.rank // 2], exchanges=True),
+        collective_trial("experts", halves[world.rank // 2], exchanges=True, reduces=False),
+    ]
+    pairs = [pair for pair in ((0, 1), (2, 3), (1, 2)) if world.rank in pair]
+    names = [f"stages {low} and {high}" for low, high in pairs]
+    messages = [message_trial(*one, dist.group.WORLD) for one in zip(names, pairs, strict=True)]
+    return [*trials, *messages]
+
+
+def _check(trials, world, folder, seconds):
+    check_groups(trials, world, _store(folder, world), CPU, timedelta(seconds=seconds))
 
 
 def test_working_groups_pass(tmp_path):
+    run_ranks(lambda world: _check(_trials(world), world, tmp_path, 20), 4)
+
+
+@pytest.mark.parametrize("left_out", ["tensor", "stages 2 and 3"])
+def test_an_incomplete_group_is_named_with_the_absent_rank(tmp_path, left_out):
     def work(world):
-        check_groups(_groups(world), world, _store(tmp_path, world), CPU, timedelta(seconds=20))
-
-    run_ranks(work, 4)
-
-
-def test_an_incomplete_group_is_named_with_the_absent_rank(tmp_path):
-    def work(world):
-        store, groups = _store(tmp_path, world), _groups(world)
+        store, trials = _store(tmp_path, world), _trials(world)
         check_all_ranks(_config(20), 1, world, store, Accelerator.of_rank(0))
-        if world.rank == 3:
-            del groups["tensor"]  # this rank takes another branch
+        if world.rank == 3:  # this rank takes another branch
+            trials = trials[: [trial.name for trial in trials].index(left_out)]
         try:
-            check_groups(groups, world, store, CPU, timedelta(seconds=1))
+            _check(trials, world, tmp_path, 1)
         except LaunchError as error:
             return str(error)
         return ""
 
     messages = run_ranks(work, 4)
-    assert messages[2].startswith("preflight: the tensor group of ranks 2, 3 did not complete")
-    assert "absent: rank 3 on node0 (at: whole)" in messages[2]
-    assert messages[0] == messages[1] == messages[3] == ""
+    assert messages[2].startswith(f"preflight: the {left_out} group of ranks 2, 3 did not exchange")
+    at = "whole" if left_out == "tensor" else "experts"
+    assert f"absent: rank 3 on node0 (at: {at})" in messages[2]
+    assert messages[0] == messages[3] == ""
+
+
+def test_a_message_that_arrives_changed_is_reported(tmp_path, monkeypatch):
+    def work(world):
+        trial = next(one for one in _trials(world) if one.name.startswith("stages"))
+        batch = dist.batch_isend_irecv
+
+        def double(messages):
+            messages[0].tensor.mul_(2)
+            return batch(messages)
+
+        if world.rank == 0:
+            monkeypatch.setattr(dist, "batch_isend_irecv", double)
+        try:
+            _check([trial], world, tmp_path, 20)
+        except LaunchError as error:
+            return str(error)
+        return ""
+
+    messages = run_ranks(work, 4)
+    assert messages[1].startswith("preflight: the stages 0 and 1 group (ranks 0, 1) computed 2")
+    assert messages[0] == messages[2] == messages[3] == ""

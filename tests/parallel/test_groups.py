@@ -11,8 +11,8 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
-from frontier_llm.parallel.groups import make_groups, make_hop_groups
-from frontier_llm.parallel.megatron_cpu import install, shared_groups
+from frontier_llm.parallel.groups import _shared_groups, make_groups, make_hop_groups
+from frontier_llm.parallel.megatron_cpu import install
 from tests.ranks import run_ranks
 from tests.values import tiny_values
 
@@ -67,7 +67,7 @@ def test_hop_groups_are_those_of_the_partition() -> None:
 def ask_twice(world: World) -> list[bool]:
     pairs = [[0, 1], [1, 2], [0, 1], [0, 1, 2]]
     own = parallel_state.create_group
-    with shared_groups(timedelta(minutes=1)):
+    with _shared_groups(timedelta(minutes=1), []):
         first, _, again, all_three = (parallel_state.create_group(ranks) for ranks in pairs)
     total = torch.ones(1)
     torch.distributed.all_reduce(total, group=all_three)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 
 from frontier_llm.collectives.traffic import Traffic
@@ -12,10 +13,11 @@ from frontier_llm.device.kernels import resolve
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
 from frontier_llm.model.build import Model, build_model
-from frontier_llm.parallel.groups import Groups, make_groups, make_hop_groups
+from frontier_llm.parallel.groups import Groups, make_groups
 from frontier_llm.parallel.megatron_cpu import install
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.connect import HopGroups
+from frontier_llm.sharding.unit import StateGroups
+from frontier_llm.trainer import connect
 from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.states import shard
@@ -34,7 +36,7 @@ class Rig:
     states: ShardedStates
     step: TrainStep
     traffic: Traffic
-    hop_groups: HopGroups
+    state_groups: StateGroups
 
     def train(self, steps: int, first: int = 0, saved: int | None = None) -> list[StepResult]:
         """Train some steps; the states are saved after step `saved`, counted from 1."""
@@ -74,14 +76,17 @@ def make_rig(
     if groups_of:
         groups = replace(groups_of.groups, head_stage=layout.head_stage)
     else:
-        groups = make_groups(layout.grid, layout.head_stage)
-    hop_groups = groups_of.hop_groups if groups_of else make_hop_groups(groups, layout.factors)
+        groups = make_groups(layout.grid, layout.head_stage, communicators=layout.communicators)
     kernels = resolve(config.kernels, CPU)
     model = build_model(layout, groups, CPU, kernels, config.trainer.seed)
     for record in model.records:
         record.parameter.requires_grad_(record.name not in frozen)
     traffic = Traffic(groups.grid, world.rank)
-    states = shard(config, model, groups, traffic, hop_groups)
+    with pytest.MonkeyPatch.context() as patch:
+        if groups_of:
+            patch.setattr(connect, "make_hop_groups", lambda *_: groups_of.state_groups.groups)
+        state_groups = connect.make_state_groups(groups, layout)
+    states = shard(config, model, groups, traffic, state_groups)
     scale = LossScale(config.precision, precision)
     step = TrainStep(model, states, groups, config, scale, traffic)
-    return Rig(config, groups, model, states, step, traffic, hop_groups)
+    return Rig(config, groups, model, states, step, traffic, state_groups)

@@ -264,14 +264,14 @@ def test_no_schedule_depends_on_the_speed_of_stages() -> None:
 def count_sent(world: World, cases: dict[str, dict[str, Any]]) -> dict[str, int]:
     """Return how many sent tensors a rank keeps at most in a step of each case."""
     most, found, rig = [0], {}, None
-    send = StageExchange.send
+    launch = StageExchange.launch
 
-    def send_and_count(exchange: StageExchange, *arguments: Any) -> None:
-        send(exchange, *arguments)
+    def launch_and_count(exchange: StageExchange, *arguments: Any) -> None:
+        launch(exchange, *arguments)
         most[0] = max(most[0], sum(map(len, exchange._sent.values())))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StageExchange, "send", send_and_count)
+        patch.setattr(StageExchange, "launch", launch_and_count)
         for name, values in cases.items():
             rig, most[0] = make_rig(world, values, groups_of=rig), 0
             rig.train(1)
