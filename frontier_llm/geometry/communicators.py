@@ -160,9 +160,10 @@ def _hop(layout: ResolvedLayout, stage: int, hop: Hop) -> Communicator:
     of_level = of_hop[1:] if far == 0 else of_hop[2:]
     reduces = hop.digit != "params" or layout.factors.grads > 1
     name = hop_name(hop)
-    if updates_whole_matrices(layout.optimizer) and hop.digit != "replica":
-        return Communicator(name, 1, near, far)
-    if not reduces or all(message_format.name == "fp32" for message_format in of_level):
+    exchanges = updates_whole_matrices(layout.optimizer) and hop.digit != "replica"
+    if not exchanges and (
+        not reduces or all(message_format.name == "fp32" for message_format in of_level)
+    ):
         return Communicator(name, hop.width)
     return Communicator(name, hop.width, near, far)
 

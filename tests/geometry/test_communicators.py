@@ -1,5 +1,7 @@
 """Communicators per layout, and their buffers against sizes that users of NCCL have reported."""
 
+from dataclasses import replace
+
 import pytest
 
 from frontier_llm.config.calibration import CalibrationConfig
@@ -47,16 +49,17 @@ def test_groups_of_one_rank_have_no_communicator():
 
 
 PLACES = {
-    "1f1b": [["near"], ["near", "far"], ["far", "near"], ["near"]],
-    "interleaved": [["near", "far"], ["near", "far"], ["far", "near"], ["far", "near"]],
-    "zb_v": [["near"], ["near", "far"], ["far", "near"], ["near"]],
+    "1f1b": [(1, 0), (1, 1), (1, 1), (1, 0)],
+    "interleaved": [(1, 1), (1, 1), (1, 1), (1, 1)],
+    "zb_v": [(1, 0), (1, 1), (1, 1), (1, 0)],
 }
-"""For each schedule and stage, where the neighbours are. Two stages are on one node."""
+"""For each schedule and stage, its neighbours on its node and on other nodes. Two stages share a
+node."""
 
 
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("schedule", PLACES)
-def test_stages_that_exchange_messages_have_a_communicator_for_each_direction(schedule, stage):
+def test_a_stage_exchanges_messages_in_one_communicator(schedule, stage):
     created = _created(
         "parallel.pipeline=4",
         f"parallel.chunks={1 if schedule == '1f1b' else 2}",
@@ -65,15 +68,24 @@ def test_stages_that_exchange_messages_have_a_communicator_for_each_direction(sc
         "model.tied=false",
         stage=stage,
     )
-    pairs = [c for c in created if c.near + c.far]
-    assert {(c.name, c.ring) for c in pairs} == {("pair of stages", 1)}
-    expected = [place for place in PLACES[schedule][stage] for _ in range(2)]
-    assert sorted("near" if c.near else "far" for c in pairs) == sorted(expected)
+    of_stages = [c for c in created if c.near + c.far]
+    assert of_stages == [Communicator("stages", 1, *PLACES[schedule][stage])]
 
 
-def test_two_interleaved_stages_have_one_neighbour():
-    created = _created("parallel.pipeline=2", "parallel.chunks=2", "model.tied=false")
-    assert [c.name for c in created if c.near + c.far] == ["pair of stages"] * 2
+def test_copies_of_parameters_on_all_stages_are_summed_in_the_group_of_the_stages():
+    created = {c.name: c for c in _created("parallel.pipeline=2", "model.tied=true")}
+    assert created["stages"] == Communicator("stages", 2, near=1)
+    names = {c.name for c in _created("parallel.pipeline=4", "model.layers=8", "model.tied=true")}
+    assert "copies of parameters on stages 0, 3" in names
+
+
+@pytest.mark.parametrize("count", ["few", "one"])
+def test_groups_of_all_ranks_share_a_communicator(count):
+    overrides = ("sharding=zero2", "collectives=zeropp")
+    apart = {c.name: c for c in _created(*overrides)}
+    together = _created(*overrides, f"collectives.communicators={count}")
+    [hop] = apart.keys() - {"all ranks"}
+    assert together == (replace(apart[hop], name="all ranks"),)
 
 
 def test_gloo_has_no_communicators():

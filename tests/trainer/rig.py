@@ -63,17 +63,21 @@ def make_rig(
     precision: str = "fp32",
     frozen: tuple[str, ...] = (),
     groups_of: Rig | None = None,
+    connected: tuple[Groups, StateGroups] | None = None,
 ) -> Rig:
     """Build a rank from composed values, as trainer/assemble.py does.
 
     `groups_of` is an earlier rank of the same grid and sharding, whose process groups are used.
+    `connected` is what `connect` has returned; without both, groups are made.
     """
     install()
     config = RunConfig.model_validate(values)
     layout = ResolvedLayout.resolve(
         config, world.size, world.ranks_per_node, precision=precision, check_rules=False
     )
-    if groups_of:
+    if connected:
+        groups = connected[0]
+    elif groups_of:
         groups = replace(groups_of.groups, head_stage=layout.head_stage)
     else:
         groups = make_groups(layout.grid, layout.head_stage, communicators=layout.communicators)
@@ -85,7 +89,7 @@ def make_rig(
     with pytest.MonkeyPatch.context() as patch:
         if groups_of:
             patch.setattr(connect, "make_hop_groups", lambda *_: groups_of.state_groups.groups)
-        state_groups = connect.make_state_groups(groups, layout)
+        state_groups = connected[1] if connected else connect.make_state_groups(groups, layout)
     states = shard(config, model, groups, traffic, state_groups)
     scale = LossScale(config.precision, precision)
     step = TrainStep(model, states, groups, config, scale, traffic)

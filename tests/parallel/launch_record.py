@@ -1,0 +1,162 @@
+"""Records what ranks launch: every collective and message, in the order of the calls.
+
+`recording` replaces the functions of torch.distributed in a process and in those that it forks, and
+each rank appends to a file of its own. `operations` turns the records into operations of the model
+of devices (device_model.py), of which a rank starts the next one only when the last one has ended.
+If all ranks come to their ends, one order of all launches agrees with the order of each rank.
+"""
+
+import functools
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch.distributed as dist
+
+from frontier_llm.collectives import primitives
+from tests.parallel.device_model import Operation, Part
+
+COLLECTIVES = {
+    "all_reduce": "ring", "all_gather_into_tensor": "ring", "reduce_scatter_tensor": "ring",
+    "broadcast": "ring", "all_gather": "ring", "gather": "ring", "scatter": "ring",
+    "barrier": "ring", "all_to_all_single": "exchange",
+}  # fmt: skip
+"""Collectives, and whether ranks exchange messages with their neighbours in a ring or with all."""
+MESSAGES = ("isend", "irecv", "send", "recv")
+
+
+class Event(NamedTuple):
+    """A call of a rank."""
+
+    kind: str
+    """`ring`, `exchange`, `messages`, or the name of a mark."""
+    group: str = ""
+    """Name of the process group, the same on its ranks."""
+    ranks: tuple[int, ...] = ()
+    """Ranks of the group."""
+    peers: tuple[tuple[int, bool], ...] = ()
+    """Of messages: the other rank, and whether this rank sends."""
+
+
+class _Recorder:
+    """Appends the events of a process to a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._depth = folder, 0
+
+    def write(self, event: Event) -> None:
+        path = self._folder / f"{dist.get_rank()}.{os.getpid()}"
+        with path.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def call(self, event: Event | None, function: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+        """Record an outer call, and run it."""
+        if event is not None and not self._depth and len(event.ranks) > 1:
+            self.write(event)
+        self._depth += 1
+        try:
+            return function(*args, **kw)
+        finally:
+            self._depth -= 1
+
+
+def _group(group: Any) -> tuple[str, tuple[int, ...]]:
+    group = group or dist.group.WORLD
+    return group.group_name, tuple(dist.get_process_group_ranks(group))
+
+
+@contextmanager
+def recording(folder: Path) -> Iterator[_Recorder]:
+    """Record what this process, and the processes that it forks, launch in this context."""
+    recorder = _Recorder(folder)
+
+    def collective(name: str, original: Any) -> Any:
+        @functools.wraps(original)
+        def call(*args: Any, **kw: Any) -> Any:
+            group = kw.get("group") or next(
+                (a for a in args if isinstance(a, dist.ProcessGroup)), None
+            )
+            return recorder.call(Event(COLLECTIVES[name], *_group(group)), original, *args, **kw)
+
+        return call
+
+    def message(name: str, original: Any) -> Any:
+        @functools.wraps(original)
+        def call(tensor: Any, *args: Any, **kw: Any) -> Any:
+            peer = args[0] if args else kw.get("dst", kw.get("src"))
+            group = kw.get("group") or (args[1] if len(args) > 1 else None)
+            peers = ((peer, "send" in name),)
+            event = None if peer is None else Event("messages", *_group(group), peers)
+            return recorder.call(event, original, tensor, *args, **kw)
+
+        return call
+
+    def batch(operations: Sequence[Any]) -> Any:
+        peers = tuple((one.peer, one.op is dist.isend) for one in operations)
+        event = Event("messages", *_group(operations[0].group), peers)
+        return recorder.call(event, originals["batch_isend_irecv"], operations)
+
+    def to_all(sent: Any, received: Any, group: Any) -> Any:
+        name, ranks = _group(group)
+        own = group.rank()
+        peers = [(rank, True) for rank, one in zip(ranks, sent, strict=True) if one.numel()]
+        peers += [(rank, False) for rank, one in zip(ranks, received, strict=True) if one.numel()]
+        others = tuple(peer for peer in peers if peer[0] != ranks[own])
+        event = Event("messages", name, ranks, others) if others else None
+        return recorder.call(event, send_to_all, sent, received, group)
+
+    names = [*COLLECTIVES, *MESSAGES, "batch_isend_irecv"]
+    originals = {name: getattr(dist, name) for name in names}
+    send_to_all = primitives._send_to_all
+    changed = {name: collective(name, originals[name]) for name in COLLECTIVES}
+    changed |= {name: message(name, originals[name]) for name in MESSAGES}
+    changed["batch_isend_irecv"] = batch
+    with (
+        mock.patch.multiple(dist, **changed),
+        mock.patch.multiple(dist.distributed_c10d, **changed),
+        mock.patch.object(primitives, "_send_to_all", to_all),
+    ):
+        yield recorder
+
+
+def events(folder: Path) -> dict[int, list[Event]]:
+    """Return the events of each rank, in order."""
+    found: dict[int, list[Event]] = {}
+    for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        read = [
+            Event(kind, group, tuple(ranks), tuple(map(tuple, peers)))
+            for kind, group, ranks, peers in lines
+        ]
+        found.setdefault(int(path.name.split(".")[0]), []).extend(read)
+    return found
+
+
+def operations(recorded: Mapping[int, Sequence[Event]]) -> list[list[Operation]]:
+    """Return what each rank launches, for a device that does one thing at a time."""
+    return [_of_rank(rank, recorded[rank]) for rank in sorted(recorded)]
+
+
+def _of_rank(rank: int, listed: Sequence[Event]) -> list[Operation]:
+    counts: Counter[Any] = Counter()
+    found = []
+    for event in listed:
+        if not event.ranks:
+            continue
+        keys: list[Any] = [(event.group, "collective")]
+        if event.kind == "messages":
+            keys = [
+                (event.group, *((rank, peer) if is_send else (peer, rank)))
+                for peer, is_send in event.peers
+            ]
+        parts = []
+        for key in keys:
+            counts[key] += 1
+            parts.append(Part((key, counts[key])))
+        found.append(Operation("all", tuple(parts)))
+    return found

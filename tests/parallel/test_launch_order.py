@@ -1,0 +1,174 @@
+"""All ranks launch their collectives and messages in one order, and none is a first one.
+
+Then nothing hangs, whatever the streams and queues of a device are, and NCCL_LAUNCH_ORDER_IMPLICIT
+is safe. The second part is an account of communicators: those that are created when ranks connect
+are those that a run uses and those that the planner counts.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from frontier_llm.config.run import RunConfig
+from frontier_llm.device.accelerator import Accelerator
+from frontier_llm.geometry.communicators import tied_stages, used_groups
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.launch.world import World
+from frontier_llm.parallel.megatron_cpu import install
+from frontier_llm.trainer import connect
+from frontier_llm.trainer.evaluate import Evaluation
+from frontier_llm.trainer.sample import Sampler
+from frontier_llm.trainer.survivor import lend
+from tests.covering import covering
+from tests.parallel.device_model import Device, simulate
+from tests.parallel.launch_record import Event, events, operations, recording
+from tests.ranks import run_ranks
+from tests.trainer.rig import Rig, make_rig
+from tests.values import THREE_LEVELS, TINY_T5, tiny_values
+
+pytestmark = pytest.mark.slow
+
+PIPELINE = ("parallel.pipeline=4", "model.layers=8", "parallel.tensor=2")
+IN_3D = ("parallel.pipeline=2", "parallel.tensor=2", "parallel.sequence=true")
+QUANTISED = ("collectives.block_elements=32",)
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "replicas": ("sharding=replicated",),
+    "1f1b": (*PIPELINE, "parallel.schedule=1f1b"),
+    "interleaved": (*PIPELINE, "parallel.schedule=interleaved", "parallel.chunks=2"),
+    "zb_h1": (*PIPELINE, "parallel.schedule=zb_h1", "model.tied=true"),
+    "zb_v": (*PIPELINE, "parallel.schedule=zb_v", "parallel.chunks=2", "sharding=zero3"),
+    "v_half": (*PIPELINE, "parallel.schedule=v_half", "parallel.chunks=2"),
+    "two stages interleaved": (
+        "parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.chunks=2",
+        "model.tied=true",
+    ),
+    "tensor": ("parallel.tensor=4", "sharding=zero1"),
+    "tensor and sequence": ("parallel.tensor=4", "parallel.sequence=true", "sharding=zero3"),
+    "zero1": ("sharding=zero1",),
+    "zero2": ("sharding=zero2", *IN_3D),
+    "zero3": ("sharding=zero3", *IN_3D, "model.tied=true"),
+    "mics": ("sharding=mics", "parallel.tensor=2"),
+    "three factors": ("sharding.params=2", "sharding.grads=4", "sharding.optimizer=8"),
+    "zeropp": ("sharding=zeropp", "collectives=zeropp", *QUANTISED),
+    "zeropp in 3D": ("sharding=zero3", "collectives=zeropp", *QUANTISED, *IN_3D),
+    "four bits": ("sharding=zero3", "collectives=four_bits"),
+    "quantised replicas": (
+        "sharding.params=1", "sharding.grads=2", "sharding.optimizer=2", "collectives=zeropp",
+        *QUANTISED,
+    ),
+    "levels": ("sharding=levels", "collectives=levels", *THREE_LEVELS),
+    "muon": ("optimizer=muon", "sharding=zero2", "parallel.pipeline=2"),
+    "recomputed": ("recompute=full", "sharding=zero3", *IN_3D),
+    "t5": (*TINY_T5, "parallel.pipeline=2", "parallel.tensor=2"),
+    "t5 over four stages": (*TINY_T5, "parallel.pipeline=4", "model.layers=2", "sharding=zero2"),
+    "few": (*PIPELINE, "model.tied=true", "collectives.communicators=few"),
+    "one, of replicas": ("sharding=zero2", "collectives.communicators=one"),
+}  # fmt: skip
+COVERED = (
+    "1f1b", "v_half", "tensor", "zero1", "zero2", "three factors", "zeropp", "four bits",
+    "quantised replicas", "recomputed", "t5", "zb_h1", "mics", "replicas",
+)  # fmt: skip
+RANKS = 8
+
+
+class Loader:
+    """Gives evaluation the batches of a rig."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+
+    def micro_batches(self, first: int) -> Sequence[Any]:
+        return self._rig.batches(first)
+
+
+class Letters:
+    """A tokenizer."""
+
+    vocabulary, eod, first_sentinel = 100, 0, 90
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) % 64 for letter in text]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return " ".join(map(str, tokens))
+
+
+def use(world: World, values: dict[str, Any], folder: Path) -> list[tuple[int, int]]:
+    """Connect, then do everything that a run does with other ranks; return what is counted."""
+    install()
+    connect.init_process_group = lambda *_: None  # run_ranks has done it
+    config = RunConfig.model_validate(values)
+    layout = ResolvedLayout.resolve(
+        config, world.size, world.ranks_per_node, precision="fp32", check_rules=False
+    )
+    store = dist.PrefixStore(folder.name, dist.distributed_c10d._get_default_store())
+    with recording(folder) as recorder:
+        connected = connect.connect(config, layout, world, store, Accelerator.of_rank(0))
+        recorder.write(Event("connected"))
+        rig = make_rig(world, values, connected=connected)
+        Evaluation(rig.model, rig.groups, config, Loader(rig)).run()
+        rig.train(2)
+        Sampler(rig.model, rig.groups, config, Letters()).continue_texts(["a"], 1, 0.0, 1)
+        rig.states.settle()
+        recorder.write(Event("finished"))
+        if layout.factors.optimizer == 1 and layout.grid.data == world.size:
+            lend(rig.states, None, {world.size - 1: 0})
+    return [
+        (used.ring, used.near + used.far)
+        for used in used_groups(layout, rig.groups.coordinates.pipeline, tied_stages(layout))
+    ]
+
+
+def traffic(listed: Sequence[Event], rank: int) -> dict[str, tuple[int, set[int]]]:
+    """Return by group: the ranks of its rings, and those that exchange messages with this one."""
+    found: dict[str, tuple[int, set[int]]] = {}
+    for event in listed:
+        if not event.ranks:
+            continue
+        ring, others = found.get(event.group, (1, set()))
+        if event.kind == "ring":
+            ring = len(event.ranks)
+        elif event.kind == "exchange":
+            others = others | {*event.ranks} - {rank}
+        else:
+            others = others | {peer for peer, _ in event.peers}
+        found[event.group] = ring, others
+    return found
+
+
+def until(listed: Sequence[Event], mark: str) -> int:
+    return next(number for number, event in enumerate(listed) if event.kind == mark)
+
+
+def check(counted: Sequence[Sequence[tuple[int, int]]], recorded: dict[int, list[Event]]) -> None:
+    """Check the order of all launches, and the account of communicators."""
+    assert sorted(recorded) == list(range(RANKS))
+    run = simulate(operations(recorded), Device(in_order=True))
+    assert run.waiting == {}
+    for rank, listed in recorded.items():
+        connected, finished = until(listed, "connected"), until(listed, "finished")
+        created = traffic(listed[:connected], rank)
+        assert created == traffic(listed[connected:finished], rank)
+        # states are lent, after ranks were replaced, in the communicator of all ranks
+        assert {event.ranks for event in listed[finished + 1 :]} <= {tuple(range(RANKS))}
+        sizes = Counter((ring, len(others)) for ring, others in created.values())
+        assert sizes == Counter(counted[rank])
+
+
+@pytest.mark.parametrize("name", covering(LAYOUTS, COVERED))
+def test_all_ranks_launch_in_one_order_what_was_created_before(name: str, tmp_path: Path) -> None:
+    values = tiny_values(*LAYOUTS[name], "data.global_batch=16", "collectives.pairwise=false")
+    counted = run_ranks(use, RANKS, values, tmp_path, timeout=120, ranks_per_node=4)
+    check(counted, events(tmp_path))
+
+
+def test_opposite_orders_are_found() -> None:
+    first, second = Event("ring", "a", (0, 1)), Event("ring", "b", (0, 1))
+    same = {0: [first, second], 1: [first, second]}
+    assert simulate(operations(same), Device(in_order=True)).waiting == {}
+    opposite = {0: [first, second], 1: [second, first]}
+    assert simulate(operations(opposite), Device(in_order=True)).waiting.keys() == {0, 1}
