@@ -74,7 +74,7 @@ def test_a_stage_exchanges_messages_in_one_communicator(schedule, stage):
 
 def test_copies_of_parameters_on_all_stages_are_summed_in_the_group_of_the_stages():
     created = {c.name: c for c in _created("parallel.pipeline=2", "model.tied=true")}
-    assert created["stages"] == Communicator("stages", 2, near=1)
+    assert created["stages"] == Communicator("stages", 2, far=1)
     names = {c.name for c in _created("parallel.pipeline=4", "model.layers=8", "model.tied=true")}
     assert "copies of parameters on stages 0, 3" in names
 
@@ -82,10 +82,10 @@ def test_copies_of_parameters_on_all_stages_are_summed_in_the_group_of_the_stage
 @pytest.mark.parametrize("count", ["few", "one"])
 def test_groups_of_all_ranks_share_a_communicator(count):
     overrides = ("sharding=zero2", "collectives=zeropp")
-    apart = {c.name: c for c in _created(*overrides)}
-    together = _created(*overrides, f"collectives.communicators={count}")
-    [hop] = apart.keys() - {"all ranks"}
-    assert together == (replace(apart[hop], name="all ranks"),)
+    all_ranks, hop = _created(*overrides, ranks=4)
+    together = _created(*overrides, f"collectives.communicators={count}", ranks=4)
+    assert all_ranks == Communicator("all ranks", 4)
+    assert together == (replace(hop, name="all ranks"),)
 
 
 def test_gloo_has_no_communicators():
