@@ -2,8 +2,9 @@
 
 megatron-core 0.16.1 assumes that the device of a rank is a CUDA device. On a machine without a GPU,
 `install` replaces the functions of torch and megatron that need one. `shared_groups` avoids
-duplicate process groups: an unused group costs nothing with NCCL, but a thread with gloo. On a GPU
-nothing is replaced.
+duplicate process groups, each of which costs a thread with gloo. On a GPU nothing is replaced,
+although each group of NCCL costs two threads even if it is unused (its watchdog and its heartbeat
+monitor; torch's ProcessGroupNCCL).
 """
 
 import sys
