@@ -154,7 +154,8 @@ def network(kind: str) -> str:
 
 def _on_this_machine(config: RunConfig, work: Work) -> int:
     """Start `launch.ranks` processes on this machine."""
-    check(config, config.launch.ranks)
+    if work is examine:  # the network is measured without a layout
+        check(config, config.launch.ranks)
     prepare_environment(share(config.launch.ranks, os.environ), os.environ, config)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     import torch
@@ -173,7 +174,8 @@ def _on_this_machine(config: RunConfig, work: Work) -> int:
 
 def _as_rank(config: RunConfig, world: World, work: Work) -> int:
     """Examine as one of the ranks that srun or torchrun has started."""
-    check(config, world.size)
+    if work is examine:
+        check(config, world.size)
     prepare_environment(share(world.ranks_per_node, os.environ), os.environ, config)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     world = world.with_ranks_per_node(config.launch.ranks_per_node)

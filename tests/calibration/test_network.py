@@ -87,7 +87,9 @@ def _fork() -> object:
 def test_doctor_measures_every_set_in_new_processes(capfd, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     other = "[{variables: {GLOO_SOCKET_IFNAME: absent}, reason: a test, source: none}]"
-    assert main(["--network", "launch.ranks=2", f"+cluster.environment_alternatives={other}"]) == 0
+    no_layout = "data.global_batch=7"  # which training would refuse
+    arguments = ["launch.ranks=2", no_layout, f"cluster.environment_alternatives={other}"]
+    assert main(["--network", *arguments]) == 0
     out = capfd.readouterr().out
     assert "measuring 2 of 2: GLOO_SOCKET_IFNAME=absent" in out
     row = re.search(r"as set .*", out)
