@@ -1,10 +1,10 @@
-"""Measure latency and bandwidth of messages and collectives between ranks of this machine."""
+"""Measure latency and bandwidth of messages and collectives between the ranks of a job."""
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import cycle
 from typing import NamedTuple
 
@@ -61,13 +61,38 @@ def measure_links() -> LinkFigures:
         ranks,
         _speed(_gather_states, ranks - 1, gather_bytes),
         {
-            "all_reduce": _speed(_all_reduce, 2 * (ranks - 1), all_reduce_bytes),
-            "all_gather": _speed(_all_gather, ranks - 1, gather_bytes),
-            "reduce_scatter": _speed(_reduce_scatter, ranks - 1, gather_bytes),
+            **_library_speeds(_speed),
             "gradient_scatter": _speed(_scatter_gradients, ranks - 1, gather_bytes),
         },
         _hidden_share(),
     )
+
+
+def network_speeds(sizes: Sequence[int], calls: int) -> dict[str, Speed]:
+    """Measure the library's collectives, an exchange, and sends to the rank half-way around.
+
+    If the ranks fill an even number of nodes, all sends go to other nodes. Collective over all
+    ranks; there must be at least two.
+
+    Args:
+        sizes: bytes of the tensor of all ranks.
+        calls: measured calls of each size.
+    """
+    speed = partial(_speed, sizes=sizes, calls=calls)
+    return {
+        **_library_speeds(speed),
+        "all_to_all": speed(_exchange, 1, gather_bytes),
+        "send": speed(_send_half_way, 1, lambda size, ranks: size),
+    }
+
+
+def _library_speeds(speed: Callable[..., Speed]) -> dict[str, Speed]:
+    steps = dist.get_world_size() - 1
+    return {
+        "all_reduce": speed(_all_reduce, 2 * steps, all_reduce_bytes),
+        "all_gather": speed(_all_gather, steps, gather_bytes),
+        "reduce_scatter": speed(_reduce_scatter, steps, gather_bytes),
+    }
 
 
 def fit_speed(samples: Sequence[tuple[float, float]], steps: int) -> Speed:
@@ -90,7 +115,11 @@ def fit_speed(samples: Sequence[tuple[float, float]], steps: int) -> Speed:
 
 
 def _speed(
-    run: Callable[[torch.Tensor], object], steps: int, sent: Callable[[float, int], float]
+    run: Callable[[torch.Tensor], object],
+    steps: int,
+    sent: Callable[[float, int], float],
+    sizes: Sequence[int] = (),
+    calls: int = CALLS,
 ) -> Speed:
     """Measure one kind of collective.
 
@@ -98,13 +127,16 @@ def _speed(
         run: runs the collective on a tensor of [ranks, elements] fp32.
         steps: steps around a ring in a call.
         sent: bytes that each rank sends, from the bytes of all ranks and the number of ranks.
+        sizes: bytes of the tensor of all ranks; empty = SIZES.
+        calls: measured calls of each size.
     """
     ranks = dist.get_world_size()
-    samples = [(sent(size, ranks), _added_seconds(run, size)) for size in SIZES[device().type]]
+    sizes = sizes or SIZES[device().type]
+    samples = [(sent(size, ranks), _added_seconds(run, size, calls)) for size in sizes]
     return fit_speed(samples, steps)
 
 
-def _added_seconds(run: Callable[[torch.Tensor], object], size: int) -> float:
+def _added_seconds(run: Callable[[torch.Tensor], object], size: int, calls: int) -> float:
     """Return the seconds of a collective of `size` bytes that follows matrix products.
 
     In a step, ranks compute between collectives. Then they do not start at exactly the same time,
@@ -116,7 +148,7 @@ def _added_seconds(run: Callable[[torch.Tensor], object], size: int) -> float:
     tensors = cycle([torch.zeros(shape, device=device()) for _ in range(count)])
     left, right = (torch.randn(PRODUCT, PRODUCT, device=device()) for _ in range(2))
     seconds = []
-    for number in range(WARM_UP + CALLS):
+    for number in range(WARM_UP + calls):
         dist.barrier()
         for _ in range(PRODUCTS):
             left @ right
@@ -150,6 +182,20 @@ def _all_gather(tensor: torch.Tensor) -> object:
 
 def _reduce_scatter(tensor: torch.Tensor) -> object:
     return dist.reduce_scatter_tensor(torch.empty_like(tensor[0]), tensor.view(-1))
+
+
+def _exchange(tensor: torch.Tensor) -> object:
+    world = dist.group.WORLD
+    assert world is not None
+    return exchange(tensor, torch.empty_like(tensor), world, pairwise=_is_cpu()).wait()
+
+
+def _send_half_way(tensor: torch.Tensor) -> None:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    send = dist.P2POp(dist.isend, tensor, (rank + ranks // 2) % ranks)
+    receive = dist.P2POp(dist.irecv, torch.empty_like(tensor), (rank - ranks // 2) % ranks)
+    for work in dist.batch_isend_irecv([send, receive]):
+        work.wait()
 
 
 def _gather_states(tensor: torch.Tensor) -> object:

@@ -1,21 +1,26 @@
 """Examine this machine, and test whether ranks on it can communicate.
 
-usage: frontier-llm doctor [key=value ...]
+usage: frontier-llm doctor [--network] [key=value ...]
 
     frontier-llm doctor                      the four ranks of the default configuration
     frontier-llm doctor launch.ranks=8       eight ranks
     srun -N 2 ... frontier-llm doctor experiment=... run.dir=runs/doctor    every rank of a job
+    srun -N 2 ... frontier-llm doctor --network cluster=...    measure the network instead
 
 Prints what a bug report needs: versions, the device and its architecture, which kernels are used
 and why, the plugin and the environment variables of the network, cores, network interfaces and free
 disk space. Then creates every process group of the configuration and runs one collective on each.
 Overrides are the same as for frontier-llm train.
+
+`--network` measures the GB/s of collectives and of messages between the ranks, with the present
+environment variables and with each of cluster.environment_alternatives, and prints them beside the
+links of the cluster file. Each set of variables takes up to two minutes.
 """
 
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -41,6 +46,9 @@ PLUGINS = ("librccl-net.so", "libnccl-net.so", "librccl-net-ofi.so", "libnccl-ne
 """Plugins of RCCL and NCCL for networks other than InfiniBand. Without a plugin these libraries use
 TCP on such networks."""
 
+Work = Callable[[RunConfig, World, "Store"], None]
+"""What the ranks do."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Examine this machine; return 0 if a run could start on it."""
@@ -48,9 +56,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"--help", "-h"} & set(arguments):
         print(__doc__)
         return 0
-    config = decode(compose(arguments))
+    work = measure_network if "--network" in arguments else examine
+    config = decode(compose([argument for argument in arguments if argument != "--network"]))
     world = World.from_environment(os.environ)
-    return _on_this_machine(config) if world is None else _as_rank(config, world)
+    return _on_this_machine(config, work) if world is None else _as_rank(config, world, work)
+
+
+def measure_network(config: RunConfig, world: World, store: "Store") -> None:
+    """Compare the speed of the network with the present variables and with alternatives.
+
+    Collective over all ranks.
+    """
+    from frontier_llm.calibration.network import compare
+    from frontier_llm.cli.console import wide_console
+
+    compare(config.cluster, world, store, wide_console())
 
 
 def examine(config: RunConfig, world: World, store: "Store") -> None:
@@ -117,18 +137,25 @@ def network(kind: str) -> str:
     if kind == "cpu":
         return "gloo over TCP"
     library = "RCCL" if kind == "hip" else "NCCL"
-    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    plugins = [
-        name for folder in folders for name in PLUGINS if folder and Path(folder, name).exists()
-    ]
-    if plugins:
-        return f"{library} with {plugins[0]}"
-    return f"{library}; no plugin in LD_LIBRARY_PATH, hence InfiniBand or TCP"
+    named = os.environ.get("NCCL_NET_PLUGIN", "")
+    if named == "none":
+        return f"{library}; NCCL_NET_PLUGIN=none, hence InfiniBand or TCP"
+    # a path, the name of a file, or the end of a name
+    wanted = (named, f"librccl-net-{named}.so", f"libnccl-net-{named}.so") if named else PLUGINS
+    folders = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    found = [path for folder in folders for name in wanted if (path := Path(folder, name)).exists()]
+    if found:
+        return f"{library} with {found[0] if named else found[0].name}"
+    if Path(named).is_file():
+        return f"{library} with {named}"
+    missing = f"NCCL_NET_PLUGIN={named} is not" if named else "no plugin is"
+    return f"{library}; {missing} in LD_LIBRARY_PATH, hence InfiniBand or TCP"
 
 
-def _on_this_machine(config: RunConfig) -> int:
+def _on_this_machine(config: RunConfig, work: Work) -> int:
     """Start `launch.ranks` processes on this machine."""
-    check(config, config.launch.ranks)
+    if work is examine:  # the network is measured without a layout
+        check(config, config.launch.ranks)
     prepare_environment(share(config.launch.ranks, os.environ), os.environ, config)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     import torch
@@ -142,20 +169,21 @@ def _on_this_machine(config: RunConfig) -> int:
         ranks_per_node=config.launch.ranks_per_node,
         port=config.launch.port,
     )
-    return launch(partial(examine, config), options).exit_code
+    return launch(partial(work, config), options).exit_code
 
 
-def _as_rank(config: RunConfig, world: World) -> int:
+def _as_rank(config: RunConfig, world: World, work: Work) -> int:
     """Examine as one of the ranks that srun or torchrun has started."""
-    check(config, world.size)
+    if work is examine:
+        check(config, world.size)
     prepare_environment(share(world.ranks_per_node, os.environ), os.environ, config)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     world = world.with_ranks_per_node(config.launch.ranks_per_node)
 
-    def work() -> None:
-        run_and_wait_for_all(partial(examine, config), world, make_store(world, MEETING_TIMEOUT))
+    def run() -> None:
+        run_and_wait_for_all(partial(work, config), world, make_store(world, MEETING_TIMEOUT))
 
-    exit_code = run_rank(work, world.rank, _failure_folder())
+    exit_code = run_rank(run, world.rank, _failure_folder())
     if exit_code:
         return report_failure(world.rank, world.size, _failure_folder(), exit_code)
     return 0

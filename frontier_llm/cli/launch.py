@@ -1,4 +1,4 @@
-"""Print or submit the Slurm job that trains a configuration.
+"""Print or submit the job of Slurm or PBS that trains a configuration.
 
 usage: frontier-llm launch [--submit] [--chain=N] [--scaling=weak|strong] [OPTION OF SBATCH ...]
                            [key=value ...]
@@ -37,8 +37,10 @@ from frontier_llm.planner.choice import choose
 from frontier_llm.planner.fit_check import check_fits
 from frontier_llm.planner.scaling import with_grown_batch
 
-SCRIPT_NAMES = {"hip": "frontier.sbatch", "cuda": "a100.sbatch"}
-"""The job script for each kind of device. Nodes without devices use the script of `cuda`."""
+PBS = ".pbs"
+"""Suffix of the job scripts for PBS; the others are for Slurm."""
+OTHER_SITES = "a100.sbatch"
+"""The job script of clusters whose site has no script of its own."""
 CURVES = ("weak", "strong")
 """Values of `--scaling`."""
 SCRIPTS_VARIABLE = "FRONTIER_LLM_SCRIPTS"
@@ -50,7 +52,7 @@ class Job:
     """The resources of one configuration, and how to submit it."""
 
     script: str
-    """File that sbatch runs."""
+    """File that sbatch or qsub runs."""
     nodes: int
     ranks_per_node: int
     cores_per_rank: int
@@ -72,7 +74,7 @@ class Job:
         per_node = cluster.ranks_per_node
         on_cpu = cluster.device.kind == "cpu"
         return cls(
-            script=_script(cluster.device.kind),
+            script=_script(cluster.name.partition("_")[0]),
             nodes=config.launch.nodes or -(-config.launch.ranks // per_node),
             ranks_per_node=per_node,
             cores_per_rank=cluster.cores_per_rank,
@@ -90,6 +92,10 @@ class Job:
     @property
     def command(self) -> list[str]:
         """The command that submits the job, to be run in the folder where the job is to work."""
+        if self.script.endswith(PBS):
+            place = [f"-lselect={self.nodes}:system={Path(self.script).stem}", "-lplace=scatter"]
+            script = str(Path(self.script).absolute())
+            return ["qsub", *place, *self.options, "--", script, *self.overrides]
         resources = [
             f"--nodes={self.nodes}",
             f"--ntasks-per-node={self.ranks_per_node}",
@@ -179,6 +185,10 @@ def _checked_job(chain: int, options: Sequence[str], overrides: Sequence[str]) -
     candidate = Candidate.of(config, job.ranks, job.ranks_per_node)
     if config.plan == "check":
         check_fits(candidate)
+    if chain > 1 and job.script.endswith(PBS):
+        raise ConfigError(
+            "--chain", str(chain), "no chain of jobs of PBS", "submit the jobs one by one"
+        )
     return job
 
 
@@ -213,9 +223,10 @@ def _is_override(argument: str) -> bool:
     return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
 
 
-def _script(kind: str) -> str:
-    """Return the script for a kind of device, relative to the working folder if it is below."""
-    path = SCRIPTS / SCRIPT_NAMES.get(kind, SCRIPT_NAMES["cuda"])
+def _script(site: str) -> str:
+    """Return the job script of a site, relative to the working folder if it is below."""
+    names = (f"{site}.sbatch", f"{site}{PBS}", OTHER_SITES)
+    path = next(SCRIPTS / name for name in names if (SCRIPTS / name).exists())
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -250,16 +261,17 @@ def _submit(job: Job) -> None:
     """Submit the job.
 
     Raises:
-        LaunchError: there is no sbatch on this machine, or sbatch refused the job.
+        LaunchError: there is no sbatch or qsub on this machine, or it refused the job.
     """
+    program = job.command[0]
     try:
-        sbatch = subprocess.run(job.command, check=False)
+        done = subprocess.run(job.command, check=False)
     except FileNotFoundError:
         raise LaunchError(
-            "sbatch is not on this machine: submit from a login node of the cluster, or copy the "
-            "command above"
+            f"{program} is not on this machine: submit from a login node of the cluster, or copy "
+            "the command above"
         ) from None
-    if sbatch.returncode:
+    if done.returncode:
         raise LaunchError(
-            f"sbatch refused the job with exit code {sbatch.returncode}: see its message above"
+            f"{program} refused the job with exit code {done.returncode}: see its message above"
         )

@@ -123,6 +123,17 @@ class OperationConfig(Section):
     """Source of these figures."""
 
 
+class EnvironmentAlternative(Section):
+    """Other values of some environment variables, for which there is a reason to measure them."""
+
+    variables: dict[str, str | None] = Field(min_length=1)
+    """Environment variables and their values; null = not set."""
+    reason: str
+    """Why these values may be better or worse."""
+    source: str
+    """Source of the reason."""
+
+
 class ClusterConfig(Section):
     """A machine with equal nodes."""
 
@@ -144,6 +155,8 @@ class ClusterConfig(Section):
     """Environment variables of NCCL, RCCL and libfabric that ranks should have on this cluster. A
     run prints the variables whose values differ. scripts/*_env.sh sets them and gives the
     reasons."""
+    environment_alternatives: tuple[EnvironmentAlternative, ...] = Field((), strict=False)
+    """Values about which sources disagree. `frontier-llm doctor --network` measures each set."""
 
     def ranks_per_package(self, ranks_per_node: int) -> int:
         """Return the ranks that the nearest links connect inside a node; 1 = there are none.

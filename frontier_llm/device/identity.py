@@ -10,8 +10,12 @@ import torch
 
 from frontier_llm.device.accelerator import Accelerator
 
-PREFIXES = ("NCCL_", "RCCL_", "FI_", "GLOO_", "HSA_", "MIOPEN_", "TORCH_NCCL_", "ROCR_", "HIP_")
-"""Prefixes of the environment variables that affect communication and computation."""
+PREFIXES = (
+    "NCCL_", "RCCL_", "OFI_NCCL_", "FI_", "GLOO_", "MPICH_", "MASTER_", "TORCH_NCCL_", "HSA_",
+    "ROCR_", "HIP_", "MIOPEN_", "GPU_MAX_HW_QUEUES", "OMP_NUM_THREADS", "TORCHINDUCTOR_", "TRITON_",
+)  # fmt: skip
+"""Prefixes of the environment variables that affect communication and computation. Those that the
+files of sites set (scripts/*_env.sh) are among them."""
 DEVICE_VARIABLES = (
     "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF",

@@ -184,7 +184,10 @@ def _space(config: RunConfig, nodes_per_copy: int, reports: Sequence[RankReport]
 
 def _environment(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[str]:
     """Compare environment variables with those of the cluster file."""
+    on_one_node = len({report.host for report in reports}) == 1
     for name, wanted in config.cluster.environment.items():
+        if name == "NCCL_NET" and on_one_node:  # a node without neighbours does not use a network
+            continue
         ranks_by_value = defaultdict(list)
         for report in reports:
             value = report.environment.get(name)

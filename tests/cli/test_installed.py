@@ -59,9 +59,12 @@ def test_a_job_script_and_the_files_that_it_sources_are_found(run, installed):
     assert script.is_relative_to(installed)
     (exported,) = (word for word in command if word.startswith("--export="))
     folder = Path(exported.partition("FRONTIER_LLM_SCRIPTS=")[2])
-    sourced = re.findall(r'source "\$\{FRONTIER_LLM_SCRIPTS:-scripts\}/(.+)"', script.read_text())
-    assert sourced
-    assert all((folder / name).is_file() for name in sourced)
+    files, sourced = [script], set()
+    while files:
+        names = re.findall(r'^source "\$\{[^}]+\}/([^"]+)"', files.pop().read_text(), re.MULTILINE)
+        files += [folder / name for name in names]
+        sourced |= set(names)
+    assert {"frontier_env.sh", "train_job.sh", "restarts.sh", "common_env.sh"} <= sourced
 
 
 @pytest.mark.parametrize(

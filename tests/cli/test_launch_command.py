@@ -1,13 +1,10 @@
 """The job that an experiment asks Slurm for."""
 
-import os
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.experiments import Header, composed
@@ -42,6 +39,25 @@ def test_other_options_go_to_sbatch_and_come_last(capsys):
     )
     assert command[5:9] == ["--array=1-3%1", "-A", "PROJECT", "--nodes=64"]
     assert command[9] == "scripts/a100.sbatch"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "script"),
+    [("lumi_mi250x", "lumi.sbatch"), ("mi300x_8", "a100.sbatch"), ("h100_8", "a100.sbatch")],
+)
+def test_a_site_has_its_own_script(cluster, script, capsys):
+    _, command = _shown(capsys, f"cluster={cluster}", "launch.nodes=1", "plan=off")
+    assert f"scripts/{script}" in command
+
+
+def test_a_site_with_pbs_is_asked_through_qsub(capsys):
+    _, command = _shown(capsys, "-A", "PROJECT", "-lwalltime=00:30:00", "experiment=datastates_7b")
+    assert command == [
+        "qsub", "-lselect=2:system=polaris", "-lplace=scatter", "-A", "PROJECT",
+        "-lwalltime=00:30:00", "--", f"{ROOT}/scripts/polaris.pbs", "experiment=datastates_7b",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="PBS"):
+        main(["--chain=2", "experiment=datastates_7b"])
 
 
 def test_cpu_nodes_ask_for_no_devices(capsys):
@@ -123,41 +139,6 @@ def test_a_script_hands_its_arguments_on_and_stops_at_the_first_error(script):
     assert '"$@"' in text
     assert "set -euo pipefail" in text
     assert not re.search(r"^\s*(if|for|while|case)\b", text, re.MULTILINE), "no logic here"
-
-
-@pytest.mark.parametrize(
-    ("script", "cluster"), [("frontier_env.sh", "frontier_mi250x"), ("a100_env.sh", "a100_80g")]
-)
-def test_an_environment_sets_what_the_cluster_file_expects(script, cluster):
-    text = (ROOT / "scripts" / script).read_text()
-    set_here = dict(re.findall(r'^export (\w+)="\$\{\w+:-(.*)\}"$', text, re.MULTILINE))
-    wanted = yaml.safe_load((CONF / "cluster" / f"{cluster}.yaml").read_text())["environment"]
-    assert wanted
-    for name, value in wanted.items():
-        assert set_here[name] == value
-
-
-def test_what_is_set_before_sbatch_wins_also_over_a_module(tmp_path):
-    module = "module() { export FI_CXI_RDZV_PROTO=module FI_MR_CACHE_MONITOR=module; }"
-    script = f"{module}; source scripts/frontier_env.sh; env"
-    environment = {"PATH": os.environ["PATH"], "USER": "me", "FI_CXI_RDZV_PROTO": "mine, or 'so'"}
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script], cwd=ROOT, env=environment, text=True,
-        capture_output=True, check=True,
-    )  # fmt: skip
-    lines = done.stdout.splitlines()
-    assert "FI_CXI_RDZV_PROTO=mine, or 'so'" in lines
-    assert "FI_MR_CACHE_MONITOR=module" in lines, "the site knows better than these defaults"
-    assert "NCCL_CROSS_NIC=1" in lines
-
-
-@pytest.mark.parametrize("script", ["frontier_env.sh", "a100_env.sh"])
-def test_every_variable_has_a_reason(script):
-    lines = (ROOT / "scripts" / script).read_text().splitlines()
-    for index, line in enumerate(lines):
-        if line.startswith("export "):
-            above = next(text for text in reversed(lines[:index]) if not text.startswith("export"))
-            assert above.startswith("# "), line
 
 
 @pytest.mark.parametrize("name", ["rocm", "cuda"])

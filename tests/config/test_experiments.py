@@ -178,10 +178,14 @@ def test_a_clusters_links_get_slower_and_end_with_the_whole_machine(name):
     ("device", "cluster"),
     [
         ("cpu", "cpu_laptop"),
-        ("AMD Instinct MI250X", "frontier_mi250x"),
+        ("AMD Instinct MI250X", "frontier_mi250x lumi_mi250x"),
         ("NVIDIA A100-SXM4-80GB", "a100_80g"),
         ("NVIDIA A800-SXM4-80GB", "a800_amsp"),
-        ("NVIDIA A100-SXM4-40GB", "a100_40g_8 polaris_a100_40g"),
+        ("NVIDIA A100-SXM-64GB", "leonardo_a100_64g"),
+        (
+            "NVIDIA A100-SXM4-40GB",
+            "a100_40g_8 juwels_a100_40g perlmutter_a100_40g polaris_a100_40g",
+        ),
         ("Tesla V100-SXM3-32GB", "dgx2_v100"),
         ("NVIDIA H200", "h200_8"),
         ("NVIDIA H100 80GB HBM3", "h100_8"),

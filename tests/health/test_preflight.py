@@ -109,6 +109,14 @@ def test_variables_are_compared_with_the_cluster_file():
     assert any("NCCL_NET_GDR_LEVEL is not set" in w for w in warnings)
 
 
+def test_one_node_may_lack_the_variable_that_refuses_tcp():
+    config = decode(tiny_values("cluster=frontier_mi250x"))
+    for hosts, count in (("ab", 1), ("aa", 0)):
+        reports = [replace(r, host=hosts[r.rank // 2]) for r in _reports()]
+        warnings = check_reports(config, 1, WORLD, reports).warnings
+        assert sum(warning.startswith("NCCL_NET is") for warning in warnings) == count
+
+
 def test_a_tier_without_room_for_a_checkpoint_is_an_error(tmp_path):
     config = decode(tiny_values(f"run.dir={tmp_path}"))
     full = [replace(r, free_bytes={str(tmp_path): 1000}) for r in _reports()]
