@@ -18,6 +18,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from frontier_llm.config.collectives import CommunicatorCount
 from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.partition import Factors, Hop
+from frontier_llm.parallel.lanes import leave_lane
 
 TIMEOUT = timedelta(minutes=30)
 """Default time after which a collective fails; it is torch's default for gloo."""
@@ -225,6 +226,7 @@ def _stage_group(groups: Groups, stages: tuple[int, ...]) -> dist.ProcessGroup |
 
 def destroy_groups() -> None:
     """Destroy megatron's groups and torch.distributed."""
+    leave_lane()
     parallel_state.destroy_model_parallel()
     for name, value in vars(parallel_state).items():
         if isinstance(value, dist.ProcessGroup):  # megatron keeps it; its threads prevent a fork

@@ -43,6 +43,7 @@ from frontier_llm.parallel.groups import (
     make_hop_groups,
     make_stage_groups,
 )
+from frontier_llm.parallel.lanes import Lane, use_lane
 from frontier_llm.sharding.unit import StateGroups
 from frontier_llm.trainer.checkpoint_places import local_root
 from frontier_llm.trainer.spare_folders import remove_spares
@@ -89,6 +90,8 @@ def connect(
     trials = first_uses(groups, state_groups, layout)
     time_limit = timedelta(seconds=config.launch.preflight_seconds)
     check_groups(trials, world, store, accelerator.device, time_limit)
+    if layout.communicators != "many" and backend == "nccl":
+        use_lane(Lane(groups.tensor if layout.communicators == "few" else None))
     return groups, state_groups
 
 

@@ -17,6 +17,8 @@ from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.primitives import ReduceScatter
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.launch.world import World
+from frontier_llm.model.linear import _Linear
+from frontier_llm.parallel.stage_exchange import StageExchange
 from frontier_llm.sharding.gradients import Gradients
 from frontier_llm.sharding.parameters import Parameters
 from frontier_llm.sharding.shared_gradients import SharedGradients
@@ -123,6 +125,22 @@ MUTATIONS: dict[str, tuple[str, Mutation]] = {
     "sums over tied copies are over before they are read": (
         "three dimensions",
         (SharedGradients._add_tied, '"tied_copies").wait()', '"tied_copies")'),
+    ),
+    "a stage waits for what it reads": (
+        "three dimensions",
+        (StageExchange.receive, "work.wait()", "pass"),
+    ),
+    "tokens are gathered before a product reads them": (
+        "three dimensions",
+        (_Linear.forward, "gather.wait()", "pass"),
+    ),
+    "tokens are gathered before they are multiplied with a gradient": (
+        "three dimensions",
+        (_Linear.backward, "gather.wait()", "pass"),
+    ),
+    "gradients of inputs are summed before they are read": (
+        "three dimensions",
+        (_Linear.backward, "reduction.wait()", "pass"),
     ),
     "the sums of a step are over before the host reads them": (
         "(1, 1, 1)",

@@ -5,11 +5,9 @@ snapshot, its pool and its plan are the real ones. Then each wait is removed in 
 some order stores other values.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -21,58 +19,13 @@ from frontier_llm.launch.world import World
 from tests.checkpoint.states import States
 from tests.ranks import run_ranks
 from tests.streams.mutations import mutate
-from tests.streams.virtual_device import Event, Order, Stream, VirtualDevice, virtual_device
+from tests.streams.virtual_cuda import virtual_cuda
+from tests.streams.virtual_device import Order, VirtualDevice
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 CHUNK_BYTES = 8192
 BUFFERS = 5
 """Of a small pool: one for the writer, and four for captured chunks."""
-
-
-class CudaStream:
-    """A stream with the interface of torch.cuda.Stream."""
-
-    def __init__(self, device: VirtualDevice, stream: Stream) -> None:
-        self.device, self.stream = device, stream
-
-    def wait_stream(self, other: "CudaStream") -> None:
-        with self.device.on(self.stream):
-            self.device.wait_for(other.stream.now())
-
-    def synchronize(self) -> None:
-        self.device.synchronise(self.stream.now())
-
-
-class CudaEvent:
-    """An event with the interface of torch.cuda.Event."""
-
-    _event: Event
-    _device: VirtualDevice
-
-    def record(self, stream: CudaStream) -> None:
-        self._event, self._device = stream.stream.now(), stream.device
-
-    def synchronize(self) -> None:
-        self._device.synchronise(self._event)
-
-
-@contextmanager
-def virtual_cuda(order: Order) -> Iterator[VirtualDevice]:
-    """Return a context in which torch.cuda has the streams of a virtual device."""
-    with virtual_device(order) as device:
-
-        def on(stream: CudaStream) -> AbstractContextManager[None]:
-            return device.on(stream.stream)
-
-        with mock.patch.multiple(
-            torch.cuda,
-            Stream=lambda _: CudaStream(device, device.make_stream()),
-            Event=CudaEvent,
-            stream=on,
-            current_stream=lambda _: CudaStream(device, device.current),
-            set_device=lambda _: None,
-        ):
-            yield device
 
 
 class Run:

@@ -26,8 +26,9 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from frontier_llm.collectives import primitives
 from frontier_llm.collectives.slots import BufferPool
+from frontier_llm.parallel.lanes import BATCH, call_sites
+from tests.parallel.device_model import LAUNCH_LIMIT
 
 
 class Order(Enum):
@@ -87,6 +88,8 @@ class VirtualDevice:
         self._lock = threading.RLock()
         self._current = threading.local()
         self._collectives = 0
+        self.ran: list[tuple[int, dist.ProcessGroup]] = []
+        """The collectives that have run, by the number of their launch."""
         self._freed: dict[int, torch.UntypedStorage] = {}  # by the host
         self._invalid: set[int] = set()  # addresses that the operations so far have freed
 
@@ -117,6 +120,7 @@ class VirtualDevice:
         with self._lock:
             early = self.current is not self.compute and self._is_early(self.current.launched)
             self.current.append(partial(self._run, operation, *args, **kwargs), early)
+            self._make_room()
 
     def wait_for(self, event: Event) -> None:
         """Make the current stream wait."""
@@ -148,8 +152,19 @@ class VirtualDevice:
                 self._by_group[group] = self.make_stream()
             stream, self._collectives = self._by_group[group], self._collectives + 1
             stream.append(self.current.now(), True)
-            run = partial(self._run, operation, *tensors, group=group)
-            return _Work(self, stream.append(run, self._is_early(self._collectives)))
+            run = partial(self._run_collective, self._collectives, operation, *tensors, group=group)
+            work = _Work(self, stream.append(run, self._is_early(self._collectives)))
+            self._make_room()
+            return work
+
+    def _run_collective(self, number: int, *args: Any, group: dist.ProcessGroup) -> None:
+        self.ran.append((number, group))
+        self._run(*args, group=group)
+
+    def _make_room(self) -> None:
+        """Let the host wait while it has launched too much."""
+        while sum(stream.launched - stream.finished for stream in self._streams) > LAUNCH_LIMIT:
+            self._run_until(Event(self.compute, self.compute.finished + 1))
 
     def resize(self, storage: torch.UntypedStorage, size: int) -> None:
         """Allocate or free the memory of a storage, as the current stream's allocator does."""
@@ -224,6 +239,9 @@ class _Work:
         """Make the current stream wait; the host goes on."""
         self.device.wait_for(self.event)
 
+    def is_completed(self) -> bool:
+        return self.event.is_over
+
 
 class _Launch(TorchDispatchMode):
     """Launches the operations of a thread instead of running them."""
@@ -272,36 +290,46 @@ def virtual_device(order: Order) -> Iterator[VirtualDevice]:
         mock.patch.object(torch.Tensor, "tolist", read),
         mock.patch.object(torch.UntypedStorage, "resize_", lambda *args: device.resize(*args)),
         mock.patch.object(BufferPool, "give_back", poison_and_give_back),
-        mock.patch.object(primitives, "dist", _Collectives(device)),
+        contextlib.ExitStack() as stack,
         _Launch(device),
     ):
+        for module, name, function in list(call_sites()):
+            launched = _launched(device, function, getattr(module, name))
+            stack.enter_context(mock.patch.object(module, name, launched))
         yield device
         with _disable_current_modes():
             device.finish()
     device.release_freed()
 
 
-class _Collectives:
-    """torch.distributed, with collectives that run on the streams of a device."""
+def _launched(device: VirtualDevice, name: str, original: Any) -> Callable[..., Any]:
+    """Return a function of torch.distributed that runs on the stream of its group."""
 
-    def __init__(self, device: VirtualDevice) -> None:
-        self._device = device
+    def collective(
+        *tensors: Any,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+        **options: Any,
+    ) -> _Work | None:
+        call = partial(original, **options)
+        work = device.collective(call, *tensors, group=group or dist.group.WORLD)
+        if async_op:
+            return work
+        work.wait()
+        return None
 
-    def __getattr__(self, name: str) -> Any:
-        original = getattr(dist, name)
-        if name not in _COLLECTIVES:
-            return original
+    def batch(operations: Sequence[dist.P2POp]) -> list[_Work]:
+        tensors = [operation.tensor for operation in operations]
 
-        def launch(*args: Any, group: dist.ProcessGroup, async_op: bool) -> _Work:
-            assert async_op
-            return self._device.collective(original, *args, group=group)
+        def exchange(*_: torch.Tensor, group: dist.ProcessGroup) -> None:
+            for work in original(operations):
+                work.wait()
 
-        return launch
+        return [device.collective(exchange, *tensors, group=operations[0].group)]
+
+    return batch if name == BATCH else collective
 
 
-_COLLECTIVES = (
-    "all_gather_into_tensor", "all_reduce", "all_to_all_single", "reduce_scatter_tensor",
-)  # fmt: skip
 _resize = torch.UntypedStorage.resize_
 
 
