@@ -41,6 +41,15 @@ COMMON = (
     "trainer.sample_tokens=0", "trainer.evaluate_batches=1", "trainer.evaluate_every_steps=null",
     "optimizer.warmup_steps=0", "plan=off",
 )  # fmt: skip
+SCHEDULES = {
+    "1f1b": ["parallel.schedule=1f1b"],
+    "interleaved": ["parallel.schedule=interleaved", "parallel.chunks=2"],
+    "zb_v": ["parallel.schedule=zb_v", "parallel.chunks=2"],
+}
+SEVERAL = ("model.layers=4", "data.micro_batch=1", "data.global_batch=8")
+"""Of runs on several ranks: every layout divides them."""
+HANG_SECONDS = 240.0
+"""Time limit of a command that takes half a minute if nothing hangs."""
 Row = dict[str, Any]
 Rows = Iterator[Row]
 
@@ -92,6 +101,58 @@ def device(scale: Scale, folder: Path) -> Rows:
     if not any(row["what"] == "device" for row in found):
         raise SliceFailedError(f"the doctor names no device: {text}")
     yield from found
+
+
+def hangs(scale: Scale, folder: Path) -> Rows:
+    """Train two steps in layouts whose messages could block each other, with a time limit.
+
+    On several GPUs over NCCL or RCCL: every kind of pipeline schedule, tensor and sharded data
+    parallelism, and each value of collectives.communicators. On one GPU two ranks share it, over
+    gloo and without a pipeline.
+    """
+    ranks = min(8, _devices(scale))
+    layouts = {"tensor": ["parallel.tensor=2"], "zero3": ["sharding=zero3"]}
+    if ranks > 1:
+        layouts |= {name: ["parallel.pipeline=2", *keys] for name, keys in SCHEDULES.items()}
+        layouts["3D"] = [*layouts["zb_v"], "sharding=zero3", *["parallel.tensor=2"] * (ranks > 3)]
+    backend = [] if ranks > 1 else ["collectives.backend=gloo", "collectives.pairwise=false"]
+    ranks = max(2, ranks)
+    for name, keys in layouts.items():
+        for count in ("many", "few", "one") if name in ("zero3", "3D") else ("many",):
+            overrides = [f"launch.ranks={ranks}", *SEVERAL, *backend, *keys, "trainer.steps=2",
+                         f"collectives.communicators={count}"]  # fmt: skip
+            start = time.monotonic()
+            _run([sys.executable, "tools/doctor.py", *COMMON[:2], *scale.model, *overrides],
+                 limit_seconds=HANG_SECONDS)  # fmt: skip
+            _train(folder / f"{name}_{count}", scale, *overrides, limit_seconds=HANG_SECONDS)
+            seconds = time.monotonic() - start
+            yield {"what": f"{name}, {ranks} ranks, {count}", "value": f"ended in {seconds:.0f} s"}
+
+
+def numerics(scale: Scale, folder: Path) -> Rows:
+    """Compare every kernel of the model with fp64 on the host, forward and backward."""
+    text = _run([sys.executable, "tools/doctor.py", "--numerics", *COMMON[:2], *scale.model])
+    yield {"what": "kernels", "value": text.strip().splitlines()[-1]}
+
+
+def several(scale: Scale, folder: Path) -> Rows:
+    """Compare the losses of layouts on several GPUs with those of one, over NCCL or RCCL."""
+    devices = _devices(scale)
+    if devices < 2:
+        yield {"what": "several GPUs", "value": "not checked: there is one GPU"}
+        return
+    ranks = 1 << (min(8, devices).bit_length() - 1)
+    steps = f"trainer.steps={max(2, scale.steps // 5)}"
+    common = [*SEVERAL, "precision=fp32", "collectives.pairwise=false", steps]
+    one = _train(folder / "one", scale, *common)
+    for name, tolerance, overrides in (
+        ("tensor", 2e-3, ["parallel.tensor=2", "parallel.sequence=true"]),
+        *((name, 2e-3, ["parallel.pipeline=2", *keys]) for name, keys in SCHEDULES.items()),
+        ("zero3", 2e-3, ["sharding=zero3"]),
+        ("zeropp", 2e-2, ["sharding=zeropp", "collectives=zeropp"]),
+    ):
+        losses = _train(folder / name, scale, *common, f"launch.ranks={ranks}", *overrides)
+        yield _compared(f"{name} on {ranks} GPUs, and on one", losses, one, tolerance)
 
 
 def tests(scale: Scale, folder: Path) -> Rows:
@@ -207,14 +268,17 @@ def kernels(scale: Scale, folder: Path) -> Rows:
 
 SLICES: dict[str, Slice] = {
     "device": device,
+    "hangs": hangs,
+    "numerics": numerics,
     "tests": tests,
     "training": training,
+    "several": several,
     "shared": shared,
     "checkpoints": checkpoints,
     "speed": speed,
     "kernels": kernels,
 }
-"""The slices in their order; the first five are about correctness."""
+"""The slices in their order, by value: what hangs comes first, and speed last."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -293,7 +357,20 @@ def _table(name: str, result: dict[str, Any]) -> Table:
     return table
 
 
-def _train(run: Path, scale: Scale, *overrides: str, on_cpu: bool = False) -> list[float]:
+def _devices(scale: Scale) -> int:
+    """Return the number of GPUs; a rehearsal has two."""
+    import torch
+
+    return 2 if scale.is_rehearsal else torch.cuda.device_count()
+
+
+def _train(
+    run: Path,
+    scale: Scale,
+    *overrides: str,
+    on_cpu: bool = False,
+    limit_seconds: float = LIMIT_SECONDS,
+) -> list[float]:
     """Train in a run directory; return the losses of all its steps."""
     environ = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""} if on_cpu else {}
     steps = () if any(o.startswith("trainer.steps=") for o in overrides) else (
@@ -301,7 +378,7 @@ def _train(run: Path, scale: Scale, *overrides: str, on_cpu: bool = False) -> li
     )  # fmt: skip
     command = [sys.executable, "train.py", *COMMON, *scale.model, *steps, *overrides,
                f"optimizer.decay_steps={scale.steps}", f"run.dir={run}"]  # fmt: skip
-    _run(command, environ)
+    _run(command, environ, limit_seconds)
     return [row["loss"] for row in _metrics(run)]
 
 
@@ -332,7 +409,11 @@ def _tensor_digests(run: Path) -> dict[str, Any]:
     return {name: file["chunks"] for name, file in manifest["files"].items()}
 
 
-def _run(command: Sequence[str], environ: dict[str, str] | None = None) -> str:
+def _run(
+    command: Sequence[str],
+    environ: dict[str, str] | None = None,
+    limit_seconds: float = LIMIT_SECONDS,
+) -> str:
     """Run a command in the root of the checkout; return its output.
 
     Raises:
@@ -340,7 +421,7 @@ def _run(command: Sequence[str], environ: dict[str, str] | None = None) -> str:
     """
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})},
-        capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
+        capture_output=True, text=True, timeout=limit_seconds, check=False,
     )  # fmt: skip
     if done.returncode:
         end = (done.stdout + done.stderr)[-1500:]

@@ -9,8 +9,8 @@ usage: frontier-llm doctor [--network] [key=value ...]
 
 Prints what a bug report needs: versions, the device and its architecture, which kernels are used
 and why, the plugin and the environment variables of the network, cores, network interfaces and free
-disk space. Then creates every process group of the configuration and runs one collective on each.
-Overrides are the same as for frontier-llm train.
+disk space. Then creates every process group of the configuration and uses it, first one by one and
+then all at the same time, as a step does. Overrides are the same as for frontier-llm train.
 
 `--network` measures the GB/s of collectives and of messages between the ranks, with the present
 environment variables and with each of cluster.environment_alternatives, and prints them beside the
@@ -83,10 +83,11 @@ def examine(config: RunConfig, world: World, store: "Store") -> None:
     """
     from frontier_llm.device.accelerator import Accelerator
     from frontier_llm.geometry.resolved import ResolvedLayout
+    from frontier_llm.health.preflight import check_groups
     from frontier_llm.parallel import megatron_cpu
     from frontier_llm.parallel.groups import destroy_groups
     from frontier_llm.telemetry.log import setup_logging
-    from frontier_llm.trainer.connect import connect
+    from frontier_llm.trainer.connect import concurrent_use, connect
 
     setup_logging(world.rank)
     may_share = config.collectives.backend == "gloo"
@@ -97,10 +98,12 @@ def examine(config: RunConfig, world: World, store: "Store") -> None:
         for name, words in describe(config, world):
             print(f"{name:<14}{words}")
     layout = ResolvedLayout.resolve(config, world.size, world.ranks_per_node, check_rules=False)
-    connect(config, layout, world, store, accelerator)
+    groups = connect(config, layout, world, store, accelerator)
+    limit = timedelta(seconds=config.launch.preflight_seconds)
+    check_groups([concurrent_use(*groups, layout)], world, store, accelerator.device, limit)
     destroy_groups()
     if world.rank == 0:
-        print(f"{'groups':<14}all process groups work")
+        print(f"{'groups':<14}all process groups work, one by one and at the same time")
 
 
 def describe(config: RunConfig, world: World) -> Iterator[tuple[str, str]]:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _LOG = logging.getLogger(__name__)
+CONCURRENT_ROUNDS, CONCURRENT_ELEMENTS = 20, 2**18
+"""Messages per group and connection that are under way at the same time, and their fp32 numbers."""
 
 
 def check_all_ranks(
@@ -156,6 +158,46 @@ def message_trial(name: str, ranks: tuple[int, int], group: "ProcessGroup") -> T
         return received.item(), other + 1.0
 
     return Trial(name, ranks, run)
+
+
+def concurrent_trial(
+    groups: Sequence["ProcessGroup"], partners: Sequence[int], pipeline: "ProcessGroup"
+) -> Trial:
+    """Return a trial in which the groups and connections of a rank communicate at the same time.
+
+    A step does so. Communicators that work alone may hang together, for example on MI250X
+    (ROCm/rccl#2191).
+
+    Args:
+        groups: groups that run all-reduces, in one order of all ranks.
+        partners: ranks that exchange messages with this one, in one order of all ranks.
+        pipeline: the group of the messages.
+    """
+    import torch
+    import torch.distributed as dist
+
+    def run(device: torch.device) -> tuple[float, float]:
+        own = torch.full((CONCURRENT_ELEMENTS,), dist.get_rank() + 1.0, device=device)
+        works: list[dist.Work | None] = []
+        results, expected = [], 0.0
+        for _ in range(CONCURRENT_ROUNDS):
+            for group in groups:
+                results.append(own.clone())
+                expected += sum(rank + 1.0 for rank in dist.get_process_group_ranks(group))
+                works.append(dist.all_reduce(results[-1], group=group, async_op=True))
+            for partner in partners:
+                results.append(torch.empty_like(own))
+                expected += partner + 1.0
+                send = dist.P2POp(dist.isend, own, partner, pipeline)
+                receive = dist.P2POp(dist.irecv, results[-1], partner, pipeline)
+                works += dist.batch_isend_irecv([send, receive])
+        for work in works:
+            if work is not None:
+                work.wait()
+        return sum(result.double().mean().item() for result in results), expected
+
+    everything = tuple(range(dist.get_world_size()))
+    return Trial("all groups at the same time", everything, run)
 
 
 def check_groups(

@@ -32,6 +32,7 @@ from frontier_llm.health.preflight import (
     check_all_ranks,
     check_groups,
     collective_trial,
+    concurrent_trial,
     message_trial,
 )
 from frontier_llm.launch.rendezvous import init_process_group
@@ -145,16 +146,34 @@ def first_uses(
     yield from _messages(groups, layout)
 
 
+def concurrent_use(groups: Groups, state_groups: StateGroups, layout: ResolvedLayout) -> Trial:
+    """Return a trial of all groups of this rank at the same time."""
+    tied = [group for group in state_groups.tied_groups.values() if group is not None]
+    used = [dist.group.WORLD, groups.tensor, *tied, *state_groups.groups.values()]
+    several = [group for group in used if group is not None and group.size() > 1]
+    ranks = groups.grid.pipeline_group(groups.rank)
+    partners = [
+        ranks[low + high - groups.coordinates.pipeline] for low, high in _pairs(groups, layout)
+    ]
+    return concurrent_trial(list(dict.fromkeys(several)), partners, groups.pipeline)
+
+
 def _messages(groups: Groups, layout: ResolvedLayout) -> Iterator[Trial]:
-    """Yield a trial of each connection of this stage with another one.
+    """Yield a trial of each connection of this stage with another one."""
+    ranks = groups.grid.pipeline_group(groups.rank)
+    for low, high in _pairs(groups, layout):
+        name = f"stages {low} and {high}"
+        yield message_trial(name, (ranks[low], ranks[high]), groups.pipeline)
+
+
+def _pairs(groups: Groups, layout: ResolvedLayout) -> list[tuple[int, int]]:
+    """Return the pairs of stages that exchange messages and of which this stage is one.
 
     Every second pair of neighbouring stages comes first, so that no pair waits for many others.
     """
-    stage, ranks = groups.coordinates.pipeline, groups.grid.pipeline_group(groups.rank)
+    stage = groups.coordinates.pipeline
     pairs = {(min(stage, other), max(stage, other)) for other in neighbours(layout, stage)}
-    for low, high in sorted(pairs, key=lambda pair: (pair[0] % 2, pair)):
-        name = f"stages {low} and {high}"
-        yield message_trial(name, (ranks[low], ranks[high]), groups.pipeline)
+    return sorted(pairs, key=lambda pair: (pair[0] % 2, pair))
 
 
 def choose_backend(config: RunConfig, accelerator: Accelerator) -> str:

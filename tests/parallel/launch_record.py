@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -19,6 +19,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from frontier_llm.collectives import primitives
+from frontier_llm.parallel.lanes import call_sites
 from tests.parallel.device_model import Operation, Part
 
 COLLECTIVES = {
@@ -119,8 +120,12 @@ def recording(folder: Path) -> Iterator[_Recorder]:
     with (
         mock.patch.multiple(dist, **changed),
         mock.patch.multiple(dist.distributed_c10d, **changed),
+        ExitStack() as stack,
         mock.patch.object(primitives, "_send_to_all", to_all),
     ):
+        for module, name, function in call_sites():
+            if name != function:  # megatron-core has functions of torch under names of its own
+                stack.enter_context(mock.patch.object(module, name, changed[function]))
         yield recorder
 
 

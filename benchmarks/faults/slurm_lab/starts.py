@@ -161,11 +161,10 @@ def _fake_group(connect: Any, store: Any) -> Iterator[None]:
     def start(world: Any, *_: Any) -> None:
         dist.init_process_group("fake", store=store, rank=world.rank, world_size=world.size)
 
-    def check(groups: Any, world: Any, store: Any, *_: Any) -> None:
-        for name, group in groups.items():
-            if group is not None and group.size() > 1:
-                store.set(f"preflight/at/{world.rank}", name)
-                store.collectives += 1
+    def check(trials: Any, world: Any, store: Any, *_: Any) -> None:
+        for trial in trials:
+            store.set(f"preflight/at/{world.rank}", trial.name)
+            store.collectives += 1
 
     originals = connect.init_process_group, connect.check_groups
     connect.init_process_group, connect.check_groups = start, check
