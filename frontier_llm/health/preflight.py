@@ -4,8 +4,8 @@
     check_groups(...)      each process group adds up one number per rank, with a short time limit
 
 The store is torch's key-value store, by which ranks find each other. Errors name the rank, host and
-process group at fault. Each rank does a constant number of store operations, and no rank writes a
-file.
+process group at fault. Each rank does a constant number of store operations, and one per second
+while it waits for a group. No rank writes a file.
 """
 
 import logging
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.001
 """Interval at which a rank checks whether a collective has completed."""
+_LOOK_SECONDS = 1.0
+"""Interval at which a rank that waits checks that its connection to the store has not been cut."""
 
 
 def check_all_ranks(
@@ -113,6 +115,8 @@ def check_groups(
         LaunchError: a group did not complete in time, or computed a wrong sum. The message names
             the group, and the ranks that did not join it with their hosts.
     """
+    # NCCL waits in the store for the identifier of a communicator, and blocks its connection
+    store = store.clone()  # type: ignore[attr-defined]
     for name, group in groups.items():
         if group is not None and group.size() > 1:
             store.set(_progress_key(world.rank), name)
@@ -147,10 +151,14 @@ def _check_group(
     # In a thread, so that this function can stop waiting: NCCL's first collective in a group opens
     # connections, and the call returns only when all ranks of the group have made it.
     threading.Thread(target=start, name=f"preflight {name}", daemon=True).start()
-    deadline = time.monotonic() + timeout.total_seconds()
+    deadline, next_look = time.monotonic() + timeout.total_seconds(), 0.0
     while not started or (isinstance(started[0], dist.Work) and not started[0].is_completed()):
         if time.monotonic() > deadline:
             raise LaunchError(_explain_incomplete(name, ranks, store, timeout))
+        if time.monotonic() > next_look:
+            # fails if a rank has died and is replaced: nothing can end the thread's call
+            store.check([_progress_key(world.rank)])
+            next_look = time.monotonic() + _LOOK_SECONDS
         time.sleep(_POLL_SECONDS)
     if isinstance(started[0], Exception):
         raise started[0]
