@@ -72,9 +72,9 @@ def unstarted_collective() -> LastCollective | None:
         if frame is None or "group" not in (names := frame.f_locals):
             continue
         group = names["group"] or dist.group.WORLD
-        ranks = dist.distributed_c10d._world.pg_group_ranks.get(group)
+        ranks = group and dist.distributed_c10d._world.pg_group_ranks.get(group)
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if ranks and "wait(" not in line:
+        if group and ranks and "wait(" not in line:
             name = f"{group.group_desc or group.group_name} {list(ranks)}"
             return LastCollective(frame.f_code.co_name, name, 0, is_waiting=True, has_started=False)
     return None

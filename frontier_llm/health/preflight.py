@@ -5,7 +5,7 @@
 
 The store is torch's key-value store, by which ranks find each other. Errors name the rank, host and
 process group at fault. Each rank does a constant number of store operations, and one per second
-while it waits for a group. No rank writes a file.
+if it waits longer than this for a group. No rank writes a file.
 """
 
 import logging
@@ -151,7 +151,8 @@ def _check_group(
     # In a thread, so that this function can stop waiting: NCCL's first collective in a group opens
     # connections, and the call returns only when all ranks of the group have made it.
     threading.Thread(target=start, name=f"preflight {name}", daemon=True).start()
-    deadline, next_look = time.monotonic() + timeout.total_seconds(), 0.0
+    deadline = time.monotonic() + timeout.total_seconds()
+    next_look = time.monotonic() + _LOOK_SECONDS
     while not started or (isinstance(started[0], dist.Work) and not started[0].is_completed()):
         if time.monotonic() > deadline:
             raise LaunchError(_explain_incomplete(name, ranks, store, timeout))

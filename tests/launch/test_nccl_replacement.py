@@ -21,7 +21,7 @@ import torch.distributed as dist
 from frontier_llm.cli import train
 from frontier_llm.cli.replaceable import ranks_of
 from frontier_llm.config import decode
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.health.preflight import check_groups
 from frontier_llm.launch import membership as membership_module
 from frontier_llm.launch.coordinator import Replacing
@@ -144,11 +144,16 @@ def test_ranks_leave_preflight_when_a_rank_dies_in_it(tmp_path):
     def work(place):
         if (place.generation, place.world.rank) == (0, 1):
             os.kill(os.getpid(), signal.SIGKILL)
-        _preflight(place)
+        try:
+            _preflight(place)
+        except LaunchError:
+            (tmp_path / "waited").touch()
+            raise
 
     code, processes = _run(work, tmp_path)
     assert code == 0
     assert _lives(processes) == [1, 2, 1]
+    assert not (tmp_path / "waited").exists(), "they waited for the time limit of preflight"
 
 
 @pytest.mark.parametrize(("creating", "lives"), [(0, [2, 2, 1]), (2, [1, 2, 1])])
