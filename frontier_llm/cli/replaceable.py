@@ -1,5 +1,6 @@
 """Start a run whose ranks are replaced when they die (`recovery.enabled`)."""
 
+import os
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from frontier_llm.config import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.elastic import fitting_ranks
 from frontier_llm.launch.coordinator import Replacing
+from frontier_llm.launch.cores import check_survival
 from frontier_llm.launch.launcher import LaunchOptions
 from frontier_llm.launch.world import World
 from frontier_llm.trainer.restart import recorded_steps
@@ -27,8 +29,10 @@ def ranks_of(config: RunConfig, tasks: int | None) -> int:
             `recovery.spares` of them wait for a rank.
 
     Raises:
-        ConfigError: no process is left for a rank.
+        ConfigError: no process is left for a rank, or none would outlive the death of another one.
     """
+    if config.recovery.enabled:
+        check_survival(os.environ)
     if tasks is None or not config.recovery.enabled:
         return tasks or config.launch.ranks
     if config.recovery.spares >= tasks:

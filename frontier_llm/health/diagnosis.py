@@ -14,7 +14,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from frontier_llm.health.collective_trace import LastCollective, last_collective
+from frontier_llm.health.collective_trace import (
+    LastCollective,
+    last_collective,
+    unstarted_collective,
+)
 from frontier_llm.launch.world import World
 from frontier_llm.units import format_seconds
 
@@ -72,7 +76,7 @@ class RankState:
             phase=f"{phase.name} (lost contact)" if lost else phase.name,
             step=phase.step,
             seconds=time.monotonic() - phase.started,
-            collective=last_collective(),
+            collective=unstarted_collective() or last_collective(),
             stack=tuple(traceback.format_tb(lost.__traceback__)) if lost else _main_stack(),
         )
 
@@ -269,7 +273,7 @@ def _behind_in_group(states: Iterable[RankState]) -> list[int]:
     """Return the ranks that are in an earlier collective than other ranks of the same group."""
     by_group: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for state in states:
-        if state.collective is not None:
+        if state.collective is not None and state.collective.has_started:
             by_group[state.collective.group].append((state.collective.sequence, state.rank))
     for members in by_group.values():
         newest = max(sequence for sequence, _ in members)

@@ -5,12 +5,13 @@
                            short time limit
 
 The store is torch's key-value store, by which ranks find each other. Errors name the rank, host and
-process group at fault. Each rank does a constant number of store operations, and no rank writes a
-file.
+process group at fault. Each rank does a constant number of store operations, and one per second
+if it waits longer than this for a group. No rank writes a file.
 """
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _LOG = logging.getLogger(__name__)
+_LOOK_SECONDS = 1.0
+"""Interval at which a rank that waits checks that its connection to the store has not been cut."""
 CONCURRENT_ROUNDS, CONCURRENT_ELEMENTS = 20, 2**18
 """Messages per group and connection that are under way at the same time, and their fp32 numbers."""
 
@@ -223,9 +226,11 @@ def check_groups(
         LaunchError: a trial did not complete in time, or had a wrong result. The message names the
             group, and the ranks that did not join it with their hosts.
     """
+    # NCCL waits in the store for the identifier of a communicator, and blocks its connection
+    store = store.clone()  # type: ignore[attr-defined]
     for trial in trials:
         store.set(_progress_key(world.rank), trial.name)
-        found, expected = _run_within(trial, store, device, timeout)
+        found, expected = _run_within(trial, world.rank, store, device, timeout)
         if found != expected:
             raise LaunchError(
                 f"preflight: the {trial.name} group (ranks {name_some(trial.ranks)}) computed "
@@ -235,7 +240,7 @@ def check_groups(
 
 
 def _run_within(
-    trial: Trial, store: "Store", device: "torch.device", timeout: timedelta
+    trial: Trial, rank: int, store: "Store", device: "torch.device", timeout: timedelta
 ) -> tuple[float, float]:
     """Run one trial; the arguments and the errors are those of `check_groups`."""
     import torch
@@ -254,9 +259,14 @@ def _run_within(
     # connections, and the call returns only when all ranks of the group have made it.
     thread = threading.Thread(target=run, name=f"preflight {trial.name}", daemon=True)
     thread.start()
-    thread.join(timeout.total_seconds())
-    if not results:
-        raise LaunchError(_explain_incomplete(trial, store, timeout))
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not results:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise LaunchError(_explain_incomplete(trial, store, timeout))
+        thread.join(min(left, _LOOK_SECONDS))
+        # fails if a rank has died and is replaced: nothing can end the thread's call
+        store.check([_progress_key(rank)])
     if isinstance(results[0], Exception):
         raise results[0]
     return results[0]

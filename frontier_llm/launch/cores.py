@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from frontier_llm.config.run import RunConfig
+from frontier_llm.errors import ConfigError
 from frontier_llm.launch.slurm import is_srun_task
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -24,6 +25,28 @@ EXPANDABLE = "expandable_segments:True"
 """Lets the allocator of a GPU extend its segments. Sharded parameters allocate and free buffers of
 different sizes all the time, and with segments of fixed sizes the free memory would be fragmented.
 Not set for ROCm, where torch supports it only since ROCm 7 and warns otherwise."""
+
+SURVIVAL = {
+    # Otherwise the watchdog thread of a group ends the process when a collective has failed. torch
+    # asks for this value in `_abort_process_group`.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DESYNC_DEBUG": "0",  # another value sets the variable above to 3
+    # The same after an error of CUDA, which an aborted collective may cause. NVIDIA asks for this
+    # value in Megatron Bridge. The main thread gets an error of its own device from its next call.
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    # Otherwise a second thread ends the process if the watchdog thread hangs, for example while it
+    # asks a device that another thread blocks (pytorch issue 155916).
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    # The watchdog thread announces an error by a key of the store that stays there in later
+    # generations. The second thread of a process that replaces a dead one would find it.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    # After each failed collective the watchdog thread sleeps four times as long, by default 60 s,
+    # and the destructor of the group waits for it.
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
+"""Values with which torch lets a process live when another rank has died.
+
+torch reads them when it creates a process group (ProcessGroupNCCL.cpp of torch 2.9 and 2.10)."""
 
 
 def share(ranks_on_machine: int, environ: Mapping[str, str]) -> int:
@@ -98,12 +121,30 @@ def crowding(
     )
 
 
+def check_survival(environ: Mapping[str, str]) -> None:
+    """Check that the environment does not set a variable of `SURVIVAL` otherwise.
+
+    Raises:
+        ConfigError: with a variable of the environment, a rank would not outlive other ranks.
+    """
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return  # torchrun sets one of them; that it does not replace ranks is refused elsewhere
+    todo = "unset it, or set recovery.enabled=false"
+    for name, wanted in SURVIVAL.items():
+        if environ.get(name, wanted) != wanted:
+            wants = f"{wanted} with recovery.enabled=true, or torch ends ranks that outlive another"
+            raise ConfigError(name, environ[name], wants, todo)
+    name = "TORCH_DISTRIBUTED_DEBUG"
+    if environ.get(name, "").upper() == "DETAIL":
+        raise ConfigError(name, "DETAIL", "OFF or INFO with recovery.enabled=true", todo)
+
+
 def prepare_environment(
     threads: int, environ: MutableMapping[str, str], config: RunConfig | None = None
 ) -> None:
     """Set the environment variables that libraries read once, when they are imported or started.
 
-    Except for the numbers of threads, a value that is set already stays.
+    Except for the numbers of threads and for `SURVIVAL`, a value that is set already stays.
 
     Args:
         threads: number of CPU threads.
@@ -128,6 +169,8 @@ def prepare_environment(
         # computation that is submitted after it. Otherwise one queue would only make gathers,
         # reductions and checkpoint copies wait for each other.
         environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    if config.recovery.enabled:
+        environ.update(SURVIVAL)
     if config.trainer.deterministic:
         # One of two values with which NVIDIA promises equal products; torch refuses all others:
         # https://docs.nvidia.com/cuda/cublas/#results-reproducibility

@@ -9,6 +9,8 @@ States of a member:
 """
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -40,6 +42,9 @@ _CUT_SECONDS = 0.05
 _CUTS_PER_ANSWER = 6
 """If a main thread still uses its connections after so many times, it probably waits for ranks that
 do not connect."""
+_STUCK_SECONDS = 60.0
+"""How long the main thread may stay in one call of torch.distributed, or `abort` may take, after a
+generation is over. A communicator that NCCL is creating cannot be aborted."""
 
 
 class GenerationOverError(Exception):
@@ -94,7 +99,7 @@ class Membership:
         self._control, self._reports = RosterStore(connect()), RosterStore(connect())
         self._news = RosterStore(connect())
         self._generation, self._announced, self._is_over = -1, -1, threading.Event()
-        self._connections, self._size = Connections(port), 0
+        self._connections, self._size, self._timeout_seconds = Connections(port), 0, 0.0
         threading.Thread(target=self._watch_rosters, name="membership", daemon=True).start()
 
     def next_place(self) -> Place | None:
@@ -160,6 +165,7 @@ class Membership:
         """Begin a generation; return None if a newer one is known."""
         assert roster.members is not None
         generation, self._size = roster.generation, len(roster.members)
+        self._timeout_seconds = roster.timeout_seconds
         self.rank = roster.members.index(self.number)
         self._control.report_arrival(generation, self.rank)
         self._is_over.clear()
@@ -189,11 +195,40 @@ class Membership:
             generation += 1
 
     def _cut(self, generation: int) -> None:
-        """Shut connections down until the main thread has left the generation before."""
-        self.abort()
-        cuts = 0
+        """Shut connections down until the main thread has left the generation before.
+
+        Ends the process if neither this nor `abort` can end a call of the main thread.
+        """
+        aborting = threading.Thread(target=self.abort, name="abort", daemon=True)
+        aborting.start()
+        aborting.join(_STUCK_SECONDS)
+        if aborting.is_alive():
+            self._end_process("the groups cannot be aborted")
+        cuts, moved = 0, time.monotonic()
         while self._connections.cut(before=generation):
             time.sleep(_CUT_SECONDS)
             cuts += 1
+            now = time.monotonic()
+            moved = moved if _is_in_torch_distributed() else now
+            if now - moved > _STUCK_SECONDS + self._timeout_seconds:
+                self._end_process("a call of torch.distributed does not end")
             if cuts % _CUTS_PER_ANSWER == 0:
                 self._connections.answer(before=generation, size=self._size)
+
+    def _end_process(self, reason: str) -> None:
+        sys.stderr.write(
+            f"[rank {self.rank}] {reason} after another rank died: the process ends, and is "
+            "replaced\n"
+        )
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _is_in_torch_distributed() -> bool:
+    """Return whether the main thread has called torch.distributed, and has not returned."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d":
+            return True
+        frame = frame.f_back
+    return False

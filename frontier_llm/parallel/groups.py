@@ -4,6 +4,7 @@ trainer/connect.py calls `make_groups` on each rank. The groups are those of the
 data and tensor ranks, geometry/grid.py) and those over which model states are sharded.
 """
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from frontier_llm.parallel.lanes import leave_lane
 
 TIMEOUT = timedelta(minutes=30)
 """Default time after which a collective fails; it is torch's default for gloo."""
+_ABORT = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -238,11 +240,13 @@ def destroy_groups() -> None:
 def abort_groups() -> None:
     """End collectives of NCCL or RCCL that wait for a dead rank; any thread may call this.
 
-    Their kernels occupy the device until the communicators are aborted. gloo has no such call: its
-    connections are cut (launch/connections.py). This has not been tried on a GPU.
+    Their kernels occupy the device until the communicators are aborted. A communicator that is
+    being created is not reached. gloo has no such call: its connections are cut
+    (launch/connections.py). This has not been tried on a GPU.
     """
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        dist.distributed_c10d._abort_process_group()
+    with _ABORT:  # a second call waits until the groups are gone
+        if dist.is_initialized() and dist.get_backend() != "gloo":
+            dist.distributed_c10d._abort_process_group()
 
 
 def forget_groups() -> None:

@@ -158,6 +158,7 @@ class _Member:
             # writers wait for other ranks until their connections are cut, so `leave` comes later
             context.checkpoints.abandon()
         self._membership.leave()
+        abort_groups()  # the device, and the destruction of a group, would wait for the dead rank
         if context is not None and self._has_states:
             loop = self._loop
             ended = loop.ended if loop else self._ended
