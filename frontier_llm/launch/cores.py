@@ -7,11 +7,11 @@ this module.
 import math
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
-from importlib.metadata import version
 from pathlib import Path
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.launch.slurm import is_srun_task
+from frontier_llm.launch.visible_devices import torch_kind
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUPS_OF_PROCESS = Path("/proc/self/cgroup")
@@ -119,7 +119,7 @@ def prepare_environment(
     environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     # count GPUs through the driver's library, so that a process that has counted them can fork
     environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    if not any(name in environ for name in ALLOCATOR_VARIABLES) and "rocm" not in version("torch"):
+    if not any(name in environ for name in ALLOCATOR_VARIABLES) and torch_kind() != "hip":
         environ[ALLOCATOR_VARIABLES[0]] = EXPANDABLE
     if config is None:
         return
