@@ -151,9 +151,9 @@ def _clusters() -> Iterator[str]:
         "device does not support the format; a run then prints no MFU. Links are listed from the "
         "nearest to the farthest, with the number of ranks that each link connects in parentheses "
         "and its bandwidth in GB/s per rank and direction. The default, `cluster=auto`, chooses "
-        "the file that describes the GPUs of this machine ([installing](install.md#the-first-command)); "
-        "without a GPU it is `cpu_laptop`. If no file describes them, it is `other_gpu`, which has "
-        "their memory and no peak."
+        "the file that describes the GPUs of this machine, and without a GPU `cpu_laptop` "
+        "([installing](install.md#the-first-command)). If no file describes them, it is "
+        "`other_gpu`, which has their memory and no peak."
     )
     yield ""
     clusters = [

@@ -23,7 +23,8 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH
 EXPANDABLE = "expandable_segments:True"
 """Lets the allocator of a GPU extend its segments. Sharded parameters allocate and free buffers of
 different sizes all the time, and with segments of fixed sizes the free memory would be fragmented.
-Not set for ROCm, where torch supports it only since ROCm 7 and warns otherwise."""
+Not set for ROCm, where torch supports it only since 2.12 and where it has hung (pytorch issue
+192259)."""
 
 
 def share(ranks_on_machine: int, environ: Mapping[str, str]) -> int:
