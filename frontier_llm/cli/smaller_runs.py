@@ -49,16 +49,15 @@ def _other_optimizer(values: Mapping[str, Any], config: RunConfig, name: str) ->
 
 def _smaller_models(values: Mapping[str, Any], config: RunConfig, share: int) -> Changes:
     """Yield the smaller models with the same positions, norms and activations."""
-    length = config.data.sequence_length
-    limit = count_parameters(config.model, length) / share
-    sizes = {}
-    for name in groups()["model"]:
-        changed = _changed(values, "model", name)
-        if changed and _design(changed) == _design(config):
-            sizes[name] = count_parameters(changed.model, length), changed
+    found = {name: _changed(values, "model", name) for name in groups()["model"]}
+    sizes = {name: (_size(changed), changed) for name, changed in found.items() if changed}
     for name, (size, changed) in sorted(sizes.items(), key=lambda item: -item[1][0]):
-        if size < limit:
+        if size < _size(config) / share and _design(changed) == _design(config):
             yield f"model={name}", changed
+
+
+def _size(config: RunConfig) -> int:
+    return count_parameters(config.model, config.data.sequence_length)
 
 
 def _design(config: RunConfig) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ library itself applies CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES and HIP_VISIBL
 the partitions of a GPU, as it does in a rank.
 """
 
+import contextlib
 import ctypes
 import json
 import runpy
@@ -53,7 +54,7 @@ def torch_kind() -> str:
     This is read from torch's file of versions, because the text of the version does not name ROCm
     in builds from source.
     """
-    file = (_torch_folder() or Path()) / "version.py"
+    file = _torch_folder() / "version.py"
     built = runpy.run_path(str(file)) if file.is_file() else {}
     return "hip" if built.get("hip") else "cuda" if built.get("cuda") else "cpu"
 
@@ -81,10 +82,10 @@ def visible_devices() -> VisibleDevices | None:
     return VisibleDevices(kind, name, total / _GIB, count)
 
 
-def _torch_folder() -> Path | None:
+def _torch_folder() -> Path:
     """Return the folder of the installed torch, without importing it."""
     spec = find_spec("torch")
-    return Path(spec.origin).parent if spec and spec.origin else None
+    return Path(spec.origin).parent if spec and spec.origin else Path("/nonexistent/torch")
 
 
 def _libraries(kind: str) -> list[str]:
@@ -94,8 +95,8 @@ def _libraries(kind: str) -> list[str]:
     """
     if kind == "cuda":
         return ["libcuda.so.1"]
-    beside = (_torch_folder() or Path()).parent
     patterns = "torch/lib/libamdhip64.so*", "_rocm_sdk*/lib/libamdhip64.so*"
+    beside = _torch_folder().parent
     found = [str(file) for pattern in patterns for file in sorted(beside.glob(pattern))]
     return [*found, "libamdhip64.so"]
 
@@ -106,8 +107,11 @@ def _names_and_bytes(kind: str, libraries: Sequence[str]) -> list[tuple[str, int
     Raises:
         RuntimeError: the driver returns another error than that there is no device.
     """
-    library = next(filter(None, map(_load, libraries)), None)
-    if library is None:  # a machine without this driver
+    library = None
+    for name in libraries:
+        with contextlib.suppress(OSError):  # on a machine without this driver
+            library = library or ctypes.CDLL(name)
+    if library is None:
         return []
     start, get_count, get, get_name, get_memory = (getattr(library, f) for f in FUNCTIONS[kind])
     code, count = start(0), ctypes.c_int()
@@ -122,13 +126,6 @@ def _names_and_bytes(kind: str, libraries: Sequence[str]) -> list[tuple[str, int
     if code and code not in NO_DEVICE:
         raise RuntimeError(f"{kind} returns error {code}")
     return [] if code else devices
-
-
-def _load(library: str) -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL(library)
-    except OSError:
-        return None
 
 
 if __name__ == "__main__":
