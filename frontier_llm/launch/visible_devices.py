@@ -108,9 +108,9 @@ def _names_and_bytes(kind: str, libraries: Sequence[str]) -> list[tuple[str, int
         RuntimeError: the driver returns another error than that there is no device.
     """
     library = None
-    for name in libraries:
+    for file in libraries:
         with contextlib.suppress(OSError):  # on a machine without this driver
-            library = library or ctypes.CDLL(name)
+            library = library or ctypes.CDLL(file)
     if library is None:
         return []
     start, get_count, get, get_name, get_memory = (getattr(library, f) for f in FUNCTIONS[kind])
