@@ -61,6 +61,16 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_visible_gpus() -> Iterator[None]:
+    """Give configurations the same defaults on a machine with GPUs as on one without."""
+    from frontier_llm.cli import machine_defaults
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine_defaults, "visible_devices", lambda: None)
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option --exhaustive."""
     parser.addoption(

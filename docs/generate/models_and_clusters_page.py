@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from docs.generate.marked_page import keep_current
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.experiments import Header, comments, composed
+from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
@@ -149,10 +150,17 @@ def _clusters() -> Iterator[str]:
         "peak speeds of dense matrix products. A dash means that the peak is unknown or that the "
         "device does not support the format; a run then prints no MFU. Links are listed from the "
         "nearest to the farthest, with the number of ranks that each link connects in parentheses "
-        "and its bandwidth in GB/s per rank and direction."
+        "and its bandwidth in GB/s per rank and direction. The default, `cluster=auto`, chooses "
+        "the file that describes the GPUs of this machine, and without a GPU `cpu_laptop` "
+        "([installing](install.md#the-first-command)). If no file describes them, it is "
+        "`other_gpu`, which has their memory and no peak."
     )
     yield ""
-    clusters = [composed(f"cluster={name}").cluster for name in groups()["cluster"]]
+    clusters = [
+        composed(f"cluster={name}").cluster
+        for name in groups()["cluster"]
+        if name not in OF_THIS_MACHINE
+    ]
     rows = [(f"`{cluster.name}`", *_hardware_cells(cluster)) for cluster in clusters]
     columns = (
         "name|device|ranks per node|memory, GiB|memory, GB/s|fp32, TFLOP/s|bf16, TFLOP/s|"

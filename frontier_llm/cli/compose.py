@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import MissingMandatoryValue, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from frontier_llm.cli import search_path  # noqa: F401  (hydra searches --conf-dir, too)
+from frontier_llm.cli import machine_defaults, search_path  # noqa: F401  (resolvers, --conf-dir)
 from frontier_llm.cli.group_files import file_choices, file_values, leaves, placed, section_of
 from frontier_llm.cli.package_files import CONF, conf_folders
 from frontier_llm.config.decode import decode, keys, nearest, unknown_key

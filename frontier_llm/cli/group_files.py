@@ -35,8 +35,8 @@ def placed(override: str) -> str:
 def file_values(group: str, name: str) -> dict[str, Any]:
     """Return the values of a file and of the files that it extends (`defaults: [BASE]`).
 
-    Interpolations stay unresolved. Files of other groups, which an experiment chooses, are not
-    read.
+    Interpolations stay unresolved, except in the names of the files that it extends. Files of other
+    groups, which an experiment chooses, are not read.
 
     Args:
         group: folder of the file.
@@ -48,7 +48,8 @@ def file_values(group: str, name: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for base in own.pop("defaults", []):
         if isinstance(base, str) and base != "_self_":
-            values = overlaid(values, file_values(group, base))
+            path, _, _ = str(OmegaConf.create([base])[0]).partition("@")
+            values = overlaid(values, file_values(group, path.rpartition("/")[2]))
     return overlaid(values, own)
 
 

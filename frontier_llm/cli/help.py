@@ -29,7 +29,7 @@ processes on this machine.
 
 examples
   frontier-llm train
-      a small model on the Python files of the standard library, with 4 processes
+      a small model on the Python files of the standard library; a process per GPU, or 4 on a CPU
   frontier-llm plan model=gpt_22b cluster=frontier_mi250x planner.nodes=16 data.global_batch=640
       predict without a GPU which layouts fit a cluster and how fast they are (docs/planner.md)
   frontier-llm train launch.ranks=8 parallel.tensor=2 parallel.pipeline=2 data.global_batch=32

@@ -30,6 +30,7 @@ from pathlib import Path
 
 from frontier_llm.cli.compose import compose, fitted
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
+from frontier_llm.cli.smaller_runs import smaller_runs
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
@@ -184,7 +185,7 @@ def _checked_job(chain: int, options: Sequence[str], overrides: Sequence[str]) -
     config = choose(decode(fitted(values, job.ranks)), job.ranks, job.ranks_per_node)
     candidate = Candidate.of(config, job.ranks, job.ranks_per_node)
     if config.plan == "check":
-        check_fits(candidate)
+        check_fits(candidate, smaller_runs(values, overrides))
     if chain > 1 and job.script.endswith(PBS):
         raise ConfigError(
             "--chain", str(chain), "no chain of jobs of PBS", "submit the jobs one by one"

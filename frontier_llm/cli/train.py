@@ -25,6 +25,7 @@ from frontier_llm.cli.run_preparation import (
     prepare_run,
     warn_of_crowding,
 )
+from frontier_llm.cli.smaller_runs import smaller_runs
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import StopRequested
 from frontier_llm.launch.coordination import broadcast_from_rank_zero, run_and_wait_for_all
@@ -183,7 +184,7 @@ def configure(
     config = choose(decode(values), size, ranks_per_node, partial(print, file=sys.stderr))
     candidate = Candidate.of(config, size, ranks_per_node)
     if config.plan == "check":
-        check_fits(candidate)
+        check_fits(candidate, smaller_runs(values, overrides))
     if config.plan != "dry_run":
         lock_run_dir(config)
     return run_directory.to_yaml(with_choices(values, config))

@@ -22,8 +22,8 @@ class DeviceConfig(Section):
     kind: Literal["cpu", "cuda", "hip"]
     """Runtime: `cuda` for NVIDIA, `hip` for AMD, `cpu` without a GPU."""
     name_pattern: str
-    """Regular expression that the device name of the driver must match. If it does not match, the
-    peak speed counts as unknown."""
+    """Regular expression that the device name of the driver must match, for `cluster=auto` and for
+    the peak speed, which otherwise counts as unknown."""
     memory_gib: float = Field(gt=0)
     """Memory of the device, GiB."""
     memory_gb_per_second: float = Field(gt=0)

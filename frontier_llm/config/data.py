@@ -76,7 +76,8 @@ class DataConfig(Section):
     global_batch: int = Field(ge=1)
     """Samples per step, over all ranks."""
     micro_batch: int = Field(ge=1)
-    """Samples per micro-batch, which a rank computes at once."""
+    """Samples per micro-batch, which a rank computes at once. Default: 4, or fewer if 4 do not
+    divide the samples per replica."""
     workers: int = Field(default=1, ge=1)
     """Threads per rank that read samples ahead of the training step."""
     prefetch: int = Field(default=1, ge=0)

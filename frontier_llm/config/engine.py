@@ -39,7 +39,11 @@ class EngineConfig(Section):
     fused_attention: bool = True
     """Whether one kernel computes attention without storing its scores (flash attention)."""
     elementwise_factor: float = Field(1.415, ge=1)
-    """Bytes that element-wise kernels move, relative to fully fused kernels."""
+    """Bytes that element-wise kernels move, relative to fully fused kernels. In an engine that
+    follows `kernels`, this is the factor of `kernels=auto` and `fastest`."""
+    follows_kernels: bool = True
+    """Whether `kernels` decides the bytes of element-wise kernels. Then `torch`, `fused`,
+    `elementwise` and `compiled` have the bytes that were counted in the code of a layer."""
     loss_bytes: float = Field(26.0, ge=0)
     """Bytes that the loss moves per logit, forward and backward pass together."""
     accumulation_bytes: float = Field(8.0, ge=0)

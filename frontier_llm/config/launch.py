@@ -16,7 +16,8 @@ class LaunchConfig(Section):
     """
 
     ranks: int = Field(ge=1)
-    """Number of processes that are started on this machine, unless srun or torchrun starts them."""
+    """Number of processes that are started on this machine, unless srun or torchrun starts them.
+    Default: as many as there are visible GPUs; without a GPU, `cluster.ranks_per_node`."""
     ranks_per_node: int | None = Field(ge=1)
     """Number of ranks per node. null = the number that the launcher gives, or all ranks on a single
     machine. A smaller number simulates several nodes on one machine."""
@@ -34,7 +35,9 @@ class LaunchConfig(Section):
     """Seconds that a rank may connect later than rank 0. Until then it loads its libraries."""
     preflight_seconds: float = Field(gt=0)
     """Time limit of the preflight check, which runs one collective in every process group at
-    start-up. If ranks do not take part in time, the run names them and ends."""
+    start-up. If ranks do not take part in time, the run names them and ends. The first collective
+    creates the communicator, which took about a minute on a node of 8 B200 (NCCL issue 1646, 2025)
+    and more on thousands of ranks, so the default is ten minutes."""
     stop_minutes: float = Field(ge=0)
     """Minutes before the end of a Slurm job at which the run saves a checkpoint and stops. The time
     of two steps is added to them. 0 = the run stops only on a signal or a STOP file."""

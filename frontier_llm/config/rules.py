@@ -83,7 +83,7 @@ def _check_world(config: RunConfig, world_size: int) -> None:
 def _check_precision(config: RunConfig) -> None:
     name, device = config.precision.name, config.cluster.device
     supported = {**device.peak_tflops, **device.calibration.products}
-    if name == "auto" or device.kind == "cpu" or name in supported:
+    if name == "auto" or device.kind == "cpu" or name in supported or not supported:
         return
     preferred = next((other for other in ("bf16", "fp16") if other in supported), "fp32")
     raise ConfigError(

@@ -7,12 +7,12 @@ this module.
 import math
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
-from importlib.metadata import version
 from pathlib import Path
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.launch.slurm import is_srun_task
+from frontier_llm.launch.visible_devices import torch_kind
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUPS_OF_PROCESS = Path("/proc/self/cgroup")
@@ -24,7 +24,8 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH
 EXPANDABLE = "expandable_segments:True"
 """Lets the allocator of a GPU extend its segments. Sharded parameters allocate and free buffers of
 different sizes all the time, and with segments of fixed sizes the free memory would be fragmented.
-Not set for ROCm, where torch supports it only since ROCm 7 and warns otherwise."""
+Not set for ROCm, where torch supports it only since 2.12 and where it has hung (pytorch issue
+192259)."""
 
 SURVIVAL = {
     # Otherwise the watchdog thread of a group ends the process when a collective has failed. torch
@@ -160,7 +161,7 @@ def prepare_environment(
     environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     # count GPUs through the driver's library, so that a process that has counted them can fork
     environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    if not any(name in environ for name in ALLOCATOR_VARIABLES) and "rocm" not in version("torch"):
+    if not any(name in environ for name in ALLOCATOR_VARIABLES) and torch_kind() != "hip":
         environ[ALLOCATOR_VARIABLES[0]] = EXPANDABLE
     if config is None:
         return

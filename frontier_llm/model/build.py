@@ -50,7 +50,7 @@ def build_model(
         kernels: implementation of the norms.
         seed: seed of the initial weights.
     """
-    transformer = transformer_config(layout, device, compiles_activation=kernels.compiles_functions)
+    transformer = transformer_config(layout, device, compiles_functions=kernels.compiles_functions)
     with device:
         chunks = [
             make_chunk(layout, model_chunk, transformer, groups, kernels)

@@ -27,19 +27,21 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def transformer_config(
-    layout: ResolvedLayout, device: torch.device, *, compiles_activation: bool = False
+    layout: ResolvedLayout, device: torch.device, *, compiles_functions: bool = False
 ) -> TransformerConfig:
     """Translate a layout to megatron's configuration.
 
     Args:
         layout: model, precision and grid of ranks of the run.
         device: device of this rank. On a CPU, fused CUDA kernels are turned off.
-        compiles_activation: whether a gated activation is compiled by itself, on any device.
+        compiles_functions: whether torch.compile may make kernels of megatron's fused functions: of
+            gated activations on any device; on a GPU also of biases, dropout and residuals.
     """
     model, grid, precision = layout.model, layout.grid, layout.precision
     on_cpu = device.type in ("cpu", "meta")
+    fuses = compiles_functions and not on_cpu
     fused_activation = model.activation != "gelu_exact" and (
-        (not on_cpu and model.bias) or (compiles_activation and model.gated)
+        (fuses and model.bias) or (compiles_functions and model.gated)
     )
     return TransformerConfig(
         num_layers=model.layers,
@@ -73,7 +75,7 @@ def transformer_config(
         masked_softmax_fusion=False,
         persist_layer_norm=False,
         bias_activation_fusion=fused_activation,
-        bias_dropout_fusion=not on_cpu,
+        bias_dropout_fusion=fuses,
         apply_rope_fusion=False,
         **_RECOMPUTE[layout.recompute if model.kind == "gpt" else "none"],
     )

@@ -61,6 +61,9 @@ class Block:
     moved_elements: float
     """Elements read or written by norms, activation functions, rotary embeddings and residual
     additions."""
+    function_elements: float
+    """Those of `moved_elements` that belong to rotary embeddings and activation functions, which
+    `kernels=elementwise` compiles."""
     kernels: int
     """Number of kernels that read or write `moved_elements`."""
     kept_elements: float
@@ -97,6 +100,8 @@ def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Bloc
         # A norm reads and writes one tensor. A residual addition reads two tensors and writes one.
         # The activation function reads one tensor (two if gated) and writes one.
         moved_elements=branches * 5 * hidden + matrices * inner + sum(part.moved for part in parts),
+        function_elements=sum(part.rotated for part in parts)
+        + (matrices * inner if model.gated or model.bias else 0.0),
         kernels=4 * len(parts) + 4 * branches + 2 * matrices + 2 * (model.qk_norm != "none"),
         # Each norm keeps its input and output (the input of the next linear layer). A gated
         # activation keeps five tensors: both halves of its input, a copy of one half, the other
@@ -174,6 +179,7 @@ class _AttentionPart(NamedTuple):
     products: tuple[Product, ...]
     flops: float
     scores: float
+    rotated: float
     moved: float
     kept: float
     factors: float
@@ -213,6 +219,7 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
         products=(*inputs, output),
         flops=4.0 * read_pairs * query_width,
         scores=all_pairs * model.heads / tensor,
+        rotated=2.0 * rotated,
         moved=2.0 * (rotated + normalised) + 2 * queries * query_width + 2 * bias,
         kept=kept,
         factors=sum(column_factors(layout, product) for product in inputs) + row_factors(output),

@@ -28,6 +28,11 @@ SCORE_PASSES, SCORE_PASSES_BACKWARD = 4.5, 5.5
 product writes them; the kernel that scales, masks and normalises reads and writes them; the second
 product reads them; dropout's mask takes half a pass. Backward: the gradients are written, read and
 written by the kernel, which also reads the probabilities, and are read by two products."""
+COMPILED_FACTOR, EAGER_FACTOR = 0.797, 1.795
+"""Bytes of the element-wise kernels of this program: of all kernels if functions are compiled,
+relative to `moved_elements`, and in addition if they are not, relative to `function_elements`. They
+give the bytes counted in the generated code of a LLaMA-7B layer (docs/gpu.md, kernels of a layer):
+1.93 GB and 4.11 GB."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ class Speed:
 
 
 def chunk_seconds(
-    layout: ResolvedLayout, chunk: ModelChunk, speed: Speed, engine: EngineConfig
+    layout: ResolvedLayout, chunk: ModelChunk, speed: Speed, engine: EngineConfig, kernels: str
 ) -> Seconds:
     """Return the seconds of one micro-batch in one model chunk, without communication.
 
@@ -130,6 +135,7 @@ def chunk_seconds(
         chunk: the model chunk.
         speed: speed of the device.
         engine: the training program.
+        kernels: the setting `kernels`.
     """
     forward = inputs = weights = recomputed = 0.0
     compute_bytes = layout.compute_bytes
@@ -137,7 +143,9 @@ def chunk_seconds(
         products = [speed.product(product) for product in block.products]
         attention, attention_backward = _attention(layout, block, speed, engine)
         fused_bytes = block.moved_elements * compute_bytes
-        elementwise = speed.elementwise(fused_bytes, engine.elementwise_factor, block.kernels)
+        elementwise = speed.elementwise(
+            fused_bytes, elementwise_factor(block, engine, kernels), block.kernels
+        )
         block_forward = sum(products) + attention + elementwise
         forward += count * block_forward
         products_inputs = sum(_input_gradient(product, speed) for product in block.products)
@@ -159,6 +167,19 @@ def chunk_seconds(
         # the weight gradient of the head is never computed later (sharding/gradients.py)
         inputs += _input_gradient(head, speed) + _weight_gradient(head, speed) + loss_third
     return Seconds(forward, inputs, weights, recomputed)
+
+
+def elementwise_factor(block: Block, engine: EngineConfig, kernels: str) -> float:
+    """Return the bytes that element-wise kernels of a layer move, relative to `moved_elements`.
+
+    `auto` and `fastest` measure in a run which kernels they use. For them, and for programs that
+    `kernels` does not describe, the fitted factor of the engine counts.
+    """
+    if not engine.follows_kernels or kernels in ("auto", "fastest"):
+        return engine.elementwise_factor
+    if kernels in ("elementwise", "compiled"):
+        return COMPILED_FACTOR
+    return COMPILED_FACTOR + EAGER_FACTOR * block.function_elements / block.moved_elements
 
 
 def _input_gradient(product: Product, speed: Speed) -> float:

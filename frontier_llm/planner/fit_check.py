@@ -1,9 +1,10 @@
-"""Refuse a layout that does not fit in device memory, and name a change with which it fits.
+"""Refuse a layout that does not fit in device memory, and name changes with which it fits.
 
 A run calls `check_fits` before it allocates anything, unless `plan=off` is set.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from frontier_llm.config.run import RunConfig
@@ -11,6 +12,7 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.elastic import divisors
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import budget_bytes
+from frontier_llm.planner.factor_choice import FREE_SHARE
 from frontier_llm.planner.memory import StageMemory, fullest
 from frontier_llm.planner.space import legal_factors
 from frontier_llm.planner.step_time import step_time
@@ -18,17 +20,26 @@ from frontier_llm.units import format_bytes
 
 SHOWN = 3
 """Number of memory categories named in the message."""
+NAMED, LAYOUTS_NAMED = 4, 2
+"""Largest number of changes named in the message, and of those that change the layout alone."""
+Changes = Iterable[tuple[str, RunConfig]]
+"""Overrides, each with the configuration that it gives."""
 
 
-def check_fits(candidate: Candidate) -> StageMemory:
+def check_fits(candidate: Candidate, others: Iterable[Changes] = ()) -> StageMemory:
     """Compare the memory of the fullest stage with that of the device.
+
+    Args:
+        candidate: the layout.
+        others: changes of other things than the layout, such as the optimizer. Of each group, the
+            first change that fits is named.
 
     Returns:
         The memory of the fullest stage.
 
     Raises:
-        ConfigError: the layout does not fit. The message names the largest categories of memory and
-            the single change with which the layout fits at the smallest step time.
+        ConfigError: the layout does not fit. The message names the largest categories of memory,
+            and changes with which the run fits: first those with the smallest step time.
     """
     peak, budget = fullest(candidate), budget_bytes(candidate)
     if peak.total <= budget:
@@ -41,7 +52,7 @@ def check_fits(candidate: Candidate) -> StageMemory:
         + _largest_categories(peak),
         f"at most {format_bytes(budget)}: {config.planner.memory_share:.0%} of the "
         f"{device.memory_gib:g} GiB of {device.name} (cluster={config.cluster.name})",
-        f"{_advice(candidate)}; plan=off starts the run without this check",
+        f"{_advice(candidate, others)}; plan=off starts the run without this check",
     )
 
 
@@ -51,19 +62,50 @@ def _largest_categories(peak: StageMemory) -> str:
     return ", ".join(f"{name} {format_bytes(size)}" for name, size in ordered[:SHOWN])
 
 
-def _advice(candidate: Candidate) -> str:
-    """Name the single change with which the layout fits at the smallest step time."""
-    fitting = [
-        (_step_seconds(changed), order, overrides)
-        for order, (overrides, changed) in enumerate(_changes(candidate))
-        if fullest(changed).total <= budget_bytes(changed)
-    ]
-    if not fitting:
+def _advice(candidate: Candidate, others: Iterable[Changes]) -> str:
+    """Name changes with which the run fits, with their memory.
+
+    A change that leaves less than FREE_SHARE of the memory free is named only if no other fits.
+    """
+    roomy = int((1 - FREE_SHARE) * budget_bytes(candidate))
+    layouts = _layout_changes(candidate)
+    named = [change for change in layouts if change[1] <= roomy][:LAYOUTS_NAMED]
+    named += islice(_first_fitting(candidate, others, roomy), NAMED - len(named))
+    words = [f"{overrides} ({format_bytes(size)})" for overrides, size in named or layouts[:1]]
+    if not words:
         return (
             "no single change fits: raise parallel.tensor and parallel.pipeline together, or start "
             "more ranks (frontier-llm plan searches all layouts)"
         )
-    return f"set {min(fitting)[2]}"
+    return f"set {', or '.join(words)}"
+
+
+def _layout_changes(candidate: Candidate) -> list[tuple[str, int]]:
+    """Return the fastest fitting change of each setting, the fastest first, with its bytes."""
+    fitting = [
+        (_step_seconds(changed), order, overrides, size)
+        for order, (overrides, changed) in enumerate(_changes(candidate))
+        if (size := fullest(changed).total) <= budget_bytes(changed)
+    ]
+    of_setting: dict[str, tuple[str, int]] = {}
+    for *_, overrides, size in sorted(fitting):
+        of_setting.setdefault(overrides.partition("=")[0], (overrides, size))
+    return list(of_setting.values())
+
+
+def _first_fitting(
+    candidate: Candidate, others: Iterable[Changes], budget: int
+) -> Iterator[tuple[str, int]]:
+    """Yield the first change of each group that takes at most `budget` bytes, with its bytes."""
+    for group in others:
+        for overrides, config in group:
+            try:
+                changed = Candidate.of(config, candidate.grid.size, candidate.grid.ranks_per_node)
+            except ConfigError:  # this change gives no legal layout
+                continue
+            if (size := fullest(changed).total) <= budget:
+                yield overrides, size
+                break
 
 
 def _step_seconds(candidate: Candidate) -> float:

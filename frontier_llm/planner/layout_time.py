@@ -118,6 +118,7 @@ class LayoutTime:
         """
         cluster, layout = candidate.config.cluster, candidate.layout
         self.engine = candidate.config.planner.engine
+        self._kernels = candidate.config.kernels
         self.speed = Speed(cluster.device, layout.precision)
         times = host_times(cluster.device, self.engine, layout.precision)
         self.host = Host(times, layout.grid.tensor)
@@ -130,6 +131,12 @@ class LayoutTime:
             self._passes(kind, of_kind)
             for kind, of_kind in zip(candidate.stages.kinds, chunks, strict=True)
         ]
+
+    @property
+    def accumulation_bytes(self) -> float:
+        """Bytes moved per parameter to add a gradient to the sums; compiled layers read it, too."""
+        compiles = self.engine.follows_kernels and self._kernels == "compiled"
+        return self.engine.accumulation_bytes + (self._layout.compute_bytes if compiles else 0)
 
     @property
     def floor_seconds(self) -> float:
@@ -215,7 +222,7 @@ class LayoutTime:
         layout, splits = self._layout, self._layout.splits_backward
         chunks = []
         for chunk in kind.chunks:
-            compute = chunk_seconds(layout, chunk, self.speed, self.engine)
+            compute = chunk_seconds(layout, chunk, self.speed, self.engine, self._kernels)
             outside = self.host.micro_batch_seconds / len(kind.chunks)
             tensor = self._tensor_seconds(chunk, compute)
             host = self._host_seconds(chunk)

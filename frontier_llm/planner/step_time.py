@@ -140,7 +140,7 @@ class _Stage:
         self._layout, self._units = layout, sum(count for _, count in passes.kind.units)
         self._costs = StateCosts(candidate, passes.kind, layout.groups, layout.engine, layout.speed)
         elements = self._costs.elements
-        accumulation = layout.speed.moved(float(elements) * layout.engine.accumulation_bytes)
+        accumulation = layout.speed.moved(float(elements) * layout.accumulation_bytes)
         if layout.speed.weight_gradient_ratio is not None:
             accumulation = 0.0  # measured with the products
         all_chunks = sum(chunk.seconds for chunk in passes.chunks)

@@ -16,6 +16,7 @@ from frontier_llm.cli import group_files
 from frontier_llm.cli.compose import OPTIONAL_GROUPS, compose, groups
 from frontier_llm.cli.experiments import Header
 from frontier_llm.cli.group_files import leaves, section_of
+from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
@@ -23,8 +24,13 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 
 pytestmark = pytest.mark.slow
 
-BASES = {"model": {"gpt", "llama", "llama3", "mt5", "qwen3"}, "checkpoint": {"base"}}
-"""Files that others extend. They lack values, so that they cannot be chosen alone."""
+BASES = {
+    "model": {"gpt", "llama", "llama3", "mt5", "qwen3"},
+    "checkpoint": {"base"},
+    "cluster": set(OF_THIS_MACHINE),
+}
+"""Files that others extend, and those whose values follow from this machine. The former lack
+values, so that they cannot be chosen alone."""
 CHOICES = {
     group: [name for name in names if name not in BASES.get(group, ())]
     for group, names in groups().items()
@@ -134,6 +140,9 @@ def test_choices_take_effect_in_full_compositions(turn):
     for group, name in chosen.items():
         expected = _with_choice(expected, group, name)
     expected["run"] = {**expected["run"], "dir": values["run"]["dir"]}
+    if experiment != "laptop_3d":  # the only one that sets it
+        ranks = values["cluster"]["ranks_per_node"]
+        expected["launch"] = {**expected["launch"], "ranks": ranks}
     assert values == expected
     assert values["run"]["dir"].startswith(f"runs/{chosen['model']}-")
 

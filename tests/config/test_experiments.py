@@ -8,6 +8,7 @@ import pytest
 from docs.generate.models_and_clusters_page import models, resolved
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.experiments import Header, composed
+from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config.rules import check
 from frontier_llm.geometry.inventory import count_parameters
@@ -19,7 +20,7 @@ from frontier_llm.units import GIB
 pytestmark = pytest.mark.slow
 
 EXPERIMENTS = groups()["experiment"]
-CLUSTERS = groups()["cluster"]
+CLUSTERS = [name for name in groups()["cluster"] if name not in OF_THIS_MACHINE]
 
 
 def _header(name):

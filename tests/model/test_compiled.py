@@ -1,12 +1,16 @@
 """Compiled layers and functions give the numbers of one process, and are compiled once."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
+from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
-from frontier_llm.model import chunk
+from frontier_llm.model import build, chunk, linear
+from frontier_llm.model.transformer import transformer_config
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_parity import MODELS, compare
@@ -81,6 +85,37 @@ def test_code_is_compiled_once_and_whole(kernels: str, graphs: int) -> None:
     assert none == {"graphs": 0, "breaks": 0}
     assert counts == {"graphs": graphs, "breaks": 0}
     assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def count_compiled_as_on_a_gpu(world: World, kernels: str, model: tuple[str, ...]) -> int:
+    """Train a step on a CPU with megatron's settings of a GPU; count the calls of torch.compile."""
+    calls = []
+
+    def compile_nothing(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        calls.append(function)
+        return function
+
+    def config_of_a_gpu(layout: ResolvedLayout, _: torch.device, **options: bool) -> Any:
+        config = transformer_config(layout, torch.device("cuda"), **options)
+        config.use_cpu_initialization = True
+        return config
+
+    torch.compile = compile_nothing
+    build.transformer_config = config_of_a_gpu
+    linear.fuses_bias = lambda *_: False
+    make_rig(world, tiny_values(f"kernels={kernels}", *model)).train(1)
+    return len(calls)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_only_the_kernels_that_compile_call_the_compiler_on_a_gpu(model: str) -> None:
+    """A GPU without a C compiler can run all others."""
+    torch_calls, compiled_calls = (
+        run_ranks(count_compiled_as_on_a_gpu, 1, kernels, tuple(MODELS[model]))[0]
+        for kernels in ("torch", "elementwise")
+    )
+    assert torch_calls == 0
+    assert compiled_calls > 0
 
 
 def test_compiled_functions_equal_one_process() -> None:

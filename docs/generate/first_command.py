@@ -1,0 +1,111 @@
+"""Write the table of the first command in docs/install.md: what it chooses on which devices.
+
+`python -m docs.generate.first_command` checks whether the table is current; `--write` writes it.
+"""
+
+import contextlib
+import io
+import sys
+from collections.abc import Iterator, Sequence
+from unittest.mock import patch
+
+from docs.generate.marked_page import filled, keep_current
+from docs.generate.results import ROOT
+from frontier_llm.cli import machine_defaults
+from frontier_llm.cli.compose import compose
+from frontier_llm.cli.machine_defaults import cluster_of_this_machine
+from frontier_llm.cli.options import run_command
+from frontier_llm.cli.smaller_runs import smaller_runs
+from frontier_llm.config import decode
+from frontier_llm.errors import ConfigError
+from frontier_llm.launch.visible_devices import VisibleDevices
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.fit_check import check_fits
+
+PAGE = ROOT / "docs" / "install.md"
+H100 = VisibleDevices("cuda", "NVIDIA H100 80GB HBM3", 79.1, 1)
+H200 = VisibleDevices("cuda", "NVIDIA H200", 139.8, 1)
+DEVICES = {
+    "no GPU": None,
+    "1 H100": H100,
+    "1 H200": H200,
+    "8 A100, 80 GB": VisibleDevices("cuda", "NVIDIA A100-SXM4-80GB", 79.2, 8),
+    "8 A100, 40 GB": VisibleDevices("cuda", "NVIDIA A100-SXM4-40GB", 39.4, 8),
+    "4 A100, 40 GB": VisibleDevices("cuda", "NVIDIA A100-SXM4-40GB", 39.4, 4),
+    "8 GCDs of MI250X": VisibleDevices("hip", "AMD Instinct MI250X", 64.0, 8),
+    "1 GCD (`ROCR_VISIBLE_DEVICES=0`)": VisibleDevices("hip", "AMD Instinct MI250X", 64.0, 1),
+    "2 L40S, which no file describes": VisibleDevices("cuda", "NVIDIA L40S", 44.4, 2),
+    "a quarter of an H100 (MIG)": VisibleDevices(
+        "cuda", "NVIDIA H100 80GB HBM3 MIG 2g.20gb", 19.6, 1
+    ),
+}
+"""Visible devices by their name in the table; None = a CPU. Names and memory are as drivers report
+them."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the table with `--write`, or report that it is out of date."""
+    blocks = {"first command": table(), "first refusals": refusals()}
+    return keep_current(
+        __doc__,
+        "docs.generate.first_command",
+        arguments,
+        lambda: {PAGE: filled(PAGE.read_text(), blocks)},
+    )
+
+
+def first(devices: VisibleDevices | None, *overrides: str) -> tuple[dict[str, str], str, str]:
+    """Prepare a run as `frontier-llm train` does, up to the start of its ranks.
+
+    Returns:
+        What was chosen, the line about the cluster, and the refusal; empty texts = there is none.
+    """
+    said = io.StringIO()
+    cluster_of_this_machine.cache_clear()
+    with (
+        patch.object(machine_defaults, "visible_devices", lambda: devices),
+        contextlib.redirect_stderr(said),
+    ):
+        values = compose(overrides)
+        config = decode(values)
+        ranks, refusal = config.launch.ranks, ""
+        try:
+            check_fits(Candidate.of(config, ranks, ranks), smaller_runs(values, overrides))
+        except ConfigError as error:
+            refusal = str(error)
+    cluster_of_this_machine.cache_clear()
+    chosen = {
+        "cluster": config.cluster.name,
+        "ranks": ranks,
+        "pipeline": config.parallel.pipeline,
+        "micro-batch": config.data.micro_batch,
+        "precision": config.precision.name,
+        "attention": config.attention,
+    }
+    return {name: str(value) for name, value in chosen.items()}, said.getvalue(), refusal
+
+
+def table() -> Iterator[str]:
+    """Yield the table of choices, and the line about the cluster in each row with a GPU."""
+    found = {name: first(devices) for name, devices in DEVICES.items()}
+    rows = {name: chosen for name, (chosen, _, _) in found.items()}
+    columns = ["devices", *next(iter(rows.values()))]
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for name, chosen in rows.items():
+        yield f"| {' | '.join([name, *chosen.values()])} |"
+    yield from ("", "```text", *(said.rstrip() for _, said, _ in found.values() if said), "```")
+
+
+def refusals() -> Iterator[str]:
+    """Yield the messages of a model that is too large for one GPU."""
+    yield "```text"
+    for devices in (H100, H200):
+        _, said, refusal = first(devices, "model=llama3_8b")
+        yield from said.splitlines()
+        yield from refusal.splitlines()
+    yield "```"
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
