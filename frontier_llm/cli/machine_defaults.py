@@ -36,8 +36,9 @@ def cluster_of_this_machine() -> str:
     """Return the name of the cluster file for `cluster=auto`; print it to stderr if there is a GPU.
 
     A file describes the device if its kind is the same, its `name_pattern` matches the name and its
-    memory differs by at most 10%. Of several files, one with as many ranks per node as there are
-    devices comes first, then the files of --conf-dir, then the order of the alphabet.
+    memory differs by at most 10%. Of several files, that of the site which Slurm names in
+    SLURM_CLUSTER_NAME comes first (`lumi_mi250x` on `lumi`), then one with as many ranks per node
+    as there are devices, then the files of --conf-dir, then the order of the alphabet.
     """
     devices = visible_devices()
     if devices is None:
@@ -45,7 +46,13 @@ def cluster_of_this_machine() -> str:
     sections = {name: file_values("cluster", name) for name in _names()}
     fitting = [name for name, values in sections.items() if _describes(values["device"], devices)]
     per_node = max(devices.count, world.ranks_per_node if (world := _world()) else 0)
-    fitting.sort(key=lambda name: sections[name]["ranks_per_node"] != per_node)
+    site = os.environ.get("SLURM_CLUSTER_NAME", "").lower()
+    fitting.sort(
+        key=lambda name: (
+            name.partition("_")[0] not in site,
+            sections[name]["ranks_per_node"] != per_node,
+        )
+    )
     found = f"{devices.count} x {devices.name} ({devices.memory_gib:.0f} GiB)"
     if fitting:
         others = f"; cluster={' and cluster='.join(fitting[1:])} would fit, too"

@@ -20,7 +20,7 @@ CHOSEN = {
     "1 H200": ("h200_8", 1, 1, 4),
     "8 A100, 80 GB": ("a100_80g", 8, 1, 2),
     "8 A100, 40 GB": ("a100_40g_8", 8, 1, 2),
-    "4 A100, 40 GB": ("polaris_a100_40g", 4, 1, 4),
+    "4 A100, 40 GB": ("juwels_a100_40g", 4, 1, 4),
     "8 GCDs of MI250X": ("frontier_mi250x", 8, 1, 2),
     "1 GCD (`ROCR_VISIBLE_DEVICES=0`)": ("frontier_mi250x", 1, 1, 4),
     "2 L40S, which no file describes": ("other_gpu", 2, 1, 4),
@@ -58,7 +58,23 @@ def test_the_table_in_the_documentation_is_current(capsys):
 
 def test_of_several_files_the_line_names_those_that_were_not_chosen():
     _, said, _ = first(DEVICES["4 A100, 40 GB"])
-    assert said.endswith("; cluster=a100_40g_8 would fit, too\n")
+    assert "; cluster=perlmutter_a100_40g and cluster=polaris_a100_40g and cluster=" in said
+    assert said.endswith(" would fit, too\n")
+
+
+@pytest.mark.parametrize(
+    ("site", "name", "wanted"),
+    [
+        ("perlmutter", "4 A100, 40 GB", "perlmutter_a100_40g"),
+        ("LUMI", "8 GCDs of MI250X", "lumi_mi250x"),
+        ("LUMI", "1 GCD (`ROCR_VISIBLE_DEVICES=0`)", "lumi_mi250x"),
+        ("frontier", "8 GCDs of MI250X", "frontier_mi250x"),
+        ("perlmutter", "8 A100, 80 GB", "a100_80g"),
+    ],
+)
+def test_in_a_job_of_slurm_the_file_of_the_site_comes_first(monkeypatch, site, name, wanted):
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", site)
+    assert first(DEVICES[name])[0]["cluster"] == wanted
 
 
 def test_a_gpu_without_a_file_has_its_own_memory_and_no_peak(monkeypatch, capsys):
