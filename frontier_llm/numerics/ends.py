@@ -43,6 +43,7 @@ def embedding_rows(s: Subject, embedding: Any) -> tuple[str, Pairs]:
         squares.index_add_(0, index.flatten(), kept.square())
         # the device may add up in the format of the run; the first gradient of a row is exact
         additions = index.flatten().bincount(minlength=len(table))[:, None].sub(1).clamp(min=0)
+        squares += sums.square()
         expected = Number(sums, additions * unit**2 / 3 * squares)
         pairs[f"gradient of the {name}"] = (ours[:, columns], expected)
     return shape_of(("tokens", s.tokens), ("columns", len(columns), model.hidden)), pairs

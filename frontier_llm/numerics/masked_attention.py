@@ -254,4 +254,5 @@ def _table_gradient(s: Subject, table: Tensor, buckets: Tensor, of_scores: list[
                 kind[:, first + head].index_add_(0, flat, of_head.flatten())
     additions = flat.bincount(minlength=len(table))[:, None] * s.layout.micro_batch
     run = s.arithmetic.run
-    return Number(sums[0], sums[1] + additions * run**2 / 3 * sums[2]).round(run, 3)
+    squares = sums[2] + sums[0].square()
+    return Number(sums[0], sums[1] + additions * run**2 / 3 * squares).round(run, 3)

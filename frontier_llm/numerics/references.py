@@ -165,13 +165,8 @@ def attention(
     # only capped scores are stored in the format of the run; queries may be scaled first
     unit = FP32 if cap is None else a.run
     scores = q.product(k.view(lambda t: t.T), a).times(scale).round(unit, 2)
-    if bias is not None:
-        scores = scores.plus(bias).round()
-    capped = scores
-    if cap is not None:
-        capped = scores.apply(lambda t: cap * torch.tanh(t / cap)).round(times=4)
-    largest = capped.value.masked_fill(~is_read, -torch.inf).amax(-1, keepdim=True)
-    powers = capped.minus(largest).round(times=2).apply(torch.exp).round(times=2).times(is_read)
+    scores = scores if bias is None else scores.plus(bias).round()
+    powers = _powers(scores, is_read, cap)
     inverse = powers.sum(-1).apply(lambda t: 1 / t)
     output = powers.round(a.run).product(v, a).times(inverse).round(a.run)
     weights = powers.times(inverse).round()
@@ -187,7 +182,10 @@ def attention(
     of_keys = Number(grad_scores.value, grad_scores.variance + by_delta)
     common = delta.variance * (weights.value @ k.value).square()
     grad_q = of_keys.product(k, a)
-    grad_q = Number(grad_q.value, grad_q.variance + common).times(scale)
+    # blocks of 512 keys are added up as `_over_queries` says
+    sums = -(-len(k.value) // 512) * a.adds_in_run * a.run**2 / 3
+    sums = sums * (grad_q.value.square() + grad_scores.value.square() @ k.value.square())
+    grad_q = Number(grad_q.value, grad_q.variance + common + sums).times(scale)
     return {
         "output": output,
         "gradient of the queries": grad_q.round(a.run, 2),
@@ -197,6 +195,14 @@ def attention(
     }
 
 
+def _powers(scores: Number, is_read: Tensor, cap: float | None) -> Number:
+    """Return exp(score - largest score of the query), 0 where a key is not read."""
+    if cap is not None:
+        scores = scores.apply(lambda t: cap * torch.tanh(t / cap)).round(times=4)
+    largest = scores.value.masked_fill(~is_read, -torch.inf).amax(-1, keepdim=True)
+    return scores.minus(largest).round(times=2).apply(torch.exp).round(times=2).times(is_read)
+
+
 def _over_queries(left: Number, right: Number, times: int, a: Arithmetic) -> Number:
     """Return left^T right of [n, t] and [n, d], with that many roundings of partial sums.
 
@@ -204,7 +210,7 @@ def _over_queries(left: Number, right: Number, times: int, a: Arithmetic) -> Num
     2.9, aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, cpu_flash_attention_backward).
     """
     total = left.view(lambda t: t.T).product(right, a).round(a.run)
-    squares = left.value.square().T @ right.value.square()
+    squares = total.value.square() + left.value.square().T @ right.value.square()
     return Number(total.value, total.variance + times * a.run**2 / 3 * squares)
 
 

@@ -9,8 +9,8 @@ independent, and their mean is 0. An error between -u |x| and u |x| then has a v
     rounding            + (u x)^2 / 3
     function f(x)       f'(x)^2 var(x)
     product x y         y^2 var(x) + x^2 var(y)
-    sum of n products   + n (u^2 / 3) sum (x y)^2: the partial sums of data with mean 0 are a random
-                        walk, so each of them is about as large as this sum
+    sum s of n products + n (u^2 / 3) (s^2 + sum (x y)^2): the partial sums of data with mean 0 are
+                        a random walk, of about this size
     sum of n numbers    + n (u^2 / 3) (sum |x|)^2: the partial sums of positive numbers
 
 The bound of an element is SIGMAS standard deviations. It therefore follows from the format, from
@@ -97,8 +97,13 @@ class Number(NamedTuple):
         return cls(value, torch.zeros((), dtype=torch.float64))
 
     def round(self, unit: float = FP32, times: int = 1) -> "Number":
-        """Return the numbers after one or several roundings."""
-        return Number(self.value, self.variance + times * (unit * self.value).square() / 3)
+        """Return the numbers after one or several roundings.
+
+        The numbers of fp16 below 2^-14 have the same distance, 2^-24.
+        """
+        floor = 2.0**-25 if unit == unit_roundoff(torch.float16) else 0.0
+        errors = (unit * self.value).square() + floor**2
+        return Number(self.value, self.variance + times * errors / 3)
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> "Number":
         """Return an elementwise function of the numbers, exactly computed."""
@@ -141,14 +146,17 @@ class Number(NamedTuple):
             random: whether the numbers have mean 0.
         """
         count, x = self.value.shape[dim], self.value
-        scale = x.square().sum(dim, True) if random else x.abs().sum(dim, True).square()
-        variance = self.variance.expand(x.shape).sum(dim, True)
-        return Number(x.sum(dim, True), variance + count * unit**2 / 3 * scale)
+        total, variance = x.sum(dim, True), self.variance.expand(x.shape).sum(dim, True)
+        scale = x.abs().sum(dim, True).square()
+        if random:
+            scale = total.square() + x.square().sum(dim, True)
+        return Number(total, variance + count * unit**2 / 3 * scale)
 
     def product(self, other: "Number", arithmetic: Arithmetic) -> "Number":
         """Return the matrix products, summed in fp32."""
         x, y = self, other
-        squares = x.value.square() @ y.value.square()
+        total = x.value @ y.value
+        squares = total.square() + x.value.square() @ y.value.square()
         count, variance = x.value.shape[-1], torch.zeros_like(squares)
         if x.variance.any():
             variance += x.variance.expand(x.value.shape) @ y.value.square()
@@ -159,7 +167,7 @@ class Number(NamedTuple):
             share += (count * FP32 / 4 * 3 / SIGMAS) ** 2
         if arithmetic.splits:  # into at most 16 parts, each rounded once
             share += 16 * arithmetic.run**2 / 3
-        return Number(x.value @ y.value, variance + share * squares)
+        return Number(total, variance + share * squares)
 
     @property
     def bound(self) -> Tensor:

@@ -15,7 +15,7 @@ from frontier_llm.geometry.formats import Format
 from frontier_llm.numerics.references import exact
 from frontier_llm.numerics.rounding import FP32, SIGMAS, Number
 from frontier_llm.numerics.subject import Check, Pairs, Subject, check
-from frontier_llm.numerics.updates import RATE, expected_update, in_8_bits
+from frontier_llm.numerics.updates import RATE, covered, expected_update, in_8_bits
 from frontier_llm.protocols import ParameterRecord, product_sink
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.states import shard
@@ -102,7 +102,7 @@ def _update(s: Subject, states: ShardedStates, number: int) -> tuple[str, Pairs]
         if not (s.config.optimizer.name == "muon" and record.is_matrix_of_layer):
             powers = torch.rand(len(gradient), generator=s.generator, device=s.device)
             wide *= 10 ** (-10 * powers)
-        gradient.copy_(wide)
+        gradient.copy_(wide * covered(record).flatten().to(s.device))
         gradients[record] = gradient.detach().cpu().double() / DIVISOR
     before = _read(states)
     states.update(RATE, torch.tensor(DIVISOR, device=s.device))

@@ -42,6 +42,14 @@ def expected_update(
     return _adamw(s, old, gradient, number, kept, rate)
 
 
+def covered(record: ParameterRecord) -> Tensor:
+    """Return a bool in the shape of a parameter, false at the padding of the vocabulary."""
+    mask = torch.zeros(record.parameter.shape, dtype=torch.bool)
+    for placement in record.placements:
+        placement.local_view(mask).fill_(True)
+    return mask
+
+
 def _adamw(
     s: Subject, old: dict[str, Tensor], gradient: Tensor, number: int, kept: Number, rate: float
 ) -> dict[str, Number]:
@@ -183,7 +191,7 @@ def _adafactor(
         results["exp_avg_sq"] = Number(second, 8 * (FP32 * second).square())
         index = torch.zeros(len(gradient), dtype=torch.int64)
     update = gradient / second.sqrt()
-    counts = index.bincount().double()
+    counts = index.bincount(weights=covered(record).flatten().double())
 
     def rms(values: Tensor) -> Tensor:
         return (
