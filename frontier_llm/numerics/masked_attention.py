@@ -13,7 +13,8 @@ from frontier_llm.numerics.rounding import Number
 from frontier_llm.numerics.subject import Pairs, PassThrough, Subject, gradients, shape_of
 
 SCORES = 2.0
-"""Standard deviation of the scores. With smaller ones all keys would count about the same."""
+"""Standard deviation of the scores, unless they have a bound of more than four times as much. With
+smaller ones all keys would count about the same."""
 
 
 def queries_and_keys(
@@ -161,7 +162,8 @@ def _attend(s: Subject, core: Any, mask: _Mask) -> tuple[str, Pairs]:
     """Attention whose gradients come from some of the queries."""
     model, (samples, queries, keys) = s.layout.model, mask.is_read.shape
     heads, groups, d = model.heads, model.kv_heads, model.head_dim
-    spread = (SCORES / (references.score_scale(model) * d**0.5)) ** 0.5
+    size = max(SCORES, (model.attention_softcap or 0.0) / 4)
+    spread = (size / (references.score_scale(model) * d**0.5)) ** 0.5
     q, k, v = (
         s.random(tokens, samples, count, d, scale=scale).requires_grad_()
         for tokens, count, scale in (

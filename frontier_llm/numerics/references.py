@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.numerics.rounding import FP32, Arithmetic, Number
@@ -183,8 +182,9 @@ def attention(
     common = delta.variance * (weights.value @ k.value).square()
     grad_q = of_keys.product(k, a)
     # blocks of 512 keys are added up as `_over_queries` says
-    sums = -(-len(k.value) // 512) * a.adds_in_run * a.run**2 / 3
-    sums = sums * (grad_q.value.square() + grad_scores.value.square() @ k.value.square())
+    blocks = -(-len(k.value) // 512) * a.adds_in_run
+    squares = grad_q.value.square() + grad_scores.value.square() @ k.value.square()
+    sums = blocks * a.run**2 / 3 * squares
     grad_q = Number(grad_q.value, grad_q.variance + common + sums).times(scale)
     return {
         "output": output,
@@ -230,8 +230,10 @@ def activation(a: Arithmetic, name: str, inputs: Number, g: Number) -> Results:
 
     def f(t: Tensor) -> Tensor:
         if name == "swiglu":
-            return F.silu(t)
-        return F.gelu(t, approximate="none" if name == "gelu_exact" else "tanh")
+            return t * torch.sigmoid(t)
+        if name == "gelu_exact":
+            return t * torch.special.ndtr(t)
+        return t / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (t + 0.044715 * t**3)))
 
     is_gated = name in ("swiglu", "geglu")
     width = inputs.value.shape[-1] // (2 if is_gated else 1)

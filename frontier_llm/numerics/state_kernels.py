@@ -202,6 +202,9 @@ def _quantiser(s: Subject, kernels: BlockKernels, fmt: Format) -> tuple[str, Pai
         mean = torch.stack([_decoded(kernels, one).double() for one in messages]).mean(0)
         spread = (steps / 2).square() / SEEDS + (errors / SIGMAS).square()
         pairs["mean over seeds"] = (_rotated(mean, fmt), Number(original, spread))
+        shares = (_rotated(mean, fmt) - original) / steps
+        chance = torch.tensor(0.25 / (SEEDS * shares.numel()), dtype=torch.float64)
+        pairs["mean over elements"] = (shares.mean(), Number(torch.zeros_like(chance), chance))
     elif not fmt.rotation_elements:
         ties = torch.arange(block, device=s.device) % (2 * fmt.largest) - fmt.largest + 0.5
         ties[0] = fmt.largest  # the step is 1, so that halves are rounded to even

@@ -250,6 +250,21 @@ FAULTS: dict[str, tuple[Fault, str, str, str]] = {
         _patch("frontier_llm.sharding.unit_gradients.UnitGradients.add", _twice),
         "gpt", "bf16", "sums of gradients",
     ),
+    "wrong bound of scores": (
+        _patch("frontier_llm.model.layer_specs.Scores",
+               lambda original: lambda window, cap: original(window=window, cap=1.2 * cap)),
+        "qwen3", "bf16", "attention",
+    ),
+    "wrong activation": (
+        _patch("frontier_llm.model.transformer.F.silu",
+               lambda original: lambda x: original(1.02 * x)),
+        "llama", "bf16", "activation",
+    ),
+    "wrong chance of stochastic rounding": (
+        _patch("frontier_llm.collectives.torch_blockwise.uniform",
+               lambda original: lambda *arguments: 0.9 * original(*arguments)),
+        "qwen3", "fp32", "quantiser (int8, stochastic)",
+    ),
     "epsilon of the optimizer": (
         _patch("frontier_llm.sharding.update_groups.adamw",
                lambda original: lambda *a, eps, **k: original(*a, eps=1.5 * eps, **k)),
