@@ -1,9 +1,10 @@
 """Examine this machine, and test whether ranks on it can communicate.
 
-usage: frontier-llm doctor [--network] [key=value ...]
+usage: frontier-llm doctor [--network | --numerics] [key=value ...]
 
     frontier-llm doctor                      the four ranks of the default configuration
     frontier-llm doctor launch.ranks=8       eight ranks
+    frontier-llm doctor --numerics model=llama_7b precision=bf16 launch.ranks=1
     srun -N 2 ... frontier-llm doctor experiment=... run.dir=runs/doctor    every rank of a job
     srun -N 2 ... frontier-llm doctor --network cluster=...    measure the network instead
 
@@ -12,9 +13,14 @@ and why, the plugin and the environment variables of the network, cores, network
 disk space. Then creates every process group of the configuration and uses it, first one by one and
 then all at the same time, as a step does. Overrides are the same as for frontier-llm train.
 
-`--network` measures the GB/s of collectives and of messages between the ranks, with the present
-environment variables and with each of cluster.environment_alternatives, and prints them beside the
-links of the cluster file. Each set of variables takes up to two minutes.
+With --numerics it then runs every kernel of the configured model, forward and backward, on the
+device of each rank, in the shapes and the number format of the run, and compares the results with
+formulas in fp64. A table has the largest error of each kernel and the largest that rounding
+explains. If a kernel exceeds it, the command names the first one and what to set, and returns 1.
+
+With --network it instead measures the GB/s of collectives and of messages between the ranks, with
+the present environment variables and with each of cluster.environment_alternatives, and prints them
+beside the links of the cluster file. Each set of variables takes up to two minutes.
 """
 
 import os
@@ -40,14 +46,15 @@ from frontier_llm.units import format_bytes
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+    from frontier_llm.trainer.context import ResolvedPrecision
+
+Work = Callable[[World, "Store"], None]
+"""What the ranks do."""
 MEETING_TIMEOUT = timedelta(minutes=5)
 """Limit of the rendezvous. Under srun, nodes may start minutes apart."""
 PLUGINS = ("librccl-net.so", "libnccl-net.so", "librccl-net-ofi.so", "libnccl-net-ofi.so")
 """Plugins of RCCL and NCCL for networks other than InfiniBand. Without a plugin these libraries use
 TCP on such networks."""
-
-Work = Callable[[RunConfig, World, "Store"], None]
-"""What the ranks do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,9 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"--help", "-h"} & set(arguments):
         print(__doc__)
         return 0
-    work = measure_network if "--network" in arguments else examine
-    config = decode(compose([argument for argument in arguments if argument != "--network"]))
+    options = {"--network", "--numerics"} & set(arguments)
+    config = decode(compose([word for word in arguments if word not in options]))
     world = World.from_environment(os.environ)
+    if "--network" in options:  # it needs no layout
+        work = partial(measure_network, config)
+    else:
+        check(config, world.size if world else config.launch.ranks)
+        work = partial(examine, config, numerics="--numerics" in options)
     return _on_this_machine(config, work) if world is None else _as_rank(config, world, work)
 
 
@@ -73,29 +85,33 @@ def measure_network(config: RunConfig, world: World, store: "Store") -> None:
     compare(config.cluster, world, store, wide_console())
 
 
-def examine(config: RunConfig, world: World, store: "Store") -> None:
+def examine(config: RunConfig, world: World, store: "Store", *, numerics: bool = False) -> None:
     """Describe the machine on rank 0, then test the connections between the ranks.
 
     Collective over all ranks.
 
+    Args:
+        config: configuration of the run.
+        world: rank of this process and number of ranks.
+        store: the store of all ranks.
+        numerics: whether to compare the kernels of the run with references.
+
     Raises:
         FrontierError: a run could not start.
     """
-    from frontier_llm.device.accelerator import Accelerator
     from frontier_llm.geometry.resolved import ResolvedLayout
     from frontier_llm.health.preflight import check_groups
-    from frontier_llm.parallel import megatron_cpu
+    from frontier_llm.numerics.compare import compare_on_all_ranks
     from frontier_llm.parallel.groups import destroy_groups
     from frontier_llm.telemetry.log import setup_logging
+    from frontier_llm.trainer.assemble import prepare_device, resolve_precision
     from frontier_llm.trainer.connect import concurrent_use, connect
 
     setup_logging(world.rank)
-    may_share = config.collectives.backend == "gloo"
-    accelerator = Accelerator.of_rank(world.local_rank, may_share=may_share)
-    if accelerator.is_cpu:
-        megatron_cpu.install()
+    accelerator = prepare_device(config, world)
+    precision = resolve_precision(config, world, store, accelerator)
     if world.rank == 0:
-        for name, words in describe(config, world):
+        for name, words in describe(config, world, precision):
             print(f"{name:<14}{words}")
     layout = ResolvedLayout.resolve(config, world.size, world.ranks_per_node, check_rules=False)
     groups = connect(config, layout, world, store, accelerator)
@@ -104,14 +120,22 @@ def examine(config: RunConfig, world: World, store: "Store") -> None:
     destroy_groups()
     if world.rank == 0:
         print(f"{'groups':<14}all process groups work, one by one and at the same time")
+    if numerics:
+        show = partial(print, flush=True)
+        compare_on_all_ranks(config, world, store, accelerator, precision.name, show)
+        if world.rank == 0:
+            print(f"{'numerics':<14}all kernels are within their bounds on all ranks")
 
 
-def describe(config: RunConfig, world: World) -> Iterator[tuple[str, str]]:
+def describe(
+    config: RunConfig, world: World, precision: "ResolvedPrecision"
+) -> Iterator[tuple[str, str]]:
     """Yield the lines of the output, each as a name and a description."""
     from frontier_llm.device import identity
     from frontier_llm.device.accelerator import Accelerator
-    from frontier_llm.device.kernels import resolve, use_deterministic_operations
+    from frontier_llm.device.kernels import resolve
     from frontier_llm.health.rank_report import free_bytes, tiers
+    from frontier_llm.model.transformer import DTYPES
 
     may_share = config.collectives.backend == "gloo"
     accelerator = Accelerator.of_rank(world.local_rank, may_share=may_share)
@@ -120,9 +144,9 @@ def describe(config: RunConfig, world: World) -> Iterator[tuple[str, str]]:
     device_id = identity.device_id(accelerator)
     architecture = identity.architecture(accelerator)
     yield "device", f"{accelerator.name} ({architecture}) {device_id}".rstrip()
-    if config.trainer.deterministic:
-        use_deterministic_operations()
-    kernels = resolve(config.kernels, accelerator.device)
+    yield "precision", f"{precision.name} ({precision.reason})"
+    dtype, width = DTYPES[precision.name], config.model.hidden  # as the run verifies fused norms
+    kernels = resolve(config.kernels, accelerator.device, dtype, width)
     yield "kernels", f"{kernels.source} ({kernels.reason})"
     yield "network", network("cpu" if may_share else accelerator.kind)
     wanted = [*config.cluster.environment, *identity.DEVICE_VARIABLES]
@@ -157,13 +181,11 @@ def network(kind: str) -> str:
 
 def _on_this_machine(config: RunConfig, work: Work) -> int:
     """Start `launch.ranks` processes on this machine."""
-    if work is examine:  # the network is measured without a layout
-        check(config, config.launch.ranks)
     prepare_environment(share(config.launch.ranks, os.environ), os.environ, config)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     import torch
 
-    import frontier_llm.trainer.connect  # noqa: F401  (imported once, before the fork)
+    import frontier_llm.trainer.assemble  # noqa: F401  (imported once, before the fork)
 
     torch.set_num_threads(1)
     options = LaunchOptions(
@@ -172,19 +194,17 @@ def _on_this_machine(config: RunConfig, work: Work) -> int:
         ranks_per_node=config.launch.ranks_per_node,
         port=config.launch.port,
     )
-    return launch(partial(work, config), options).exit_code
+    return launch(work, options).exit_code
 
 
 def _as_rank(config: RunConfig, world: World, work: Work) -> int:
     """Examine as one of the ranks that srun or torchrun has started."""
-    if work is examine:
-        check(config, world.size)
     prepare_environment(share(world.ranks_per_node, os.environ), os.environ, config)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     world = world.with_ranks_per_node(config.launch.ranks_per_node)
 
     def run() -> None:
-        run_and_wait_for_all(partial(work, config), world, make_store(world, MEETING_TIMEOUT))
+        run_and_wait_for_all(work, world, make_store(world, MEETING_TIMEOUT))
 
     exit_code = run_rank(run, world.rank, _failure_folder())
     if exit_code:

@@ -1,0 +1,1 @@
+"""Compare every kernel of a run with references in fp64 (frontier-llm doctor --numerics)."""
