@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from frontier_llm.collectives import primitives
 from frontier_llm.parallel.lanes import call_sites
+from frontier_llm.trainer import connect
 from tests.parallel.device_model import Operation, Part
 
 COLLECTIVES = {
@@ -102,6 +103,11 @@ def recording(folder: Path) -> Iterator[_Recorder]:
         event = Event("messages", *_group(operations[0].group), peers)
         return recorder.call(event, originals["batch_isend_irecv"], operations)
 
+    def connecting(*arguments: Any) -> None:
+        recorder.write(Event("connecting"))
+        check_groups(*arguments)
+        recorder.write(Event("connected"))
+
     def to_all(sent: Any, received: Any, group: Any) -> Any:
         name, ranks = _group(group)
         own = group.rank()
@@ -113,7 +119,7 @@ def recording(folder: Path) -> Iterator[_Recorder]:
 
     names = [*COLLECTIVES, *MESSAGES, "batch_isend_irecv"]
     originals = {name: getattr(dist, name) for name in names}
-    send_to_all = primitives._send_to_all
+    send_to_all, check_groups = primitives._send_to_all, connect.check_groups
     changed = {name: collective(name, originals[name]) for name in COLLECTIVES}
     changed |= {name: message(name, originals[name]) for name in MESSAGES}
     changed["batch_isend_irecv"] = batch
@@ -122,6 +128,7 @@ def recording(folder: Path) -> Iterator[_Recorder]:
         mock.patch.multiple(dist.distributed_c10d, **changed),
         ExitStack() as stack,
         mock.patch.object(primitives, "_send_to_all", to_all),
+        mock.patch.object(connect, "check_groups", connecting),
     ):
         for module, name, function in call_sites():
             if name != function:  # megatron-core has functions of torch under names of its own
@@ -129,17 +136,25 @@ def recording(folder: Path) -> Iterator[_Recorder]:
         yield recorder
 
 
+def processes(folder: Path) -> list[tuple[int, list[Event]]]:
+    """Return the rank and the events of each process, in order."""
+    return [
+        (
+            int(path.name.split(".")[0]),
+            [
+                Event(kind, group, tuple(ranks), tuple(map(tuple, peers)))
+                for kind, group, ranks, peers in map(json.loads, path.read_text().splitlines())
+            ],
+        )
+        for path in sorted(folder.iterdir())
+    ]
+
+
 def events(folder: Path) -> dict[int, list[Event]]:
-    """Return the events of each rank, in order."""
-    found: dict[int, list[Event]] = {}
-    for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        read = [
-            Event(kind, group, tuple(ranks), tuple(map(tuple, peers)))
-            for kind, group, ranks, peers in lines
-        ]
-        found.setdefault(int(path.name.split(".")[0]), []).extend(read)
-    return found
+    """Return the events of each rank, if each was one process."""
+    listed = processes(folder)
+    assert len(listed) == len(dict(listed))
+    return dict(listed)
 
 
 def operations(recorded: Mapping[int, Sequence[Event]]) -> list[list[Operation]]:

@@ -5,14 +5,19 @@ is safe. The second part is an account of communicators: those that are created 
 are those that a run uses and those that the planner counts.
 """
 
+import json
+import os
+import signal
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from frontier_llm.cli.main import main
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.geometry.communicators import tied_stages, used_groups
@@ -20,12 +25,14 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
 from frontier_llm.parallel.megatron_cpu import install
 from frontier_llm.trainer import connect
+from frontier_llm.trainer.callbacks.callback import Callback
 from frontier_llm.trainer.evaluate import Evaluation
 from frontier_llm.trainer.sample import Sampler
 from frontier_llm.trainer.survivor import lend
 from tests.covering import covering
+from tests.forked_train import TINY, run
 from tests.parallel.device_model import Device, simulate
-from tests.parallel.launch_record import Event, events, operations, recording
+from tests.parallel.launch_record import Event, events, operations, processes, recording
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
 from tests.values import THREE_LEVELS, TINY_T5, tiny_values
@@ -61,16 +68,19 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
         *QUANTISED,
     ),
     "levels": ("sharding=levels", "collectives=levels", *THREE_LEVELS),
+    "gradients in bf16": ("sharding=zero3", "collectives.grads_format=bf16"),
     "muon": ("optimizer=muon", "sharding=zero2", "parallel.pipeline=2"),
     "recomputed": ("recompute=full", "sharding=zero3", *IN_3D),
     "t5": (*TINY_T5, "parallel.pipeline=2", "parallel.tensor=2"),
+    "t5 in parts": (*TINY_T5, "parallel.tensor=2", "parallel.sequence=true", "sharding=zero3"),
     "t5 over four stages": (*TINY_T5, "parallel.pipeline=4", "model.layers=2", "sharding=zero2"),
     "few": (*PIPELINE, "model.tied=true", "collectives.communicators=few"),
     "one, of replicas": ("sharding=zero2", "collectives.communicators=one"),
 }  # fmt: skip
 COVERED = (
     "1f1b", "v_half", "tensor", "zero1", "zero2", "three factors", "zeropp", "four bits",
-    "quantised replicas", "recomputed", "t5", "zb_h1", "mics", "replicas",
+    "gradients in bf16", "t5 in parts", "quantised replicas", "recomputed", "t5", "zb_h1",
+    "mics", "replicas",
 )  # fmt: skip
 RANKS = 8
 
@@ -108,7 +118,6 @@ def use(world: World, values: dict[str, Any], folder: Path) -> list[tuple[int, i
     store = dist.PrefixStore(folder.name, dist.distributed_c10d._get_default_store())
     with recording(folder) as recorder:
         connected = connect.connect(config, layout, world, store, Accelerator.of_rank(0))
-        recorder.write(Event("connected"))
         rig = make_rig(world, values, connected=connected)
         Evaluation(rig.model, rig.groups, config, Loader(rig)).run()
         rig.train(2)
@@ -147,11 +156,12 @@ def until(listed: Sequence[Event], mark: str) -> int:
 def check(counted: Sequence[Sequence[tuple[int, int]]], recorded: dict[int, list[Event]]) -> None:
     """Check the order of all launches, and the account of communicators."""
     assert sorted(recorded) == list(range(RANKS))
-    run = simulate(operations(recorded), Device(in_order=True))
-    assert run.waiting == {}
+    assert simulate(operations(recorded), Device(in_order=True)).waiting == {}
     for rank, listed in recorded.items():
-        connected, finished = until(listed, "connected"), until(listed, "finished")
-        created = traffic(listed[:connected], rank)
+        connecting, connected, finished = (
+            until(listed, mark) for mark in ("connecting", "connected", "finished")
+        )
+        created = traffic(listed[connecting:connected], rank)
         assert created == traffic(listed[connected:finished], rank)
         # states are lent, after ranks were replaced, in the communicator of all ranks
         assert {event.ranks for event in listed[finished + 1 :]} <= {tuple(range(RANKS))}
@@ -164,6 +174,77 @@ def test_all_ranks_launch_in_one_order_what_was_created_before(name: str, tmp_pa
     values = tiny_values(*LAYOUTS[name], "data.global_batch=16", "collectives.pairwise=false")
     counted = run_ranks(use, RANKS, values, tmp_path, timeout=120, ranks_per_node=4)
     check(counted, events(tmp_path))
+
+
+def _without_creation(listed: Sequence[Event], rank: int) -> set[str]:
+    """Return the groups that a process has used without having used them when it connected."""
+    created: dict[str, tuple[int, set[int]]] = {}
+    missing = set()
+    for number, event in enumerate(listed):
+        if event.kind == "connecting":
+            end = number + until(listed[number:], "connected")
+            created = traffic(listed[number:end], rank)
+        elif event.ranks and event.group not in created:
+            missing.add(event.group)
+    return missing
+
+
+RUN = (
+    *TINY, "model.layers=4", "launch.ranks=4", "parallel.pipeline=2", "sharding=zero1",
+    "trainer.steps=6", "trainer.evaluate_every_steps=2", "trainer.sample_tokens=2",
+    "checkpoint.every_steps=2",
+)  # fmt: skip
+RECORDED = {
+    "started and resumed": (
+        ("trainer.steps=4",), ("trainer.steps=6", "run.allow_changes=[trainer]"),
+    ),
+    "interleaved": (("parallel.schedule=interleaved", "parallel.chunks=2"),),
+    "rewound": (
+        ("trainer.steps=60", "trainer.spike_factor=1.0001", "trainer.spike_window=1",
+         "trainer.rewinds_allowed=1"),
+    ),
+    "replaced": (
+        ("recovery.enabled=true", "run.resume=never", "sharding=replicated",
+         "callbacks=[tests.parallel.test_launch_order:Dies]"),
+    ),
+}  # fmt: skip
+
+
+class Dies(Callback):
+    """Kills the first process of rank 1."""
+
+    def on_step_begin(self, step: int) -> None:
+        started = (Path(self.context.config.run.dir) / "ranks.jsonl").read_text().splitlines()
+        is_first = [json.loads(line)["rank"] for line in started].count(1) == 1
+        if step == 3 and self.context.world.rank == 1 and is_first:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", covering(RECORDED, ("interleaved", "rewound")))
+def test_a_whole_run_uses_only_what_was_created_when_it_connected(
+    name: str, tmp_path: Path
+) -> None:
+    sources = sorted((Path(__file__).parents[2] / "frontier_llm").rglob("*.py"))[:40]
+    (tmp_path / "text.txt").write_text("\n\n".join(source.read_text() for source in sources))
+    folder = tmp_path / "record"
+    folder.mkdir()
+    where = (f"data.path={tmp_path}/text.txt", f"data.directory={tmp_path}/prepared",
+             f"run.dir={tmp_path}/run")  # fmt: skip
+
+    def start(overrides: Sequence[str]) -> int:
+        with recording(folder):
+            return main(["train", *RUN, *where, *overrides])
+
+    for overrides in RECORDED[name]:
+        ended = run(partial(start, overrides))
+        assert ended.code == (1 if name == "rewound" else 0), ended.text
+    of_processes = processes(folder)
+    assert len(of_processes) == 4 * len(RECORDED[name]) + (name == "replaced")
+    for rank, listed in of_processes:
+        kinds = Counter(event.kind for event in listed)
+        assert kinds["connected"] == (2 if name == "replaced" and rank != 1 else 1)
+        assert kinds["messages"] > 10
+        assert _without_creation(listed, rank) == set()
 
 
 def test_opposite_orders_are_found() -> None:
