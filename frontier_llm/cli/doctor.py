@@ -119,7 +119,7 @@ def examine(config: RunConfig, world: World, store: "Store", *, numerics: bool =
     check_groups([concurrent_use(*groups, layout)], world, store, accelerator.device, limit)
     destroy_groups()
     if world.rank == 0:
-        print(f"{'groups':<14}all process groups work, one by one and at the same time")
+        print(f"{'groups':<14}all process groups work, one by one and together as in a step")
     if numerics:
         show = partial(print, flush=True)
         compare_on_all_ranks(config, world, store, accelerator, precision.name, show)

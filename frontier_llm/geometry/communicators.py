@@ -54,6 +54,8 @@ class Communicator:
     """Ranks of the same node with which the rank exchanges messages directly."""
     far: int = 0
     """Ranks of other nodes with which the rank exchanges messages directly."""
+    exchanges: bool = False
+    """Whether these are all other ranks of the group, by all-to-alls."""
 
     def buffer_bytes(self, channels: int) -> int:
         """Return the device memory of the buffers.
@@ -142,7 +144,11 @@ def _merged(groups: Iterable[Communicator], grid: Grid) -> list[Communicator]:
         name = ALL_RANKS if size == grid.size else group.name
         old = merged.get(name, Communicator(name, 1))
         merged[name] = Communicator(
-            name, max(old.ring, group.ring), max(old.near, group.near), max(old.far, group.far)
+            name,
+            max(old.ring, group.ring),
+            max(old.near, group.near),
+            max(old.far, group.far),
+            old.exchanges or group.exchanges,
         )
     return list(merged.values())
 
@@ -165,7 +171,7 @@ def _hop(layout: ResolvedLayout, stage: int, hop: Hop) -> Communicator:
         not reduces or all(message_format.name == "fp32" for message_format in of_level)
     ):
         return Communicator(name, hop.width)
-    return Communicator(name, hop.width, near, far)
+    return Communicator(name, hop.width, near, far, exchanges=True)
 
 
 @lru_cache(maxsize=1 << 14)

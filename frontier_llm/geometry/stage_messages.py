@@ -2,10 +2,10 @@
 
 On a GPU, what a rank launches can wait in one queue of the device, whatever streams it was launched
 on, and a message waits until the other stage has launched its side of it. Stages must therefore
-launch their actions and messages as parts of one common order. Then whatever waits, waits only for
-what is earlier in this order, so nothing waits forever: not in any assignment of streams to queues,
-not if a launch waits for earlier ones to complete, and not if the first message between two stages
-waits on the host until both have launched it.
+launch their actions and messages, one by one, as parts of one common order. Then whatever waits,
+waits only for what is earlier in this order, so nothing waits forever: not in any assignment of
+streams to queues, not if a launch waits for earlier ones to complete, and not if the first message
+between two stages waits on the host until both have launched it.
 
 The common order is found by running the schedule with nominal costs and with the strictest rules: a
 stage either computes or exchanges messages, and after an action it sends the result before it does
@@ -45,13 +45,7 @@ class Launch(NamedTuple):
     """Of a receive: how many messages of this stage the other one has read before it sends."""
 
 
-class Launches(NamedTuple):
-    """Messages that a stage launches together, between two actions."""
-
-    messages: tuple[Launch, ...]
-
-
-Program = tuple[Action | Launches, ...]
+Program = tuple[Action | Launch, ...]
 """What a stage does in one run of a schedule, in order."""
 
 
@@ -65,23 +59,14 @@ def programs(placement: Placement, lists: Sequence[Sequence[Action]]) -> tuple[P
     Raises:
         RuntimeError: the stages wait for each other.
     """
-    items: list[list[Action | Launches]] = [[] for _ in lists]
+    items: list[list[Action | Launch]] = [[] for _ in lists]
     read = [[0] * len(lists) for _ in lists]  # by stage: messages it has read, by sender
     delivered: dict[Message, int] = {}
-
-    def launch(stage: int, one: Launch) -> None:
-        """Append a message to a program, together with those since its last action."""
-        last = items[stage][-1] if items[stage] else None
-        if isinstance(last, Launches):
-            items[stage][-1] = Launches((*last.messages, one))
-        else:
-            items[stage].append(Launches((one,)))
-
     for stage, item in _CommonOrder(placement, lists).items():
         if isinstance(item, Message):
             receiver = placement.stage(item.chunk)
-            launch(stage, Launch(item, receiver, is_send=True))
-            launch(receiver, Launch(item, stage, is_send=False, delivered=delivered[item]))
+            items[stage].append(Launch(item, receiver, is_send=True))
+            items[receiver].append(Launch(item, stage, is_send=False, delivered=delivered[item]))
             continue
         items[stage].append(item)
         needed, message = _input(placement, stage, item), result(placement, stage, item)

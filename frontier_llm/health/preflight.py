@@ -93,6 +93,11 @@ def _log_success(reports: Sequence[RankReport]) -> None:
         _LOG.info("%-10s %s", "network", " ".join(variables))
 
 
+MESSAGES = "stages "
+"""Begin of the names of trials of two stages. Until their communicator exists, they wait for all
+stages of their pipeline, which may be in the trials of other pairs."""
+
+
 class Trial(NamedTuple):
     """The first use of a process group, or of the connection between two ranks."""
 
@@ -139,7 +144,7 @@ def message_trial(name: str, ranks: tuple[int, int], group: "ProcessGroup") -> T
     """Return a trial in which each of two ranks sends the other one a number, in one batch.
 
     Args:
-        name: name of the connection.
+        name: the two stages, such as `0 and 1`.
         ranks: the two ranks, of which this one is one.
         group: a group with both ranks.
     """
@@ -160,7 +165,7 @@ def message_trial(name: str, ranks: tuple[int, int], group: "ProcessGroup") -> T
             work.wait()
         return received.item(), other + 1.0
 
-    return Trial(name, ranks, run)
+    return Trial(f"{MESSAGES}{name}", tuple(dist.get_process_group_ranks(group)), run)
 
 
 def concurrent_trial(
@@ -180,17 +185,17 @@ def concurrent_trial(
     import torch.distributed as dist
 
     def run(device: torch.device) -> tuple[float, float]:
-        own = torch.full((CONCURRENT_ELEMENTS,), dist.get_rank() + 1.0, device=device)
+        own = torch.full((CONCURRENT_ELEMENTS,), _number(dist.get_rank()), device=device)
         works: list[dist.Work | None] = []
         results, expected = [], 0.0
         for _ in range(CONCURRENT_ROUNDS):
             for group in groups:
                 results.append(own.clone())
-                expected += sum(rank + 1.0 for rank in dist.get_process_group_ranks(group))
+                expected += sum(map(_number, dist.get_process_group_ranks(group)))
                 works.append(dist.all_reduce(results[-1], group=group, async_op=True))
             for partner in partners:
                 results.append(torch.empty_like(own))
-                expected += partner + 1.0
+                expected += _number(partner)
                 send = dist.P2POp(dist.isend, own, partner, pipeline)
                 receive = dist.P2POp(dist.irecv, results[-1], partner, pipeline)
                 works += dist.batch_isend_irecv([send, receive])
@@ -272,15 +277,25 @@ def _run_within(
     return results[0]
 
 
+def _number(rank: int) -> float:
+    """Return a number of a rank whose sums over all ranks are exact in fp32."""
+    return rank % 7 + 1.0
+
+
 def _explain_incomplete(trial: Trial, store: "Store", timeout: timedelta) -> str:
     """Return an error message that names the ranks that have not joined the group."""
     name, ranks = trial.name, trial.ranks
-    absent = []
-    for rank in ranks:
-        key = _progress_key(rank)
-        current_group = store.get(key).decode() if store.check([key]) else "before the first group"
-        if current_group != name:
-            absent.append(f"rank {rank} on {host_of(rank, store)} (at: {current_group})")
+    current = {
+        rank: store.get(key).decode() if store.check([key]) else "before the first group"
+        for rank in ranks
+        for key in [_progress_key(rank)]
+    }
+    late = [rank for rank, at in current.items() if at != name]
+    if name.startswith(MESSAGES):  # other pairs may be ahead of, or behind, this one
+        apart = [rank for rank in late if not current[rank].startswith(MESSAGES)]
+        pair = [ranks[int(stage)] for stage in name.removeprefix(MESSAGES).split(" and ")]
+        late = apart or [rank for rank in late if rank in pair]
+    absent = [f"rank {rank} on {host_of(rank, store)} (at: {current[rank]})" for rank in late]
     reason = (
         f"absent: {'; '.join(absent)}"
         if absent

@@ -96,7 +96,7 @@ def make_groups(
             are one group.
     """
     assert dist.group.WORLD is not None
-    with _shared_groups(timeout, [] if communicators == "many" else [dist.group.WORLD]):
+    with _shared_groups(timeout, [dist.group.WORLD] if _shares_world(communicators) else []):
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=grid.tensor,
             pipeline_model_parallel_size=grid.pipeline,
@@ -124,6 +124,11 @@ def make_groups(
     # megatron's layers expect that the random numbers have been seeded once
     groups.seed_dropout(0, own_masks=False)
     return groups
+
+
+def _shares_world(communicators: CommunicatorCount) -> bool:
+    """Return whether groups of all ranks are one group. With gloo they have other time limits."""
+    return communicators != "many" and dist.get_backend() != "gloo"
 
 
 @contextmanager

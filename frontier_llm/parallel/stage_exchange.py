@@ -5,19 +5,19 @@ order of all stages, so that no queue of a device can block them. A stage that r
 when it reads. A sent tensor is kept until it has arrived, which the next message from the stage
 that reads it shows.
 
-All messages of a stage use the communicator of its pipeline, and those between two actions are
-launched as one batch: with NCCL, a single message would create a communicator of two ranks. NCCL
-matches the messages of two ranks by their order, and gloo by a tag.
+All messages of a stage use the communicator of its pipeline. Each is launched as a batch of its
+own: torch would create a communicator of two ranks for a message that is in no batch, and in a
+larger batch NCCL may send one message after another, in an order of its own. NCCL matches the
+messages of two ranks by their order, and gloo by a tag.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from frontier_llm.geometry.stage_messages import Launch, Launches, Message
+from frontier_llm.geometry.stage_messages import Launch, Message
 from frontier_llm.parallel.groups import Groups
 
 
@@ -43,40 +43,32 @@ class StageExchange:
         self._sent: defaultdict[int, deque[tuple[dist.Work, torch.Tensor]]] = defaultdict(deque)
         self._delivered: Counter[int] = Counter()
 
-    def launch(self, launches: Launches, results: Mapping[Message, torch.Tensor]) -> None:
-        """Start to send and to receive messages.
+    def launch(self, one: Launch, result: torch.Tensor | None) -> None:
+        """Start to send or to receive a message.
 
         Args:
-            launches: the messages.
-            results: the tensors to send; they must not be written to afterwards.
+            one: the message.
+            result: the tensor to send, which must not be written to afterwards; None to receive.
         """
-        tensors = [
-            results[one.message].contiguous()
-            if one.is_send
-            else torch.empty(self._shape, **self._options)
-            for one in launches.messages
-        ]
-        operations = [
-            dist.P2POp(
-                dist.isend if one.is_send else dist.irecv,
-                tensor,
-                self._ranks[one.stage],
-                self._groups.pipeline,
-                tag(one.message),
-            )
-            for one, tensor in zip(launches.messages, tensors, strict=True)
-        ]
-        works = dist.batch_isend_irecv(operations)
-        if len(works) == 1:  # NCCL returns one for the batch
-            works *= len(operations)
-        for one, tensor, work in zip(launches.messages, tensors, works, strict=True):
-            if one.is_send:
-                self._sent[one.stage].append((work, tensor))
-            else:
-                self._received[one.message] = (work, tensor, one)
-        for stage, sent in self._sent.items():
-            while sent and sent[0][0].is_completed():  # with gloo, only waiting completes a send
-                self._free(stage)
+        if result is None:
+            tensor = torch.empty(self._shape, **self._options)
+        else:
+            tensor = result.contiguous()
+        operation = dist.P2POp(
+            dist.isend if one.is_send else dist.irecv,
+            tensor,
+            self._ranks[one.stage],
+            self._groups.pipeline,
+            tag(one.message),
+        )
+        [work] = dist.batch_isend_irecv([operation])
+        if not one.is_send:
+            self._received[one.message] = (work, tensor, one)
+            return
+        sent = self._sent[one.stage]
+        sent.append((work, tensor))
+        while sent and sent[0][0].is_completed():  # with gloo, only waiting completes a send
+            self._free(one.stage)
 
     def receive(self, message: Message) -> torch.Tensor:
         """Wait for a message and return its tensor. On a GPU only the current stream waits."""

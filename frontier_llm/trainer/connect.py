@@ -1,9 +1,10 @@
 """Creates the process groups of a rank, and uses each that a run needs once.
 
-torch creates the communicators of NCCL and RCCL at the first message of a group or of two ranks.
-The call blocks the host until the other ranks have made it, so no message of a step may be the
-first one. `first_uses` lists what a run uses (geometry/communicators.py), for a test at the start
-of the run and after ranks were replaced.
+torch creates the communicators of NCCL and RCCL at the first message of a group. The call blocks
+the host until the other ranks have made it, so no step may create one. `first_uses` lists what a
+run uses (geometry/communicators.py), for a test at the start of the run and after ranks were
+replaced. (Since 2.22 NCCL opens the connections of an algorithm when a message first uses it, which
+also blocks the host. This may still be in a step, whose one order of launches makes it safe.)
 """
 
 from collections.abc import Iterator
@@ -138,11 +139,9 @@ def first_uses(
         named[tied_name(stages)] = state_groups.tied_groups.get(parameter)
     for used in used_groups(layout, groups.coordinates.pipeline, tied_stages(layout)):
         group = named.get(used.name)
-        if group is None:
-            continue
-        exchanges = used.near + used.far == group.size() - 1  # with all others, not only with some
-        if used.ring > 1 or exchanges:
-            yield collective_trial(used.name, group, reduces=used.ring > 1, exchanges=exchanges)
+        reduces, exchanges = used.ring > 1, used.exchanges
+        if group is not None and (reduces or exchanges):
+            yield collective_trial(used.name, group, reduces=reduces, exchanges=exchanges)
     yield from _messages(groups, layout)
 
 
@@ -162,8 +161,7 @@ def _messages(groups: Groups, layout: ResolvedLayout) -> Iterator[Trial]:
     """Yield a trial of each connection of this stage with another one."""
     ranks = groups.grid.pipeline_group(groups.rank)
     for low, high in _pairs(groups, layout):
-        name = f"stages {low} and {high}"
-        yield message_trial(name, (ranks[low], ranks[high]), groups.pipeline)
+        yield message_trial(f"{low} and {high}", (ranks[low], ranks[high]), groups.pipeline)
 
 
 def _pairs(groups: Groups, layout: ResolvedLayout) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from frontier_llm.data.batch import AnyBatch
 from frontier_llm.geometry.pipeline_schedule import forward_actions
-from frontier_llm.geometry.stage_messages import Launches, Message, Program, programs
+from frontier_llm.geometry.stage_messages import Launch, Message, Program, programs
 from frontier_llm.model.build import Model
 from frontier_llm.model.loss import TokenLosses
 from frontier_llm.parallel.groups import Groups
@@ -68,7 +68,7 @@ class Pipeline:
         passes = _Passes(self._model, self._groups, batches, self.times, loss)
         gradient = loss_scale / len(batches)
         for item in self._program(len(batches), trains=True):
-            if isinstance(item, Launches):
+            if isinstance(item, Launch):
                 passes.launch(item)
                 continue
             self.times.start()
@@ -120,7 +120,7 @@ class Pipeline:
         """Run forward passes alone. Without labels `result` reads logits."""
         passes = _Passes(self._model, self._groups, batches, self.times, result, with_labels)
         for item in self._program(len(batches), trains=False):
-            if isinstance(item, Launches):
+            if isinstance(item, Launch):
                 passes.launch(item)
             else:
                 passes.forward(item.virtual_stage, item.micro_batch)
@@ -185,12 +185,9 @@ class _Passes:
         dtype = model.transformer.params_dtype
         self._exchange = StageExchange(groups, shape, dtype, device)
 
-    def launch(self, launches: Launches) -> None:
-        """Start to send results and to receive the results of other stages."""
-        self._exchange.launch(launches, self._to_read)
-        for one in launches.messages:
-            if one.is_send:
-                del self._to_read[one.message]
+    def launch(self, one: Launch) -> None:
+        """Start to send a result, or to receive the result of another stage."""
+        self._exchange.launch(one, self._to_read.pop(one.message) if one.is_send else None)
 
     def forward(self, virtual_stage: int, micro_batch: int) -> None:
         """Run the forward pass of a model chunk."""

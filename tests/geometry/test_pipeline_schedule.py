@@ -17,7 +17,7 @@ from frontier_llm.geometry.pipeline_schedule import (
     held,
     make_schedule,
 )
-from frontier_llm.geometry.stage_messages import Launches, programs
+from frontier_llm.geometry.stage_messages import Launch, programs
 from frontier_llm.planner.timeline import ActionSeconds, simulate
 
 CHUNKS = {"1f1b": [1], "zb_h1": [1], "interleaved": [2, 3, 8], "zb_v": [2], "v_half": [2]}
@@ -119,11 +119,11 @@ def test_messages_match_in_any_schedule(data):
     sent, read = (messages(schedule, of_senders=senders) for senders in (True, False))
     launched = [defaultdict(list), defaultdict(list)]  # receives and sends
     for stage, program in enumerate(programs(schedule.placement, schedule.actions)):
-        assert [item for item in program if not isinstance(item, Launches)] == [
+        assert [item for item in program if not isinstance(item, Launch)] == [
             *schedule.actions[stage]
         ]
-        for batch in program:
-            for one in batch.messages if isinstance(batch, Launches) else ():
+        for one in program:
+            if isinstance(one, Launch):
                 pair = (stage, one.stage) if one.is_send else (one.stage, stage)
                 launched[one.is_send][pair].append(one.message)
     assert launched == [sent, sent]

@@ -237,7 +237,7 @@ def _trials(world):
         collective_trial("experts", halves[world.rank // 2], exchanges=True, reduces=False),
     ]
     pairs = [pair for pair in ((0, 1), (2, 3), (1, 2)) if world.rank in pair]
-    names = [f"stages {low} and {high}" for low, high in pairs]
+    names = [f"{low} and {high}" for low, high in pairs]
     messages = [message_trial(*one, dist.group.WORLD) for one in zip(names, pairs, strict=True)]
     return [*trials, *messages]
 
@@ -264,7 +264,9 @@ def test_an_incomplete_group_is_named_with_the_absent_rank(tmp_path, left_out):
         return ""
 
     messages = run_ranks(work, 4)
-    assert messages[2].startswith(f"preflight: the {left_out} group of ranks 2, 3 did not exchange")
+    ranks = "2, 3" if left_out == "tensor" else "0, 1, 2, 3"
+    text = f"preflight: the {left_out} group of ranks {ranks} did not exchange its first messages"
+    assert messages[2].startswith(text)
     at = "whole" if left_out == "tensor" else "experts"
     assert f"absent: rank 3 on node0 (at: {at})" in messages[2]
     assert messages[0] == messages[3] == ""
@@ -288,5 +290,7 @@ def test_a_message_that_arrives_changed_is_reported(tmp_path, monkeypatch):
         return ""
 
     messages = run_ranks(work, 4)
-    assert messages[1].startswith("preflight: the stages 0 and 1 group (ranks 0, 1) computed 2")
+    assert messages[1].startswith(
+        "preflight: the stages 0 and 1 group (ranks 0, 1, 2, 3) computed 2"
+    )
     assert messages[0] == messages[2] == messages[3] == ""

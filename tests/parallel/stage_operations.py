@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from frontier_llm.geometry.pipeline_actions import Action, Placement
-from frontier_llm.geometry.stage_messages import Launch, Launches, Message, Program
+from frontier_llm.geometry.stage_messages import Launch, Message, Program
 from tests.parallel.device_model import Operation, Part
 
 FORWARD_KERNELS, BACKWARD_KERNELS = 28, 40
@@ -31,8 +31,7 @@ class Job:
     width: int = 1
     """Tensor ranks of a stage, and as many data ranks."""
     directions: bool = False
-    """Whether each direction between two stages has a communicator of its own, in which each
-    message is launched alone. Else a stage has one communicator and launches batches."""
+    """Whether each direction between two stages has a communicator of its own."""
 
     def operations(self) -> list[list[Operation]]:
         """Return what each rank launches."""
@@ -56,7 +55,7 @@ class _Rank:
         self._delivered: Counter[int] = Counter()
         self._collectives = 0
         for item in job.programs[stage]:
-            if isinstance(item, Launches):
+            if isinstance(item, Launch):
                 self._launch(item)
             else:
                 self._compute(item)
@@ -65,30 +64,24 @@ class _Rank:
         self.operations.append(operation)
         return len(self.operations) - 1
 
-    def _launch(self, launches: Launches) -> None:
-        for together in self._batches(launches):
-            stream: Hashable = "stages"
-            if self._job.directions:
-                ends = (self._stage, together[0].stage)
-                stream = ends if together[0].is_send else ends[::-1]
-            communicator = (stream, self._tensor, self._data)
-            parts = tuple(
-                Part((one.message, self._tensor, self._data), one.is_send) for one in together
-            )
-            index = self._add(
-                Operation(stream, parts, self._computed, SEND_SECONDS, communicator=communicator)
-            )
-            for one in together:
-                if one.is_send:
-                    self._sent[one.stage].append(index)
-                else:
-                    self._received[one.message] = index, one
-
-    def _batches(self, launches: Launches) -> Iterator[tuple[Launch, ...]]:
+    def _launch(self, one: Launch) -> None:
+        stream: Hashable = "stages"
         if self._job.directions:
-            yield from ((one,) for one in launches.messages)
+            stream = (self._stage, one.stage)[:: 1 if one.is_send else -1]
+        part = Part((one.message, self._tensor, self._data), one.is_send)
+        index = self._add(
+            Operation(
+                stream,
+                (part,),
+                self._computed,
+                SEND_SECONDS,
+                communicator=(stream, self._tensor, self._data),
+            )
+        )
+        if one.is_send:
+            self._sent[one.stage].append(index)
         else:
-            yield launches.messages
+            self._received[one.message] = index, one
 
     def _compute(self, action: Action) -> None:
         after = [*self._computed, *self._inputs(action), self._collective("data", self._computed)]
@@ -135,27 +128,25 @@ def posted_ahead(placement: Placement, programs: Sequence[Program], count: int) 
 
 def _ahead(
     placement: Placement, stage: int, program: Program, count: int
-) -> Iterator[Action | Launches]:
-    batches = [item.messages for item in program if isinstance(item, Launches)]
-    receives = [one for batch in batches for one in batch if not one.is_send]
+) -> Iterator[Action | Launch]:
+    receives = [item for item in program if isinstance(item, Launch) and not item.is_send]
     left: dict[int, deque[Launch]] = defaultdict(deque)
     for one in receives:
         left[one.stage].append(one)
     sender = {one.message: one.stage for one in receives}
     posted: set[Message] = set()
 
-    def post(other: int, most: int) -> Iterator[Launches]:
+    def post(other: int, most: int) -> Iterator[Launch]:
         for _ in range(min(most, len(left[other]))):
             one = left[other].popleft()
             posted.add(one.message)
-            yield Launches((one,))
+            yield one
 
     for other in list(left):
         yield from post(other, count)
     for item in program:
-        if isinstance(item, Launches):
-            sends = tuple(one for one in item.messages if one.is_send)
-            yield from [Launches(sends)] if sends else []
+        if isinstance(item, Launch):
+            yield from [item] if item.is_send else []
             continue
         chunk = placement.chunk(stage, item.virtual_stage)
         needed = Message(item.kind == "forward", chunk, item.micro_batch)

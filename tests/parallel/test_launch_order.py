@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from frontier_llm.cli.main import main
@@ -23,6 +24,7 @@ from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.geometry.communicators import tied_stages, used_groups
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
+from frontier_llm.parallel import groups
 from frontier_llm.parallel.megatron_cpu import install
 from frontier_llm.trainer import connect
 from frontier_llm.trainer.callbacks.callback import Callback
@@ -49,6 +51,11 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "zb_h1": (*PIPELINE, "parallel.schedule=zb_h1", "model.tied=true"),
     "zb_v": (*PIPELINE, "parallel.schedule=zb_v", "parallel.chunks=2", "sharding=zero3"),
     "v_half": (*PIPELINE, "parallel.schedule=v_half", "parallel.chunks=2"),
+    "three stages": ("parallel.pipeline=3", "model.layers=6", "model.tied=true"),
+    "three stages folded": (
+        "parallel.pipeline=3", "model.layers=6", "parallel.schedule=zb_v", "parallel.chunks=2",
+        "sharding=zero1",
+    ),
     "two stages interleaved": (
         "parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.chunks=2",
         "model.tied=true",
@@ -78,11 +85,12 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "one, of replicas": ("sharding=zero2", "collectives.communicators=one"),
 }  # fmt: skip
 COVERED = (
-    "1f1b", "v_half", "tensor", "zero1", "zero2", "three factors", "zeropp", "four bits",
+    "1f1b", "v_half", "three stages folded", "tensor", "zero1", "zero2", "three factors",
+    "zeropp", "four bits",
     "gradients in bf16", "t5 in parts", "quantised replicas", "recomputed", "t5", "zb_h1",
     "mics", "replicas",
 )  # fmt: skip
-RANKS = 8
+ON_GPU = ("collectives.pairwise=false",)
 
 
 class Loader:
@@ -107,10 +115,15 @@ class Letters:
         return " ".join(map(str, tokens))
 
 
+def as_with_nccl(communicators: str) -> bool:
+    return communicators != "many"
+
+
 def use(world: World, values: dict[str, Any], folder: Path) -> list[tuple[int, int]]:
     """Connect, then do everything that a run does with other ranks; return what is counted."""
     install()
     connect.init_process_group = lambda *_: None  # run_ranks has done it
+    groups._shares_world = as_with_nccl
     config = RunConfig.model_validate(values)
     layout = ResolvedLayout.resolve(
         config, world.size, world.ranks_per_node, precision="fp32", check_rules=False
@@ -155,7 +168,7 @@ def until(listed: Sequence[Event], mark: str) -> int:
 
 def check(counted: Sequence[Sequence[tuple[int, int]]], recorded: dict[int, list[Event]]) -> None:
     """Check the order of all launches, and the account of communicators."""
-    assert sorted(recorded) == list(range(RANKS))
+    assert sorted(recorded) == list(range(len(counted)))
     assert simulate(operations(recorded), Device(in_order=True)).waiting == {}
     for rank, listed in recorded.items():
         connecting, connected, finished = (
@@ -164,15 +177,16 @@ def check(counted: Sequence[Sequence[tuple[int, int]]], recorded: dict[int, list
         created = traffic(listed[connecting:connected], rank)
         assert created == traffic(listed[connected:finished], rank)
         # states are lent, after ranks were replaced, in the communicator of all ranks
-        assert {event.ranks for event in listed[finished + 1 :]} <= {tuple(range(RANKS))}
+        assert {event.ranks for event in listed[finished + 1 :]} <= {tuple(range(len(counted)))}
         sizes = Counter((ring, len(others)) for ring, others in created.values())
         assert sizes == Counter(counted[rank])
 
 
 @pytest.mark.parametrize("name", covering(LAYOUTS, COVERED))
 def test_all_ranks_launch_in_one_order_what_was_created_before(name: str, tmp_path: Path) -> None:
-    values = tiny_values(*LAYOUTS[name], "data.global_batch=16", "collectives.pairwise=false")
-    counted = run_ranks(use, RANKS, values, tmp_path, timeout=120, ranks_per_node=4)
+    ranks = 6 if "three stages" in name else 8
+    values = tiny_values(*LAYOUTS[name], f"data.global_batch={2 * ranks}", *ON_GPU)
+    counted = run_ranks(use, ranks, values, tmp_path, timeout=120, ranks_per_node=ranks // 2)
     check(counted, events(tmp_path))
 
 
@@ -218,6 +232,28 @@ class Dies(Callback):
         is_first = [json.loads(line)["rank"] for line in started].count(1) == 1
         if step == 3 and self.context.world.rank == 1 and is_first:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def use_lanes(world: World, values: dict[str, Any]) -> list[bool]:
+    """Connect as with NCCL; return whether collectives use a lane before, then, and at the end."""
+    install()
+    connect.init_process_group = lambda *_: None
+    connect.choose_backend = lambda *_: "nccl"
+    torch.cuda.Stream = lambda *_: None
+    config = RunConfig.model_validate(values)
+    layout = ResolvedLayout.resolve(config, world.size, world.ranks_per_node, check_rules=False)
+    store, original = dist.distributed_c10d._get_default_store(), dist.all_reduce
+    found = [dist.all_reduce is not original]
+    connect.connect(config, layout, world, store, Accelerator.of_rank(0))
+    found.append(dist.all_reduce is not original)
+    groups.leave_lane()
+    return [*found, dist.all_reduce is not original]
+
+
+@pytest.mark.parametrize(("count", "uses"), [("many", False), ("few", True), ("one", True)])
+def test_ranks_use_a_lane_with_few_communicators(count: str, uses: bool) -> None:
+    values = tiny_values(f"collectives.communicators={count}")
+    assert run_ranks(use_lanes, 2, values) == [[False, uses, False]] * 2
 
 
 @pytest.mark.parametrize("name", covering(RECORDED, ("interleaved", "rewound")))

@@ -132,5 +132,7 @@ def test_hardly_any_time_is_lost_in_shared_queues(name: ScheduleName) -> None:
             simulate(listed, Device(any_map(queues, 1), in_order)).seconds / best
             for queues, in_order in QUEUES
         ]
-        assert max(seconds[:2]) < 1.02, (stages, seconds)  # CUDA
-        assert max(seconds[2:]) < 1.08, (stages, seconds)  # HIP
+        one_queue, eight, *in_order = seconds
+        assert one_queue < 1.06, (stages, seconds)
+        assert eight < 1.02, (stages, seconds)
+        assert max(in_order) < 1.10, (stages, seconds)

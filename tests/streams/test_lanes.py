@@ -1,14 +1,20 @@
 """With `collectives.communicators=few` or `one`, collectives run one after another."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from frontier_llm.geometry.stage_messages import Launch, Message
 from frontier_llm.launch.world import World
 from frontier_llm.parallel.lanes import Lane, leave_lane, use_lane
+from frontier_llm.parallel.stage_exchange import StageExchange
 from tests.ranks import in_turn, run_ranks
 from tests.streams.test_sharded_steps import CASES, SMALL
 from tests.streams.virtual_cuda import virtual_cuda
@@ -62,3 +68,47 @@ def test_collectives_in_a_lane_run_in_the_order_of_their_launches(case: str) -> 
         for found, found_states, _ in of_rank[1:]:
             assert found == numbers
             assert all(map(torch.equal, states, found_states))
+
+
+class Underway:
+    """A collective that does not end by itself."""
+
+    def wait(self) -> None:
+        pass
+
+    def is_completed(self) -> bool:
+        return False
+
+
+def is_alive(reference: "weakref.ref[torch.Tensor]") -> bool:
+    gc.collect()
+    return reference() is not None
+
+
+def test_tensors_live_until_their_collective_has_ended() -> None:
+    tensor = torch.ones(4)
+    reference = weakref.ref(tensor)
+    with virtual_cuda(Order.LATE):
+        reduce = Lane().collective(lambda *_, **__: Underway())
+        handle = reduce(tensor, async_op=True)
+        del tensor
+        assert is_alive(reference)
+        handle.wait()
+    assert not is_alive(reference)
+
+
+def test_a_sent_tensor_lives_until_it_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "P2POp", lambda *arguments: None)
+    monkeypatch.setattr(dist, "batch_isend_irecv", lambda _: [Underway()])
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0, 1])
+    exchange = StageExchange(mock.Mock(), (4,), torch.float32, torch.device("cpu"))
+    tensor = torch.ones(4)
+    reference = weakref.ref(tensor)
+    exchange.launch(Launch(Message(True, 1, 0), 1, is_send=True), tensor)
+    del tensor
+    assert is_alive(reference)
+    # the other stage has read one message before it sends this one
+    answer = Launch(Message(False, 0, 0), 1, is_send=False, delivered=1)
+    exchange.launch(answer, None)
+    exchange.receive(answer.message)
+    assert not is_alive(reference)

@@ -8,8 +8,8 @@ runs when the host waits for it. Between waits, an `Order` chooses among the ord
 allow. Memory is filled with ones (NaN in every floating-point format) when it is allocated and when
 it is freed. So a computation that relies on an order which no wait enforces gives wrong numbers.
 
-What is modelled: the compute stream, one stream per process group, as in NCCL, and further streams
-that the program makes. Not modelled: messages between tensor ranks and between pipeline stages.
+What is modelled: the compute stream, one stream per process group, as in NCCL, further streams that
+the program makes, and a host that can launch only so much ahead.
 """
 
 import contextlib
