@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 from frontier_llm.cli.compose import compose
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
+from frontier_llm.errors import ConfigError
 from frontier_llm.launch.coordination import run_and_wait_for_all
 from frontier_llm.launch.cores import prepare_environment, share
 from frontier_llm.launch.launcher import LaunchOptions, launch
@@ -63,7 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"--help", "-h"} & set(arguments):
         print(__doc__)
         return 0
-    options = {"--network", "--numerics"} & set(arguments)
+    options = {word for word in arguments if word.startswith("-")}
+    if len(options) > 1 or not options <= {"--network", "--numerics"}:
+        raise ConfigError(
+            " ".join(sorted(options)), "these options", "--network, --numerics or neither",
+            "measure the network and compare kernels in two commands; see doctor --help",
+        )  # fmt: skip
     config = decode(compose([word for word in arguments if word not in options]))
     world = World.from_environment(os.environ)
     if "--network" in options:  # it needs no layout

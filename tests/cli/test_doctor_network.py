@@ -1,8 +1,9 @@
-"""The line of frontier-llm doctor about the network plugin."""
+"""The options of frontier-llm doctor, and its line about the network plugin."""
 
 import pytest
 
-from frontier_llm.cli.doctor import network
+from frontier_llm.cli.doctor import main, network
+from frontier_llm.errors import ConfigError
 
 
 @pytest.fixture
@@ -41,3 +42,10 @@ def test_no_plugin_is_used_if_the_variable_says_none(folder, monkeypatch):
     (folder / "libnccl-net.so").touch()
     monkeypatch.setenv("NCCL_NET_PLUGIN", "none")
     assert network("cuda") == "NCCL; NCCL_NET_PLUGIN=none, hence InfiniBand or TCP"
+
+
+@pytest.mark.parametrize("options", [["--netwrok"], ["--network", "--numerics"], ["--network=3"]])
+def test_other_options_are_refused(options):
+    with pytest.raises(ConfigError) as caught:
+        main(options)
+    assert caught.value.key == " ".join(options)

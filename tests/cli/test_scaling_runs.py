@@ -99,9 +99,10 @@ def test_the_page_gives_the_batch_of_weak_scaling(curves):
         (["--scaling", "planner.nodes=[1,2]"], "--scaling"),
         (["--scaling=weak"], "planner.nodes"),
         (["--scaling=weak", "planner.nodes=[3,4]", "data.global_batch=4"], "planner.nodes"),
-        (["--scaling=strong", "experiment=frontier_175b_scaling", "planner.nodes=[16,4]"], "plan"),
+        (["--scaling=strong", "experiment=frontier_175b_scaling", "planner.nodes=[16,8]",
+          "data.micro_batch=8"], "plan"),
     ],
-)
+)  # fmt: skip
 def test_a_curve_that_cannot_run_is_refused_before_a_job_is_shown(capsys, arguments, key):
     with pytest.raises(ConfigError) as caught:
         main(arguments)
