@@ -40,12 +40,11 @@ from frontier_llm.cli.launch_options import (
 )
 from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE, WITHOUT_GPU
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
-from frontier_llm.cli.smaller_runs import smaller_runs
+from frontier_llm.cli.smaller_runs import check_run
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
-from frontier_llm.planner.fit_check import check_fits
 from frontier_llm.planner.scaling import with_grown_batch
 
 PBS = ".pbs"
@@ -202,7 +201,7 @@ def _checked_job(chain: int, options: Sequence[str], overrides: Sequence[str]) -
     config = choose(decode(fitted(values, job.ranks)), job.ranks, job.ranks_per_node)
     candidate = Candidate.of(config, job.ranks, job.ranks_per_node)
     if config.plan == "check":
-        check_fits(candidate, smaller_runs(values, overrides))
+        check_run(candidate, values, overrides)
     if chain > 1 and job.script.endswith(PBS):
         raise ConfigError(
             "--chain", str(chain), "no chain of jobs of PBS", "submit the jobs one by one"

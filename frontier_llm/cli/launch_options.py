@@ -12,7 +12,7 @@ OWN_OPTIONS = ("--submit", "--chain", "--scaling", "--help")
 PRINTING = ("--dry-run", "--dryrun", "--dry_run", "--print")
 """Options of other programs for what this command does without `--submit`."""
 QSUB_LETTERS = "aAcCefGhIjJklmMNopPqrRSuvVWXz"
-"""Options of qsub, which has no long ones (OpenPBS, manual page of qsub, version 23.06)."""
+"""Options of qsub, which has no long ones for jobs (manual page of qsub in OpenPBS)."""
 TIME, QUEUE = "-l walltime={}", "-q {}"
 IN_QSUB = {
     "--time": TIME, "-t": TIME, "--partition": QUEUE, "-p": QUEUE, "--qos": QUEUE,
