@@ -30,7 +30,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 
 
 .PHONY: help train test test-fast test-exhaustive test-gpu-model layer-kernels gpu gpu-wheels lint format docs wheel archive clean
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 train: .venv
 	$(BIN)/frontier-llm train $(ARGS)

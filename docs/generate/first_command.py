@@ -15,12 +15,11 @@ from frontier_llm.cli import machine_defaults
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.machine_defaults import cluster_of_this_machine
 from frontier_llm.cli.options import run_command
-from frontier_llm.cli.smaller_runs import smaller_runs
+from frontier_llm.cli.smaller_runs import check_run
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.launch.visible_devices import VisibleDevices
 from frontier_llm.planner.candidate import Candidate
-from frontier_llm.planner.fit_check import check_fits
 
 PAGE = ROOT / "docs" / "install.md"
 H100 = VisibleDevices("cuda", "NVIDIA H100 80GB HBM3", 79.1, 1)
@@ -70,7 +69,7 @@ def first(devices: VisibleDevices | None, *overrides: str) -> tuple[dict[str, st
         config = decode(values)
         ranks, refusal = config.launch.ranks, ""
         try:
-            check_fits(Candidate.of(config, ranks, ranks), smaller_runs(values, overrides))
+            check_run(Candidate.of(config, ranks, ranks), values, overrides)
         except ConfigError as error:
             refusal = str(error)
     cluster_of_this_machine.cache_clear()

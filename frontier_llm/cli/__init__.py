@@ -8,6 +8,6 @@ Only this package imports hydra, the library that composes configuration files.
 - `experiments` reads the header of an experiment's file.
 - `options`, `help`, `console`, `plain_table` and `delayed_progress` are shared by commands.
 - Every other file is one command with a function `main(arguments)` that returns the exit code, or
-  a part of one command: `plan_tables` and `planned_experiment` of `plan`; `trial`, `trial_runner`,
-  `slurm_trials` and `sweep_*` of the sweeps.
+  a part of one command: `plan_tables` and `planned_experiment` of `plan`; `launch_options` of
+  `launch`; `trial`, `trial_runner`, `slurm_trials` and `sweep_*` of the sweeps.
 """

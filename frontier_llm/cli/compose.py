@@ -48,7 +48,8 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 
     Returns:
         Nested plain dictionaries with all interpolations resolved. Types are not checked here but
-        by frontier_llm.config.decode.
+        by frontier_llm.config.decode. `cluster.device.memory_gib` is at most what the driver gives
+        to this machine's GPU, if that is the GPU of the cluster.
 
     Raises:
         ConfigError: an override is malformed, names a key or a choice that does not exist, or
@@ -73,6 +74,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     sections = {str(key): value for key, value in values.items() if key not in _NOT_KEYS}
     for old in old_names(sections):
         _announce(old)
+    machine_defaults.limit_memory(sections.get("cluster"))
     given_keys = {override.key_or_group for override in parsed}
     return _in_order(with_current_names(sections, given_keys))
 

@@ -7,6 +7,7 @@ stages only the first is built, unless `--every` is given. `plan=dry_run` among 
 frontier-llm train also builds every stage.
 """
 
+import difflib
 import time
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ from frontier_llm.cli.delayed_progress import DelayedProgress
 from frontier_llm.cli.experiments import Header, composed
 from frontier_llm.cli.options import tool_parser
 from frontier_llm.cli.package_files import conf_file
+from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
@@ -36,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments (default: all)")
     options = parser.parse_intermixed_args(arguments)
     console = wide_console()
+    _check_names(options.names)
     for name in options.names or groups()["experiment"]:
         start = time.perf_counter()
         candidate = candidate_of(name)
@@ -46,6 +49,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{candidate.grid.size} ranks, as planned ({seconds:.1f} s)"
         )
     return 0
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Refuse words that name no experiment, such as settings."""
+    known = groups()["experiment"]
+    for name in names:
+        if name not in known:
+            similar = difflib.get_close_matches(name, known, n=1)
+            todo = f"did you mean {similar[0]}?" if similar else "name one of conf/experiment"
+            if "=" in name:
+                todo = f"for a run with settings write frontier-llm train plan=dry_run {name}"
+            raise ConfigError("dry-run", name, "names of experiments, without settings", todo)
 
 
 def candidate_of(name: str, *overrides: str) -> Candidate:

@@ -1,7 +1,7 @@
-"""Print or submit the job of Slurm or PBS that trains a configuration.
+r"""Print or submit the job of Slurm or PBS that trains a configuration.
 
-usage: frontier-llm launch [--submit] [--chain=N] [--scaling=weak|strong] [OPTION OF SBATCH ...]
-                           [key=value ...]
+usage: frontier-llm launch [--submit] [--chain=N] [--scaling=weak|strong]
+                           [OPTION OF SBATCH OR QSUB ...] [key=value ...]
 
     frontier-llm launch experiment=frontier_1t           print the command
     frontier-llm launch --submit -A PROJECT --time=06:00:00 experiment=frontier_1t
@@ -10,9 +10,12 @@ usage: frontier-llm launch [--submit] [--chain=N] [--scaling=weak|strong] [OPTIO
 
 The experiment (`launch.nodes`) and the cluster file determine the nodes, tasks, cores and devices.
 An argument `key=value` without a leading dash is an override, as for frontier-llm train. All other
-options are passed to sbatch. They come after the options that follow from the experiment, and
-replace these. A word that is neither an override, nor an option, nor the value of the preceding
-option is refused.
+options are passed to sbatch, or to qsub for a cluster with PBS. They come after the options that
+follow from the experiment, and replace these. A word that is neither an override, nor an option,
+nor the value of the preceding option is refused. So are options of Slurm for a cluster with PBS.
+
+    frontier-llm launch -A PROJECT -q debug -l walltime=00:20:00 -l filesystems=home:eagle \
+      experiment=datastates_7b                           qsub on Polaris
 
 `--scaling` prints or submits one job per number in `planner.nodes`. With `strong` all jobs have the
 same global batch. With `weak` the batch grows in proportion to the nodes, from data.global_batch on
@@ -25,23 +28,29 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
-from frontier_llm.cli.compose import compose, fitted
+from frontier_llm.cli.compose import compose, fitted, groups
+from frontier_llm.cli.group_files import file_choices
+from frontier_llm.cli.launch_options import (
+    check_qsub_options,
+    check_words,
+    is_override,
+    with_joined_resources,
+)
+from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE, WITHOUT_GPU
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
-from frontier_llm.cli.smaller_runs import smaller_runs
+from frontier_llm.cli.smaller_runs import check_run
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
-from frontier_llm.planner.fit_check import check_fits
 from frontier_llm.planner.scaling import with_grown_batch
 
 PBS = ".pbs"
 """Suffix of the job scripts for PBS; the others are for Slurm."""
 OTHER_SITES = "a100.sbatch"
-"""The job script of clusters whose site has no script of its own."""
+"""The job script of CUDA and CPU clusters whose site has no script of its own."""
 CURVES = ("weak", "strong")
 """Values of `--scaling`."""
 SCRIPTS_VARIABLE = "FRONTIER_LLM_SCRIPTS"
@@ -62,7 +71,7 @@ class Job:
     chain: int
     """Number of jobs that run one after the other; each resumes where the previous one stopped."""
     options: tuple[str, ...]
-    """Options of sbatch from the command line."""
+    """Options of sbatch or qsub from the command line."""
     overrides: tuple[str, ...]
     """Overrides of the configuration from the command line."""
 
@@ -75,7 +84,7 @@ class Job:
         per_node = cluster.ranks_per_node
         on_cpu = cluster.device.kind == "cpu"
         return cls(
-            script=_script(cluster.name.partition("_")[0]),
+            script=_script(cluster.name, cluster.device.kind),
             nodes=config.launch.nodes or -(-config.launch.ranks // per_node),
             ranks_per_node=per_node,
             cores_per_rank=cluster.cores_per_rank,
@@ -131,6 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{job.resources()}\ncommand    {shlex.join(job.command)}", flush=True)
         if submit:
             _submit(job)
+    if not submit:
+        print("printed only, which is the default: --submit also submits", file=sys.stderr)
     return 0
 
 
@@ -142,12 +153,13 @@ def _parse(arguments: Sequence[str]) -> tuple[list[Job], bool]:
             chain is no number, `--scaling` lacks its curve or `planner.nodes`, or a word is neither
             an override nor an option.
     """
-    _check_words(arguments)
+    arguments = with_joined_resources(arguments)
+    check_words(arguments)
     chains = [argument for argument in arguments if argument.startswith("--chain=")]
     curves = [argument for argument in arguments if argument.startswith("--scaling=")]
     rest = [argument for argument in arguments if argument not in ("--submit", *chains, *curves)]
-    overrides = [argument for argument in rest if _is_override(argument)]
-    options = [argument for argument in rest if not _is_override(argument)]
+    overrides = [argument for argument in rest if is_override(argument)]
+    options = [argument for argument in rest if not is_override(argument)]
     length = _length_of_chain(chains)
     points = _points(curves[-1].removeprefix("--scaling="), overrides) if curves else [[]]
     jobs = [_checked_job(length, options, [*overrides, *point]) for point in points]
@@ -181,11 +193,15 @@ def _points(curve: str, overrides: Sequence[str]) -> list[list[str]]:
 def _checked_job(chain: int, options: Sequence[str], overrides: Sequence[str]) -> Job:
     """Return a job whose configuration can run on its number of ranks."""
     values = compose(overrides)
-    job = Job.of(decode(values), chain, options, overrides)
+    decoded = decode(values)
+    _check_cluster(decoded.cluster.name, overrides)
+    job = Job.of(decoded, chain, options, overrides)
+    if job.script.endswith(PBS):
+        check_qsub_options(options)
     config = choose(decode(fitted(values, job.ranks)), job.ranks, job.ranks_per_node)
     candidate = Candidate.of(config, job.ranks, job.ranks_per_node)
     if config.plan == "check":
-        check_fits(candidate, smaller_runs(values, overrides))
+        check_run(candidate, values, overrides)
     if chain > 1 and job.script.endswith(PBS):
         raise ConfigError(
             "--chain", str(chain), "no chain of jobs of PBS", "submit the jobs one by one"
@@ -193,41 +209,38 @@ def _checked_job(chain: int, options: Sequence[str], overrides: Sequence[str]) -
     return job
 
 
-def _check_words(arguments: Sequence[str]) -> None:
-    """Refuse other words, because sbatch would take the first of them for the job script.
+def _check_cluster(name: str, overrides: Sequence[str]) -> None:
+    """Refuse the cluster that follows from a login node without a GPU.
 
     Raises:
-        ConfigError: a word is no override, no option and not the value of the preceding option.
+        ConfigError: neither the command line nor its experiment names this cluster.
     """
-    for before, word in pairwise(["", *arguments]):
-        if word == "--chain":
-            raise ConfigError(word, "no number", "--chain=N", "write --chain=8 for eight jobs")
-        if word == "--scaling":
-            raise ConfigError(
-                word, "no curve", "--scaling=weak or --scaling=strong", "write --scaling=strong"
-            )
-        if not (word.startswith("-") or _is_override(word) or _takes_value(before)):
-            raise ConfigError(
-                "the command line", word, "key=value, or an option of sbatch",
-                "write experiment=NAME, or join a value to its option: --option=VALUE",
-            )  # fmt: skip
+    given = dict(override.split("=", 1) for override in overrides if "=" in override)
+    experiment = given.get("experiment")
+    of_experiment = file_choices("experiment", experiment) if experiment else {}
+    if name == WITHOUT_GPU and name not in (given.get("cluster"), of_experiment.get("cluster")):
+        names = [other for other in groups()["cluster"] if other not in OF_THIS_MACHINE]
+        raise ConfigError(
+            "cluster", f"{name}, because this machine has no GPU", "the cluster of the job",
+            f"add cluster=NAME: {', '.join(names)}",
+        )  # fmt: skip
 
 
-def _takes_value(option: str) -> bool:
-    """Return whether an option takes the next word as `-A` and `--account` do, unlike `-N2`."""
-    is_short = len(option) == len("-A") and option.startswith("-")
-    is_long = option.startswith("--") and "=" not in option and option != "--submit"
-    return is_short or is_long
+def _script(cluster: str, kind: str) -> str:
+    """Return the job script of a cluster, relative to the working folder if it is below.
 
-
-def _is_override(argument: str) -> bool:
-    return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
-
-
-def _script(site: str) -> str:
-    """Return the job script of a site, relative to the working folder if it is below."""
-    names = (f"{site}.sbatch", f"{site}{PBS}", OTHER_SITES)
-    path = next(SCRIPTS / name for name in names if (SCRIPTS / name).exists())
+    Raises:
+        ConfigError: there is none for this site, and the one of other sites is for CUDA.
+    """
+    site = cluster.partition("_")[0]
+    names = [f"{site}.sbatch", f"{site}{PBS}", *([] if kind == "hip" else [OTHER_SITES])]
+    path = next((SCRIPTS / name for name in names if (SCRIPTS / name).exists()), None)
+    if path is None:
+        raise ConfigError(
+            "cluster", cluster, f"a cluster of AMD GPUs with a job script {SCRIPTS / names[0]}",
+            f"copy frontier.sbatch and frontier_env.sh to {site}.sbatch and {site}_env.sh there, "
+            "and replace modules and variables that are for Frontier",
+        )  # fmt: skip
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 

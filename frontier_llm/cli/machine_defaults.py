@@ -83,6 +83,19 @@ def _describes(device: dict[str, Any], visible: VisibleDevices) -> bool:
     )
 
 
+def limit_memory(cluster: Any) -> None:
+    """Lower the memory of a composed cluster to that of the visible GPU, if it is the same kind.
+
+    A driver keeps a part of the memory of the data sheet for itself.
+    """
+    devices = visible_devices()
+    try:
+        if devices and _describes(device := cluster["device"], devices):
+            device["memory_gib"] = min(device["memory_gib"], round(devices.memory_gib, 2))
+    except (TypeError, KeyError, re.error):  # a value of the wrong type, which decode refuses
+        return
+
+
 def _world() -> World | None:
     """Return the place of this process among ranks of srun or torchrun; None = it is no rank."""
     try:

@@ -1,19 +1,46 @@
-"""Other optimizers and smaller models of conf/, for a run that does not fit in memory."""
+"""Refuse a run that does not fit in memory, and name optimizers and smaller models that do."""
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
 from typing import Any
 
-from frontier_llm.cli.compose import groups
+from frontier_llm.cli.compose import compose, fitted, groups
 from frontier_llm.cli.group_files import file_values
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import count_parameters
-from frontier_llm.planner.fit_check import Changes
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.choice import choose
+from frontier_llm.planner.fit_check import Changes, check_fits
 
 RECOMPUTE = ("none", "selective", "full")
 """Values of `recompute`, in the order of the work that they add."""
 SHARES = (1, 4)
 """For each of these numbers, the largest model with at most 1/number of the parameters is named."""
+
+
+def check_run(candidate: Candidate, values: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Refuse a run that does not fit in memory.
+
+    Args:
+        candidate: the layout of the run.
+        values: the composed configuration.
+        overrides: the command line from which it was composed.
+
+    Raises:
+        ConfigError: it does not fit. The message names changes, each with the memory of a run whose
+            command line has this change.
+    """
+
+    def composed(change: str, ranks: int) -> RunConfig:
+        keys = {word.partition("=")[0] for word in change.split()}
+        kept = [word for word in overrides if word.lstrip("+").partition("=")[0] not in keys]
+        with redirect_stderr(io.StringIO()):  # what is chosen for a run that is not started
+            changed = fitted(compose([*kept, *change.split()]), ranks)
+        return choose(decode(changed), ranks, candidate.grid.ranks_per_node)
+
+    check_fits(candidate, smaller_runs(values, overrides), composed)
 
 
 def smaller_runs(values: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[Changes]:

@@ -25,7 +25,7 @@ from frontier_llm.cli.run_preparation import (
     prepare_run,
     warn_of_crowding,
 )
-from frontier_llm.cli.smaller_runs import smaller_runs
+from frontier_llm.cli.smaller_runs import check_run
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import StopRequested
 from frontier_llm.launch.coordination import broadcast_from_rank_zero, run_and_wait_for_all
@@ -38,7 +38,6 @@ from frontier_llm.launch.stop import StopFlag, wait_for_slurm
 from frontier_llm.launch.world import World
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
-from frontier_llm.planner.fit_check import check_fits
 from frontier_llm.trainer import restart, run_directory
 
 PRINT_CONFIG = {"--cfg", "--cfg=job"}
@@ -184,7 +183,7 @@ def configure(
     config = choose(decode(values), size, ranks_per_node, partial(print, file=sys.stderr))
     candidate = Candidate.of(config, size, ranks_per_node)
     if config.plan == "check":
-        check_fits(candidate, smaller_runs(values, overrides))
+        check_run(candidate, values, overrides)
     if config.plan != "dry_run":
         lock_run_dir(config)
     return run_directory.to_yaml(with_choices(values, config))

@@ -60,13 +60,21 @@ class Speed:
         """
         calibration = device.calibration
         curve = calibration.products.get(precision)  # type: ignore[call-overload]
+        if not calibration.products:
+            raise ConfigError(
+                "cluster",
+                f"{device.name}, whose speed its cluster file does not give",
+                "a cluster whose speed is known",
+                "measure it (frontier-llm calibrate --write NAME, then cluster=NAME), or set "
+                "cluster=NAME of a similar GPU",
+            )
         if curve is None:
             raise ConfigError(
                 "precision",
                 precision,
                 f"a format whose speed {device.name} has in its cluster file: "
                 + ", ".join(calibration.products),
-                "set precision, or measure it: frontier-llm calibrate",
+                "set precision, or measure it: frontier-llm calibrate --write NAME",
             )
         self._processors = device.processors
         self._flops_per_second: float = curve.tflops * 1e12

@@ -3,7 +3,7 @@
 A run calls `check_fits` before it allocates anything, unless `plan=off` is set.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -22,17 +22,27 @@ SHOWN = 3
 """Number of memory categories named in the message."""
 NAMED, LAYOUTS_NAMED = 4, 2
 """Largest number of changes named in the message, and of those that change the layout alone."""
+SHARDED = "sharding.params=auto sharding.grads=auto sharding.optimizer=auto"
+MORE_RANKS = (2, 4, 8, 16)
+"""Factors by which the ranks are raised if no change of the layout fits."""
 Changes = Iterable[tuple[str, RunConfig]]
 """Overrides, each with the configuration that it gives."""
+Composed = Callable[[str, int], RunConfig]
+"""Composes the configuration of a run again, with more overrides and for a number of ranks. `auto`
+is replaced by choices, and a ConfigError is raised if none fits."""
 
 
-def check_fits(candidate: Candidate, others: Iterable[Changes] = ()) -> StageMemory:
+def check_fits(
+    candidate: Candidate, others: Iterable[Changes] = (), composed: Composed | None = None
+) -> StageMemory:
     """Compare the memory of the fullest stage with that of the device.
 
     Args:
         candidate: the layout.
         others: changes of other things than the layout, such as the optimizer. Of each group, the
             first change that fits is named.
+        composed: gives the configuration after a change. It may differ in more than the change,
+            because defaults depend on other keys. None = nothing else differs.
 
     Returns:
         The memory of the fullest stage.
@@ -52,7 +62,7 @@ def check_fits(candidate: Candidate, others: Iterable[Changes] = ()) -> StageMem
         + _largest_categories(peak),
         f"at most {format_bytes(budget)}: {config.planner.memory_share:.0%} of the "
         f"{device.memory_gib:g} GiB of {device.name} (cluster={config.cluster.name})",
-        f"{_advice(candidate, others)}; plan=off starts the run without this check",
+        f"{_advice(candidate, others, composed)}; plan=off starts the run without this check",
     )
 
 
@@ -62,50 +72,88 @@ def _largest_categories(peak: StageMemory) -> str:
     return ", ".join(f"{name} {format_bytes(size)}" for name, size in ordered[:SHOWN])
 
 
-def _advice(candidate: Candidate, others: Iterable[Changes]) -> str:
+def _advice(candidate: Candidate, others: Iterable[Changes], composed: Composed | None) -> str:
     """Name changes with which the run fits, with their memory.
 
     A change that leaves less than FREE_SHARE of the memory free is named only if no other fits.
     """
     roomy = int((1 - FREE_SHARE) * budget_bytes(candidate))
-    layouts = _layout_changes(candidate)
+    layouts = _layout_changes(candidate, composed)
     named = [change for change in layouts if change[1] <= roomy][:LAYOUTS_NAMED]
-    named += islice(_first_fitting(candidate, others, roomy), NAMED - len(named))
+    named += islice(_first_fitting(candidate, others, roomy, composed), NAMED - len(named))
     words = [f"{overrides} ({format_bytes(size)})" for overrides, size in named or layouts[:1]]
+    more_ranks = _more_ranks(candidate, composed) if composed and not layouts else None
+    more = f"start {more_ranks} ranks on as many devices with {SHARDED}" if more_ranks else ""
     if not words:
         return (
-            "no single change fits: raise parallel.tensor and parallel.pipeline together, or start "
-            "more ranks (frontier-llm plan searches all layouts)"
+            "no single change fits: raise parallel.tensor and parallel.pipeline together, or "
+            f"{more or 'start more ranks'} (frontier-llm plan searches all layouts)"
         )
-    return f"set {', or '.join(words)}"
+    return ", or ".join([f"set {', or '.join(words)}", *([more] if more else [])])
 
 
-def _layout_changes(candidate: Candidate) -> list[tuple[str, int]]:
+def _more_ranks(candidate: Candidate, composed: Composed) -> int | None:
+    """Return a multiple of the ranks with which a run fits that shards its states; None = none."""
+    for factor in MORE_RANKS:
+        ranks = factor * candidate.grid.size
+        try:
+            composed(f"{SHARDED} launch.ranks={ranks}", ranks)
+        except ConfigError:  # illegal, or it does not fit either
+            continue
+        return ranks
+    return None
+
+
+def _layout_changes(candidate: Candidate, composed: Composed | None) -> list[tuple[str, int]]:
     """Return the fastest fitting change of each setting, the fastest first, with its bytes."""
+    budget = budget_bytes(candidate)
     fitting = [
-        (_step_seconds(changed), order, overrides, size)
+        (_step_seconds(changed), order, overrides, changed.config)
         for order, (overrides, changed) in enumerate(_changes(candidate))
-        if (size := fullest(changed).total) <= budget_bytes(changed)
+        if fullest(changed).total <= budget
     ]
     of_setting: dict[str, tuple[str, int]] = {}
-    for *_, overrides, size in sorted(fitting):
-        of_setting.setdefault(overrides.partition("=")[0], (overrides, size))
+    for _, _, overrides, config in sorted(fitting, key=lambda change: change[:2]):
+        setting = overrides.partition("=")[0]
+        if setting not in of_setting:
+            size = _bytes(candidate, overrides, config, composed)
+            if size is not None and size <= budget:
+                of_setting[setting] = overrides, size
     return list(of_setting.values())
 
 
 def _first_fitting(
-    candidate: Candidate, others: Iterable[Changes], budget: int
+    candidate: Candidate, others: Iterable[Changes], budget: int, composed: Composed | None
 ) -> Iterator[tuple[str, int]]:
-    """Yield the first change of each group that takes at most `budget` bytes, with its bytes."""
+    """Yield the first change of each group that takes at most `budget` bytes, with its bytes.
+
+    A change that is the first of two groups is yielded once.
+    """
+    yielded = set()
     for group in others:
         for overrides, config in group:
-            try:
-                changed = Candidate.of(config, candidate.grid.size, candidate.grid.ranks_per_node)
-            except ConfigError:  # this change gives no legal layout
+            size = _bytes(candidate, overrides, config, None)
+            if size is None or size > budget:
                 continue
-            if (size := fullest(changed).total) <= budget:
+            if overrides in yielded:
+                break
+            size = _bytes(candidate, overrides, config, composed)
+            if size is not None and size <= budget:
+                yielded.add(overrides)
                 yield overrides, size
                 break
+
+
+def _bytes(
+    candidate: Candidate, overrides: str, config: RunConfig, composed: Composed | None
+) -> int | None:
+    """Return the bytes of the fullest stage after a change; None = the change is not legal."""
+    try:
+        config = composed(overrides, candidate.grid.size) if composed else config
+        changed = Candidate.of(config, candidate.grid.size, candidate.grid.ranks_per_node)
+    except ConfigError:
+        return None
+    return fullest(changed).total
 
 
 def _step_seconds(candidate: Candidate) -> float:

@@ -6,10 +6,11 @@ import pytest
 
 from docs.generate import first_command
 from docs.generate.first_command import DEVICES, H100, H200, first
-from frontier_llm.cli import machine_defaults
+from frontier_llm.cli import dry_run, machine_defaults, plan
 from frontier_llm.cli.compose import compose
 from frontier_llm.config import decode
 from frontier_llm.config.rules import check
+from frontier_llm.errors import ConfigError
 from frontier_llm.launch.visible_devices import VisibleDevices
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.fit_check import check_fits
@@ -100,6 +101,56 @@ def test_a_refusal_names_changes_that_fit_this_gpu(monkeypatch, devices):
         peak = check_fits(Candidate.of(config, 1, 1)).total / 2**30
         assert peak == pytest.approx(float(gib), abs=0.01)
         assert peak < 0.95 * devices.memory_gib
+
+
+MI250X = DEVICES["8 GCDs of MI250X"]
+L40S = VisibleDevices("cuda", "NVIDIA L40S", 44.4, 8)
+
+
+@pytest.mark.parametrize("devices", [MI250X, L40S], ids=lambda devices: devices.name)
+def test_named_changes_take_the_memory_that_pasting_them_gives(monkeypatch, devices):
+    _, _, refusal = first(devices, "model=llama3_8b")
+    named = re.findall(r"([\w.= ]+) \(([\d.]+) GiB\)", refusal.partition("do:")[2])
+    texts = [" ".join(word for word in text.split() if "=" in word) for text, _ in named]
+    assert len(set(texts)) == len(texts) >= 2
+    assert any("parallel.tensor=" in text for text in texts)
+    _see(monkeypatch, devices)
+    for text, (_, gib) in zip(texts, named, strict=True):
+        model = [] if "model=" in text else ["model=llama3_8b"]
+        pasted = decode(compose([*text.split(), *model]))
+        peak = check_fits(Candidate.of(pasted, 8, 8)).total / 2**30
+        assert peak == pytest.approx(float(gib), abs=0.01)
+
+
+def test_where_no_layout_fits_the_refusal_says_how_many_ranks_do():
+    _, _, refusal = first(DEVICES["2 L40S, which no file describes"], "model=llama3_8b")
+    ranks = int(re.search(r"start (\d+) ranks on as many devices with sharding", refusal)[1])
+    overrides = [f"launch.ranks={ranks}", "model=llama3_8b", "sharding=zero3", "cluster=a100_40g_8"]
+    assert first(None, *overrides, "cluster.device.memory_gib=44.4")[2] == ""
+    overrides[0] = f"launch.ranks={ranks // 2}"
+    assert first(None, *overrides, "cluster.device.memory_gib=44.4")[2] != ""
+
+
+@pytest.mark.parametrize("devices", [H100, H200], ids=lambda devices: devices.name)
+def test_the_limit_is_the_memory_that_the_driver_gives(monkeypatch, devices):
+    _see(monkeypatch, devices)
+    assert decode(compose([])).cluster.device.memory_gib == devices.memory_gib
+    assert decode(compose(["cluster.device.memory_gib=75"])).cluster.device.memory_gib == 75
+    other = decode(compose(["cluster=a100_40g_8"])).cluster.device
+    assert other.memory_gib == 40, "the GPU here is another one"
+
+
+def test_a_plan_for_a_gpu_without_a_file_says_how_to_measure_it(monkeypatch):
+    _see(monkeypatch, L40S)
+    with pytest.raises(ConfigError, match=r"NVIDIA L40S.*\n.*\n.*calibrate --write NAME"):
+        plan.main(["model=gpt_tiny"])
+
+
+def test_a_dry_run_takes_names_of_experiments_only():
+    with pytest.raises(ConfigError, match="write frontier-llm train plan=dry_run cluster=auto"):
+        dry_run.main(["cluster=auto"])
+    with pytest.raises(ConfigError, match="did you mean frontier_22b"):
+        dry_run.main(["frontier_22"])
 
 
 def test_an_optimizer_whose_keys_are_given_is_not_exchanged():

@@ -43,11 +43,16 @@ def test_other_options_go_to_sbatch_and_come_last(capsys):
 
 @pytest.mark.parametrize(
     ("cluster", "script"),
-    [("lumi_mi250x", "lumi.sbatch"), ("mi300x_8", "a100.sbatch"), ("h100_8", "a100.sbatch")],
+    [("lumi_mi250x", "lumi.sbatch"), ("h100_8", "a100.sbatch")],
 )
 def test_a_site_has_its_own_script(cluster, script, capsys):
     _, command = _shown(capsys, f"cluster={cluster}", "launch.nodes=1", "plan=off")
     assert f"scripts/{script}" in command
+
+
+def test_amd_gpus_do_not_get_the_script_for_cuda():
+    with pytest.raises(ConfigError, match=r"copy frontier\.sbatch.* to mi300x\.sbatch"):
+        main(["cluster=mi300x_8", "launch.nodes=1", "plan=off"])
 
 
 def test_a_site_with_pbs_is_asked_through_qsub(capsys):
@@ -60,8 +65,73 @@ def test_a_site_with_pbs_is_asked_through_qsub(capsys):
         main(["--chain=2", "experiment=datastates_7b"])
 
 
+@pytest.mark.parametrize(
+    ("options", "instead"),
+    [
+        (["--time=00:20:00"], "-l walltime=00:20:00;"),
+        (["-t", "00:20:00"], "-l walltime=00:20:00;"),
+        (["-p", "debug"], "-q debug;"),
+        (["-pdebug"], "-q debug;"),
+        (["-N2"], "launch.nodes=2;"),
+        (["--exclusive"], "-l filesystems=home:eagle"),
+    ],
+    ids=str,
+)
+def test_options_of_slurm_are_refused_for_pbs(options, instead):
+    with pytest.raises(ConfigError, match=re.escape(instead)):
+        main(["-A", "PROJECT", *options, "experiment=datastates_7b"])
+
+
+def test_options_of_qsub_may_have_their_value_in_another_word(capsys):
+    options = ["-l", "walltime=00:20:00", "-q", "debug", "-N", "name", "-p", "-5"]
+    _, command = _shown(capsys, *options, "experiment=datastates_7b")
+    words = ["-lwalltime=00:20:00", *options[2:], "--"]
+    assert command[3 : 3 + len(words)] == words
+
+
+def test_the_full_command_for_polaris_is_that_of_the_documentation(capsys):
+    page = (ROOT / "docs/running-on-a-site.md").read_text().replace("\\\n", " ")
+    text = re.search(r"frontier-llm launch (.* experiment=datastates\S+.*)", page)[1]
+    _, command = _shown(capsys, *shlex.split(text))
+    script = (ROOT / "scripts/polaris.pbs").read_text().replace(" \\\n#  ", "")
+    shown = shlex.split(re.search(r"#   qsub (.*)", script)[1].replace("$PWD", str(ROOT)))
+    assert command[1:] == shown
+
+
+@pytest.mark.parametrize("cluster", [[], ["cluster=auto"], ["cluster=cpu_laptop"]])
+def test_a_job_on_cpus_must_be_asked_for_by_name(capsys, cluster):
+    if cluster == ["cluster=cpu_laptop"]:
+        assert main(cluster) == 0
+    else:
+        with pytest.raises(ConfigError, match="add cluster=NAME: a100_40g_8, a100_80g"):
+            main(cluster)
+
+
+@pytest.mark.parametrize(
+    ("option", "wanted"),
+    [
+        ("--sumbit", "did you mean --submit"),
+        ("-submit", "did you mean --submit"),
+        ("--chian=3", "did you mean --chain"),
+        ("--scale=weak", "did you mean --scaling"),
+        ("--dry-run", "the command is printed, and --submit also submits it"),
+    ],
+)
+def test_a_mistyped_option_does_not_reach_sbatch(option, wanted):
+    with pytest.raises(ConfigError, match=wanted):
+        main([option, "experiment=megatron_1_7b"])
+
+
+def test_options_of_sbatch_that_resemble_ours_are_passed_on(capsys):
+    options = ["--chdir=/tmp", "--signal=USR1@60", "--hold", "--mail-type=ALL", "--comment=x"]
+    assert main([*options, "experiment=megatron_1_7b"]) == 0
+    out, err = capsys.readouterr()
+    assert " ".join(options) in out
+    assert "--submit also submits" in err
+
+
 def test_cpu_nodes_ask_for_no_devices(capsys):
-    said, command = _shown(capsys, "launch.nodes=2")
+    said, command = _shown(capsys, "cluster=cpu_laptop", "launch.nodes=2")
     assert "no devices" in said
     assert "--gpus-per-node=0" in command
 
@@ -116,7 +186,7 @@ def test_a_word_that_slurm_would_take_for_the_script_is_refused(arguments):
 def test_submitting_needs_slurm(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match="login node"):
-        main(["--submit"])
+        main(["--submit", "cluster=cpu_laptop"])
 
 
 def test_submitting_runs_the_command_that_was_shown(capsys, monkeypatch, tmp_path):
@@ -124,7 +194,7 @@ def test_submitting_runs_the_command_that_was_shown(capsys, monkeypatch, tmp_pat
     stub.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\npwd >> {tmp_path}/asked\n')
     stub.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    _, command = _shown(capsys, "--submit", "trainer.steps=7")
+    _, command = _shown(capsys, "--submit", "cluster=cpu_laptop", "trainer.steps=7")
     asked = (tmp_path / "asked").read_text().splitlines()
     assert shlex.split(asked[0]) == command[1:]
     assert Path(asked[1]) == ROOT

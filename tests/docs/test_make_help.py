@@ -1,0 +1,18 @@
+"""What `make help` prints."""
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_help_lists_targets_and_none_of_the_other_comments():
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    targets = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert lines[0].startswith("make train ")
+    named = re.findall(r"^make ([a-z-]+) ", done.stdout, re.MULTILINE)
+    assert set(named) <= set(targets)
+    header = (ROOT / "Makefile").read_text().partition("\n\n")[0]
+    assert len(lines) == len(header.splitlines())
