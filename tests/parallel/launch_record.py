@@ -19,7 +19,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from frontier_llm.collectives import primitives
-from frontier_llm.parallel.lanes import call_sites
+from frontier_llm.parallel.lanes import BATCH, call_sites
 from frontier_llm.trainer import connect
 from tests.parallel.device_model import Operation, Part
 
@@ -66,6 +66,68 @@ class _Recorder:
         finally:
             self._depth -= 1
 
+    def collective(self, name: str, original: Any) -> Any:
+        """Return a collective that is recorded."""
+
+        @functools.wraps(original)
+        def call(*args: Any, **kw: Any) -> Any:
+            group = kw.get("group") or next(
+                (a for a in args if isinstance(a, dist.ProcessGroup)), None
+            )
+            return self.call(Event(COLLECTIVES[name], *_group(group)), original, *args, **kw)
+
+        return call
+
+    def message(self, name: str, original: Any) -> Any:
+        """Return a message that is recorded."""
+
+        @functools.wraps(original)
+        def call(tensor: Any, *args: Any, **kw: Any) -> Any:
+            peer = args[0] if args else kw.get("dst", kw.get("src"))
+            group = kw.get("group") or (args[1] if len(args) > 1 else None)
+            peers = ((peer, "send" in name),)
+            event = None if peer is None else Event("messages", *_group(group), peers)
+            return self.call(event, original, tensor, *args, **kw)
+
+        return call
+
+    def batch(self, original: Any) -> Any:
+        """Return `batch_isend_irecv`, recorded."""
+
+        def call(operations: Sequence[Any]) -> Any:
+            peers = tuple((one.peer, one.op is dist.isend) for one in operations)
+            event = Event("messages", *_group(operations[0].group), peers)
+            return self.call(event, original, operations)
+
+        return call
+
+    def to_all(self, original: Any) -> Any:
+        """Return `primitives._send_to_all`, recorded as one batch, which it is on a GPU."""
+
+        def call(sent: Any, received: Any, group: Any) -> Any:
+            name, ranks = _group(group)
+            own, pairs = ranks[group.rank()], [(True, sent), (False, received)]
+            peers = tuple(
+                (rank, is_send)
+                for is_send, tensors in pairs
+                for rank, one in zip(ranks, tensors, strict=True)
+                if one.numel() and rank != own
+            )
+            event = Event("messages", name, ranks, peers) if peers else None
+            return self.call(event, original, sent, received, group)
+
+        return call
+
+    def connecting(self, original: Any) -> Any:
+        """Return `check_groups` with marks around it."""
+
+        def call(*arguments: Any) -> None:
+            self.write(Event("connecting"))
+            original(*arguments)
+            self.write(Event("connected"))
+
+        return call
+
 
 def _group(group: Any) -> tuple[str, tuple[int, ...]]:
     group = group or dist.group.WORLD
@@ -76,59 +138,17 @@ def _group(group: Any) -> tuple[str, tuple[int, ...]]:
 def recording(folder: Path) -> Iterator[_Recorder]:
     """Record what this process, and the processes that it forks, launch in this context."""
     recorder = _Recorder(folder)
-
-    def collective(name: str, original: Any) -> Any:
-        @functools.wraps(original)
-        def call(*args: Any, **kw: Any) -> Any:
-            group = kw.get("group") or next(
-                (a for a in args if isinstance(a, dist.ProcessGroup)), None
-            )
-            return recorder.call(Event(COLLECTIVES[name], *_group(group)), original, *args, **kw)
-
-        return call
-
-    def message(name: str, original: Any) -> Any:
-        @functools.wraps(original)
-        def call(tensor: Any, *args: Any, **kw: Any) -> Any:
-            peer = args[0] if args else kw.get("dst", kw.get("src"))
-            group = kw.get("group") or (args[1] if len(args) > 1 else None)
-            peers = ((peer, "send" in name),)
-            event = None if peer is None else Event("messages", *_group(group), peers)
-            return recorder.call(event, original, tensor, *args, **kw)
-
-        return call
-
-    def batch(operations: Sequence[Any]) -> Any:
-        peers = tuple((one.peer, one.op is dist.isend) for one in operations)
-        event = Event("messages", *_group(operations[0].group), peers)
-        return recorder.call(event, originals["batch_isend_irecv"], operations)
-
-    def connecting(*arguments: Any) -> None:
-        recorder.write(Event("connecting"))
-        check_groups(*arguments)
-        recorder.write(Event("connected"))
-
-    def to_all(sent: Any, received: Any, group: Any) -> Any:
-        name, ranks = _group(group)
-        own = group.rank()
-        peers = [(rank, True) for rank, one in zip(ranks, sent, strict=True) if one.numel()]
-        peers += [(rank, False) for rank, one in zip(ranks, received, strict=True) if one.numel()]
-        others = tuple(peer for peer in peers if peer[0] != ranks[own])
-        event = Event("messages", name, ranks, others) if others else None
-        return recorder.call(event, send_to_all, sent, received, group)
-
-    names = [*COLLECTIVES, *MESSAGES, "batch_isend_irecv"]
-    originals = {name: getattr(dist, name) for name in names}
-    send_to_all, check_groups = primitives._send_to_all, connect.check_groups
-    changed = {name: collective(name, originals[name]) for name in COLLECTIVES}
-    changed |= {name: message(name, originals[name]) for name in MESSAGES}
-    changed["batch_isend_irecv"] = batch
+    changed = {name: recorder.collective(name, getattr(dist, name)) for name in COLLECTIVES}
+    changed |= {name: recorder.message(name, getattr(dist, name)) for name in MESSAGES}
+    changed[BATCH] = recorder.batch(dist.batch_isend_irecv)
+    send_to_all = recorder.to_all(primitives._send_to_all)
+    check_groups = recorder.connecting(connect.check_groups)
     with (
         mock.patch.multiple(dist, **changed),
         mock.patch.multiple(dist.distributed_c10d, **changed),
+        mock.patch.object(primitives, "_send_to_all", send_to_all),
+        mock.patch.object(connect, "check_groups", check_groups),
         ExitStack() as stack,
-        mock.patch.object(primitives, "_send_to_all", to_all),
-        mock.patch.object(connect, "check_groups", connecting),
     ):
         for module, name, function in call_sites():
             if name != function:  # megatron-core has functions of torch under names of its own
