@@ -74,7 +74,8 @@ class CollectivesConfig(Section):
     """Discard the errors every so many steps; null = never."""
     pairwise: bool = True
     """Whether gathers and scatters on a CPU are point-to-point messages between all pairs of ranks,
-    which is several times as fast as gloo's collectives. false runs the code of a GPU."""
+    which is several times as fast as gloo's collectives, and pipeline stages receive early. false
+    runs the code of a GPU."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """Library that sends messages. `auto`: nccl between GPUs (RCCL on AMD GPUs), gloo between CPUs.
     `gloo` also sends tensors of GPUs, through the memory of the host, which is slow. It allows

@@ -77,6 +77,23 @@ def programs(placement: Placement, lists: Sequence[Sequence[Action]]) -> tuple[P
     return tuple(map(tuple, items))
 
 
+def received_early(program: Program) -> Program:
+    """Return a program that launches receives before the action that they follow.
+
+    Messages of gloo, which no queue blocks, then arrive while the stage computes.
+    """
+    items: list[Action | Launch] = []
+    for item in program:
+        if isinstance(item, Launch) and not item.is_send:
+            at = len(items)
+            while at and isinstance(items[at - 1], Launch):
+                at -= 1
+            items.insert(max(0, at - 1), item)
+        else:
+            items.append(item)
+    return tuple(items)
+
+
 class _CommonOrder:
     """Runs a schedule with nominal costs, by the rules in the docstring of this module."""
 

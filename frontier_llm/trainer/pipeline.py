@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from frontier_llm.data.batch import AnyBatch
 from frontier_llm.geometry.pipeline_schedule import forward_actions
-from frontier_llm.geometry.stage_messages import Launch, Message, Program, programs
+from frontier_llm.geometry.stage_messages import Launch, Message, Program, programs, received_early
 from frontier_llm.model.build import Model
 from frontier_llm.model.loss import TokenLosses
 from frontier_llm.parallel.groups import Groups
@@ -140,7 +140,11 @@ class Pipeline:
                     for stage in range(placement.stages)
                 ]
             )
-            self._programs[key] = programs(placement, lists)[self._stage]
+            program = programs(placement, lists)[self._stage]
+            on_cpu = next(self._model.chunks[0].parameters()).device.type == "cpu"
+            if on_cpu and layout.collectives.pairwise:  # else as on a GPU
+                program = received_early(program)
+            self._programs[key] = program
         return self._programs[key]
 
 
