@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = {word for word in arguments if word.startswith("-")}
     if len(options) > 1 or not options <= {"--network", "--numerics"}:
         raise ConfigError(
-            " ".join(sorted(options)), "these options", "--network, --numerics or neither",
+            "the command line", " ".join(sorted(options)), "--network, --numerics or neither",
             "measure the network and compare kernels in two commands; see doctor --help",
         )  # fmt: skip
     config = decode(compose([word for word in arguments if word not in options]))

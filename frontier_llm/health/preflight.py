@@ -107,6 +107,8 @@ class Trial(NamedTuple):
     """Ranks that take part."""
     run: Callable[["torch.device"], tuple[float, float]]
     """Communicates; returns the number that was computed, and the right one."""
+    pair: tuple[int, ...] = ()
+    """The two of `ranks` that exchange messages; empty = all of them communicate."""
 
 
 def collective_trial(
@@ -165,7 +167,7 @@ def message_trial(name: str, ranks: tuple[int, int], group: "ProcessGroup") -> T
             work.wait()
         return received.item(), other + 1.0
 
-    return Trial(f"{MESSAGES}{name}", tuple(dist.get_process_group_ranks(group)), run)
+    return Trial(f"{MESSAGES}{name}", tuple(dist.get_process_group_ranks(group)), run, ranks)
 
 
 def concurrent_trial(
@@ -237,8 +239,9 @@ def check_groups(
         store.set(_progress_key(world.rank), trial.name)
         found, expected = _run_within(trial, world.rank, store, device, timeout)
         if found != expected:
+            ranks = name_some(trial.pair or trial.ranks)
             raise LaunchError(
-                f"preflight: the {trial.name} group (ranks {name_some(trial.ranks)}) computed "
+                f"preflight: the {trial.name} group (ranks {ranks}) computed "
                 f"{found:g} instead of {expected:g}: the network between their hosts loses or "
                 "corrupts messages. Check the network plugin and exclude these hosts"
             )
@@ -291,10 +294,9 @@ def _explain_incomplete(trial: Trial, store: "Store", timeout: timedelta) -> str
         for key in [_progress_key(rank)]
     }
     late = [rank for rank, at in current.items() if at != name]
-    if name.startswith(MESSAGES):  # other pairs may be ahead of, or behind, this one
+    if trial.pair:  # other pairs may be ahead of, or behind, this one
         apart = [rank for rank in late if not current[rank].startswith(MESSAGES)]
-        pair = [ranks[int(stage)] for stage in name.removeprefix(MESSAGES).split(" and ")]
-        late = apart or [rank for rank in late if rank in pair]
+        late = apart or [rank for rank in late if rank in trial.pair]
     absent = [f"rank {rank} on {host_of(rank, store)} (at: {current[rank]})" for rank in late]
     reason = (
         f"absent: {'; '.join(absent)}"

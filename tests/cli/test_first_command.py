@@ -84,7 +84,7 @@ def test_a_gpu_without_a_file_has_its_own_memory_and_no_peak(monkeypatch, capsys
     assert (device.name, device.kind, device.memory_gib) == ("NVIDIA L40S", "cuda", 44.4)
     assert (device.peak_tflops, device.calibration.products) == ({}, {})
     check(decode(compose(["precision=bf16"])), 2)
-    assert capsys.readouterr().err.count("\n") == 1, "it is said once"
+    assert capsys.readouterr().err.count("\n") == 1, "the line is printed once"
 
 
 @pytest.mark.parametrize("devices", [H100, H200], ids=lambda devices: devices.name)

@@ -76,6 +76,15 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     ),
     "levels": ("sharding=levels", "collectives=levels", *THREE_LEVELS),
     "gradients in bf16": ("sharding=zero3", "collectives.grads_format=bf16"),
+    "llama": (
+        "model=llama_7b", "model.kv_heads=2", "model.ffn=64", "sharding=zero3",
+        "recompute=selective",
+    ),
+    "parallel residual": ("model.residual=parallel", "sharding=zero2"),
+    "t5 recomputed": (*TINY_T5, "recompute=full", "sharding=zero2"),
+    "t5 with flex": (
+        *TINY_T5, "parallel.pipeline=2", "recompute=full", "attention=flex",
+    ),
     "muon": ("optimizer=muon", "sharding=zero2", "parallel.pipeline=2"),
     "recomputed": ("recompute=full", "sharding=zero3", *IN_3D),
     "t5": (*TINY_T5, "parallel.pipeline=2", "parallel.tensor=2"),
@@ -88,7 +97,7 @@ COVERED = (
     "1f1b", "v_half", "three stages folded", "tensor", "zero1", "zero2", "three factors",
     "zeropp", "four bits",
     "gradients in bf16", "t5 in parts", "quantised replicas", "recomputed", "t5", "zb_h1",
-    "mics", "replicas",
+    "mics", "replicas", "llama", "parallel residual", "t5 recomputed", "t5 with flex",
 )  # fmt: skip
 ON_GPU = ("collectives.pairwise=false",)
 
@@ -232,6 +241,26 @@ class Dies(Callback):
         is_first = [json.loads(line)["rank"] for line in started].count(1) == 1
         if step == 3 and self.context.world.rank == 1 and is_first:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def use_without(world: World, values: dict[str, Any], folder: Path, left_out: str) -> Any:
+    """As `use`, but some groups or connections are not used when the ranks connect."""
+    first_uses = connect.first_uses
+    connect.first_uses = lambda *arguments: (
+        trial for trial in first_uses(*arguments) if not trial.name.startswith(left_out)
+    )
+    return use(world, values, folder)
+
+
+@pytest.mark.parametrize(
+    "left_out", covering(["stages ", "tensor", "all ranks", "params"], ["tensor", "all ranks"])
+)
+def test_what_is_not_used_at_the_start_is_found(left_out: str, tmp_path: Path) -> None:
+    layout = LAYOUTS["zero3" if left_out == "params" else "interleaved"]
+    values = tiny_values(*layout, "data.global_batch=16", *ON_GPU)
+    counted = run_ranks(use_without, 8, values, tmp_path, left_out, ranks_per_node=4)
+    with pytest.raises(AssertionError):
+        check(counted, events(tmp_path))
 
 
 def use_lanes(world: World, values: dict[str, Any]) -> list[bool]:
