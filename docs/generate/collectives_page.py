@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 
 from docs.generate.marked_page import filled, keep_current
-from docs.generate.zeropp_parts import planned
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
@@ -67,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def files() -> dict[Path, str]:
     """Return the page with its tables."""
-    tables = {"bytes": volumes(), "support": support(), "zeropp parts": planned()}
+    tables = {"bytes": volumes(), "support": support()}
     return {PAGE: filled(PAGE.read_text(), tables)}
 
 
@@ -137,16 +136,19 @@ def _formats(override: str) -> StateFormats:
 
 
 def support() -> Iterator[str]:
-    """Yield the table of combinations, one row per precision and preset."""
+    """Yield the table of combinations, one row per precision and presets with the same signs."""
     yield "| precision | `collectives=` | " + " | ".join(AXES["device"]) + " |"
     yield "|---|---|" + "---|" * len(AXES["device"])
     for precision in AXES["precision"]:
+        presets: dict[tuple[str, ...], list[str]] = {}
         for preset in AXES["collectives"]:
-            cells = [
-                {"precision": precision, "collectives": preset, "device": device}
+            signs = tuple(
+                _sign({"precision": precision, "collectives": preset, "device": device})
                 for device in AXES["device"]
-            ]
-            yield f"| {precision} | `{preset}` | " + " | ".join(map(_sign, cells)) + " |"
+            )
+            presets.setdefault(signs, []).append(f"`{preset}`")
+        for signs, names in presets.items():
+            yield f"| {precision} | {', '.join(names)} | " + " | ".join(signs) + " |"
     yield ""
     yield "Refused combinations, with the error message:"
     yield ""

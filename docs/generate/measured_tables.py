@@ -220,32 +220,6 @@ def kernels() -> Iterator[str]:
     yield from _table(head, rows)
 
 
-def kernel_variants() -> Iterator[str]:
-    """Yield the speeds of the C kernels with rotations, differences and residuals."""
-    keys = ("quantise", "dequantise", "add_to_fp32", "add_8", "difference", "add_difference",
-            "feedback", "feedback_int8")  # fmt: skip
-    rows = [
-        (row["wide"], row["format"] or "a copy", *(_cell(row[key]) for key in keys))
-        for row in load("kernel_variants")["rows"]
-    ]
-    head = ("elements", "format", "quantise", "dequantise", "add to fp32", "add 8 messages",
-            "quantise difference", "add difference", "quantise, bf16 residual",
-            "quantise, int8 residual")  # fmt: skip
-    yield from _table(head, rows)
-
-
-def wire_bytes() -> Iterator[str]:
-    """Yield the bytes that network interfaces and frontier_llm have counted."""
-    found = select(load("wire_bytes")["rows"], precision="fp32", micro_batches=1)
-    rows = [
-        (row["nodes_x_ranks"], f"{row['sharding']}, {row['collectives']}",
-         f"{row['interface_mb']:.2f}", f"{row['counted_mb']:.2f}")
-        for row in found
-    ]  # fmt: skip
-    head = ("nodes x ranks", "sharding, collectives", "interface, MB", "counted, MB")
-    yield from _table(head, rows)
-
-
 def quantised_step() -> Iterator[str]:
     """Yield the ratios of whole steps with quantised communication."""
     columns = (
@@ -290,22 +264,6 @@ def zeropp_parts() -> Iterator[str]:
     head = ("parts", "overrides", "sent between nodes per rank, MB")
     of_links = [name for link in links for name in (f"tokens/s, {link}", "speed-up")]
     yield from _table((*head, *of_links), rows)
-
-
-def collectives() -> Iterator[str]:
-    """Yield the times of single gathers and reductions, by link."""
-    shown = (
-        ("2 x 1", "gather", "int8"), ("2 x 1", "gather", "int4"), ("2 x 1", "reduce", "int4"),
-        ("2 x 2", "two hops", "int8"), ("2 x 2", "two hops", "int4"),
-    )  # fmt: skip
-    found = load("collectives")["rows"]
-    rows = []
-    for grid, flow, form in shown:
-        by_link = select(found, nodes_x_ranks=grid, flow=flow, format=form)
-        cells = [f"{row['ms']} ms, {row['times_as_fast_as_bf16']}" for row in by_link]
-        rows.append((grid, flow, form, *cells))
-    head = ("nodes x ranks", "flow", "format", "loopback", "1 Gbit/s", "200 Mbit/s")
-    yield from _table(head, rows)
 
 
 def preprocess() -> Iterator[str]:
@@ -454,8 +412,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
         "saved targets": partial(_saved_training, saved_training_table.targets),
     },
     "collectives.md": {
-        "kernels": kernels, "kernel variants": kernel_variants, "wire bytes": wire_bytes,
-        "quantised step": quantised_step, "collectives": collectives,
+        "kernels": kernels, "quantised step": quantised_step,
         "zeropp parts measured": zeropp_parts,
     },
     "data.md": {"preprocess": preprocess, "tokenizers": tokenizers, "documents": documents},
