@@ -3,9 +3,8 @@
 import pytest
 
 from docs.generate import sharding_page
-from docs.generate.sharding_page import amsp, amsp_elements, presets
+from docs.generate.sharding_page import presets
 from frontier_llm.cli.compose import groups
-from frontier_llm.geometry.partition import Factors
 
 pytestmark = pytest.mark.slow
 
@@ -23,9 +22,8 @@ def test_a_stale_page_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, ca
     page.write_text(sharding_page.PAGE.read_text().replace("| `zero3` |", "| `zero4` |"))
     monkeypatch.setattr(sharding_page, "PAGE", page)
     monkeypatch.setattr(sharding_page, "FIGURE", drawing)
-    for name in ("presets", "amsp"):
-        lines = list(getattr(sharding_page, name)())
-        monkeypatch.setattr(sharding_page, name, lambda lines=lines: lines)
+    lines = list(presets())
+    monkeypatch.setattr(sharding_page, "presets", lambda: lines)
     assert sharding_page.main([]) == 1
     said = capsys.readouterr().err
     assert "sharding.md is not current: python -m docs.generate.sharding_page --write" in said
@@ -50,14 +48,3 @@ def test_every_choice_has_a_row_of_numbers_done_by_hand():
         "8, 8, 8", f"{18 / 8:.2f}", f"{gather:.2f}", f"{reduce:.2f}", f"{sums:.2f}", "0",
         f"{gather + reduce + sums:.2f}", f"{8 * sums:.2f}",
     ]  # fmt: skip
-
-
-def test_amsps_flows_by_hand():
-    """(4, 4, 8) on 64 ranks in 16 micro-batches: MiCS' flows, and one broadcast to spread."""
-    wanted = 16 * 3 * 3 / 4 + 2 * (1 / 4 - 1 / 64) + 1 / 8
-    assert amsp_elements(Factors(4, 4, 8, 64), 16) == pytest.approx(wanted)
-    row = next(cells for cells in map(_cells, amsp()) if cells[:3] == _13B_ON_64)
-    assert row[3:5] == ["16", f"{2 * wanted:.2f}"]
-
-
-_13B_ON_64 = ["amsp_llama_13b", "4, 4, 8", "64"]
