@@ -1,4 +1,4 @@
-"""Tables of the pages about Frontier: schedules, scaling curves, their micro-batch and jobs."""
+"""Tables of the pages about Frontier: schedules, scaling curves and jobs."""
 
 import math
 from collections.abc import Iterator
@@ -8,7 +8,6 @@ from docs.generate.predictions import BF16_GRADIENTS, predict, tokens_per_device
 from frontier_llm.cli.experiments import Header, composed
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
-from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
 from frontier_llm.planner.estimate import Estimate, estimate
@@ -84,8 +83,7 @@ LAYOUTS = (
     *CURVES.items(),
     ("1T", CURVES["1T"]._replace(experiment="frontier_1t_tp4_scaling")),
 )
-"""Models and curves whose micro-batch is varied: also 1T in the layout of another script."""
-MICRO_BATCHES = (1, 2, 4, 8)
+"""Models and curves with jobs: also 1T in the layout of another script."""
 
 
 class Point(NamedTuple):
@@ -174,43 +172,6 @@ def scaling(curves: Curves, *overrides: str) -> Iterator[Point]:
             for run, start in zip(runs, first, strict=True)
         ]
         yield Point(ranks, replicas, runs, (relative[0], relative[1]))
-
-
-def micro_batch_table() -> Iterator[str]:
-    """Yield the efficiency of the last run in strong scaling, with several micro-batches.
-
-    "Bubble alone" counts only micro-batch slots: M + S - 1 of them for M micro-batches on S stages
-    (Narayanan et al., SC'21, section 2.2). The memory is that of the last run.
-    """
-    yield (
-        "| layout | micro-batch | micro-batches per replica, first and last run | "
-        "bubble alone | predicted | published | memory, GiB | with sequence parallelism |"
-    )
-    yield "|" + "---|" * 8
-    for model, curves in LAYOUTS:
-        for micro_batch in MICRO_BATCHES:
-            yield _micro_batch_row(model, curves, micro_batch)
-
-
-def _micro_batch_row(model: str, curves: Curves, micro_batch: int) -> str:
-    override = f"data.micro_batch={micro_batch}"
-    with_sequence, without = (f"parallel.sequence={value}" for value in ("true", "false"))
-    config = curves.config(override)
-    tensor, stages = config.parallel.tensor, config.parallel.pipeline
-    replicas = [ranks // (tensor * stages) for ranks in (curves.ranks[0], curves.ranks[-1])]
-    first, last = (config.data.global_batch / micro_batch / number for number in replicas)
-    cells = [f"{model}, TP {tensor} x PP {stages}", str(micro_batch), f"{first:g}, {last:g}"]
-    try:
-        _, divided = scaling(curves.ends, override, with_sequence)
-        _, whole = scaling(curves.ends, override, without)
-    except ConfigError:
-        cells += [f"{micro_batch} does not divide the samples of a replica", "", "", "", ""]
-    else:
-        bubble = (1 + (stages - 1) / first) / (1 + (stages - 1) / last)
-        memory = [_memory(point.runs[1]) for point in (whole, divided)]
-        efficiencies = [f"{bubble:.1%}", f"{divided.efficiencies[1]:.1%}"]
-        cells += [*efficiencies, f"{curves.published_percent[1]}%", *memory]
-    return "| " + " | ".join(cells) + " |"
 
 
 def first_runs_table() -> Iterator[str]:

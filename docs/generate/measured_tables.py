@@ -85,13 +85,12 @@ def library() -> Iterator[str]:
     """Yield the speed of the library and the bytes it sends, compared with FSDP2."""
     rows = [
         (f"{case['ranks']}, {case['precision']}", f"`{row['contender']}`", _spread(row, "step_ms"),
-         _spread(row, "speedup"), row["sent_mb"], _cell(row["counted_mb"]), row["cpu_ms"],
-         f"{row['idle_percent']}%")
+         _spread(row, "speedup"), row["sent_mb"], _cell(row["counted_mb"]))
         for case in load("library")["cases"]
         for row in case["rows"]
     ]  # fmt: skip
     head = ("ranks", "contender", "step, ms", "speed over the faster FSDP2", "sent, MB",
-            "counted, MB", "CPU, ms", "idle")  # fmt: skip
+            "counted, MB")  # fmt: skip
     yield from _table(head, rows)
 
 
@@ -146,25 +145,6 @@ def pipeline() -> Iterator[str]:
         f"{found['sizes']['hidden']}, {found['rounds']} rounds, and `--waiting "
         f"{found['waiting']}`."
     )
-
-
-def pipeline_case() -> Iterator[str]:
-    """Yield all measurements of the case that is nearest to four micro-batches per rank."""
-    found = load("pipeline")
-    ranks = min(case["ranks"] for case in found["cases"])
-    case = min(
-        select(found["cases"], ranks=ranks), key=lambda case: abs(case["micro_batches"] - 4 * ranks)
-    )
-    yield f"{ranks} ranks, {case['micro_batches']} micro-batches:"
-    yield ""
-    rows = [
-        (f"`{row['contender']}`", f"{row['seconds'] * 1e3:.0f}", f"{row['over_megatron']:.3f}",
-         *_simulated(row))
-        for row in case["rows"]
-    ]  # fmt: skip
-    head = ("schedule", "ms per step", "time over megatron's", "simulated, ms",
-            "simulated over measured")  # fmt: skip
-    yield from _table(head, rows)
 
 
 def pipeline_memory() -> Iterator[str]:
@@ -377,13 +357,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[st
         yield "| " + " | ".join(map(str, row)) + " |"
 
 
-def _simulated(row: Row) -> tuple[str, str]:
-    """Return the cells of a simulated time; nothing if a schedule was not simulated."""
-    if row["simulated_seconds"] is None:
-        return "", ""
-    return f"{row['simulated_seconds'] * 1e3:.0f}", f"{row['simulated_over_measured']:.3f}"
-
-
 def _ratio(row: Row) -> str:
     """Return a ratio with the smallest and the largest of the rounds, if these are known."""
     spread = f" ({row['least']:.2f}, {row['most']:.2f})" if row["least"] else ""
@@ -404,11 +377,9 @@ def _cell(value: Any, unit: str = "") -> str:
 TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
     "benchmarks.md": {
         "step": step, "sharding": sharding, "library": library, "library saves": library_saves,
-        "pipeline": pipeline, "pipeline case": pipeline_case,
-        "pipeline memory": pipeline_memory,
+        "pipeline": pipeline, "pipeline memory": pipeline_memory,
         "overlap": overlap, "checkpoint": checkpoint,
         "saved every step": partial(_saved_training, saved_training_table.every_step),
-        "saved at intervals": partial(_saved_training, saved_training_table.intervals),
         "saved targets": partial(_saved_training, saved_training_table.targets),
     },
     "collectives.md": {

@@ -1,4 +1,4 @@
-"""Tables of docs/planner.md about mT5: the study's data parallelism, and our experiments."""
+"""The table of docs/planner.md about mT5, and predictions for the study's data parallelism."""
 
 from collections.abc import Iterator
 
@@ -11,26 +11,9 @@ from frontier_llm.units import GIB
 MODELS = ("mt5_base", "mt5_large", "mt5_xl", "mt5_7b", "mt5_xxl")
 STAGES = (1, 2, 3)
 """ZeRO stages."""
-NODES = (2, 4, 8)
 GPUS_PER_NODE = 8
 SAMPLES_PER_GPU = 8
 """Samples per GPU and step. The global batch therefore grows with the number of nodes."""
-
-
-def study_table() -> Iterator[str]:
-    """Yield the step times of mT5 models on A100 nodes, with each ZeRO stage."""
-    zero_columns = " | ".join(f"ZeRO-{stage}" for stage in STAGES)
-    yield f"| model | nodes | samples per step | {zero_columns} | parts of the fastest step |"
-    yield "|" + "---|" * 7
-    for model in MODELS:
-        for nodes in NODES:
-            estimates = [study_estimate(model, nodes, stage) for stage in STAGES]
-            cells = [_step_seconds(estimated) for estimated in estimates]
-            fitting = [estimated for estimated in estimates if not estimated.refused]
-            fastest = min(fitting, key=lambda fits: fits.time.seconds, default=None)
-            samples = nodes * GPUS_PER_NODE * SAMPLES_PER_GPU
-            parts = _largest_parts(fastest) if fastest else ""
-            yield f"| {model} | {nodes} | {samples} | " + " | ".join([*cells, parts]) + " |"
 
 
 def study_estimate(model: str, nodes: int, stage: int) -> Estimate:
@@ -93,10 +76,3 @@ def _step_seconds(estimated: Estimate) -> str:
     if estimated.refused:
         return "does not fit"
     return f"{estimated.time.seconds:.2f} s"
-
-
-def _largest_parts(estimated: Estimate) -> str:
-    """Name the three largest parts of a step, with their shares of its seconds."""
-    parts = sorted(estimated.time.parts.items(), key=lambda item: -item[1])[:3]
-    total = estimated.time.seconds
-    return ", ".join(f"{name.replace('_', ' ')} {seconds / total:.0%}" for name, seconds in parts)

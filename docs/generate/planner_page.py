@@ -13,7 +13,6 @@ from benchmarks.planner_accuracy import errors, in_sample, left_out, table_choic
 from benchmarks.published.tables import TABLES
 from docs.generate import frontier_tables, mt5_tables
 from docs.generate.marked_page import filled, keep_current
-from frontier_llm.cli.compose import groups
 from frontier_llm.cli.experiments import composed
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
@@ -25,8 +24,6 @@ from frontier_llm.planner.search import Goal, search
 
 PAGE = CONF.parent / "docs" / "planner.md"
 FRONTIER_PAGE = CONF.parent / "docs" / "running-on-frontier.md"
-MOST_ROWS = 12
-"""Largest number of rows of a table that the page shows one by one."""
 AMSP_PAPER_FACTORS = {"7b": (1, 1, 8), "13b": (4, 4, 8), "30b": (8, 8, 32)}
 """Factors of parameters, gradients and optimizer states in the AMSP paper, by model size."""
 AMSP_RANKS = (8, 64, 256, 1024)
@@ -43,12 +40,9 @@ def files() -> dict[Path, str]:
     tables = {
         "validation": validation(),
         "choices": choices_table(),
-        "engines": engines_table(),
         "amsp": amsp_table(),
         "schedules": frontier_tables.schedules_table(),
         "frontier": frontier_tables.scaling_table(),
-        "micro_batch": frontier_tables.micro_batch_table(),
-        "mt5": mt5_tables.study_table(),
         "mt5_experiments": mt5_tables.experiments_table(),
     }
     jobs = {
@@ -63,7 +57,7 @@ def files() -> dict[Path, str]:
 
 
 def validation() -> Iterator[str]:
-    """Yield the errors of all tables, and the rows of the small ones."""
+    """Yield the errors of all tables."""
     yield "| table | runs | mean error, left out | largest | mean error, in sample | largest |"
     yield "|---|---|---|---|---|---|"
     for name, table in TABLES.items():
@@ -71,16 +65,6 @@ def validation() -> Iterator[str]:
         cells = [f"{value:.1%}" for of in (left_out(name), runs) for value in errors(of)]
         mark = f" ({table.note})" if table.note else ""
         yield f"| [{table.title}]({_file(name)}){mark} | {len(runs)} | " + " | ".join(cells) + " |"
-    yield ""
-    yield "| run | measured | left out | error | in sample | error |"
-    yield "|---|---|---|---|---|---|"
-    for name in TABLES:
-        if len(in_sample(name)) <= MOST_ROWS:
-            for first, second in zip(left_out(name), in_sample(name), strict=True):
-                cells = [f"{c.predicted:.1f} | {c.error:+.1%}" for c in (first, second)]
-                yield (
-                    f"| {first.run.label} | {first.run.measured:.1f} | " + " | ".join(cells) + " |"
-                )
 
 
 def choices_table() -> Iterator[str]:
@@ -89,6 +73,8 @@ def choices_table() -> Iterator[str]:
     yield "|" + "---|" * 6
     for name, table in TABLES.items():
         for kind, found in table_choices(name).items():
+            if kind == "in sample":
+                continue
             order = found.rank_correlation
             ranked = "" if order is None else f"{order:.2f} ({found.ranked} jobs)"
             yield (
@@ -99,27 +85,6 @@ def choices_table() -> Iterator[str]:
 
 def _file(name: str) -> str:
     return f"../benchmarks/published/{name}.csv"
-
-
-def engines_table() -> Iterator[str]:
-    """Yield the values of all engines, by key."""
-    engines = {
-        name: composed(f"planner.engine={name}").planner.engine.model_dump()
-        for name in groups()["engine"]
-    }
-    yield "| key | " + " | ".join(f"`{name}`" for name in engines) + " |"
-    yield "|---|" + "---|" * len(engines)
-    for key in next(iter(engines.values())):
-        if key not in ("name", "host", "source"):
-            cells = [_plain(values[key]) for values in engines.values()]
-            yield f"| `{key}` | " + " | ".join(cells) + " |"
-
-
-def _plain(value: object) -> str:
-    """Return a value of an engine; the empty string for what it lacks."""
-    if value is None or isinstance(value, bool):
-        return "yes" if value else ""
-    return f"{value:g}" if isinstance(value, float) else f"{value:,}"
 
 
 def amsp_table() -> Iterator[str]:

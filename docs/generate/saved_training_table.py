@@ -17,29 +17,18 @@ def every_step(results: Row) -> Iterator[str]:
         results: the content of the JSON file.
     """
     yield (
-        "| ranks | saver | step, ms | blocked, ms per save | end to end, ms per step | slowdown "
-        "| lower bound, ms per step | bound by |"
+        "| ranks | saver | blocked, ms per save | end to end, ms per step | slowdown "
+        "| lower bound, ms per step |"
     )
-    yield "|" + "---|" * 8
+    yield "|" + "---|" * 6
     for case in results["cases"]:
-        yield f"| {case['ranks']} | no saves | {_spread(case['plain_ms'], 0)} |  |  |  |  |  |"
+        yield f"| {case['ranks']} | no saves |  | {_spread(case['plain_ms'], 0)} |  |  |"
         for row in _comparison(case, 1)["rows"]:
             yield (
-                f"| {case['ranks']} | `{row['saver']}` | {_spread(row['step_ms'], 0)} "
-                f"| {_spread(row['blocked_ms'], 1)} | {_spread(row['end_to_end_ms'], 0)} "
-                f"| {_spread(row['slowdown'], 2)} | {row['bound_ms']:.0f} | {row['bound_by']} |"
+                f"| {case['ranks']} | `{row['saver']}` | {_spread(row['blocked_ms'], 1)} "
+                f"| {_spread(row['end_to_end_ms'], 0)} | {_spread(row['slowdown'], 2)} "
+                f"| {row['bound_ms']:.0f} |"
             )
-
-
-def intervals(results: Row) -> Iterator[str]:
-    """Yield the slowdowns at all intervals between saves, for the first number of ranks."""
-    case = results["cases"][0]
-    found = case["comparisons"]
-    yield "| saver | " + " | ".join(_steps(comparison["every"]) for comparison in found) + " |"
-    yield "|---|" + "---|" * len(found)
-    for rows in zip(*(comparison["rows"] for comparison in found), strict=True):
-        cells = " | ".join(_spread(row["slowdown"], 2) for row in rows)
-        yield f"| `{rows[0]['saver']}` | {cells} |"
 
 
 def targets(results: Row) -> Iterator[str]:
@@ -84,10 +73,6 @@ def _ratio(values: Row) -> str:
     """Return a ratio with four digits, so that a target that is just missed differs from it."""
     median, least, most = (f"{values[key]:.4g}" for key in ("median", "min", "max"))
     return f"{median} ({least}, {most})"
-
-
-def _steps(every: int) -> str:
-    return "every step" if every == 1 else f"every {every} steps"
 
 
 def _in_code(name: str) -> str:

@@ -14,7 +14,6 @@ from docs.generate.marked_page import filled, keep_current
 from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
-from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.planner.layout_svg import draw
 from frontier_llm.planner.state_layout import StateLayout
