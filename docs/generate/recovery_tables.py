@@ -14,7 +14,7 @@ def deaths() -> Iterator[str]:
     """Yield the outcome of the kills of ranks and of nodes."""
     rows = []
     for series in load("recovery")["deaths"]:
-        seconds, first, last = sorted(series["seconds"]), series["usage"][0], series["usage"][-1]
+        seconds = sorted(series["seconds"])
         rows.append(
             (
                 series["name"],
@@ -24,11 +24,17 @@ def deaths() -> Iterator[str]:
                 f"{median(seconds):.2f} s",
                 f"{seconds[int(0.95 * len(seconds))]:.2f} s",
                 f"{seconds[-1]:.2f} s",
-                f"{_used(first)} after {first[0]}, {_used(last)} after {last[0]} deaths",
             )
         )
-    head = ("killed", "processes", "steps", "differences", "to the next step, median", "95%",
-            "worst", "threads, descriptors and MiB of a rank")  # fmt: skip
+    head = (
+        "killed",
+        "processes",
+        "steps",
+        "differences",
+        "to the next step, median",
+        "95%",
+        "worst",
+    )
     yield from _table(head, rows)
 
 
@@ -66,10 +72,6 @@ def cost() -> Iterator[str]:
     name = f"effective training time, {found['kills']} kills, {found['mtbf']:.0f} s apart"
     rows.append((name, f"{found['measured']:.3f}", f"{found['predicted']:.3f}"))
     yield from _table(("figure", "measured", "predicted"), rows)
-
-
-def _used(usage: Sequence[Any]) -> str:
-    return f"{usage[2]:.0f}, {usage[3]:.0f}, {usage[4]:.0f}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
