@@ -14,6 +14,8 @@ each_node=(srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-t
 sbcast --force "$FRONTIER_LLM_ARCHIVE" "$FRONTIER_LLM_NODE_LOCAL/venv.tar"
 "${each_node[@]}" \
   tar --extract --file="$FRONTIER_LLM_NODE_LOCAL/venv.tar" --directory="$FRONTIER_LLM_NODE_LOCAL"
+# The folder may be in the memory of the node, so the archive does not stay beside its content.
+"${each_node[@]}" rm --force "$FRONTIER_LLM_NODE_LOCAL/venv.tar"
 
 # Ranks that are started again, a requeued job and the next job of an array have the same run.dir,
 # and resume its run.

@@ -85,24 +85,21 @@ def first(devices: VisibleDevices | None, *overrides: str) -> tuple[dict[str, st
 
 
 def table() -> Iterator[str]:
-    """Yield the table of choices, and the line about the cluster in each row with a GPU."""
-    found = {name: first(devices) for name, devices in DEVICES.items()}
-    rows = {name: chosen for name, (chosen, _, _) in found.items()}
+    """Yield the table of choices."""
+    rows = {name: first(devices)[0] for name, devices in DEVICES.items()}
     columns = ["devices", *next(iter(rows.values()))]
     yield f"| {' | '.join(columns)} |"
     yield "|---" * len(columns) + "|"
     for name, chosen in rows.items():
         yield f"| {' | '.join([name, *chosen.values()])} |"
-    yield from ("", "```text", *(said.rstrip() for _, said, _ in found.values() if said), "```")
 
 
 def refusals() -> Iterator[str]:
-    """Yield the messages of a model that is too large for one GPU."""
+    """Yield the message of a model that is too large for one GPU."""
     yield "```text"
-    for devices in (H100, H200):
-        _, said, refusal = first(devices, "model=llama3_8b")
-        yield from said.splitlines()
-        yield from refusal.splitlines()
+    _, said, refusal = first(H100, "model=llama3_8b")
+    yield from said.splitlines()
+    yield from refusal.splitlines()
     yield "```"
 
 

@@ -227,9 +227,9 @@ def submit(site: str, folder: Path, *overrides: str) -> tuple[list[str], list[st
     calls = folder / "calls"
     start_rank = (
         f'printf "%s\\n" "$@" > {calls}\n'
-        'while [ "$1" != bash ] && [ "$1" != mkdir ] && [ "$1" != tar ] && [[ $1 != /* ]]\n'
-        "do shift; done\n"
-        '[ "$1" = mkdir ] || [ "$1" = tar ] && exit 0\n'
+        f'printf "%s\\n" "$*" >> {folder}/steps\n'
+        "while [[ ! $1 =~ ^(bash|mkdir|tar|rm)$ && $1 != /* ]]; do shift; done\n"
+        "[[ $1 =~ ^(mkdir|tar|rm)$ ]] && exit 0\n"
         'SLURM_LOCALID=5 PMI_RANK=7 PMI_LOCAL_RANK=3 exec "$@"'
     )
     for program in ("srun", "mpiexec"):
@@ -255,6 +255,9 @@ def test_a_job_script_starts_ranks_with_its_arguments(site, tmp_path):
     words = ["-m", "frontier_llm", "train", f"run.dir=runs/{job}-11", "run.resume=auto"]
     assert output[-len(words) - 2 :] == [*words, "experiment=x", "trainer.steps=3"]
     assert command[-len(words) - 3] == f"{tmp_path}/.venv/bin/python"
+    steps = (tmp_path / "steps").read_text().splitlines()
+    deletes = [step.endswith(f" rm --force {tmp_path}/venv.tar") for step in steps]
+    assert any(deletes) == (site != "polaris"), "a node's copy of the archive stays"
 
 
 @pytest.mark.parametrize(
