@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from docs.generate.marked_page import keep_current
 from frontier_llm.cli.compose import groups
-from frontier_llm.cli.experiments import Header, comments, composed
+from frontier_llm.cli.experiments import Header, composed
 from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
@@ -67,15 +67,15 @@ def _models() -> Iterator[str]:
         "Parameters are counted from the shapes of the matrices, without padding. A matrix that is "
         "both embedding and head counts once, and a table of learned positions has "
         f"{SEQUENCE_LENGTH} rows. *Hidden* and *FFN* are widths; *gated* feed-forward blocks have "
-        "three matrices, others two. *KV heads* are the heads of keys and values."
+        "three matrices, others two. *Heads* gives those of keys and values after a slash, if they "
+        "are fewer. The first lines of each file in `conf/model` name its source."
     )
     yield ""
     rows = []
     for name in models():
         model = composed(f"model={name}").model
-        source = " ".join(comments(CONF / "model" / f"{name}.yaml"))
-        rows.append((f"`{name}`", *_dimension_cells(model), source))
-    columns = "name|parameters|layers|hidden|heads|KV heads|FFN|vocabulary|positions|source"
+        rows.append((f"`{name}`", *_dimension_cells(model)))
+    columns = "name|parameters|layers|hidden|heads|FFN|vocabulary"
     yield from _table(columns, rows)
 
 
@@ -85,11 +85,9 @@ def _dimension_cells(model: ModelConfig) -> tuple[object, ...]:
         format_count(count_parameters(model, SEQUENCE_LENGTH)),
         model.layers,
         model.hidden,
-        model.heads,
-        model.kv_heads,
+        f"{model.heads}/{model.kv_heads}" if model.kv_heads != model.heads else model.heads,
         ffn,
         model.vocabulary,
-        model.positions,
     )
 
 
@@ -119,24 +117,20 @@ def _experiments() -> Iterator[str]:
         config = choose(config, header.ranks, config.cluster.ranks_per_node)
         rows.append((f"`{name}`", *_layout_cells(config, header)))
     columns = (
-        "name|model|cluster|ranks|tensor x pipeline x data|sequence|global batch|"
-        "micro-batches per replica|recompute|factors|model states, GiB"
+        "name|model|cluster|ranks|tensor x pipeline x data|global batch|factors|model states, GiB"
     )
     yield from _table(columns, rows)
 
 
 def _layout_cells(config: RunConfig, header: Header) -> tuple[object, ...]:
-    data, layout = config.data, resolved(config, header.ranks)
+    layout = resolved(config, header.ranks)
     grid, factors = layout.grid, layout.factors
     return (
         config.model.name,
         config.cluster.name,
         header.ranks,
         f"{grid.tensor} x {grid.pipeline} x {grid.data}",
-        data.sequence_length,
-        data.global_batch,
-        layout.micro_batches,
-        config.recompute,
+        config.data.global_batch,
         f"{factors.params}, {factors.grads}, {factors.optimizer}",
         f"{layout.fullest_stage_bytes / GIB:.2f} of {config.cluster.device.memory_gib:g}",
     )
@@ -153,7 +147,8 @@ def _clusters() -> Iterator[str]:
         "and its bandwidth in GB/s per rank and direction. The default, `cluster=auto`, chooses "
         "the file that describes the GPUs of this machine, and without a GPU `cpu_laptop` "
         "([installing](install.md#the-first-command)). If no file describes them, it is "
-        "`other_gpu`, which has their memory and no peak."
+        "`other_gpu`, which has their memory and no peak. Each file of `conf/cluster` names the "
+        "source of its figures, or says that they are estimates."
     )
     yield ""
     clusters = [
@@ -168,21 +163,6 @@ def _clusters() -> Iterator[str]:
         "host cores|host memory, GiB"
     )
     yield from _table(columns, rows)
-    yield "### Sources"
-    yield ""
-    yield (
-        "The sources of each cluster's figures, for the device, the host of a node, each link and "
-        "each place for checkpoints. A NIC is a network adapter."
-    )
-    yield ""
-    for cluster in clusters:
-        yield f"`{cluster.name}`"
-        yield ""
-        yield f"- device: {cluster.device.source}"
-        yield f"- host: {cluster.host.source}"
-        yield from (f"- {link.name}: {link.source}" for link in cluster.links)
-        yield from (f"- {storage.name}: {storage.source}" for storage in cluster.storage)
-        yield ""
 
 
 def _hardware_cells(cluster: ClusterConfig) -> tuple[object, ...]:

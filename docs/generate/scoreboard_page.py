@@ -90,7 +90,7 @@ def _table(figures: Sequence[Figure]) -> Iterator[str]:
 
 def _runs(name: str, unit: str) -> Iterator[Figure]:
     """Yield the runs of a table, predicted with constants that were fitted without it."""
-    seen = "no, left out" if TABLES[name].fits else TABLES[name].note
+    seen = "" if TABLES[name].fits else TABLES[name].note
     for prediction in left_out(name):
         yield Figure(
             prediction.run.label,
@@ -105,8 +105,6 @@ def _scaling() -> Iterator[Figure]:
     """Yield the efficiencies of the largest runs on Frontier, in weak and in strong scaling."""
     for model, curves in CURVES.items():
         _, last = scaling(curves.ends)
-        micro_batch = last.runs[1].candidate.config.data.micro_batch
-        assumed = f"assumed: micro-batch {micro_batch}, and the batches of the curves"
         for name, was, found in zip(
             ("weak", "strong"), curves.published_percent, last.efficiencies, strict=True
         ):
@@ -115,8 +113,7 @@ def _scaling() -> Iterator[Figure]:
                 f"{was}%",
                 f"{found:.0%}",
                 f"{round(100 * found) - was:+d} points",
-                seen="constants no, micro-batch yes" if name == "strong" else "no",
-                note=f"{assumed} ([scaling](planner.md#frontier-scaling))",
+                seen="micro-batch" if name == "strong" else "",
             )
 
 
@@ -133,7 +130,7 @@ def _amsp_gains() -> Iterator[Figure]:
             f"{published}x",
             f"{predicted:.2f}x",
             f"{predicted / published - 1:+.1%}",
-            seen="in part: the absolute speeds",
+            seen="absolute speeds",
         )
 
 
@@ -155,7 +152,7 @@ def _amsp_overlap() -> Iterator[Figure]:
                     f"{published} tokens/s",
                     f"{predicted:.0f} tokens/s",
                     f"{predicted / published - 1:+.1%}",
-                    seen="`hidden_share`" if model == "7b" else "no",
+                    seen="`hidden_share`" if model == "7b" else "",
                     note=_without_recompute(config, model),
                 )
 
@@ -212,8 +209,7 @@ def _zeropp_gain(what: str, published: str, node_gbits: float | None) -> Figure:
     predicted = seconds[0] / seconds[1]
     error = f"{predicted / 2.16 - 1:+.1%}" if node_gbits is None else ""
     note = "our formats and batch"
-    return Figure(f"{what}: ZeRO++ over ZeRO-3", published, f"{predicted:.2f}x", error, seen="no",
-                  note=note)  # fmt: skip
+    return Figure(f"{what}: ZeRO++ over ZeRO-3", published, f"{predicted:.2f}x", error, note=note)  # fmt: skip
 
 
 def _datastates() -> Iterator[Figure]:
@@ -226,7 +222,6 @@ def _datastates() -> Iterator[Figure]:
             f"{published} GB",
             f"{predicted:.0f} GB",
             f"{predicted / published - 1:+.1%}",
-            note="12 instead of 14 bytes per parameter: no copy of the parameters in 16 bits",
         )
     rows = {row["saver"]: row for row in load("checkpoint")["rows"]}
     lazy, blocking = rows["ours-lazy"], rows["torch.save"]
@@ -256,7 +251,6 @@ def _mt5() -> Iterator[Figure]:
         "13B: ZeRO-2 takes less time per step than ZeRO-3 on 2, 4 and 8 nodes",
         "yes",
         ("yes: " if holds else "no: ") + predicted,
-        seen="no",
         note="the study's seconds are not published",
     )
 
