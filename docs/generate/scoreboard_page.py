@@ -208,8 +208,8 @@ def _zeropp_gain(what: str, published: str, node_gbits: float | None) -> Figure:
     seconds = [estimate(Candidate.of(c, 384, 16)).time.seconds for c in (plain, ours)]
     predicted = seconds[0] / seconds[1]
     error = f"{predicted / 2.16 - 1:+.1%}" if node_gbits is None else ""
-    note = "our formats and batch"
-    return Figure(f"{what}: ZeRO++ over ZeRO-3", published, f"{predicted:.2f}x", error, note=note)  # fmt: skip
+    what = f"{what}: ZeRO++ over ZeRO-3"
+    return Figure(what, published, f"{predicted:.2f}x", error, note="our formats and batch")
 
 
 def _datastates() -> Iterator[Figure]:

@@ -1,26 +1,20 @@
-"""Run the examples of docs/sweeps.md, and put their results into the page.
+"""Run the example and the study of docs/sweeps.md, and put their results into the page.
 
     python -m docs.generate.sweeps_page optuna [--page docs/sweeps.md]   12 trials, on this machine
-    python -m docs.generate.sweeps_page laptop [--page docs/sweeps.md]   16 trials, on this machine
-    python -m docs.generate.sweeps_page slurm [--page docs/sweeps.md]    6 Slurm jobs; as root
     python -m docs.generate.sweeps_page study [--page docs/sweeps.md]    200 predicted trials
 
-The third command starts a Slurm cluster on this machine (benchmarks/faults/slurm_lab/cluster.py
-names the packages that it needs). The fourth command also compares 20 Bayesian with 20 random
-searches over the same space (docs/generate/sweep_study.py). Each command prints its block of the
-page. `--page` also writes the block into the page, and the charts into the folder `images` beside
-it.
+The second command also compares 20 Bayesian with 20 random searches over the same space
+(docs/generate/sweep_study.py). Each command prints its block of the page. `--page` also writes the
+block into the page, and the charts into the folder `images` beside it.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.faults.slurm_lab.cluster import SlurmCluster
 from docs.generate import sweep_study
 from docs.generate.marked_page import filled
 from frontier_llm.cli.options import run_command
@@ -48,16 +42,6 @@ EXAMPLES = {
         "data.micro_batch=choice(1,2,3,4)", "parallel.tensor=choice(1,2)",
         "optimizer.learning_rate=choice(1e-3,1e30)", "launch.ranks=2", "model.layers=2",
         "trainer.bad_steps_allowed=1", "optimizer.warmup_steps=0", *SMALL,
-    ),
-    "laptop": (
-        f"sweep={sweep_study.SWEEP}", "experiment=laptop_3d", "hydra.sweeper.n_trials=16",
-        "launch.nodes=choice(1,2)", "launch.ranks_per_node=2", "parallel.tensor=choice(1,2)",
-        "parallel.pipeline=choice(1,2)", "data.micro_batch=choice(1,2,4)",
-        "launch.trial_micro_batches=choice(2,4)", "model.layers=4", *TINY,
-    ),
-    "slurm": (
-        "hydra/launcher=submitit_slurm", "hydra.launcher.nodes=1",
-        "hydra.launcher.tasks_per_node=1", "model.layers=2,4", "data.micro_batch=1,2,3", *SMALL,
     ),
 }  # fmt: skip
 """Arguments of train.py. Some trials fail on purpose: a learning rate of 1e30 makes the loss NaN,
@@ -88,14 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.example == "study":
         lines = study(folder, chosen.page.parent / "images" if chosen.page else folder)
         return _finish(chosen.example, lines, chosen.page)
-    if chosen.example != "slurm":
-        run(chosen.example, folder, os.environ)
-    else:
-        with SlurmCluster(folder.parent / "lab", 2, 4, 2, folder.parent / "local") as cluster:
-            run(chosen.example, folder, {"USER": "root", **os.environ, **cluster.environ})
+    run(chosen.example, folder)
     trials = read(folder)
     lines = block(chosen.example, trials)
-    if chosen.page is not None and chosen.example == "optuna":
+    if chosen.page is not None:
         images = chosen.page.parent / "images"
         draw_pareto(trials, images / "sweep_pareto.svg")
         draw_sensitivity(trials, images / "sweep_sensitivity.svg")
@@ -109,7 +89,7 @@ def study(folder: Path, images: Path) -> list[str]:
         LaunchError: the sweep failed, or the same search over the predictions of all settings
             has other trials.
     """
-    run("study", folder, os.environ)
+    run("study", folder)
     trials = read_in_order(folder)
     space = sweep_study.Space.of(sweep_study.SWEEP)
     found = sweep_study.searches(space, SEEDS, len(trials))
@@ -133,7 +113,7 @@ def _finish(example: str, lines: Sequence[str], page: Path | None) -> int:
     return 0
 
 
-def run(example: str, folder: Path, environ: Mapping[str, str]) -> None:
+def run(example: str, folder: Path) -> None:
     """Run an example's sweep in a folder.
 
     Raises:
@@ -141,18 +121,16 @@ def run(example: str, folder: Path, environ: Mapping[str, str]) -> None:
     """
     arguments = EXAMPLES.get(example, STUDY)
     command = [sys.executable, "train.py", "-m", *arguments, f"hydra.sweep.dir={folder}"]
-    sweep = subprocess.run(command, cwd=CONF.parent, env=environ, check=False)
+    sweep = subprocess.run(command, cwd=CONF.parent, check=False)
     if sweep.returncode:
         raise LaunchError(f"the sweep ended with exit code {sweep.returncode}; see above")
 
 
 def block(example: str, trials: Sequence[Trial]) -> list[str]:
     """Return the lines of an example's block: the command and the tables of its trials."""
+    charts = [f"![{text}](images/sweep_{name}.svg)" for name, text in PICTURES.items()]
     lines = ["", *_command(example), "", *table(trials), ""]
-    if example == "optuna":
-        charts = [f"![{text}](images/sweep_{name}.svg)" for name, text in PICTURES.items()]
-        lines += [*sensitivity_table(trials), "", *charts, ""]
-    return lines
+    return [*lines, *sensitivity_table(trials), "", *charts, ""]
 
 
 def _command(example: str) -> list[str]:
@@ -160,7 +138,7 @@ def _command(example: str) -> list[str]:
     arguments = EXAMPLES.get(example, STUDY)
     command = textwrap.wrap(
         " ".join(["python train.py -m", *(f"'{w}'" if "(" in w else w for w in arguments)]),
-        96, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False,
+        88, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
     return ["```bash", *" \\\n".join(command).split("\n"), "```"]
 

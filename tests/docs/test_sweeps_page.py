@@ -22,7 +22,7 @@ def test_the_command_on_the_page_is_the_one_that_ran(example):
     points = [Trial(["data.micro_batch=1"], "done", "", 9.0, 1200.0, 2**30, 4.0, 4.0)]
     lines = block(example, points)
     command = "\n".join(lines[lines.index("```bash") + 1 : lines.index("```")])
-    assert max(map(len, command.splitlines())) <= 100
+    assert max(map(len, command.splitlines())) <= 90
     words = shlex.split(command.replace("\\\n", ""))
     assert words == ["python", "train.py", "-m", *EXAMPLES[example]]
     assert any(line.startswith("| 1.20k") and line.endswith("| done |") for line in lines)
