@@ -47,8 +47,6 @@ SCHEDULES = {
 """By model: layouts with their overrides. All rows of a model have the same batch."""
 FIRST_RUNS = ("frontier_22b", "frontier_175b", "frontier_1t", "frontier_1t_tp8")
 """Experiments with the models of the paper."""
-PERCENT_OF_PEAK = {"22B": 38.38, "175B": 36.14, "1T": 31.96}
-"""Measured by the paper (arXiv:2312.12705)."""
 SEARCH = ("planner.tensor=[4,8]", "planner.micro_batch=[1]", "planner.rows=1")
 """Values to which the search for the fastest layout is restricted."""
 
@@ -192,14 +190,6 @@ def first_runs_table() -> Iterator[str]:
             _job_time(seconds, 20),
         ]
         yield "| " + " | ".join(cells) + " |"
-
-
-def peaks_table() -> Iterator[str]:
-    """Yield the share of the peak that the paper has measured, beside the predicted HFU."""
-    yield "| NAME | percent of peak in the paper | predicted `hfu` |"
-    yield "|---|---|---|"
-    for name in FIRST_RUNS:
-        yield f"| `{name}` | {PERCENT_OF_PEAK[_model(name)]} | {_published(name).hfu or 0:.0%} |"
 
 
 def _model(experiment: str) -> str:

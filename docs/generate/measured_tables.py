@@ -114,17 +114,6 @@ def optimizers() -> Iterator[str]:
     yield from _table(head, rows)
 
 
-def overlap() -> Iterator[str]:
-    """Yield how much of a transfer can be hidden behind computation."""
-    rows = [
-        (f"{row['link']} ({row['mb_per_second']} MB/s)", row["transfer_s"], row["compute_s"],
-         row["together_s"], f"{row['hidden_percent']}%" if row["hidden_percent"] else "none")
-        for row in load("overlap")["rows"]
-    ]  # fmt: skip
-    head = ("link (its rate)", "transfer, s", "compute, s", "together, s", "hidden")
-    yield from _table(head, rows)
-
-
 def pipeline() -> Iterator[str]:
     """Yield the times of pipeline schedules relative to our 1F1B, in every case."""
     found = load("pipeline")
@@ -378,7 +367,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
     "benchmarks.md": {
         "step": step, "sharding": sharding, "library": library, "library saves": library_saves,
         "pipeline": pipeline, "pipeline memory": pipeline_memory,
-        "overlap": overlap, "checkpoint": checkpoint,
+        "checkpoint": checkpoint,
         "saved every step": partial(_saved_training, saved_training_table.every_step),
         "saved targets": partial(_saved_training, saved_training_table.targets),
     },

@@ -145,9 +145,8 @@ def _clusters() -> Iterator[str]:
         "device does not support the format; a run then prints no MFU. Links are listed from the "
         "nearest to the farthest, with the number of ranks that each link connects in parentheses "
         "and its bandwidth in GB/s per rank and direction. The default, `cluster=auto`, chooses "
-        "the file that describes the GPUs of this machine, and without a GPU `cpu_laptop` "
-        "([installing](install.md#the-first-command)). If no file describes them, it is "
-        "`other_gpu`, which has their memory and no peak. Each file of `conf/cluster` names the "
+        "the file that describes the GPUs of this machine "
+        "([installing](install.md#the-first-command)). Each file of `conf/cluster` names the "
         "source of its figures, or says that they are estimates."
     )
     yield ""
@@ -159,8 +158,7 @@ def _clusters() -> Iterator[str]:
     rows = [(f"`{cluster.name}`", *_hardware_cells(cluster)) for cluster in clusters]
     columns = (
         "name|device|ranks per node|memory, GiB|memory, GB/s|fp32, TFLOP/s|bf16, TFLOP/s|"
-        "fp16, TFLOP/s|links, GB/s|"
-        "host cores|host memory, GiB"
+        "fp16, TFLOP/s|links, GB/s"
     )
     yield from _table(columns, rows)
 
@@ -180,8 +178,6 @@ def _hardware_cells(cluster: ClusterConfig) -> tuple[object, ...]:
             for name in ("fp32", "bf16", "fp16")
         ),
         ", ".join(links),
-        cluster.host.cores,
-        f"{cluster.host.memory_gib:g}",
     )
 
 

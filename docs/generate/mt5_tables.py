@@ -1,12 +1,9 @@
-"""The table of docs/planner.md about mT5, and predictions for the study's data parallelism."""
-
-from collections.abc import Iterator
+"""Predictions for mT5: the data parallelism of a study, and our experiments."""
 
 from docs.generate.predictions import BF16_GRADIENTS
 from frontier_llm.cli.experiments import composed
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate, estimate
-from frontier_llm.units import GIB
 
 MODELS = ("mt5_base", "mt5_large", "mt5_xl", "mt5_7b", "mt5_xxl")
 STAGES = (1, 2, 3)
@@ -35,44 +32,8 @@ def study_estimate(model: str, nodes: int, stage: int) -> Estimate:
     return estimate(Candidate.of(config, ranks, GPUS_PER_NODE))
 
 
-def experiments_table() -> Iterator[str]:
-    """Yield the layouts of our experiments beside pure data parallelism on the same GPUs.
-
-    Only the tensor size and the ZeRO stage differ; nodes, batch, micro-batch and recomputation are
-    those of the experiment.
-    """
-    zero_columns = " | ".join(f"data parallel, ZeRO-{stage}" for stage in STAGES)
-    yield (
-        "| experiment | nodes | tensor x pipeline x data | micro-batch | recompute | step | "
-        f"memory, GiB | {zero_columns} |"
-    )
-    yield "|" + "---|" * 10
-    for model in MODELS:
-        own = experiment_estimate(model)
-        grid, config = own.candidate.grid, own.candidate.config
-        cells = [
-            f"`{model}`",
-            str(config.launch.nodes),
-            f"{grid.tensor} x {grid.pipeline} x {grid.data}",
-            str(config.data.micro_batch),
-            config.recompute,
-            _step_seconds(own),
-            f"{own.peak.total / GIB:.1f}",
-        ]
-        for stage in STAGES:
-            pure = experiment_estimate(model, "parallel.tensor=1", f"sharding=zero{stage}")
-            cells.append(_step_seconds(pure))
-        yield "| " + " | ".join(cells) + " |"
-
-
 def experiment_estimate(name: str, *overrides: str) -> Estimate:
     """Predict a step of an experiment on its own number of nodes."""
     config = composed(f"experiment={name}", *overrides)
     nodes = config.launch.nodes or 1
     return estimate(Candidate.of(config, nodes * GPUS_PER_NODE, GPUS_PER_NODE))
-
-
-def _step_seconds(estimated: Estimate) -> str:
-    if estimated.refused:
-        return "does not fit"
-    return f"{estimated.time.seconds:.2f} s"

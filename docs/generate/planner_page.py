@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.planner_accuracy import errors, in_sample, left_out, table_choices
 from benchmarks.published.tables import TABLES
-from docs.generate import frontier_tables, mt5_tables
+from docs.generate import frontier_tables
 from docs.generate.marked_page import filled, keep_current
 from frontier_llm.cli.experiments import composed
 from frontier_llm.cli.options import run_command
@@ -43,12 +43,10 @@ def files() -> dict[Path, str]:
         "amsp": amsp_table(),
         "schedules": frontier_tables.schedules_table(),
         "frontier": frontier_tables.scaling_table(),
-        "mt5_experiments": mt5_tables.experiments_table(),
     }
     jobs = {
         "first_runs": frontier_tables.first_runs_table(),
         "scaling_runs": frontier_tables.recipes_table(),
-        "peaks": frontier_tables.peaks_table(),
     }
     return {
         PAGE: filled(PAGE.read_text(), tables),
