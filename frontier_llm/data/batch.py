@@ -5,14 +5,62 @@ data/loader.py and data/spans.py build them; trainer/pipeline.py passes them to 
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import xxhash
 
+LossMean = Literal["samples", "tokens"]
+"""What has equal weight in the mean loss (`data.loss_mean`)."""
+
+
+class _Labels:
+    """What the losses of a micro-batch count for. Losses are [b, s], one per label."""
+
+    labels: torch.Tensor
+    loss_mask: torch.Tensor | None
+
+    def mean_loss(self, losses: torch.Tensor, by: LossMean = "samples") -> torch.Tensor:
+        """Average losses to a scalar in fp32, which a step averages over its micro-batches.
+
+        `samples`: the losses are averaged over the predicted labels of each sample, then over
+        samples. `tokens`: their sum is divided by the number of all labels, also of those that are
+        not predicted. The sum over a step, divided by the sum of `weight`, is then the mean over
+        its predicted labels. In both cases the gradient of a step does not depend on how samples
+        are distributed over micro-batches and replicas.
+        """
+        mask = self.loss_mask
+        if mask is None:
+            return losses.float().mean()
+        if by == "tokens":
+            return (losses.float() * mask).mean()
+        predicted = mask.sum(dim=1).clamp(min=1)
+        return ((losses.float() * mask).sum(dim=1) / predicted).mean()
+
+    def weight(self, by: LossMean) -> float | torch.Tensor:
+        """Return the divisor for the sum of `mean_loss` times samples: [] fp64, or a number.
+
+        `samples`: their number. `tokens`: the number of predicted labels per label of a sample.
+        """
+        if by == "samples" or self.loss_mask is None:
+            return self.labels.shape[0]
+        return self.loss_mask.sum(dtype=torch.float64) / self.labels.shape[1]
+
+    def loss_sums(self, losses: torch.Tensor, end: int) -> torch.Tensor:
+        """Return four sums for each sample, [b, 4] fp64.
+
+        These are the sum of its losses and the number of its predicted labels, and both again for
+        labels other than `end`, the token that ends a document.
+        """
+        ones = torch.ones_like(losses, dtype=torch.float64)
+        predicted = ones if self.loss_mask is None else self.loss_mask.double()
+        weights = torch.stack([predicted, predicted * (self.labels != end)])
+        sums = torch.stack([(weights * losses.double()).sum(-1), weights.sum(-1)], dim=1)
+        return sums.flatten(0, 1).T
+
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(_Labels):
     """A micro-batch of b samples of s tokens each, for a decoder-only model.
 
     Attributes:
@@ -54,18 +102,9 @@ class Batch:
             "cumulative_lengths": self.cumulative_lengths,
         }
 
-    def mean_loss(self, losses: torch.Tensor) -> torch.Tensor:
-        """Average the losses of all predicted tokens: [b, s] to a scalar in fp32.
-
-        With a mask, they are averaged as by `Seq2SeqBatch`.
-        """
-        if self.loss_mask is None:
-            return losses.float().mean()
-        return _mean_of_samples(losses, self.loss_mask)
-
 
 @dataclass(frozen=True)
-class Seq2SeqBatch:
+class Seq2SeqBatch(_Labels):
     """A micro-batch of b samples for an encoder-decoder.
 
     geometry/lengths.py computes the number of tokens per sample that the encoder reads (s_enc) and
@@ -113,21 +152,6 @@ class Seq2SeqBatch:
             "decoder_tokens": self.decoder_tokens,
         }
 
-    def mean_loss(self, losses: torch.Tensor) -> torch.Tensor:
-        """Average [b, s_dec] losses to a scalar in fp32.
-
-        The losses are averaged first over the unmasked tokens of each sample, then over samples.
-        All samples therefore have the same weight, and the gradient does not depend on how samples
-        are distributed over micro-batches and replicas.
-        """
-        return _mean_of_samples(losses, self.loss_mask)
-
-
-def _mean_of_samples(losses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Average [b, s] over the unmasked tokens of each sample, then over samples, in fp32."""
-    unmasked = mask.sum(dim=1).clamp(min=1)
-    return ((losses.float() * mask).sum(dim=1) / unmasked).mean()
-
 
 AnyBatch = Batch | Seq2SeqBatch
 """A micro-batch of a decoder-only model or of an encoder-decoder."""
@@ -145,6 +169,14 @@ def map_tensors(batch: SomeBatch, change: Callable[[torch.Tensor], torch.Tensor]
     """Return a batch whose tensors are changed by a function, such as a copy to a device."""
     changed: dict[str, Any] = {name: change(tensor) for name, tensor in named_tensors(batch)}
     return replace(batch, **changed)
+
+
+def without_labels(batch: SomeBatch, count: int) -> SomeBatch:
+    """Return a copy of a batch in which the last `count` samples predict nothing."""
+    mask = batch.loss_mask
+    mask = torch.ones(batch.labels.shape) if mask is None else mask.clone()
+    mask[len(mask) - count :] = 0
+    return replace(batch, loss_mask=mask)
 
 
 def digest(batches: Iterable[AnyBatch]) -> int:

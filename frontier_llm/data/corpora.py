@@ -79,28 +79,6 @@ class Corpora:
             }
         )
 
-    @property
-    def validation_bytes_per_token(self) -> float:
-        """Mean number of bytes of validation text per predicted token, weighted by shares.
-
-        It converts a loss per token to a loss per byte.
-        """
-        splits = {
-            name: corpus.manifest.validation
-            for name, corpus in zip(self.names, self.corpora, strict=True)
-        }
-        return sum(
-            self.weights[name] * split.text_bytes / self.predicted_tokens(split)
-            for name, split in splits.items()
-        )
-
-    def predicted_tokens(self, split: Split) -> int:
-        """Return the number of tokens of a split that samples predict.
-
-        The first token of a document is not predicted if documents are separate.
-        """
-        return split.tokens - (split.documents if self.config.documents == "separate" else 0)
-
 
 def prepare_all(
     config: DataConfig, on_progress: Progress | None = None, workers: int | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpora import BlendedSamples, Corpora
 from frontier_llm.data.loader import BatchLoader
+from frontier_llm.data.validation_windows import ValidationWindows
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.health.watchdog import Watchdog
@@ -58,6 +59,8 @@ class TrainingData:
     """Reads the training samples of this rank."""
     validation: BatchLoader
     """Reads the validation samples of this rank."""
+    validation_windows: ValidationWindows
+    """The validation samples of all ranks."""
 
 
 @dataclass(frozen=True)
