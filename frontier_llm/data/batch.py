@@ -25,9 +25,9 @@ class _Labels:
 
         `samples`: the losses are averaged over the predicted labels of each sample, then over
         samples. `tokens`: their sum is divided by the number of all labels, also of those that are
-        not predicted. The sum over a step, divided by the sum of `weight`, is then the mean over
-        its predicted labels. In both cases the gradient of a step does not depend on how samples
-        are distributed over micro-batches and replicas.
+        not predicted. The sum over a step of this times samples, divided by the sum of `weight`, is
+        the mean loss of the step. It does not depend on how samples are distributed over
+        micro-batches and replicas, and neither does its gradient.
         """
         mask = self.loss_mask
         if mask is None:
@@ -40,11 +40,13 @@ class _Labels:
     def weight(self, by: LossMean) -> float | torch.Tensor:
         """Return the divisor for the sum of `mean_loss` times samples: [] fp64, or a number.
 
-        `samples`: their number. `tokens`: the number of predicted labels per label of a sample.
+        `samples`: the number of those that predict a label. `tokens`: the number of predicted
+        labels per label of a sample.
         """
-        if by == "samples" or self.loss_mask is None:
+        if self.loss_mask is None:
             return self.labels.shape[0]
-        return self.loss_mask.sum(dtype=torch.float64) / self.labels.shape[1]
+        predicted = self.loss_mask.sum(dim=1, dtype=torch.float64)
+        return (predicted > 0).sum() if by == "samples" else predicted.sum() / self.labels.shape[1]
 
     def loss_sums(self, losses: torch.Tensor, end: int) -> torch.Tensor:
         """Return four sums for each sample, [b, 4] fp64.

@@ -18,6 +18,7 @@ import torch
 
 from frontier_llm.data.batch import Batch
 from frontier_llm.data.prepared_corpus import Samples
+from frontier_llm.data.sample_order import LengthSegment
 
 Tokens = npt.NDArray[np.int64]
 
@@ -55,13 +56,29 @@ class DocumentSamples:
 
     def row(self, index: int, *, reads: bool = True) -> Row:
         """Return sample `index` of the run; without reading tokens these are zeros."""
-        start, count = self._samples.token_range(index)
-        inputs = count - 1
-        starts = self._samples.stream.documents_within(start + 1, inputs) - start
-        continues = not len(starts) or int(starts[-1]) < inputs
-        borders = np.concatenate([[0], starts[starts < inputs], [inputs]])
-        tokens = self._samples[index] if reads else np.zeros(count, np.int64)
-        return Row(tokens, np.diff(borders), continues)
+        begins, ranges = self._samples.stream.documents_within, self.ranges(index)
+        borders, inputs = [np.zeros(1, np.int64)], 0
+        for start, count in ranges:  # a border is where a document begins, and where a range ends
+            borders += [begins(start + 1, count - 1) - start + inputs, np.array([inputs + count])]
+            inputs += count
+        ends = np.concatenate(borders)
+        continues = int(ends[-2]) < inputs - 1
+        ends = np.append(ends[ends < inputs - 1], inputs - 1)
+        tokens = self._samples[index] if reads else np.zeros(inputs, np.int64)
+        return Row(tokens, np.diff(ends), continues)
+
+    def set_lengths(self, segments: Sequence[LengthSegment]) -> None:
+        """Set the lengths of the samples over the run."""
+        self._samples.set_lengths(segments)
+
+    @property
+    def left_out(self) -> int:
+        """Number of windows that are left out because they predict nothing."""
+        return self._samples.left_out
+
+    def epoch(self, index: int) -> int:
+        """Return the epoch of a sample, counted from 0."""
+        return self._samples.epoch(index)
 
     def window(self, index: int) -> int:
         """Return the window that sample `index` of the run reads."""

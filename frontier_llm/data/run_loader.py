@@ -150,15 +150,22 @@ def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> CorpusSa
         DataError: the split is shorter than one window.
     """
     # a GPT's window has one more token, the last label
-    length, overlap = config.data.sequence_length, 1
+    length, overlap = window_tokens(config.data), int(config.data.objective != "spans")
+    separate = config.data.documents == "separate"
     stream = corpus.train if train else corpus.validation
     seed, digest = config.trainer.seed, corpus.manifest.digest
     if config.data.packing == "best_fit":
-        return PackedSamples(stream, length, seed, digest, shuffle=train)
-    if config.data.objective == "spans":
-        length, overlap = span_lengths(length).text, 0
-    samples = Samples(stream, length, seed, digest, shuffle=train, overlap=overlap)
-    return DocumentSamples(samples) if config.data.documents == "separate" else samples
+        return PackedSamples(stream, length, seed, digest, shuffle=train, separate=separate)
+    samples = Samples(
+        stream, length, seed, digest, shuffle=train, overlap=overlap, separate=separate
+    )
+    return DocumentSamples(samples) if separate else samples
+
+
+def window_tokens(data: DataConfig, sequence_length: int | None = None) -> int:
+    """Return the tokens of text per sample, for the configured sequence length or another one."""
+    length = sequence_length or data.sequence_length
+    return span_lengths(length).text if data.objective == "spans" else length
 
 
 def describe_samples(config: RunConfig, corpora: Corpora) -> str:
@@ -168,12 +175,15 @@ def describe_samples(config: RunConfig, corpora: Corpora) -> str:
         DataError: a split is shorter than one window.
     """
     data = config.data
-    count = sum(len(window_corpus(config, corpus, train=True)) for corpus in corpora.corpora)
+    samples = [window_corpus(config, corpus, train=True) for corpus in corpora.corpora]
+    count = sum(map(len, samples))
     text = f"{count:,} samples per epoch"
     if data.packing == "best_fit":
         tokens = corpora.manifest.train.tokens
         padding = 1 - tokens / (count * data.sequence_length)
         text += f" of whole documents, {padding:.2%} padding"
+    if left_out := sum(windows.left_out for windows in samples):
+        text += f"; {left_out:,} left out, which predict nothing"
     return text
 
 

@@ -18,8 +18,9 @@ import torch
 from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.corpora import BlendedSamples, Corpora, open_all
-from frontier_llm.data.run_loader import make_loader, make_windows
+from frontier_llm.data.corpora import Corpora, open_all
+from frontier_llm.data.run_loader import make_loader, make_windows, window_tokens
+from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.data.validation_windows import ValidationWindows
 from frontier_llm.device.accelerator import Accelerator, faster_precision, keep_freed_memory
 from frontier_llm.device.kernels import resolve, use_deterministic_operations
@@ -203,9 +204,11 @@ def build_data(
     loader = partial(make_loader, config, corpus, *place, reads=reads, device=device)
     validation_windows = make_windows(config, corpus, train=False)
     assert isinstance(validation_windows, ValidationWindows)
+    assert not isinstance(windows, ValidationWindows)
     return TrainingData(
         corpus=corpus,
-        blend=windows if isinstance(windows, BlendedSamples) else None,
+        windows=windows,
+        lengths=[LengthSegment(0, window_tokens(config.data))],
         train=loader(train=True, windows=windows),
         validation=loader(train=False, windows=validation_windows),
         validation_windows=validation_windows,

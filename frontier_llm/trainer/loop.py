@@ -138,9 +138,8 @@ class Loop:
         if self._config.run.resume == "never":
             return None
         resumed = self._load_checkpoint(before=None)
-        blend = self._context.data.blend
-        if resumed is not None and blend is not None and (history := resumed.meta.get("blend")):
-            blend.resume(history, self._progress.next_sample)
+        if resumed is not None:
+            self._context.data.resume(resumed.meta, self._progress.next_sample)
         return resumed
 
     def _step(self, step: int) -> bool:

@@ -88,7 +88,7 @@ class TrainStep:
         self._states.begin_step(step, len(batches))
         # The gradients of all replicas are summed. The update divides their sum by the weight per
         # sample, which is known after the passes: with data.loss_mean=tokens it is the share of
-        # labels that the step predicts, with data.loss_mean=samples it is 1.
+        # labels that the step predicts, else the share of samples that predict one.
         loss_scale = self.loss_scale.value / self._groups.grid.data
         losses = self._pipeline.train(batches, self._states, self._dropout, loss_scale)
         self.timer.mark("passes")

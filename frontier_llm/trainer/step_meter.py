@@ -78,7 +78,7 @@ class StepMeter:
             archive_failures=self._checkpoints.take_archive_failures(),
             skipped=result.skipped,
             loss_scale=result.loss_scale if self._throughput.precision == "fp16" else None,
-            validation_loss=validation and validation.loss,
-            validation_bits_per_byte=validation and validation.bits_per_byte,
+            validation_loss=None if validation is None else validation.loss,
+            validation_bits_per_byte=None if validation is None else validation.bits_per_byte,
         )
         return self._check(metrics)
