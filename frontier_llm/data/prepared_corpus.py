@@ -183,10 +183,12 @@ class Samples:
         self._windows = lru_cache(maxsize=None)(self._find_windows)
         self._order = SampleOrder(sequence_length, self._windows, self._key)
         if not len(self):
+            few = f"fewer than one sample of data.sequence_length={sequence_length} reads "
+            reason = few + f"({sequence_length + overlap})"
+            if self.left_out:
+                reason = "which are documents of one token: no sample predicts a token"
             raise DataError(
-                f"{stream.prefix}.bin has {len(stream)} tokens, and no sample of "
-                f"data.sequence_length={sequence_length} ({sequence_length + overlap} tokens) in "
-                "which a token is predicted\n"
+                f"{stream.prefix}.bin has {len(stream)} tokens, {reason}\n"
                 "  do: add text (for validation: or raise data.validation_percent), or lower "
                 "data.sequence_length"
             )
