@@ -36,7 +36,7 @@ from tests.parallel.device_model import Device, simulate
 from tests.parallel.launch_record import Event, events, operations, processes, recording
 from tests.ranks import run_ranks
 from tests.trainer.evaluation import EvaluationLoader, evaluation
-from tests.trainer.rig import Rig, make_rig
+from tests.trainer.rig import make_rig
 from tests.values import THREE_LEVELS, TINY_T5, tiny_values
 
 pytestmark = pytest.mark.slow
