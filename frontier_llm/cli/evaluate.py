@@ -41,7 +41,8 @@ from frontier_llm.data.run_loader import make_batch_maker, window_corpus
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
-from frontier_llm.trainer.evaluate import BITS_PER_BYTE, LossSums, Validation, summarize
+from frontier_llm.telemetry.metrics import BITS_PER_BYTE
+from frontier_llm.trainer.evaluate import LossSums, Validation, summarize
 from frontier_llm.trainer.pipeline import Pipeline
 from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
 

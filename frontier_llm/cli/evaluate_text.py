@@ -21,10 +21,12 @@ from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import Batch
 from frontier_llm.data.source import reader_of
 from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.data.tokenizer_source import tokens_before_text
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
-from frontier_llm.trainer.evaluate import BITS_PER_BYTE, LossSums, TextLoss, bits_per_byte
+from frontier_llm.telemetry.metrics import BITS_PER_BYTE
+from frontier_llm.trainer.evaluate import LossSums, TextLoss, bits_per_byte
 from frontier_llm.trainer.pipeline import Pipeline
 
 PADDED_TO = 16
@@ -178,8 +180,7 @@ def _score(
     stride: int,
 ) -> TextScore:
     texts = [text for text in _documents(file, config.data.text_key) if text]
-    # where documents are joined, the first token of a text follows the end of another one
-    start = [tokenizer.eod] if config.data.documents == "joined" else []
+    start = tokens_before_text(config.data, tokenizer)
     encoded = [tokenizer.encode(text) for text in texts]
     documents = [[*start, *tokens] for tokens in encoded]
     windows = [

@@ -18,9 +18,6 @@ from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.trainer.pipeline import Pipeline
 
-BITS_PER_BYTE = "bits per byte of text, over all tokens"
-"""What `bits_per_byte` returns, for people."""
-
 
 @dataclass(frozen=True)
 class LossSums:
