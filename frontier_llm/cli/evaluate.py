@@ -36,13 +36,14 @@ from frontier_llm.cli.evaluate_harness import run_harness
 from frontier_llm.cli.evaluate_text import evaluate_texts
 from frontier_llm.cli.options import at_least, folder, new_file, tool_parser
 from frontier_llm.config import RunConfig
+from frontier_llm.data.batch import LossSums
 from frontier_llm.data.corpora import Corpora, open_data
 from frontier_llm.data.run_loader import make_batch_maker, window_corpus
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.telemetry.metrics import BITS_PER_BYTE
-from frontier_llm.trainer.evaluate import LossSums, Validation, summarize
+from frontier_llm.trainer.evaluate import Validation, summarize
 from frontier_llm.trainer.pipeline import Pipeline
 from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
 
@@ -135,12 +136,12 @@ def evaluate(
         indices = spread(len(windows), samples or len(windows))
         size = config.data.micro_batch
         by_batch = [indices[first : first + size] for first in range(0, len(indices), size)]
-        sums = LossSums()
+        sums = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=device)
         with torch.no_grad():
             for batch in track(by_batch, name, transient=True):
                 read = make_batch([windows[index] for index in batch], batch)
-                sums = sums.plus(pipeline.sums([read.to(device)], end)[0])
-        by_corpus.append(sums)
+                sums += pipeline.sums([read.to(device)], end)[0].sum(0)
+        by_corpus.append(LossSums(*sums.tolist()))
     mean, each = summarize(config, corpora, by_corpus)
     return mean, [
         Score(name, corpora.weights[name], found.samples, found.loss, found.bits_per_byte)

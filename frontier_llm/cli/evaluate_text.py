@@ -18,7 +18,7 @@ from rich.table import Table
 
 from frontier_llm.cli.console import wide_console
 from frontier_llm.config import RunConfig
-from frontier_llm.data.batch import Batch
+from frontier_llm.data.batch import Batch, LossSums
 from frontier_llm.data.source import reader_of
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import tokens_before_text
@@ -26,7 +26,7 @@ from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.telemetry.metrics import BITS_PER_BYTE
-from frontier_llm.trainer.evaluate import LossSums, TextLoss, bits_per_byte
+from frontier_llm.trainer.evaluate import TextLoss, bits_per_byte
 from frontier_llm.trainer.pipeline import Pipeline
 
 PADDED_TO = 16
@@ -237,17 +237,16 @@ def _sums(
         end: token that ends a document.
     """
     by_shape: dict[tuple[int, int], list[Window]] = {}
-    sums = LossSums()
+    total = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=device)
     for window in windows:
         shape = (len(window.inputs), window.predicted)
         ready = by_shape.setdefault(shape, [])
         ready.append(window)
         if len(ready) == samples:
-            batch = _batch(by_shape.pop(shape)).to(device)
-            sums = sums.plus(pipeline.sums([batch], end)[0])
+            total += pipeline.sums([_batch(by_shape.pop(shape)).to(device)], end)[0].sum(0)
     for ready in by_shape.values():
-        sums = sums.plus(pipeline.sums([_batch(ready).to(device)], end)[0])
-    return sums
+        total += pipeline.sums([_batch(ready).to(device)], end)[0].sum(0)
+    return LossSums(*total.tolist())
 
 
 def _batch(windows: Sequence[Window]) -> Batch:

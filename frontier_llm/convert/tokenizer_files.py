@@ -114,18 +114,18 @@ def _write_post_processor(file: Path, start: list[str], end: list[str], ids: lis
     # other kinds than these two add tokens
     kept = [one for one in processors if one["type"] in ("ByteLevel", "Sequence")]
 
-    def template(*texts: str) -> list[dict[str, Any]]:
-        parts: list[dict[str, Any]] = []
-        for number, text in enumerate(texts):
-            parts += [{"SpecialToken": {"id": token, "type_id": number}} for token in start]
-            parts.append({"Sequence": {"id": text, "type_id": number}})
-            parts += [{"SpecialToken": {"id": token, "type_id": number}} for token in end]
-        return parts
+    def part(text: str, number: int) -> list[dict[str, Any]]:
+        first, last = (
+            [{"SpecialToken": {"id": token, "type_id": number}} for token in tokens]
+            for tokens in (start, end)
+        )
+        return [*first, {"Sequence": {"id": text, "type_id": number}}, *last]
 
     names = {token: {"id": token, "ids": ids, "tokens": [token]} for token in [*start, *end]}
     if names:
-        kept.append({"type": "TemplateProcessing", "single": template("A"),
-                     "pair": template("A", "B"), "special_tokens": names})  # fmt: skip
+        single = part("A", 0)
+        kept.append({"type": "TemplateProcessing", "single": single,
+                     "pair": single + part("B", 1), "special_tokens": names})  # fmt: skip
     if kept != processors:
         content["post_processor"] = {"type": "Sequence", "processors": kept}
         file.write_text(json.dumps(content, ensure_ascii=False, indent=2), encoding="utf-8")

@@ -5,7 +5,7 @@ data/loader.py and data/spans.py build them; trainer/pipeline.py passes them to 
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import xxhash
@@ -49,16 +49,39 @@ class _Labels:
         return (predicted > 0).sum() if by == "samples" else predicted.sum() / self.labels.shape[1]
 
     def loss_sums(self, losses: torch.Tensor, end: int) -> torch.Tensor:
-        """Return four sums for each sample, [b, 4] fp64.
+        """Return the fields of `LossSums` for each sample, [b, 6] fp64.
 
-        These are the sum of its losses and the number of its predicted labels, and both again for
-        labels other than `end`, the token that ends a document.
+        Args:
+            losses: the cross entropies.
+            end: token that ends a document.
         """
         ones = torch.ones_like(losses, dtype=torch.float64)
         predicted = ones if self.loss_mask is None else self.loss_mask.double()
-        weights = torch.stack([predicted, predicted * (self.labels != end)])
-        sums = torch.stack([(weights * losses.double()).sum(-1), weights.sum(-1)], dim=1)
-        return sums.flatten(0, 1).T
+        text = predicted * (self.labels != end)
+        sums = [x.sum(-1) for w in (predicted, text) for x in (w * losses.double(), w)]
+        has_label, mean = sums[1] > 0, sums[0] / sums[1].clamp(min=1)
+        return torch.stack([has_label.double(), mean, *sums], dim=1)
+
+
+class LossSums(NamedTuple):
+    """Sums over samples."""
+
+    samples: float
+    """Number of samples that predict a token."""
+    means: float
+    """Sum of the mean losses of these samples, in nats per token."""
+    nats: float
+    """Sum of the losses of all predicted tokens."""
+    tokens: float
+    """Number of predicted tokens."""
+    text_nats: float
+    """`nats` without the tokens that end documents."""
+    text_tokens: float
+    """`tokens` without the tokens that end documents."""
+
+    def loss(self, by: LossMean) -> float:
+        """Return the mean loss in nats per token."""
+        return self.means / self.samples if by == "samples" else self.nats / self.tokens
 
 
 @dataclass(frozen=True)

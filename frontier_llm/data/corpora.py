@@ -32,7 +32,7 @@ from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.data.worker_pool import available_cores
 from frontier_llm.errors import DataError
 
-CorpusSamples = Samples | DocumentSamples | PackedSamples
+CorpusSamples = Samples | PackedSamples
 """The samples of a run that reads one corpus."""
 
 
@@ -184,7 +184,9 @@ class BlendedSamples:
     def row(self, index: int, *, reads: bool = True) -> Row:
         """Return sample `index` of a run whose samples have documents."""
         samples, index_in_corpus = self._locate(index)
-        assert not isinstance(samples, Samples), "the borders of documents are not known"
+        assert isinstance(samples, DocumentSamples | PackedSamples), (
+            "the borders of documents are not known"
+        )
         return samples.row(index_in_corpus, reads=reads)
 
     def _locate(self, index: int) -> tuple[CorpusSamples, int]:

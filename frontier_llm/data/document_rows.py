@@ -10,7 +10,7 @@ documents and padding (data.packing). In both cases some labels are masked in th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ import torch
 
 from frontier_llm.data.batch import Batch
 from frontier_llm.data.prepared_corpus import Samples
-from frontier_llm.data.sample_order import LengthSegment
 
 Tokens = npt.NDArray[np.int64]
 
@@ -40,23 +39,16 @@ class Row:
         return len(self.tokens) - 1 - int(self.lengths.sum())
 
 
-class DocumentSamples:
+class DocumentSamples(Samples):
     """The samples of a run that cut the sequence of all documents, with the borders in them."""
 
-    def __init__(self, samples: Samples) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        """Return the number of samples per epoch."""
-        return len(self._samples)
-
-    def __getitem__(self, index: int) -> Row:
-        """Return sample `index` of the run."""
+    def __getitem__(self, index: int) -> Any:
+        """Return sample `index` of the run, a `Row`."""
         return self.row(index)
 
     def row(self, index: int, *, reads: bool = True) -> Row:
         """Return sample `index` of the run; without reading tokens these are zeros."""
-        begins, ranges = self._samples.stream.documents_within, self.ranges(index)
+        begins, ranges = self.stream.documents_within, self.ranges(index)
         borders, inputs = [np.zeros(1, np.int64)], 0
         for start, count in ranges:  # a border is where a document begins, and where a range ends
             borders += [begins(start + 1, count - 1) - start + inputs, np.array([inputs + count])]
@@ -64,29 +56,8 @@ class DocumentSamples:
         ends = np.concatenate(borders)
         continues = int(ends[-2]) < inputs - 1
         ends = np.append(ends[ends < inputs - 1], inputs - 1)
-        tokens = self._samples[index] if reads else np.zeros(inputs, np.int64)
+        tokens = self.read(index) if reads else np.zeros(inputs, np.int64)
         return Row(tokens, np.diff(ends), continues)
-
-    def set_lengths(self, segments: Sequence[LengthSegment]) -> None:
-        """Set the lengths of the samples over the run."""
-        self._samples.set_lengths(segments)
-
-    @property
-    def left_out(self) -> int:
-        """Number of windows that are left out because they predict nothing."""
-        return self._samples.left_out
-
-    def epoch(self, index: int) -> int:
-        """Return the epoch of a sample, counted from 0."""
-        return self._samples.epoch(index)
-
-    def window(self, index: int) -> int:
-        """Return the window that sample `index` of the run reads."""
-        return self._samples.window(index)
-
-    def ranges(self, index: int) -> list[tuple[int, int]]:
-        """Return (first token, number of tokens) of each range that a sample reads."""
-        return self._samples.ranges(index)
 
 
 class RowWindows(Protocol):

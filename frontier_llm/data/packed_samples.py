@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 from frontier_llm.data.document_rows import Row
 from frontier_llm.data.packing import Packing, open_packing
-from frontier_llm.data.permutation import make_key, permute
+from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepared_corpus import TokenStream
-from frontier_llm.data.sample_order import Kept, LengthSegment
+from frontier_llm.data.sample_order import Kept, LengthSegment, SampleOrder
 from frontier_llm.errors import DataError
 
 PAD = 0
@@ -50,10 +50,12 @@ class PackedSamples:
         """
         if not len(stream):
             raise DataError(f"{stream.prefix}.bin has no document\n  do: add text")
-        self._stream, self._shuffle = stream, shuffle
+        self._stream = stream
         self.packing: Packing = open_packing(stream.prefix, stream.document_lengths(), length)
-        self._key = lru_cache(maxsize=4)(lambda epoch: make_key(digest, seed, epoch))
         self._kept = Kept(len(self.packing), self._without_labels(separate))
+        key = lru_cache(maxsize=4)(lambda epoch: make_key(digest, seed, epoch))
+        # an order of windows of one "token", which is a packed sample
+        self._order = SampleOrder(1, lambda _: self._kept, key if shuffle else None)
         if not len(self):
             raise DataError(f"no sample of {stream.prefix}.bin predicts a token\n  do: add text")
 
@@ -88,7 +90,7 @@ class PackedSamples:
 
     def epoch(self, index: int) -> int:
         """Return the epoch of a sample, counted from 0."""
-        return index // len(self)
+        return self._order.locate(index)[0]
 
     def __getitem__(self, index: int) -> Row:
         """Return sample `index` of the run."""
@@ -96,10 +98,7 @@ class PackedSamples:
 
     def window(self, index: int) -> int:
         """Return the number of the packed sample that sample `index` of the run reads."""
-        epoch, position = divmod(index, len(self))
-        if self._shuffle:
-            position = permute(position, len(self), self._key(epoch))
-        return self._kept[position]
+        return self._order.locate(index)[1][0][0]
 
     def ranges(self, index: int) -> list[tuple[int, int]]:
         """Return (first token, number of tokens) of each piece that sample `index` reads."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -231,7 +232,11 @@ class Samples:
         """Return the epoch of a sample, counted from 0."""
         return self._order.locate(index)[0]
 
-    def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
+    def __getitem__(self, index: int) -> Any:
+        """Return sample `index` of the run, as `read`."""
+        return self.read(index)
+
+    def read(self, index: int) -> npt.NDArray[np.int64]:
         """Return the tokens of sample `index` of the run: [L + overlap] int64."""
         read = [self.stream.read(*tokens) for tokens in self.ranges(index)]
         return np.concatenate(read).astype(np.int64)

@@ -156,10 +156,9 @@ def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> CorpusSa
     seed, digest = config.trainer.seed, corpus.manifest.digest
     if config.data.packing == "best_fit":
         return PackedSamples(stream, length, seed, digest, shuffle=train, separate=separate)
-    samples = Samples(
-        stream, length, seed, digest, shuffle=train, overlap=overlap, separate=separate
-    )
-    return DocumentSamples(samples) if separate else samples
+    if separate:
+        return DocumentSamples(stream, length, seed, digest, shuffle=train, separate=True)
+    return Samples(stream, length, seed, digest, shuffle=train, overlap=overlap)
 
 
 def window_tokens(data: DataConfig, sequence_length: int | None = None) -> int:

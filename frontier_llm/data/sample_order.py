@@ -12,8 +12,8 @@ Each sample is computed from its index and the segments alone. A checkpoint stor
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,18 +34,13 @@ class LengthSegment:
     """Whether samples are read that predict no token, as older versions did."""
 
 
-def to_meta(segments: Sequence[LengthSegment]) -> list[dict[str, Any]]:
-    """Return segments as plain JSON, for a checkpoint."""
-    return [asdict(segment) for segment in segments]
-
-
 def resumed_lengths(
     history: Sequence[Mapping[str, Any]], next_sample: int, tokens: int
 ) -> list[LengthSegment]:
-    """Return the segments of a run that goes on with samples of some length.
+    """Return the segments of a run that goes on with samples of `tokens` tokens.
 
     Args:
-        history: segments of the checkpoint, as `to_meta` wrote them.
+        history: segments of the checkpoint, as plain JSON.
         next_sample: first sample that is read from now on.
         tokens: its length.
     """
@@ -69,8 +64,7 @@ class Kept:
         return index + int(np.searchsorted(self._shifted, index, side="right"))
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """What a segment reads: first the rest of an epoch, then epochs of its own."""
 
     first_sample: int
@@ -101,41 +95,33 @@ class SampleOrder:
 
     def change(self, first_sample: int, length: int) -> None:
         """Give the samples from `first_sample` on another length; earlier ones do not change."""
-        last = self._parts[-1]
-        number, rest = first_sample - last.first_sample, self._rest(last)
-        epoch, base, cursor = last.epoch, last.base, last.cursor + number * last.length
-        if number > rest:
-            epochs, position = divmod(number - rest, len(self._windows(last.length)))
-            epoch, base, cursor = epoch + 1 + epochs, last.length, position * last.length
-        base = base if cursor else length
-        self._parts.append(_Part(first_sample, length, epoch, base, cursor))
+        epoch, base, cursor = self._place(self._parts[-1], first_sample, is_end=True)
+        self._parts.append(_Part(first_sample, length, epoch, base if cursor else length, cursor))
 
     def locate(self, index: int) -> tuple[int, list[tuple[int, int]]]:
         """Return the epoch of a sample, and (first token, number of tokens) of its ranges."""
         part = self._parts[bisect_right(self._parts, index, key=lambda p: p.first_sample) - 1]
-        number, rest = index - part.first_sample, self._rest(part)
-        if number < rest:
-            first = part.cursor + number * part.length
-            return part.epoch, self._ranges(part.epoch, part.base, first, part.length)
-        epochs, position = divmod(number - rest, len(self._windows(part.length)))
-        epoch, first = part.epoch + 1 + epochs, position * part.length
-        return epoch, self._ranges(epoch, part.length, first, part.length)
-
-    def _rest(self, part: _Part) -> int:
-        """Return the number of samples that the rest of an epoch gives."""
-        return (len(self._windows(part.base)) * part.base - part.cursor) // part.length
-
-    def _ranges(self, epoch: int, base: int, first: int, count: int) -> list[tuple[int, int]]:
-        """Return ranges of the stream for a range of tokens in the order of an epoch."""
-        windows, found = self._windows(base), list[tuple[int, int]]()
-        while count:
+        epoch, base, first = self._place(part, index)
+        windows, last, found = self._windows(base), first + part.length, list[tuple[int, int]]()
+        while first < last:
             position, offset = divmod(first, base)
             if self._key is not None:
                 position = permute(position, len(windows), self._key(epoch))
-            start, size = windows[position] * base + offset, min(count, base - offset)
+            start, size = windows[position] * base + offset, min(last - first, base - offset)
+            first += size
             if found and sum(found[-1]) == start:  # it follows in the stream, too
-                found[-1] = found[-1][0], found[-1][1] + size
-            else:
-                found.append((start, size))
-            first, count = first + size, count - size
-        return found
+                start, size = found[-1][0], found.pop()[1] + size
+            found.append((start, size))
+        return epoch, found
+
+    def _place(self, part: _Part, index: int, *, is_end: bool = False) -> tuple[int, int, int]:
+        """Return the epoch of a sample, the length of its windows, and its place in their order.
+
+        With `is_end` the place is where the samples before it end.
+        """
+        number = index - part.first_sample
+        rest = (len(self._windows(part.base)) * part.base - part.cursor) // part.length
+        if number < rest + is_end:
+            return part.epoch, part.base, part.cursor + number * part.length
+        epochs, position = divmod(number - rest, len(self._windows(part.length)))
+        return part.epoch + 1 + epochs, part.length, position * part.length

@@ -1,22 +1,15 @@
 """The validation samples of a run: the first windows of each corpus, each of them once."""
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from frontier_llm.data.document_rows import Row
-
-if TYPE_CHECKING:
-    from frontier_llm.data.corpora import CorpusSamples
 
 
 class ValidationWindows:
     """The samples of one corpus after those of another. They have nothing beyond their end."""
 
-    def __init__(
-        self, samples: "Sequence[CorpusSamples]", shares: Sequence[float], wanted: int
-    ) -> None:
+    def __init__(self, samples: Sequence[Any], shares: Sequence[float], wanted: int) -> None:
         """Choose the samples.
 
         Args:
@@ -29,29 +22,22 @@ class ValidationWindows:
             min(len(windows), max(1, round(share * wanted)))
             for windows, share in zip(samples, shares, strict=True)
         ]
-        self._samples, self._ends = samples, list(accumulate(counts))
+        self._samples = samples
+        self._places = [(corpus, k) for corpus, count in enumerate(counts) for k in range(count)]
 
     def __len__(self) -> int:
-        """Return the number of samples."""
-        return self._ends[-1]
+        return len(self._places)
 
     def corpus(self, index: int) -> int:
-        """Return the number of the corpus of a sample; the last one beyond the end."""
-        return min(bisect_right(self._ends, index), len(self._ends) - 1)
+        """Return the number of the corpus of a sample; 0 beyond the end."""
+        return self._places[index][0] if index < len(self) else 0
 
     def __getitem__(self, index: int) -> Any:
-        """Return the window of a sample."""
-        corpus, number = self._locate(index)
+        corpus, number = self._places[index]
         return self._samples[corpus][number]
 
     def row(self, index: int, *, reads: bool = True) -> Row:
         """Return a sample of a run whose samples have documents."""
-        corpus, number = self._locate(index)
-        samples: Any = self._samples[corpus]
-        row: Row = samples.row(number, reads=reads)
+        corpus, number = self._places[index]
+        row: Row = self._samples[corpus].row(number, reads=reads)
         return row
-
-    def _locate(self, index: int) -> tuple[int, int]:
-        assert index < len(self), "a validation sample is read once"
-        corpus = self.corpus(index)
-        return corpus, index - (self._ends[corpus - 1] if corpus else 0)

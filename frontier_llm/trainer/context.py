@@ -1,14 +1,14 @@
 """The objects of one rank: trainer/assemble.py makes them, the loop and the callbacks use them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpora import BlendedSamples, Corpora, CorpusSamples
 from frontier_llm.data.loader import BatchLoader
 from frontier_llm.data.run_loader import window_tokens
-from frontier_llm.data.sample_order import LengthSegment, resumed_lengths, to_meta
+from frontier_llm.data.sample_order import LengthSegment, resumed_lengths
 from frontier_llm.data.validation_windows import ValidationWindows
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.device.kernels import Kernels
@@ -75,7 +75,7 @@ class TrainingData:
     def to_meta(self) -> dict[str, Any]:
         """Return what decides which samples a run reads, as plain JSON for a checkpoint."""
         blend = self.blend.schedule.to_meta() if self.blend else None
-        return {"blend": blend, "lengths": to_meta(self.lengths)}
+        return {"blend": blend, "lengths": [asdict(segment) for segment in self.lengths]}
 
     def resume(self, meta: Mapping[str, Any], next_sample: int) -> None:
         """Restore what earlier starts of the run have read.
@@ -94,7 +94,7 @@ class TrainingData:
         history = meta.get("lengths")
         if history is None:
             tokens = window_tokens(data, meta["config"]["data"]["sequence_length"])
-            history = to_meta([LengthSegment(0, tokens, keeps_all=True)])
+            history = [asdict(LengthSegment(0, tokens, keeps_all=True))]
         self.lengths[:] = resumed_lengths(history, next_sample, window_tokens(data))
         self.windows.set_lengths(self.lengths)
 

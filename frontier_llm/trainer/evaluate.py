@@ -2,55 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from itertools import chain
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.batch import LossMean
+from frontier_llm.data.batch import LossSums
 from frontier_llm.data.corpora import Corpora
 from frontier_llm.data.loader import BatchLoader
 from frontier_llm.data.validation_windows import ValidationWindows
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.trainer.pipeline import Pipeline
-
-
-@dataclass(frozen=True)
-class LossSums:
-    """Sums over samples of one corpus, from the `loss_sums` of its batches."""
-
-    samples: float = 0.0
-    """Number of samples that predict a token."""
-    means: float = 0.0
-    """Sum over samples of their mean losses, in nats per token."""
-    nats: float = 0.0
-    """Sum of the losses of all predicted tokens."""
-    tokens: float = 0.0
-    """Number of predicted tokens."""
-    text_nats: float = 0.0
-    """`nats` without the tokens that end documents."""
-    text_tokens: float = 0.0
-    """`tokens` without the tokens that end documents."""
-
-    @classmethod
-    def addends(cls, rows: torch.Tensor) -> torch.Tensor:
-        """Return the fields for each sample, [b, 6], from its `loss_sums`, [b, 4]."""
-        nats, tokens = rows[:, 0], rows[:, 1]
-        counts = torch.stack([(tokens > 0).to(nats), nats / tokens.clamp(min=1)], dim=1)
-        return torch.cat([counts, rows], dim=1)
-
-    def plus(self, rows: torch.Tensor) -> "LossSums":
-        """Add the samples of a batch."""
-        added = self.addends(rows).sum(0).tolist()
-        return LossSums(*(x + y for x, y in zip(astuple(self), added, strict=True)))
-
-    def loss(self, by: LossMean) -> float:
-        """Return the mean loss in nats per token (`data.loss_mean`)."""
-        return self.means / self.samples if by == "samples" else self.nats / self.tokens
 
 
 class TextLoss(NamedTuple):
@@ -139,24 +104,18 @@ class Evaluation:
         """Evaluate the model. Collective over all ranks."""
         for chunk in self._model.chunks:
             chunk.eval()
-        size = len(self._corpora.names), len(astuple(LossSums()))
+        size = len(self._corpora.names), len(LossSums._fields)
         total = torch.zeros(size, dtype=torch.float64, device=self._device)
         end = self._corpora.tokenizer.eod
         with torch.no_grad():
             for first in range(0, len(self.windows), self._config.data.global_batch):
                 found = self._pipeline.sums(self._loader.micro_batches(first), end)
-                if self._groups.counts_samples:
-                    total += self._by_corpus(first, found)
+                for indices, sums in zip(self._loader.sample_indices(first), found, strict=False):
+                    if self._groups.counts_samples:
+                        corpora = [self.windows.corpus(index) for index in indices]
+                        total.index_add_(0, torch.tensor(corpora, device=self._device), sums)
         for chunk in self._model.chunks:
             chunk.train()
         dist.all_reduce(total)
         by_corpus = [LossSums(*sums) for sums in total.tolist()]
         return summarize(self._config, self._corpora, by_corpus)[0]
-
-    def _by_corpus(self, first: int, found: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the sums of this replica's samples of a step by corpus: [corpora, 6] fp64."""
-        indices = chain(*self._loader.sample_indices(first))
-        corpora = torch.tensor([self.windows.corpus(index) for index in indices])
-        addends = LossSums.addends(torch.cat(list(found)))
-        zeros = addends.new_zeros(len(self._corpora.names), addends.shape[1])
-        return zeros.index_add(0, corpora.to(addends.device), addends)

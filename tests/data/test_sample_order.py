@@ -1,6 +1,7 @@
 """The order of samples over changes of their length: what an epoch has read is not read again."""
 
 from collections import Counter
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from frontier_llm.data.blend import Schedule
 from frontier_llm.data.corpora import BlendedSamples
 from frontier_llm.data.prepared_corpus import Samples
-from frontier_llm.data.sample_order import LengthSegment, resumed_lengths, to_meta
+from frontier_llm.data.sample_order import LengthSegment, resumed_lengths
 from tests.data.text_stream import predicted, samples_of
 
 CHANGES = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20)), max_size=4)
@@ -107,7 +108,7 @@ def test_half_an_epoch_then_twice_the_length() -> None:
 def test_a_resume_keeps_what_was_read_before(
     next_sample: int, tokens: int, wanted: list[tuple[int, int]]
 ) -> None:
-    history = to_meta([LengthSegment(0, 64), LengthSegment(50, 128)])
+    history = [asdict(LengthSegment(0, 64)), asdict(LengthSegment(50, 128))]
     found = resumed_lengths(history, next_sample, tokens)
     assert [(segment.first_sample, segment.tokens) for segment in found] == wanted
 

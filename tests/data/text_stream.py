@@ -53,8 +53,8 @@ def samples_of(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(packed_samples, "open_packing", lambda _, sizes, n: pack(sizes, n))
             return PackedSamples(stream, length, 1, "x", shuffle=shuffle, separate=separate)
-    found = Samples(stream, length, 1, "x", shuffle=shuffle, separate=separate)
-    return DocumentSamples(found) if separate else found
+    kind = DocumentSamples if separate else Samples
+    return kind(stream, length, 1, "x", shuffle=shuffle, separate=separate)
 
 
 def predicted(samples: Any, indices: Sequence[int], mode: str) -> list[Counter[int]]:

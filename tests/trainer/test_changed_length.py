@@ -75,10 +75,10 @@ def test_a_checkpoint_without_lengths_goes_on_in_its_order(
 ) -> None:
     folder, overrides = tmp_path / "run", (*run, "optimizer.decay_steps=4")
     assert train(*overrides, "trainer.steps=2").code == 0
-    manifest = find(folder).folder / "manifest.json"
-    content = json.loads(manifest.read_text())
-    del content["meta"]["lengths"]
-    manifest.write_text(json.dumps(content))
+    checkpoint = find(folder)
+    meta = {key: value for key, value in checkpoint.manifest.meta.items() if key != "lengths"}
+    older = checkpoint.manifest.model_copy(update={"meta": meta})
+    (checkpoint.folder / "manifest.json").write_bytes(older.to_bytes())
     ended = train(*overrides, "trainer.steps=4")
     assert ended.code == 0, ended.text
     assert [segment.keeps_all for segment in lengths_of(folder)] == [True]
