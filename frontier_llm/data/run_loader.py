@@ -175,13 +175,13 @@ def describe_samples(config: RunConfig, corpora: Corpora) -> str:
     """
     data = config.data
     samples = [window_corpus(config, corpus, train=True) for corpus in corpora.corpora]
-    count = sum(map(len, samples))
+    count, left_out = sum(map(len, samples)), sum(windows.left_out for windows in samples)
     text = f"{count:,} samples per epoch"
     if data.packing == "best_fit":
         tokens = corpora.manifest.train.tokens
-        padding = 1 - tokens / (count * data.sequence_length)
+        padding = 1 - tokens / ((count + left_out) * data.sequence_length)
         text += f" of whole documents, {padding:.2%} padding"
-    if left_out := sum(windows.left_out for windows in samples):
+    if left_out:
         text += f"; {left_out:,} left out, which predict nothing"
     return text
 
