@@ -1,8 +1,8 @@
 """Evaluate weights on the validation split: `frontier-llm evaluate RUN_DIR [--checkpoint PATH]`.
 
-Prints the loss of each corpus in nats per token and, for a GPT, in bits per byte (loss * tokens /
-bytes / ln 2), which allows comparisons between tokenizers. For a blend of several corpora it also
-prints the mean loss, weighted as in training. Reads every sample of the validation split once, or
+Prints the loss of each corpus in nats per token and, for a GPT, in bits per byte of text over all
+tokens, which allows comparisons between tokenizers. For a blend of several corpora it also prints
+the means, weighted as in training. Reads every sample of the validation split once, or
 `--samples N` of them, evenly spread. Runs in one process in fp32, on a GPU if there is one. The
 parallel layout of the run does not matter.
 
@@ -17,9 +17,8 @@ lm-evaluation-harness, which must be installed, for example `--harness hellaswag
 
 import argparse
 import json
-import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,12 +36,14 @@ from frontier_llm.cli.evaluate_harness import run_harness
 from frontier_llm.cli.evaluate_text import evaluate_texts
 from frontier_llm.cli.options import at_least, folder, new_file, tool_parser
 from frontier_llm.config import RunConfig
-from frontier_llm.data.batch import AnyBatch
+from frontier_llm.data.batch import LossSums
 from frontier_llm.data.corpora import Corpora, open_data
 from frontier_llm.data.run_loader import make_batch_maker, window_corpus
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
+from frontier_llm.telemetry.metrics import BITS_PER_BYTE
+from frontier_llm.trainer.evaluate import Validation, summarize
 from frontier_llm.trainer.pipeline import Pipeline
 from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
 
@@ -56,7 +57,7 @@ class Score:
     """The corpus's share of the samples of the run."""
     samples: int
     loss: float
-    """Mean over the samples, in nats per token."""
+    """Mean loss (`data.loss_mean`), in nats per token."""
     bits_per_byte: float | None
     """None for span corruption, which does not predict every token."""
 
@@ -105,15 +106,15 @@ def _run(
         texts = evaluate_texts(config, tokenizer, model, groups, options.text, options.stride)
         evaluate_text.show(texts)
         return [evaluate_text.to_dict(text) for text in texts]
-    scores = evaluate(config, corpora, model, groups, options.samples)
-    show(scores)
+    mean, scores = evaluate(config, corpora, model, groups, options.samples)
+    show(mean, scores)
     return [asdict(score) for score in scores]
 
 
 def evaluate(
     config: RunConfig, corpora: Corpora, model: Model, groups: Groups, samples: int | None
-) -> list[Score]:
-    """Evaluate on every corpus.
+) -> tuple[Validation, list[Score]]:
+    """Evaluate on every corpus; return the result on all of them, and on each.
 
     Args:
         config: the configuration of the run, for a single rank.
@@ -128,23 +129,24 @@ def evaluate(
     for chunk in model.chunks:
         chunk.eval()
     pipeline, device = Pipeline(model, groups), next(model.chunks[0].parameters()).device
-    make_batch = make_batch_maker(config, corpora)
-    scores = []
+    make_batch, end = make_batch_maker(config, corpora), corpora.tokenizer.eod
+    by_corpus = []
     for name, corpus in zip(corpora.names, corpora.corpora, strict=True):
         windows = window_corpus(config, corpus, train=False)
         indices = spread(len(windows), samples or len(windows))
         size = config.data.micro_batch
         by_batch = [indices[first : first + size] for first in range(0, len(indices), size)]
-        batches = (
-            make_batch([windows[index] for index in batch], batch).to(device) for batch in by_batch
-        )
-        loss = mean_loss(pipeline, track(batches, name, total=len(by_batch), transient=True))
-        split = corpus.manifest.validation
-        bits = loss * corpora.predicted_tokens(split) / split.text_bytes / math.log(2)
-        predicts_all = config.data.objective == "causal"
-        weight = corpora.weights[name]
-        scores.append(Score(name, weight, len(indices), loss, bits if predicts_all else None))
-    return scores
+        sums = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=device)
+        with torch.no_grad():
+            for batch in track(by_batch, name, transient=True):
+                read = make_batch([windows[index] for index in batch], batch)
+                sums += pipeline.sums([read.to(device)], end)[0].sum(0)
+        by_corpus.append(LossSums(*sums.tolist()))
+    mean, each = summarize(config, corpora, by_corpus)
+    return mean, [
+        Score(name, corpora.weights[name], found.samples, found.loss, found.bits_per_byte)
+        for name, found in zip(corpora.names, each, strict=True)
+    ]
 
 
 def spread(count: int, wanted: int) -> list[int]:
@@ -153,36 +155,18 @@ def spread(count: int, wanted: int) -> list[int]:
     return [number * count // wanted for number in range(wanted)]
 
 
-def mean_loss(pipeline: Pipeline, batches: Iterable[AnyBatch]) -> float:
-    """Return the mean loss over all samples, in nats per token.
-
-    Args:
-        pipeline: runs the complete model.
-        batches: the samples, on the device of the model.
-    """
-    total, samples = 0.0, 0
-    with torch.no_grad():
-        for batch in batches:
-            (loss,) = pipeline.losses([batch])
-            total += loss.double().item() * batch.samples
-            samples += batch.samples
-    return total / samples
-
-
-def show(scores: Sequence[Score]) -> None:
+def show(mean: Validation, scores: Sequence[Score]) -> None:
     """Print the table of scores."""
-    table = Table(box=HORIZONTALS, pad_edge=False)
+    table = Table(box=HORIZONTALS, pad_edge=False, caption=BITS_PER_BYTE)
     table.add_column("corpus")
     for heading in ("weight", "samples", "nats per token", "bits per byte"):
         table.add_column(heading, justify="right")
-    for score in scores:
+    rows = list(scores)
+    if len(scores) > 1:
+        rows.append(Score("weighted mean", 1.0, mean.samples, mean.loss, mean.bits_per_byte))
+    for score in rows:
         bits = "-" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"
         table.add_row(
             score.corpus, f"{score.weight:.3f}", str(score.samples), f"{score.loss:.4f}", bits
-        )
-    if len(scores) > 1:
-        mean = sum(score.weight * score.loss for score in scores)
-        table.add_row(
-            "weighted mean", "1.000", str(sum(s.samples for s in scores)), f"{mean:.4f}", ""
         )
     wide_console().print(table)

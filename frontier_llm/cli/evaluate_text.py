@@ -18,12 +18,15 @@ from rich.table import Table
 
 from frontier_llm.cli.console import wide_console
 from frontier_llm.config import RunConfig
-from frontier_llm.data.batch import Batch
+from frontier_llm.data.batch import Batch, LossSums
 from frontier_llm.data.source import reader_of
 from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.data.tokenizer_source import tokens_before_text
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
+from frontier_llm.telemetry.metrics import BITS_PER_BYTE
+from frontier_llm.trainer.evaluate import TextLoss, bits_per_byte
 from frontier_llm.trainer.pipeline import Pipeline
 
 PADDED_TO = 16
@@ -44,16 +47,13 @@ class TextScore:
     """Number of words, separated by white space."""
     nats: float
     """Sum of the negative logarithms of the probabilities of all predicted tokens."""
+    bits_per_byte: float | None
+    """See `bits_per_byte` in trainer/evaluate.py; it does not depend on the tokenizer."""
 
     @property
     def nats_per_token(self) -> float:
         """Cross entropy."""
         return self.nats / self.tokens
-
-    @property
-    def bits_per_byte(self) -> float:
-        """Cross entropy in a unit that does not depend on the tokenizer."""
-        return self.nats / self.bytes / math.log(2)
 
     @property
     def token_perplexity(self) -> float:
@@ -116,7 +116,8 @@ def evaluate_texts(
     for chunk in model.chunks:
         chunk.eval()
     pipeline, device = Pipeline(model, groups), next(model.chunks[0].parameters()).device
-    return [_score(config, tokenizer, pipeline, device, file, stride) for file in files]
+    with torch.no_grad():
+        return [_score(config, tokenizer, pipeline, device, file, stride) for file in files]
 
 
 def windows_of(tokens: Sequence[int], length: int, stride: int) -> Iterator[Window]:
@@ -138,7 +139,7 @@ def windows_of(tokens: Sequence[int], length: int, stride: int) -> Iterator[Wind
 
 def show(scores: Sequence[TextScore]) -> None:
     """Print the table of scores."""
-    table = Table(box=HORIZONTALS, pad_edge=False)
+    table = Table(box=HORIZONTALS, pad_edge=False, caption=BITS_PER_BYTE)
     table.add_column("file")
     for heading in (
         "documents", "tokens", "bytes", "nats per token", "perplexity per token",
@@ -149,12 +150,13 @@ def show(scores: Sequence[TextScore]) -> None:
         table.add_row(
             score.file, f"{score.documents:,}", f"{score.tokens:,}", f"{score.bytes:,}",
             f"{score.nats_per_token:.4f}", f"{score.token_perplexity:.4g}",
-            f"{score.word_perplexity:.4g}", f"{score.bits_per_byte:.4f}",
+            f"{score.word_perplexity:.4g}",
+            "-" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}",
         )  # fmt: skip
     wide_console().print(table)
 
 
-def to_dict(score: TextScore) -> dict[str, float | str]:
+def to_dict(score: TextScore) -> dict[str, float | str | None]:
     """Return all values, for JSON."""
     return {
         "file": score.file,
@@ -178,9 +180,9 @@ def _score(
     stride: int,
 ) -> TextScore:
     texts = [text for text in _documents(file, config.data.text_key) if text]
-    # where documents are joined, the first token of a text follows the end of another one
-    start = [tokenizer.eod] if config.data.documents == "joined" else []
-    documents = [[*start, *tokenizer.encode(text)] for text in texts]
+    start = tokens_before_text(config.data, tokenizer)
+    encoded = [tokenizer.encode(text) for text in texts]
+    documents = [[*start, *tokens] for tokens in encoded]
     windows = [
         window
         for tokens in documents
@@ -189,13 +191,16 @@ def _score(
     if not windows:
         raise DataError(f"{file} holds no text to predict")
     shown = track(windows, file.name, transient=True)
+    sums = _sums(pipeline, device, shown, config.data.micro_batch, tokenizer.eod)
+    size = sum(len(text.encode()) for text in texts)
     return TextScore(
         file=str(file),
         documents=len(texts),
-        tokens=sum(window.predicted for window in windows),
-        bytes=sum(len(text.encode()) for text in texts),
+        tokens=round(sums.tokens),
+        bytes=size,
         words=sum(len(re.split(r"\s+", text)) for text in texts),
-        nats=_nats(pipeline, device, shown, config.data.micro_batch),
+        nats=sums.nats,
+        bits_per_byte=bits_per_byte([TextLoss(sums, size / sum(map(len, encoded)))]),
     )
 
 
@@ -219,32 +224,33 @@ def _documents(file: Path, key: str) -> Iterator[str]:
         raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
-def _nats(
-    pipeline: Pipeline, device: torch.device, windows: Iterable[Window], samples: int
-) -> float:
-    """Return the sum of the losses of all predicted tokens.
-
-    Windows that have equal shapes share a batch, so that the mean of a batch gives its sum.
+def _sums(
+    pipeline: Pipeline, device: torch.device, windows: Iterable[Window], samples: int, end: int
+) -> LossSums:
+    """Return the sums over all windows. Windows that have equal shapes share a batch.
 
     Args:
         pipeline: runs the complete model.
         device: device of the model.
         windows: the windows of all documents.
         samples: largest number of windows per batch.
+        end: token that ends a document.
     """
     by_shape: dict[tuple[int, int], list[Window]] = {}
-    total = 0.0
+    total = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=device)
     for window in windows:
         shape = (len(window.inputs), window.predicted)
         ready = by_shape.setdefault(shape, [])
         ready.append(window)
         if len(ready) == samples:
-            total += _sum(pipeline, device, by_shape.pop(shape))
-    return total + sum(_sum(pipeline, device, ready) for ready in by_shape.values())
+            total += pipeline.sums([_batch(by_shape.pop(shape)).to(device)], end)[0].sum(0)
+    for ready in by_shape.values():
+        total += pipeline.sums([_batch(ready).to(device)], end)[0].sum(0)
+    return LossSums(*total.tolist())
 
 
-def _sum(pipeline: Pipeline, device: torch.device, windows: Sequence[Window]) -> float:
-    """Return the sum of the losses of the predicted tokens of windows of one shape."""
+def _batch(windows: Sequence[Window]) -> Batch:
+    """Return a batch of windows of one shape."""
     length, predicted = len(windows[0].inputs), windows[0].predicted
     padded = -(-length // PADDED_TO) * PADDED_TO  # no token attends to the padding after it
     tokens = torch.zeros(len(windows), padded, dtype=torch.int64)
@@ -253,10 +259,7 @@ def _sum(pipeline: Pipeline, device: torch.device, windows: Sequence[Window]) ->
         tokens[row, :length] = torch.tensor(window.inputs)
         labels[row, :length] = torch.tensor(window.labels)
     mask[:, length - predicted : length] = 1
-    positions = torch.arange(padded).expand_as(tokens)
-    with torch.no_grad():
-        (loss,) = pipeline.losses([Batch(tokens, labels, positions, mask).to(device)])
-    return loss.double().item() * len(windows) * predicted
+    return Batch(tokens, labels, torch.arange(padded).expand_as(tokens), mask)
 
 
 def _exp(value: float) -> float:

@@ -3,6 +3,10 @@
     frontier-llm generate runs/gpt_tiny-20260131-120000 "def main("
     frontier-llm generate RUN_DIR --tokens 200 --temperature 0.6 "import os" "class Node:"
 
+If the documents of the run were joined (`data.documents=joined`), the model reads an
+end-of-document token before each prompt, as in training and `evaluate --text`; if they were
+separate, it reads nothing before it. Which of the two is printed to standard error.
+
 Runs in one process, on a GPU if there is one. The parallel layout of the run does not matter.
 """
 
@@ -47,10 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
     """Load the run's model in this process; return the continuation of each prompt."""
     from frontier_llm.data.corpora import open_data
+    from frontier_llm.data.tokenizer_source import tokens_before_text
     from frontier_llm.device.accelerator import Accelerator
     from frontier_llm.trainer.sample import Sampler
 
     tokenizer = open_data(config.data).tokenizer
+    before = [tokenizer.token_of(token) for token in tokens_before_text(config.data, tokenizer)]
+    words = f"{before[0]} (the end of a document)" if before else "nothing"
+    wide_console(stderr=True, highlight=False).print(f"before each prompt: {words}", markup=False)
     device = Accelerator.of_rank(0).device
     with single_process_model(config, Path(config.run.dir), device) as (model, groups):
         sampler = Sampler(model, groups, config, tokenizer)

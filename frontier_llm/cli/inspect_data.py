@@ -20,12 +20,13 @@ from frontier_llm.config import RunConfig
 from frontier_llm.config.reading import SENTINELS
 from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.blend import Schedule
-from frontier_llm.data.corpora import Corpora, initial_schedule, open_data
+from frontier_llm.data.corpora import Corpora, initial_schedule, open_data, set_lengths
 from frontier_llm.data.document_rows import Row
 from frontier_llm.data.prepared_corpus import find_origins
-from frontier_llm.data.run_loader import make_batch_maker, window_corpus
+from frontier_llm.data.run_loader import make_batch_maker, window_corpus, window_tokens
+from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.errors import DataError
-from frontier_llm.trainer.ledger_file import blend_of
+from frontier_llm.trainer.ledger_file import blend_of, lengths_of
 from frontier_llm.trainer.single_process_model import read_config
 
 
@@ -58,6 +59,18 @@ class View:
             self._schedule = initial_schedule(corpora, config.trainer.seed)
             if train and (history := blend_of(run)):
                 self._schedule = self._schedule.with_history(history)
+        if train:
+            self._set_lengths(run)
+
+    def _set_lengths(self, run: Path) -> None:
+        """Set the lengths that the samples of the run have had."""
+        tokens = window_tokens(self._corpora.config)
+        segments = lengths_of(run) or [LengthSegment(0, tokens, keeps_all=True)]
+        if self._schedule:
+            by_name = dict(zip(self._corpora.names, self._samples, strict=True))
+            set_lengths(by_name, self._schedule, segments)
+        else:
+            self._samples[0].set_lengths(segments)
 
     def lines(self, index: int) -> Iterator[Text]:
         """Yield the description and the text of a sample, one line each.
@@ -77,7 +90,7 @@ class View:
             corpus_number = self._corpora.names.index(name)
         corpus, samples = self._corpora.corpora[corpus_number], self._samples[corpus_number]
         stream = corpus.train if self._train else corpus.validation
-        epoch, window = in_corpus // len(samples), samples.window(in_corpus)
+        epoch, window = samples.epoch(in_corpus), samples.window(in_corpus)
         for start, count in samples.ranges(in_corpus):
             yield Text(
                 f"{self._corpora.names[corpus_number]}: tokens {start:,} to {start + count - 1:,} "

@@ -71,6 +71,9 @@ class DataConfig(Section):
     """How documents of a GPT become samples. `stream`: all documents form one sequence, which is
     cut; `best_fit`: only documents longer than a sample are cut, and the samples are filled by
     best-fit-decreasing."""
+    loss_mean: Literal["samples", "tokens"] = "samples"
+    """What has equal weight in the loss. `samples`: each sample, whose loss is the mean over the
+    tokens that it predicts; `tokens`: each predicted token of a step or of a validation."""
     sequence_length: int = Field(ge=1)
     """Tokens per sample. With the objective `spans`, tokens that the encoder reads."""
     global_batch: int = Field(ge=1)

@@ -19,7 +19,8 @@ class TrainerConfig(Section):
     evaluate_every_steps: int | None = Field(ge=1)
     """Steps between two evaluations on validation data; null = only at the end."""
     evaluate_batches: int = Field(ge=1)
-    """Global batches of validation data per evaluation."""
+    """Global batches of validation data per evaluation. If there are fewer samples, an evaluation
+    reads each of them once."""
     bad_steps_allowed: int = Field(ge=0)
     """Number of consecutive steps that may be skipped because the loss or the gradient is not
     finite. If one more step fails, the run stops. Overflows in fp16 count only at the minimum loss

@@ -6,6 +6,7 @@ model, or a tokenizer.json with its settings files.
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from frontier_llm.data.tokenizer_source import (
     copy_tokenizer,
     digest_tokenizer,
     open_tokenizer,
+    tokens_before_text,
 )
 from frontier_llm.errors import ConfigError, DataError, FrontierError
 
@@ -59,12 +61,23 @@ def write_theirs(config: RunConfig, out: Path, trained_with: str | None) -> dict
             f"the tokenizer {source} has the digest {found}; the model was trained with another, "
             f"of digest {trained_with}\n  do: restore the files that the run was started with"
         )
-    _write_settings(tokenizer, out)
-    return {"eos_token_id": tokenizer.eod, "bos_token_id": None}
+    before = tokens_before_text(config.data, tokenizer)
+    _write_settings(tokenizer, out, before, ends=config.model.kind == "t5")
+    return {"eos_token_id": tokenizer.eod, "bos_token_id": before[0] if before else None}
 
 
-def _write_settings(tokenizer: Tokenizer, out: Path) -> None:
-    """Write tokenizer_config.json, unless it is there and names the token that ends documents."""
+def _write_settings(tokenizer: Tokenizer, out: Path, before: Sequence[int], *, ends: bool) -> None:
+    """Write settings, so that transformers adds to a text the tokens that the model has read.
+
+    With a sentencepiece model these are the settings of tokenizer_config.json. In a tokenizer.json
+    it is the post-processor: transformers ignores the settings beside it.
+
+    Args:
+        tokenizer: the tokenizer of the run.
+        out: the Hugging Face folder.
+        before: the tokens before a text.
+        ends: whether the end-of-document token follows a text.
+    """
     path, end = out / _SETTINGS_FILE, tokenizer.token_of(tokenizer.eod)
     if (out / MODEL_FILE).exists():
         settings = {
@@ -73,27 +86,57 @@ def _write_settings(tokenizer: Tokenizer, out: Path) -> None:
             "unk_token": "<unk>",
             # LlamaTokenizer would add a token beyond the vocabulary for its default, "<s>"
             "bos_token": None if tokenizer.id_of("<s>") is None else "<s>",
-            "add_bos_token": False,
             "add_prefix_space": False,
             "legacy": False,
         }
     elif path.exists():
         settings = json.loads(path.read_bytes())
-        named = settings.get("eos_token")
-        if end in (named, named.get("content") if isinstance(named, dict) else None):
-            return
     else:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    settings = {"clean_up_tokenization_spaces": False, **settings, "eos_token": end}
+    named = settings.get("eos_token")
+    if end not in (named, named.get("content") if isinstance(named, dict) else None):
+        settings["eos_token"] = end
+    if before:
+        settings["bos_token"] = settings["eos_token"]
+    added = {"add_bos_token": bool(before), "add_eos_token": ends}
+    settings = {"clean_up_tokenization_spaces": False, **settings, **added}
     path.write_text(json.dumps(settings, indent=2) + "\n")
+    if (out / JSON_FILE).exists():
+        start, after = [end] * bool(before), [end] * ends
+        _write_post_processor(out / JSON_FILE, start, after, [tokenizer.eod])
+
+
+def _write_post_processor(file: Path, start: list[str], end: list[str], ids: list[int]) -> None:
+    """Let a tokenizer.json add special tokens, and no others, before and after a text."""
+    content = json.loads(file.read_bytes())
+    found = content.get("post_processor") or {"type": "Sequence", "processors": []}
+    processors = found["processors"] if found["type"] == "Sequence" else [found]
+    # other kinds than these two add tokens
+    kept = [one for one in processors if one["type"] in ("ByteLevel", "Sequence")]
+
+    def part(text: str, number: int) -> list[dict[str, Any]]:
+        first, last = (
+            [{"SpecialToken": {"id": token, "type_id": number}} for token in tokens]
+            for tokens in (start, end)
+        )
+        return [*first, {"Sequence": {"id": text, "type_id": number}}, *last]
+
+    names = {token: {"id": token, "ids": ids, "tokens": [token]} for token in [*start, *end]}
+    if names:
+        single = part("A", 0)
+        kept.append({"type": "TemplateProcessing", "single": single,
+                     "pair": single + part("B", 1), "special_tokens": names})  # fmt: skip
+    if kept != processors:
+        content["post_processor"] = {"type": "Sequence", "processors": kept}
+        file.write_text(json.dumps(content, ensure_ascii=False, indent=2), encoding="utf-8")
 
 
 def check_theirs(out: Path) -> None:
     """Refuse a Hugging Face folder if transformers encodes text differently with its tokenizer.
 
     Raises:
-        DataError: the tokens or the token that ends a document differ, or transformers cannot load
-            the tokenizer.
+        DataError: the tokens, those that it adds before and after a text, or the token that ends a
+            document differ, or transformers cannot load the tokenizer.
     """
     if not ((out / JSON_FILE).exists() or (out / MODEL_FILE).exists()):
         return
@@ -102,15 +145,24 @@ def check_theirs(out: Path) -> None:
     try:
         theirs = AutoTokenizer.from_pretrained(out)
         found = theirs.encode(SAMPLE_TEXT, add_special_tokens=False)
+        whole = theirs.encode(SAMPLE_TEXT)
     except Exception as error:
         raise DataError(f"transformers cannot load the tokenizer of {out}: {error}") from error
-    ours = open_tokenizer(out, read_config(out)["eos_token_id"])
+    settings = read_config(out)
+    ours = open_tokenizer(out, settings["eos_token_id"])
     wanted = ours.encode(SAMPLE_TEXT)
     if (found, theirs.eos_token_id) != (wanted, ours.eod):
         raise DataError(
             f"transformers reads the tokenizer differently: it gives {found[:9]}... and ends "
             f"documents by {theirs.eos_token_id}, this project {wanted[:9]}... and {ours.eod}\n"
             "  do: convert with --no-check, and remove the tokenizer from the folder"
+        )
+    before = [token for token in [settings.get("bos_token_id")] if token is not None]
+    if whole[: len(before) + len(wanted)] != before + wanted:
+        raise DataError(
+            f"transformers begins a text with {whole[:9]}..., this project with "
+            f"{[*before, *wanted][:9]}...\n"
+            "  do: convert with --no-check, and encode texts with add_special_tokens=False"
         )
 
 

@@ -5,14 +5,87 @@ data/loader.py and data/spans.py build them; trainer/pipeline.py passes them to 
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import xxhash
 
+LossMean = Literal["samples", "tokens"]
+"""What has equal weight in the mean loss (`data.loss_mean`)."""
+
+
+class _Labels:
+    """What the losses of a micro-batch count for. Losses are [b, s], one per label."""
+
+    labels: torch.Tensor
+    loss_mask: torch.Tensor | None
+
+    def mean_loss(self, losses: torch.Tensor, by: LossMean = "samples") -> torch.Tensor:
+        """Average losses to a scalar in fp32, which a step averages over its micro-batches.
+
+        `samples`: the losses are averaged over the predicted labels of each sample, then over
+        samples. `tokens`: their sum is divided by the number of all labels, also of those that are
+        not predicted. The sum over a step of this times samples, divided by the sum of `weight`, is
+        the mean loss of the step. It does not depend on how samples are distributed over
+        micro-batches and replicas, and neither does its gradient.
+        """
+        mask = self.loss_mask
+        if mask is None:
+            return losses.float().mean()
+        if by == "tokens":
+            return (losses.float() * mask).mean()
+        predicted = mask.sum(dim=1).clamp(min=1)
+        return ((losses.float() * mask).sum(dim=1) / predicted).mean()
+
+    def weight(self, by: LossMean) -> float | torch.Tensor:
+        """Return the divisor for the sum of `mean_loss` times samples: [] fp64, or a number.
+
+        `samples`: the number of those that predict a label. `tokens`: the number of predicted
+        labels per label of a sample.
+        """
+        if self.loss_mask is None:
+            return self.labels.shape[0]
+        predicted = self.loss_mask.sum(dim=1, dtype=torch.float64)
+        return (predicted > 0).sum() if by == "samples" else predicted.sum() / self.labels.shape[1]
+
+    def loss_sums(self, losses: torch.Tensor, end: int) -> torch.Tensor:
+        """Return the fields of `LossSums` for each sample, [b, 6] fp64.
+
+        Args:
+            losses: the cross entropies.
+            end: token that ends a document.
+        """
+        ones = torch.ones_like(losses, dtype=torch.float64)
+        predicted = ones if self.loss_mask is None else self.loss_mask.double()
+        text = predicted * (self.labels != end)
+        sums = [x.sum(-1) for w in (predicted, text) for x in (w * losses.double(), w)]
+        has_label, mean = sums[1] > 0, sums[0] / sums[1].clamp(min=1)
+        return torch.stack([has_label.double(), mean, *sums], dim=1)
+
+
+class LossSums(NamedTuple):
+    """Sums over samples."""
+
+    samples: float
+    """Number of samples that predict a token."""
+    means: float
+    """Sum of the mean losses of these samples, in nats per token."""
+    nats: float
+    """Sum of the losses of all predicted tokens."""
+    tokens: float
+    """Number of predicted tokens."""
+    text_nats: float
+    """`nats` without the tokens that end documents."""
+    text_tokens: float
+    """`tokens` without the tokens that end documents."""
+
+    def loss(self, by: LossMean) -> float:
+        """Return the mean loss in nats per token."""
+        return self.means / self.samples if by == "samples" else self.nats / self.tokens
+
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(_Labels):
     """A micro-batch of b samples of s tokens each, for a decoder-only model.
 
     Attributes:
@@ -54,18 +127,9 @@ class Batch:
             "cumulative_lengths": self.cumulative_lengths,
         }
 
-    def mean_loss(self, losses: torch.Tensor) -> torch.Tensor:
-        """Average the losses of all predicted tokens: [b, s] to a scalar in fp32.
-
-        With a mask, they are averaged as by `Seq2SeqBatch`.
-        """
-        if self.loss_mask is None:
-            return losses.float().mean()
-        return _mean_of_samples(losses, self.loss_mask)
-
 
 @dataclass(frozen=True)
-class Seq2SeqBatch:
+class Seq2SeqBatch(_Labels):
     """A micro-batch of b samples for an encoder-decoder.
 
     geometry/lengths.py computes the number of tokens per sample that the encoder reads (s_enc) and
@@ -113,21 +177,6 @@ class Seq2SeqBatch:
             "decoder_tokens": self.decoder_tokens,
         }
 
-    def mean_loss(self, losses: torch.Tensor) -> torch.Tensor:
-        """Average [b, s_dec] losses to a scalar in fp32.
-
-        The losses are averaged first over the unmasked tokens of each sample, then over samples.
-        All samples therefore have the same weight, and the gradient does not depend on how samples
-        are distributed over micro-batches and replicas.
-        """
-        return _mean_of_samples(losses, self.loss_mask)
-
-
-def _mean_of_samples(losses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Average [b, s] over the unmasked tokens of each sample, then over samples, in fp32."""
-    unmasked = mask.sum(dim=1).clamp(min=1)
-    return ((losses.float() * mask).sum(dim=1) / unmasked).mean()
-
 
 AnyBatch = Batch | Seq2SeqBatch
 """A micro-batch of a decoder-only model or of an encoder-decoder."""
@@ -145,6 +194,14 @@ def map_tensors(batch: SomeBatch, change: Callable[[torch.Tensor], torch.Tensor]
     """Return a batch whose tensors are changed by a function, such as a copy to a device."""
     changed: dict[str, Any] = {name: change(tensor) for name, tensor in named_tensors(batch)}
     return replace(batch, **changed)
+
+
+def without_labels(batch: SomeBatch, count: int) -> SomeBatch:
+    """Return a copy of a batch in which the last `count` samples predict nothing."""
+    mask = batch.loss_mask
+    mask = torch.ones(batch.labels.shape) if mask is None else mask.clone()
+    mask[len(mask) - count :] = 0
+    return replace(batch, loss_mask=mask)
 
 
 def digest(batches: Iterable[AnyBatch]) -> int:

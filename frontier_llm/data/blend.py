@@ -135,14 +135,23 @@ class Schedule:
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return (index of the corpus in `names`, index of the sample in that corpus)."""
-        starts = [segment.first_sample for segment in self.segments]
-        number = bisect_right(starts, index) - 1
-        block, position = divmod(index - starts[number], BLOCK)
+        number = self._segment(index)
+        block, position = divmod(index - self.segments[number].first_sample, BLOCK)
         corpora, ordinals = self._block(number, block)
         corpus = int(corpora[position])
         in_earlier_segments = int(self._supplied_before[number][corpus])
         in_earlier_blocks = block * int(self._quotas[number][corpus])
         return corpus, in_earlier_segments + in_earlier_blocks + int(ordinals[position])
+
+    def supplied(self, index: int) -> dict[str, int]:
+        """Return how many samples each corpus supplies before a sample."""
+        number = self._segment(index)
+        count = self._count(number, index - self.segments[number].first_sample)
+        counts = self._supplied_before[number] + count
+        return dict(zip(self.names, counts.tolist(), strict=True))
+
+    def _segment(self, index: int) -> int:
+        return bisect_right(self.segments, index, key=lambda segment: segment.first_sample) - 1
 
     def to_meta(self) -> list[dict[str, Any]]:
         """Return the segments as plain JSON, for a checkpoint."""

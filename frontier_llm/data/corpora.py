@@ -7,7 +7,7 @@ the commands that read or prepare data.
 import hashlib
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,14 @@ from frontier_llm.data.packing import open_packing
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, prepare
 from frontier_llm.data.prepared_corpus import Corpus, Samples, open_corpus, streams
+from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.data.source import find_source
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.data.worker_pool import available_cores
 from frontier_llm.errors import DataError
 
-CorpusSamples = Samples | DocumentSamples | PackedSamples
+CorpusSamples = Samples | PackedSamples
 """The samples of a run that reads one corpus."""
 
 
@@ -78,28 +79,6 @@ class Corpora:
                 "validation": _sum_splits([manifest.validation for manifest in manifests]),
             }
         )
-
-    @property
-    def validation_bytes_per_token(self) -> float:
-        """Mean number of bytes of validation text per predicted token, weighted by shares.
-
-        It converts a loss per token to a loss per byte.
-        """
-        splits = {
-            name: corpus.manifest.validation
-            for name, corpus in zip(self.names, self.corpora, strict=True)
-        }
-        return sum(
-            self.weights[name] * split.text_bytes / self.predicted_tokens(split)
-            for name, split in splits.items()
-        )
-
-    def predicted_tokens(self, split: Split) -> int:
-        """Return the number of tokens of a split that samples predict.
-
-        The first token of a document is not predicted if documents are separate.
-        """
-        return split.tokens - (split.documents if self.config.documents == "separate" else 0)
 
 
 def prepare_all(
@@ -189,6 +168,10 @@ class BlendedSamples:
         weights = self.schedule.segments[-1].weights
         self.schedule = self.schedule.with_history(history).changed(next_sample, weights)
 
+    def set_lengths(self, segments: Sequence[LengthSegment]) -> None:
+        """Set the lengths of the samples over the run, after `resume`."""
+        set_lengths(self._samples, self.schedule, segments)
+
     def __len__(self) -> int:
         """Return the number of samples per epoch, summed over the corpora."""
         return sum(map(len, self._samples.values()))
@@ -201,13 +184,26 @@ class BlendedSamples:
     def row(self, index: int, *, reads: bool = True) -> Row:
         """Return sample `index` of a run whose samples have documents."""
         samples, index_in_corpus = self._locate(index)
-        assert not isinstance(samples, Samples), "the borders of documents are not known"
+        assert isinstance(samples, DocumentSamples | PackedSamples), (
+            "the borders of documents are not known"
+        )
         return samples.row(index_in_corpus, reads=reads)
 
     def _locate(self, index: int) -> tuple[CorpusSamples, int]:
         corpus, index_in_corpus = self.schedule.locate(index)
         # the order of corpora in the configuration may have changed at a resume
         return self._samples[self.schedule.names[corpus]], index_in_corpus
+
+
+def set_lengths(
+    samples: Mapping[str, CorpusSamples], schedule: Schedule, segments: Sequence[LengthSegment]
+) -> None:
+    """Set the lengths of the samples of each corpus over a run of a blend."""
+    before = [schedule.supplied(segment.first_sample) for segment in segments]
+    for name in set(schedule.names) & set(samples):
+        samples[name].set_lengths(
+            [replace(s, first_sample=n[name]) for s, n in zip(segments, before, strict=True)]
+        )
 
 
 def initial_schedule(corpora: Corpora, seed: int) -> Schedule:

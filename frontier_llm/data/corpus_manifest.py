@@ -43,6 +43,11 @@ class Split(BaseModel):
     bin_sha256: str
     """SHA-256 of the token file."""
 
+    @property
+    def text_bytes_per_token(self) -> float:
+        """Mean length in UTF-8 of the tokens that do not end a document; 0 if there are none."""
+        return self.text_bytes / max(1, self.tokens - self.documents)
+
 
 class Manifest(BaseModel):
     """Description of a prepared corpus."""

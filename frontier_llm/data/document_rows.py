@@ -10,7 +10,7 @@ documents and padding (data.packing). In both cases some labels are masked in th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,37 +39,25 @@ class Row:
         return len(self.tokens) - 1 - int(self.lengths.sum())
 
 
-class DocumentSamples:
+class DocumentSamples(Samples):
     """The samples of a run that cut the sequence of all documents, with the borders in them."""
 
-    def __init__(self, samples: Samples) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        """Return the number of samples per epoch."""
-        return len(self._samples)
-
-    def __getitem__(self, index: int) -> Row:
-        """Return sample `index` of the run."""
+    def __getitem__(self, index: int) -> Any:
+        """Return sample `index` of the run, a `Row`."""
         return self.row(index)
 
     def row(self, index: int, *, reads: bool = True) -> Row:
         """Return sample `index` of the run; without reading tokens these are zeros."""
-        start, count = self._samples.token_range(index)
-        inputs = count - 1
-        starts = self._samples.stream.documents_within(start + 1, inputs) - start
-        continues = not len(starts) or int(starts[-1]) < inputs
-        borders = np.concatenate([[0], starts[starts < inputs], [inputs]])
-        tokens = self._samples[index] if reads else np.zeros(count, np.int64)
-        return Row(tokens, np.diff(borders), continues)
-
-    def window(self, index: int) -> int:
-        """Return the window that sample `index` of the run reads."""
-        return self._samples.window(index)
-
-    def ranges(self, index: int) -> list[tuple[int, int]]:
-        """Return (first token, number of tokens) of each range that a sample reads."""
-        return self._samples.ranges(index)
+        begins, ranges = self.stream.documents_within, self.ranges(index)
+        borders, inputs = [np.zeros(1, np.int64)], 0
+        for start, count in ranges:  # a border is where a document begins, and where a range ends
+            borders += [begins(start + 1, count - 1) - start + inputs, np.array([inputs + count])]
+            inputs += count
+        ends = np.concatenate(borders)
+        continues = int(ends[-2]) < inputs - 1
+        ends = np.append(ends[ends < inputs - 1], inputs - 1)
+        tokens = self.read(index) if reads else np.zeros(inputs, np.int64)
+        return Row(tokens, np.diff(ends), continues)
 
 
 class RowWindows(Protocol):

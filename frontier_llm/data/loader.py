@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from frontier_llm.data.batch import AnyBatch, Batch, digest
+from frontier_llm.data.batch import AnyBatch, Batch, digest, without_labels
 from frontier_llm.data.batch_transfer import CPU, BatchTransfer, SentBatches
 
 Tokens = npt.NDArray[np.int64]
@@ -73,6 +73,8 @@ class BatchLoader:
         data_size: int,
         make_batch: MakeBatch | None = None,
         reading: Reading | None = None,
+        *,
+        ends: bool = False,
     ) -> None:
         """Initialise the loader; nothing is read yet.
 
@@ -84,11 +86,14 @@ class BatchLoader:
             data_size: number of replicas.
             make_batch: function that builds a micro-batch; None: `causal_batch`.
             reading: how batches are read ahead; None: by one thread, one step.
+            ends: whether `samples` has no second epoch. The last micro-batches then contain copies
+                of sample 0 that predict nothing, and a step has only as many as are needed.
         """
         assert global_batch % (micro_batch * data_size) == 0, "checked in config/rules.py"
         self._samples, self._make_batch = samples, make_batch or causal_batch
         self._global_batch, self._micro_batch = global_batch, micro_batch
         self._data_rank, self._data_size = data_rank, data_size
+        self._end = len(samples) if ends else None
         self._reading = reading or Reading()
         self._transfer = BatchTransfer(self._reading.device)
         self._threads = ThreadPoolExecutor(self._reading.workers, thread_name_prefix="batches")
@@ -124,12 +129,15 @@ class BatchLoader:
         Args:
             first: index of the first sample of the step.
         """
+        stop = first + self._global_batch
+        if self._end is not None:
+            stop = min(stop, self._end)
         # all replicas together read `stride` samples per micro-batch
         stride = self._data_size * self._micro_batch
         offset = self._data_rank * self._micro_batch
         return [
             list(range(start + offset, start + offset + self._micro_batch))
-            for start in range(first, first + self._global_batch, stride)
+            for start in range(first, stop, stride)
         ]
 
     def _take_ahead(self, first: int) -> "list[_Part]":
@@ -161,11 +169,14 @@ class BatchLoader:
 
     def _read(self, batches_of_indices: Sequence[Sequence[int]]) -> "_Part":
         """Read micro-batches; return them, on their way to the device, and their digest."""
-        batches = [
-            self._make_batch([self._samples[index] for index in indices], indices)
-            for indices in batches_of_indices
-        ]
+        batches = [self._batch(indices) for indices in batches_of_indices]
         return self._transfer.send(batches), digest(batches)
+
+    def _batch(self, indices: Sequence[int]) -> AnyBatch:
+        read = [index for index in indices if self._end is None or index < self._end]
+        copies = len(indices) - len(read)
+        batch = self._make_batch([self._samples[index] for index in read + [0] * copies], indices)
+        return without_labels(batch, copies) if copies else batch
 
 
 _Part = tuple[SentBatches, int]

@@ -1,13 +1,16 @@
 """Read samples that consist of whole documents (data.packing=best_fit)."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from frontier_llm.data.document_rows import Row
 from frontier_llm.data.packing import Packing, open_packing
-from frontier_llm.data.permutation import make_key, permute
+from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepared_corpus import TokenStream
+from frontier_llm.data.sample_order import Kept, LengthSegment, SampleOrder
 from frontier_llm.errors import DataError
 
 PAD = 0
@@ -15,10 +18,20 @@ PAD = 0
 
 
 class PackedSamples:
-    """The samples of a run, epoch after epoch. An epoch reads every packed sample once."""
+    """The samples of a run, epoch after epoch.
+
+    An epoch reads every packed sample once, but those that predict nothing.
+    """
 
     def __init__(
-        self, stream: TokenStream, length: int, seed: int, digest: str, *, shuffle: bool = True
+        self,
+        stream: TokenStream,
+        length: int,
+        seed: int,
+        digest: str,
+        *,
+        shuffle: bool = True,
+        separate: bool = False,
     ) -> None:
         """Open the packing of a split, or make it.
 
@@ -29,19 +42,55 @@ class PackedSamples:
             digest: digest of the corpus (`Manifest.digest`).
             shuffle: whether each epoch reads the samples in a random order of its own; otherwise in
                 the order of the corpus.
+            separate: whether documents are separate.
 
         Raises:
-            DataError: the split has no document, or the packing cannot be kept.
+            DataError: the split has no document, no sample predicts a token, or the packing cannot
+                be kept.
         """
         if not len(stream):
             raise DataError(f"{stream.prefix}.bin has no document\n  do: add text")
-        self._stream, self._shuffle = stream, shuffle
+        self._stream = stream
         self.packing: Packing = open_packing(stream.prefix, stream.document_lengths(), length)
-        self._key = lru_cache(maxsize=4)(lambda epoch: make_key(digest, seed, epoch))
+        self._kept = Kept(len(self.packing), self._without_labels(separate))
+        key = lru_cache(maxsize=4)(lambda epoch: make_key(digest, seed, epoch))
+        # an order of windows of one "token", which is a packed sample
+        self._order = SampleOrder(1, lambda _: self._kept, key if shuffle else None)
+        if not len(self):
+            raise DataError(f"no sample of {stream.prefix}.bin predicts a token\n  do: add text")
+
+    def _without_labels(self, separate: bool) -> npt.NDArray[np.int64]:
+        """Return the numbers of the samples that predict nothing.
+
+        All their pieces have one token, after which the document ends. The last piece predicts
+        nothing then, and if documents are separate, neither do the others.
+        """
+        first, lengths = self.packing.first_pieces[:-1], self.packing.lengths
+        sizes = (np.maximum if separate else np.add).reduceat(lengths, first)
+        numbers = np.flatnonzero(sizes == 1)
+        if self.packing.length == 1:
+            following = self.packing.starts[first[numbers]] + 1
+            ends = np.append(self._stream.document_starts(), len(self._stream))
+            numbers = numbers[np.isin(following, ends)]
+        return numbers
+
+    def set_lengths(self, segments: Sequence[LengthSegment]) -> None:
+        """Read all samples in a run of an older version. The length of samples cannot change."""
+        if segments[-1].keeps_all:
+            self._kept = Kept(len(self.packing), np.zeros(0, np.int64))
+
+    @property
+    def left_out(self) -> int:
+        """Number of samples that are left out because they predict nothing."""
+        return self._kept.left_out
 
     def __len__(self) -> int:
         """Return the number of samples per epoch."""
-        return len(self.packing)
+        return len(self._kept)
+
+    def epoch(self, index: int) -> int:
+        """Return the epoch of a sample, counted from 0."""
+        return self._order.locate(index)[0]
 
     def __getitem__(self, index: int) -> Row:
         """Return sample `index` of the run."""
@@ -49,8 +98,7 @@ class PackedSamples:
 
     def window(self, index: int) -> int:
         """Return the number of the packed sample that sample `index` of the run reads."""
-        epoch, position = divmod(index, len(self))
-        return permute(position, len(self), self._key(epoch)) if self._shuffle else position
+        return self._order.locate(index)[1][0][0]
 
     def ranges(self, index: int) -> list[tuple[int, int]]:
         """Return (first token, number of tokens) of each piece that sample `index` reads."""

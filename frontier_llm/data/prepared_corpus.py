@@ -5,17 +5,19 @@ the number of replicas nor on the size of a micro-batch, so a run can resume in 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from frontier_llm.data.corpus_manifest import FILES_FILE, MANIFEST_FILE, Manifest, Split
-from frontier_llm.data.permutation import make_key, permute
+from frontier_llm.data.permutation import make_key
+from frontier_llm.data.sample_order import Kept, LengthSegment, SampleOrder
 from frontier_llm.data.source_format import sha256_of
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
@@ -83,6 +85,11 @@ class TokenStream:
         lengths: npt.NDArray[np.int32] = self._files.index.sequence_lengths
         return lengths
 
+    def document_starts(self) -> npt.NDArray[np.int64]:
+        """Return the index of the first token of each document."""
+        starts: npt.NDArray[np.int64] = self._files.index.sequence_pointers
+        return starts // self._dtype.itemsize
+
     def document_start(self, document: int) -> int:
         """Return the index of a document's first token."""
         return int(self._files.index.sequence_pointers[document]) // self._dtype.itemsize
@@ -140,7 +147,8 @@ class Samples:
     An epoch reads every window of a token stream once. Window w begins at token wL, where L is the
     sequence length, and holds L + `overlap` tokens. Its last `overlap` tokens are also the first
     tokens of window w + 1. With an overlap of 1 the shared token is the last label of one window
-    and the first input of the next.
+    and the first input of the next. If documents are separate, windows are left out in which each
+    token ends a document, because they predict nothing.
     """
 
     def __init__(
@@ -152,6 +160,7 @@ class Samples:
         *,
         shuffle: bool = True,
         overlap: int = 1,
+        separate: bool = False,
     ) -> None:
         """Divide a stream into windows.
 
@@ -163,42 +172,79 @@ class Samples:
             shuffle: whether each epoch reads the windows in a random order of its own; otherwise
                 all epochs read them in the order of the stream.
             overlap: number of tokens that a window shares with the next window.
+            separate: whether documents are separate.
 
         Raises:
-            DataError: the stream is shorter than one window.
+            DataError: the stream is shorter than one window, or no window predicts a token.
         """
-        self._windows = (len(stream) - overlap) // sequence_length
-        if self._windows < 1:
+        self.stream, self.sequence_length = stream, sequence_length
+        self._overlap, self._separate = overlap, separate
+        key = lru_cache(maxsize=4)(lambda epoch: make_key(digest, seed, epoch))
+        self._key = key if shuffle else None
+        self._windows = lru_cache(maxsize=None)(self._find_windows)
+        self._order = SampleOrder(sequence_length, self._windows, self._key)
+        if not len(self):
+            few = f"fewer than one sample of data.sequence_length={sequence_length} reads "
+            reason = few + f"({sequence_length + overlap})"
+            if self.left_out:
+                reason = "which are documents of one token: no sample predicts a token"
             raise DataError(
-                f"{stream.prefix}.bin has {len(stream)} tokens, fewer than one sample of "
-                f"data.sequence_length={sequence_length} reads ({sequence_length + overlap})\n"
+                f"{stream.prefix}.bin has {len(stream)} tokens, {reason}\n"
                 "  do: add text (for validation: or raise data.validation_percent), or lower "
                 "data.sequence_length"
             )
-        self.stream, self.sequence_length = stream, sequence_length
-        self._shuffle, self._overlap = shuffle, overlap
-        self._key = lru_cache(maxsize=4)(lambda epoch: make_key(digest, seed, epoch))
+
+    def _find_windows(self, length: int) -> Kept:
+        count = max(0, (len(self.stream) - self._overlap) // length)
+        left_out = np.zeros(0, np.int64)
+        starts = self.stream.document_starts() if self._separate else left_out
+        if len(starts) >= length:
+            # a window predicts nothing if documents begin at each of its labels
+            first, last = starts[: len(starts) - length + 1], starts[length - 1 :]
+            left_out = first[(last - first == length - 1) & (first % length == 1 % length)]
+            left_out = (left_out[left_out > 0] - 1) // length
+        return Kept(count, left_out[left_out < count])
+
+    def set_lengths(self, segments: Sequence[LengthSegment]) -> None:
+        """Set the lengths of the samples over the run; the last one must be that of this object."""
+        first, *others = segments
+        if first.keeps_all:
+            self._separate = False
+            self._windows.cache_clear()
+        self._order = SampleOrder(first.tokens, self._windows, self._key)
+        for segment in others:
+            self._order.change(segment.first_sample, segment.tokens)
+
+    @property
+    def left_out(self) -> int:
+        """Number of windows that are left out because they predict nothing."""
+        return self._windows(self.sequence_length).left_out
 
     def __len__(self) -> int:
         """Return the number of samples per epoch. Larger indices are samples of later epochs."""
-        return self._windows
+        return len(self._windows(self.sequence_length))
 
     def window(self, index: int) -> int:
-        """Return the window that sample `index` of the run reads."""
-        epoch, position = divmod(index, self._windows)
-        return permute(position, self._windows, self._key(epoch)) if self._shuffle else position
+        """Return the window in which sample `index` of the run begins."""
+        return self.ranges(index)[0][0] // self.sequence_length
 
-    def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
+    def epoch(self, index: int) -> int:
+        """Return the epoch of a sample, counted from 0."""
+        return self._order.locate(index)[0]
+
+    def __getitem__(self, index: int) -> Any:
+        """Return sample `index` of the run, as `read`."""
+        return self.read(index)
+
+    def read(self, index: int) -> npt.NDArray[np.int64]:
         """Return the tokens of sample `index` of the run: [L + overlap] int64."""
-        return self.stream.read(*self.token_range(index)).astype(np.int64)
-
-    def token_range(self, index: int) -> tuple[int, int]:
-        """Return (first token, number of tokens) that sample `index` reads from the stream."""
-        return self.window(index) * self.sequence_length, self.sequence_length + self._overlap
+        read = [self.stream.read(*tokens) for tokens in self.ranges(index)]
+        return np.concatenate(read).astype(np.int64)
 
     def ranges(self, index: int) -> list[tuple[int, int]]:
-        """Return `token_range` as the only range of tokens that sample `index` reads."""
-        return [self.token_range(index)]
+        """Return (first token, number of tokens) of each range that sample `index` reads."""
+        *others, (start, count) = self._order.locate(index)[1]
+        return [*others, (start, count + self._overlap)]
 
 
 def check_tokenizer(folder: Path, manifest: Manifest) -> None:

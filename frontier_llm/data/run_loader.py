@@ -31,6 +31,7 @@ from frontier_llm.data.prepared_corpus import Corpus, Samples
 from frontier_llm.data.spans import SpanCorruption
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import open_tokenizer
+from frontier_llm.data.validation_windows import ValidationWindows
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.geometry.lengths import span_lengths
 
@@ -53,8 +54,9 @@ def make_loader(
         corpora: corpora of the run.
         data_rank: index of the replica.
         data_size: number of replicas.
-        train: True: read the training split, shuffled; False: read the validation split in order.
-        windows: windows of the split; None: call `make_windows` for them.
+        train: True: read the training split, shuffled; False: read the validation samples in
+            order, each of them once.
+        windows: windows of the split; None: make them.
         reads: whether this rank needs the tokens. If not, its batches have the same shapes and
             consist of zeros.
         device: where the micro-batches are needed.
@@ -78,8 +80,9 @@ def make_loader(
         windows = _without_tokens(windows, data)
     reading = Reading(device, data.workers, data.prefetch)
     return BatchLoader(
-        windows, data.global_batch, data.micro_batch, data_rank, data_size, make_batch, reading
-    )
+        windows, data.global_batch, data.micro_batch, data_rank, data_size, make_batch, reading,
+        ends=not train,
+    )  # fmt: skip
 
 
 class _ZeroWindows:
@@ -113,18 +116,22 @@ def has_rows(data: DataConfig) -> bool:
 
 def make_windows(
     config: RunConfig, corpora: Corpora, *, train: bool
-) -> CorpusSamples | BlendedSamples:
+) -> CorpusSamples | BlendedSamples | ValidationWindows:
     """Return the windows of a run, by the index of the sample that reads them.
 
     Args:
         config: configuration of the run.
         corpora: corpora of the run.
-        train: True: read the training split, shuffled; False: read the validation split in order.
+        train: True: read the training split, shuffled; False: read the samples of an evaluation
+            during training.
 
     Raises:
         DataError: a split is shorter than one window.
     """
     samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
+    if not train:
+        wanted = config.trainer.evaluate_batches * config.data.global_batch
+        return ValidationWindows(samples, [corpora.weights[name] for name in corpora.names], wanted)
     if config.data.kind != "blend":
         return samples[0]
     by_name = dict(zip(corpora.names, samples, strict=True))
@@ -143,15 +150,21 @@ def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> CorpusSa
         DataError: the split is shorter than one window.
     """
     # a GPT's window has one more token, the last label
-    length, overlap = config.data.sequence_length, 1
+    length, overlap = window_tokens(config.data), int(config.data.objective != "spans")
+    separate = config.data.documents == "separate"
     stream = corpus.train if train else corpus.validation
     seed, digest = config.trainer.seed, corpus.manifest.digest
     if config.data.packing == "best_fit":
-        return PackedSamples(stream, length, seed, digest, shuffle=train)
-    if config.data.objective == "spans":
-        length, overlap = span_lengths(length).text, 0
-    samples = Samples(stream, length, seed, digest, shuffle=train, overlap=overlap)
-    return DocumentSamples(samples) if config.data.documents == "separate" else samples
+        return PackedSamples(stream, length, seed, digest, shuffle=train, separate=separate)
+    if separate:
+        return DocumentSamples(stream, length, seed, digest, shuffle=train, separate=True)
+    return Samples(stream, length, seed, digest, shuffle=train, overlap=overlap)
+
+
+def window_tokens(data: DataConfig, sequence_length: int | None = None) -> int:
+    """Return the tokens of text per sample, for the configured sequence length or another one."""
+    length = sequence_length or data.sequence_length
+    return span_lengths(length).text if data.objective == "spans" else length
 
 
 def describe_samples(config: RunConfig, corpora: Corpora) -> str:
@@ -161,12 +174,15 @@ def describe_samples(config: RunConfig, corpora: Corpora) -> str:
         DataError: a split is shorter than one window.
     """
     data = config.data
-    count = sum(len(window_corpus(config, corpus, train=True)) for corpus in corpora.corpora)
+    samples = [window_corpus(config, corpus, train=True) for corpus in corpora.corpora]
+    count, left_out = sum(map(len, samples)), sum(windows.left_out for windows in samples)
     text = f"{count:,} samples per epoch"
     if data.packing == "best_fit":
         tokens = corpora.manifest.train.tokens
-        padding = 1 - tokens / (count * data.sequence_length)
+        padding = 1 - tokens / ((count + left_out) * data.sequence_length)
         text += f" of whole documents, {padding:.2%} padding"
+    if left_out:
+        text += f"; {left_out:,} left out, which predict nothing"
     return text
 
 

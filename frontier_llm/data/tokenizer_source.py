@@ -8,6 +8,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
+from frontier_llm.config.data import DataConfig
 from frontier_llm.data.json_tokenizer import SETTINGS_FILES, JsonTokenizer
 from frontier_llm.data.sentencepiece_tokenizer import SentencePieceTokenizer
 from frontier_llm.data.source_format import sha256_of
@@ -64,6 +65,16 @@ def open_tokenizer(path: Path, end: str | int | None = None) -> Tokenizer:
         return kind(main, end)
     except OSError as error:
         raise _unreadable(main, error) from error
+
+
+def tokens_before_text(data: DataConfig, tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens that a model of a run reads before a text that begins a document.
+
+    If a GPT's documents were joined, a text follows the end of another document. If they were
+    separate, nothing precedes it, and nothing precedes the input of an encoder.
+    """
+    follows = data.documents == "joined" and data.objective == "causal"
+    return [tokenizer.eod] if follows else []
 
 
 def copy_tokenizer(path: Path, folder: Path) -> Path:

@@ -12,6 +12,9 @@ from typing import Any, Protocol
 
 from frontier_llm.geometry.wire import Sent
 
+BITS_PER_BYTE = "bits per byte of text, over all tokens"
+"""What `bits_per_byte` in trainer/evaluate.py computes, for people."""
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -71,7 +74,8 @@ class StepMetrics:
     validation_loss: float | None = None
     """Validation loss after the step, in nats per token; None if no validation followed it."""
     validation_bits_per_byte: float | None = None
-    """Validation loss in bits per byte of text, which is comparable between tokenizers."""
+    """Validation loss in bits per byte (`BITS_PER_BYTE`), which is comparable between tokenizers.
+    None for span corruption, which does not predict every token."""
     plan: Mapping[str, Mapping[str, float | None]] | None = None
     """For each quantity, the value that the planner `predicted` and the value that the run
     `measured`. Present only in the step after which they are compared."""

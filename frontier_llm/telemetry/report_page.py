@@ -14,6 +14,7 @@ from frontier_llm.geometry.wire import Sent, level_labels
 from frontier_llm.telemetry import figures, html_page
 from frontier_llm.telemetry.history import History
 from frontier_llm.telemetry.html_page import UNKNOWN, Tile, counted
+from frontier_llm.telemetry.metrics import BITS_PER_BYTE
 from frontier_llm.telemetry.report_sections import (
     layout_section,
     memory_section,
@@ -169,7 +170,9 @@ def _describe_loss(history: History, summary: RunSummary) -> str:
     elif last is not None:
         sentences.append(f"Validation loss ended at {last:.3f} nats per token")
     if sentences and bits is not None:
-        sentences[0] += f", which is {bits:.3f} bits per byte of the validation text"
+        sentences[0] += f", which is {bits:.3f} {BITS_PER_BYTE}"
+    if sentences and summary.validation_samples is not None:
+        sentences.append(f"A validation reads {counted(summary.validation_samples, 'sample')}")
     not_finite = len(history) - len(history.points("loss"))
     if not_finite:
         sentences.append(f"{counted(not_finite, 'step')} had a loss that is not finite")

@@ -124,7 +124,9 @@ class RunSummary(_Part):
     validation_loss: float | None = None
     """Last validation loss, in nats per token."""
     validation_bits_per_byte: float | None = None
-    """Last validation loss, in bits per byte of text."""
+    """Last validation loss, in bits per byte of text (`BITS_PER_BYTE` in telemetry/metrics.py)."""
+    validation_samples: int | None = None
+    """Number of samples that a validation reads, each of them once."""
     plan: list[PlanRow] = Field(default_factory=list)
     """Comparison of the planner's predictions with measurements."""
     samples: list[TextSample] = Field(default_factory=list)

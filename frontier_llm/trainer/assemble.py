@@ -18,8 +18,10 @@ import torch
 from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.corpora import BlendedSamples, Corpora, open_all
-from frontier_llm.data.run_loader import make_loader, make_windows
+from frontier_llm.data.corpora import Corpora, open_all
+from frontier_llm.data.run_loader import make_loader, make_windows, window_tokens
+from frontier_llm.data.sample_order import LengthSegment
+from frontier_llm.data.validation_windows import ValidationWindows
 from frontier_llm.device.accelerator import Accelerator, faster_precision, keep_freed_memory
 from frontier_llm.device.kernels import resolve, use_deterministic_operations
 from frontier_llm.geometry.inventory import model_shapes
@@ -156,9 +158,11 @@ def build_context(
         model=model,
         states=states,
         train_step=TrainStep(model, states, groups, config, loss_scale, traffic, fence),
-        evaluation=Evaluation(model, groups, config, data.validation),
+        evaluation=Evaluation(
+            model, groups, config, data.validation, corpus, data.validation_windows
+        ),
         sampler=Sampler(model, groups, config, corpus.tokenizer),
-        meter=StepMeter(config, throughput, progress, checkpoints, corpus, logs=is_first),
+        meter=StepMeter(config, throughput, progress, checkpoints, logs=is_first),
         progress=progress,
         checkpoints=checkpoints,
         restorer=Restorer(config, world, states, shapes, corpus.manifest),
@@ -198,12 +202,16 @@ def build_data(
     reads = config.model.kind == "t5" or groups.has_head or groups.coordinates.pipeline == 0
     place = groups.coordinates.data, groups.grid.data
     loader = partial(make_loader, config, corpus, *place, reads=reads, device=device)
-    validation = loader(train=False)
+    validation_windows = make_windows(config, corpus, train=False)
+    assert isinstance(validation_windows, ValidationWindows)
+    assert not isinstance(windows, ValidationWindows)
     return TrainingData(
         corpus=corpus,
-        blend=windows if isinstance(windows, BlendedSamples) else None,
+        windows=windows,
+        lengths=[LengthSegment(0, window_tokens(config.data))],
         train=loader(train=True, windows=windows),
-        validation=validation,
+        validation=loader(train=False, windows=validation_windows),
+        validation_windows=validation_windows,
     )
 
 

@@ -52,8 +52,18 @@ def refuse(found: Changes, now: Mapping[str, Any], allowed: Sequence[str]) -> No
 
     Raises:
         ConfigError: some changes are refused. The message names the first of them, and says how to
-            allow all of them.
+            allow all of them. The length of packed samples may never change.
     """
+    length = "data.sequence_length"
+    if length in found and now["data"]["packing"] == "best_fit":
+        before, after = found[length]
+        raise ConfigError(
+            length,
+            f"{after} with data.packing=best_fit",
+            f"{before}, as in the checkpoint: best_fit packs all documents anew for each length, "
+            "so the run would read again what it has read",
+            "set it back, or start a new run from the weights: run.init_from=RUN run.dir=NEW_RUN",
+        )
     refused = [key for key in found if _is_guarded(key, now) and not _is_within(key, allowed)]
     if not refused:
         return

@@ -39,7 +39,7 @@ def checkpoint_meta(
             "loss_scale": loss_scale.to_meta(),
             "corpus": data.corpus.manifest.digest,
             "tokenizer": data.corpus.manifest.tokenizer_sha256,
-            "blend": data.blend.schedule.to_meta() if data.blend else None,
+            **data.to_meta(),
             "config": config.model_dump(mode="json"),
             "start": start,
         }

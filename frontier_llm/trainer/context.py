@@ -1,11 +1,15 @@
 """The objects of one rank: trainer/assemble.py makes them, the loop and the callbacks use them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.corpora import BlendedSamples, Corpora
+from frontier_llm.data.corpora import BlendedSamples, Corpora, CorpusSamples
 from frontier_llm.data.loader import BatchLoader
+from frontier_llm.data.run_loader import window_tokens
+from frontier_llm.data.sample_order import LengthSegment, resumed_lengths
+from frontier_llm.data.validation_windows import ValidationWindows
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.health.watchdog import Watchdog
@@ -52,12 +56,47 @@ class TrainingData:
 
     corpus: Corpora
     """The opened corpora."""
-    blend: BlendedSamples | None
-    """The training samples, if they come from several corpora; else None."""
+    windows: CorpusSamples | BlendedSamples
+    """The training samples."""
+    lengths: list[LengthSegment]
+    """The lengths of samples over the run."""
     train: BatchLoader
     """Reads the training samples of this rank."""
     validation: BatchLoader
     """Reads the validation samples of this rank."""
+    validation_windows: ValidationWindows
+    """The validation samples of all ranks."""
+
+    @property
+    def blend(self) -> BlendedSamples | None:
+        """The training samples, if they come from several corpora; else None."""
+        return self.windows if isinstance(self.windows, BlendedSamples) else None
+
+    def to_meta(self) -> dict[str, Any]:
+        """Return what decides which samples a run reads, as plain JSON for a checkpoint."""
+        blend = self.blend.schedule.to_meta() if self.blend else None
+        return {"blend": blend, "lengths": [asdict(segment) for segment in self.lengths]}
+
+    def resume(self, meta: Mapping[str, Any], next_sample: int) -> None:
+        """Restore what earlier starts of the run have read.
+
+        Args:
+            meta: what `to_meta` returned. Checkpoints of older versions lack the lengths; such a
+                run has had the length of the checkpoint's configuration.
+            next_sample: first sample that is read with the configuration of this start.
+
+        Raises:
+            ConfigError: a corpus of the earlier starts is missing.
+        """
+        data = self.corpus.config
+        if self.blend is not None and meta.get("blend"):
+            self.blend.resume(meta["blend"], next_sample)
+        history = meta.get("lengths")
+        if history is None:
+            tokens = window_tokens(data, meta["config"]["data"]["sequence_length"])
+            history = [asdict(LengthSegment(0, tokens, keeps_all=True))]
+        self.lengths[:] = resumed_lengths(history, next_sample, window_tokens(data))
+        self.windows.set_lengths(self.lengths)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
     {"step": 12, "first_sample": 176, "samples": 16, "digest": "5f0c2a91d3"}
     {"event": "resume", "step": 10, "time": "2026-01-31T12:00:00+00:00", "changes": {...}}
     {"event": "blend", ..., "segments": [{"first_sample": 0, "weights": {"en": 0.7, ...}}, ...]}
+    {"event": "lengths", ..., "segments": [{"first_sample": 0, "tokens": 1024, ...}, ...]}
 
 A resumed run repeats the steps after its checkpoint. A repeated step has several lines, and the
 last one counts. A `blend` event gives the weights of the corpora over the whole run, from which
-samples are drawn; the last `blend` event counts.
+samples are drawn, and a `lengths` event the lengths of samples; the last one of each counts.
 
 `digest` identifies the tokens of a step: it is the sum of the xxh32 hashes of its samples. It does
 not depend on the layout, so two runs with equal digests have read the same data.
@@ -19,6 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.errors import TrainingError
 
 LEDGER = "ledger.jsonl"
@@ -30,10 +32,19 @@ def blend_of(run_dir: Path) -> list[dict[str, Any]]:
 
     The list has the format of `Schedule.to_meta` (frontier_llm/data).
     """
+    return _segments_of(run_dir, "blend")
+
+
+def lengths_of(run_dir: Path) -> list[LengthSegment]:
+    """Return the lengths of samples over a run; [] if an older version has written the ledger."""
+    return [LengthSegment(**segment) for segment in _segments_of(run_dir, "lengths")]
+
+
+def _segments_of(run_dir: Path, event: str) -> list[dict[str, Any]]:
     segments: list[dict[str, Any]] = []
     path = run_dir / LEDGER
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        if line.startswith('{"event": "blend"'):
+        if line.startswith(f'{{"event": "{event}"'):
             with suppress(ValueError):  # an incomplete line
                 segments = json.loads(line)["segments"]
     return segments
@@ -60,7 +71,7 @@ class LedgerFile:
         """Record what happened after a step.
 
         Args:
-            name: `resume`, `replacement`, `blend`, `skip` or `rewind`.
+            name: `resume`, `replacement`, `blend`, `lengths`, `skip` or `rewind`.
             step: number of the last step that has ended.
             facts: further keys of the line and their values, as plain JSON.
 

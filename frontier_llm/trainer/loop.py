@@ -12,6 +12,7 @@ from frontier_llm.trainer.agreement import Continuation
 from frontier_llm.trainer.callbacks.callback import Rewind, StepEnd
 from frontier_llm.trainer.callbacks.callback_list import CallbackList
 from frontier_llm.trainer.context import TrainerContext
+from frontier_llm.trainer.evaluate import Validation
 from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.resume import Resumed
 from frontier_llm.trainer.step_result import StepFlags, StepResult
@@ -107,7 +108,7 @@ class Loop:
                 context.checkpoints.secure(resumed.step, resumed.meta)
             if resumed.is_joined:
                 context.checkpoints.replace(resumed.step)
-        self._callbacks.on_start(context.evaluation.run(), resumed)
+        self._callbacks.on_start(context.evaluation.run().loss, resumed)
         self.ended = self._progress.step
 
     def _continue(self, continuation: Continuation) -> bool:
@@ -137,9 +138,8 @@ class Loop:
         if self._config.run.resume == "never":
             return None
         resumed = self._load_checkpoint(before=None)
-        blend = self._context.data.blend
-        if resumed is not None and blend is not None and (history := resumed.meta.get("blend")):
-            blend.resume(history, self._progress.next_sample)
+        if resumed is not None:
+            self._context.data.resume(resumed.meta, self._progress.next_sample)
         return resumed
 
     def _step(self, step: int) -> bool:
@@ -164,8 +164,8 @@ class Loop:
         self._callbacks.on_update(step, self._progress.next_sample - result.samples, result)
         self._handle_checkpoint_outcome(result)
         seconds = time.perf_counter() - start + self._seconds_between
-        validation_loss = self._evaluate(step)
-        metrics = self._context.meter.measure(result, learning_rate, seconds, validation_loss)
+        validation = self._evaluate(step)
+        metrics = self._context.meter.measure(result, learning_rate, seconds, validation)
         end = StepEnd(result, metrics)
         self._callbacks.on_step_end(end)
         # callbacks record the step before it is saved: every saved step has a line in metrics.jsonl
@@ -210,16 +210,16 @@ class Loop:
         elif result.checkpoint_committed:
             self._context.checkpoints.announce_commit()
 
-    def _evaluate(self, step: int) -> float | None:
-        """Return the validation loss if a validation is due after this step."""
+    def _evaluate(self, step: int) -> Validation | None:
+        """Evaluate if this is due after this step."""
         every = self._config.trainer.evaluate_every_steps
         is_due = every is not None and step % every == 0
         if not is_due and step != self._config.trainer.steps:
             return None
         with self._watchdog.phase("evaluation"):
-            loss = self._context.evaluation.run()
-        self._callbacks.on_evaluation(step, loss)
-        return loss
+            validation = self._context.evaluation.run()
+        self._callbacks.on_evaluation(step, validation.loss)
+        return validation
 
     def _rewind(self, end: StepEnd) -> None:
         """Load the checkpoint before this step, and continue with the samples after this step."""

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from frontier_llm.data.batch import AnyBatch
+from frontier_llm.data.batch import AnyBatch, LossMean
 from frontier_llm.geometry.pipeline_schedule import forward_actions
 from frontier_llm.geometry.stage_messages import Launch, Message, Program, programs, received_early
 from frontier_llm.model.build import Model
@@ -37,11 +37,15 @@ class Pipeline:
 
     The methods are collective over the tensor and pipeline groups. Micro-batches lie on the device
     and have equal shapes. `times` measures the actions of a training step. With a coefficient
-    `z_loss`, training adds z_loss * log(Z)^2 to the loss of a token (model/loss.py).
+    `z_loss`, training adds z_loss * log(Z)^2 to the loss of a token (model/loss.py). `loss_mean` is
+    what has equal weight in the loss of training (data/batch.py).
     """
 
-    def __init__(self, model: Model, groups: Groups, z_loss: float = 0.0) -> None:
-        self._model, self._groups, self._z_loss = model, groups, z_loss
+    def __init__(
+        self, model: Model, groups: Groups, z_loss: float = 0.0, loss_mean: LossMean = "samples"
+    ) -> None:
+        self._model, self._groups = model, groups
+        self._mean = partial(_mean_losses, z_loss=z_loss, by=loss_mean)
         self._stage, self.times = groups.coordinates.pipeline, PassTimes(groups.grid.pipeline)
         self._programs: dict[tuple[int, bool], Program] = {}
 
@@ -64,8 +68,7 @@ class Pipeline:
             For each micro-batch its mean cross entropy, [1] fp32, or with z-loss both means, [2],
             on the stage with the head; an empty list elsewhere.
         """
-        loss = partial(_mean_losses, z_loss=self._z_loss)
-        passes = _Passes(self._model, self._groups, batches, self.times, loss)
+        passes = _Passes(self._model, self._groups, batches, self.times, self._mean)
         gradient = loss_scale / len(batches)
         for item in self._program(len(batches), trains=True):
             if isinstance(item, Launch):
@@ -89,6 +92,10 @@ class Pipeline:
     def losses(self, batches: Sequence[AnyBatch]) -> list[torch.Tensor]:
         """Run forward passes; return the mean cross entropy of each micro-batch as `train`."""
         return self._forward(batches, _mean_losses)
+
+    def sums(self, batches: Sequence[AnyBatch], end: int) -> list[torch.Tensor]:
+        """Run forward passes; return the `loss_sums` of each micro-batch, as `train` its loss."""
+        return self._forward(batches, lambda batch, losses: batch.loss_sums(losses[0], end))
 
     def logits(self, batch: AnyBatch, position: int) -> torch.Tensor | None:
         """Return the logits at one position of the sequence; None on stages without the head.
@@ -148,8 +155,10 @@ class Pipeline:
         return self._programs[key]
 
 
-def _mean_losses(batch: AnyBatch, losses: TokenLosses, z_loss: float = 0.0) -> torch.Tensor:
-    return losses.means(batch.mean_loss, z_loss)
+def _mean_losses(
+    batch: AnyBatch, losses: TokenLosses, z_loss: float = 0.0, by: LossMean = "samples"
+) -> torch.Tensor:
+    return losses.means(partial(batch.mean_loss, by=by), z_loss)
 
 
 class _Passes:

@@ -9,6 +9,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
 from frontier_llm.data.spans import START
 from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.data.tokenizer_source import tokens_before_text
 from frontier_llm.geometry.grid import Coordinates
 from frontier_llm.model.build import Model
 from frontier_llm.model.loss import mask_padding
@@ -35,7 +36,7 @@ class Sampler:
         self._vocabulary = min(config.model.vocabulary, tokenizer.vocabulary)
         self._window = config.data.sequence_length
         self._fills_spans = config.model.kind == "t5"
-        self._documents_join = config.data.documents == "joined"
+        self._before = tokens_before_text(config.data, tokenizer)
         self._pipeline = Pipeline(model, groups)
         self._device = next(model.chunks[0].parameters()).device
 
@@ -89,9 +90,7 @@ class Sampler:
         """Return the model's input, and the position whose logits give the next token."""
         if self._fills_spans:
             return self._encoder_decoder_batch(prompt, written)
-        context = [*prompt, *written]
-        if self._documents_join or not context:  # with separate documents none follows an end
-            context = [self._tokenizer.eod, *context]
+        context = [*self._before, *prompt, *written] or [self._tokenizer.eod]
         context = context[-self._window :]
         tokens = self._padded(context)
         positions = torch.arange(tokens.shape[1])[None]

@@ -51,7 +51,8 @@ class TrainStep:
         self._has_z_loss = bool(config.optimizer.z_loss)
         self.sums: StepSums | None = None
         self._device = next(model.chunks[0].parameters()).device
-        self._pipeline = Pipeline(model, groups, config.optimizer.z_loss)
+        loss_mean = config.data.loss_mean
+        self._pipeline = Pipeline(model, groups, config.optimizer.z_loss, loss_mean)
         self._dropout = DropoutSeeds(model, groups, config.trainer.seed)
         self._totals = Totals(self._device, traffic)
         self.loss_scale, self._before_update = loss_scale, before_update
@@ -85,7 +86,9 @@ class TrainStep:
         self._dropout.step = step
         self.timer.begin()
         self._states.begin_step(step, len(batches))
-        # the gradients of all replicas are summed, and their sum must be that of the mean loss
+        # The gradients of all replicas are summed. The update divides their sum by the weight per
+        # sample, which is known after the passes: with data.loss_mean=tokens it is the share of
+        # labels that the step predicts, else the share of samples that predict one.
         loss_scale = self.loss_scale.value / self._groups.grid.data
         losses = self._pipeline.train(batches, self._states, self._dropout, loss_scale)
         self.timer.mark("passes")
@@ -142,6 +145,7 @@ class TrainStep:
         One rank of each replica has the losses and adds the loss, the samples and their digest.
         """
         counts, is_first = self._groups.counts_samples, self._groups.rank == 0
+        loss_mean = self._config.data.loss_mean
         weighted = [loss * batch.samples for loss, batch in zip(losses, batches, strict=counts)]
         terms = list(torch.stack(weighted).sum(0)) if counts else []  # the second one is z-loss
         return {
@@ -149,6 +153,7 @@ class TrainStep:
             "loss_sum": terms[0] if counts else 0.0,
             "z_loss_sum": terms[1] if len(terms) > 1 else 0.0,
             "samples": sum(batch.samples for batch in batches) if counts else 0,
+            "weight": sum(batch.weight(loss_mean) for batch in batches) if counts else 0,
             "digest": flags.digest if counts else 0,
             "stop": float(flags.stop),
             "checkpoint": CHECKPOINT_FAILED * flags.checkpoint_failed + flags.checkpoint_committed,

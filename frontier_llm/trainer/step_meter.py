@@ -1,11 +1,9 @@
 """Turns the result of a step into the metrics that metrics.jsonl and other sinks record."""
 
-import math
-
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.corpora import Corpora
 from frontier_llm.telemetry.metrics import StepMetrics, UtilizationCheck
 from frontier_llm.trainer.checkpoints import Checkpoints
+from frontier_llm.trainer.evaluate import Validation
 from frontier_llm.trainer.progress import Progress
 from frontier_llm.trainer.step_result import StepResult
 from frontier_llm.trainer.throughput import Throughput
@@ -20,7 +18,6 @@ class StepMeter:
         throughput: Throughput,
         progress: Progress,
         checkpoints: Checkpoints,
-        corpus: Corpora,
         *,
         logs: bool,
     ) -> None:
@@ -31,13 +28,11 @@ class StepMeter:
             throughput: converts the duration of a step into tokens/s and TFLOP/s.
             progress: counters of the run.
             checkpoints: tells how long training waited for checkpoints.
-            corpus: gives the bytes per token of the validation text.
             logs: whether this rank logs a warning about impossible values, such as more TFLOP/s
                 than the peak of the device.
         """
         self._config, self._throughput = config, throughput
         self._progress, self._checkpoints = progress, checkpoints
-        self._corpus = corpus
         self._check = UtilizationCheck(logs=logs)
 
     @property
@@ -50,7 +45,7 @@ class StepMeter:
         result: StepResult,
         learning_rate: float,
         seconds: float,
-        validation_loss: float | None,
+        validation: Validation | None,
     ) -> StepMetrics:
         """Return the metrics of the last step, which `progress` has already counted.
 
@@ -58,7 +53,7 @@ class StepMeter:
             result: result of the step.
             learning_rate: learning rate of the step.
             seconds: wall time of the step.
-            validation_loss: loss of the validation after the step; None if there was none.
+            validation: result of the evaluation after the step; None if there was none.
         """
         progress, speed = self._progress, self._throughput.of(seconds)
         metrics = StepMetrics(
@@ -83,16 +78,7 @@ class StepMeter:
             archive_failures=self._checkpoints.take_archive_failures(),
             skipped=result.skipped,
             loss_scale=result.loss_scale if self._throughput.precision == "fp16" else None,
-            validation_loss=validation_loss,
-            validation_bits_per_byte=self._bits_per_byte(validation_loss),
+            validation_loss=None if validation is None else validation.loss,
+            validation_bits_per_byte=None if validation is None else validation.bits_per_byte,
         )
         return self._check(metrics)
-
-    def _bits_per_byte(self, loss: float | None) -> float | None:
-        """Return the validation loss in bits per byte of text.
-
-        None if the model predicts only spans of the text, so that a loss per byte has no meaning.
-        """
-        if loss is None or self._config.data.objective == "spans":
-            return None
-        return loss / self._corpus.validation_bytes_per_token / math.log(2)

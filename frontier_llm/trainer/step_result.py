@@ -60,7 +60,7 @@ class StepResult:
     """Numbers of a step that are the same on all ranks."""
 
     loss: float
-    """Mean cross entropy over the samples of the step, in nats per token, without z-loss."""
+    """Mean cross entropy of the step (`data.loss_mean`), in nats per token, without z-loss."""
     grad_norm: float
     """L2 norm of the gradient of the whole model, before clipping."""
     samples: int
@@ -84,7 +84,7 @@ class StepResult:
     saving: Saving = Saving()
     """What rank 0 was writing before the update."""
     z_loss: float | None = None
-    """Mean z-loss over the samples of the step; None without z-loss."""
+    """Mean z-loss of the step; None without z-loss."""
 
     def without_checkpoint_news(self) -> "StepResult":
         """Return a copy in which no checkpoint is being written, committed or failed."""
@@ -100,10 +100,12 @@ class StepResult:
             has_z_loss: whether the loss has a z-loss.
         """
         values, sent, unquantised = read_totals(sums.numbers)
+        weight = values["weight"] or math.nan
+        scale = sums.loss_scale * weight / values["samples"]
         return cls(
-            loss=values["loss_sum"] / values["samples"],
-            z_loss=values["z_loss_sum"] / values["samples"] if has_z_loss else None,
-            grad_norm=math.sqrt(values["squared_norm"]) / sums.loss_scale,
+            loss=values["loss_sum"] / weight,
+            z_loss=values["z_loss_sum"] / weight if has_z_loss else None,
+            grad_norm=math.sqrt(values["squared_norm"]) / scale,
             samples=round(values["samples"]),
             skipped=sums.skipped,
             loss_scale=sums.loss_scale,

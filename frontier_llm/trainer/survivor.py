@@ -87,11 +87,10 @@ def tensors_of(shards: Iterable[StateShard]) -> Iterator[torch.Tensor]:
 
 def counters_of(context: TrainerContext) -> dict[str, Any]:
     """Return the counters of a run as plain JSON."""
-    blend = context.data.blend
     return {
         "progress": context.progress.to_meta(),
         "loss_scale": context.train_step.loss_scale.to_meta(),
-        "blend": blend.schedule.to_meta() if blend else None,
+        **context.data.to_meta(),
     }
 
 
@@ -116,9 +115,7 @@ def restore_counters(context: TrainerContext, decision: Decision) -> None:
     counters = counters_after(decision, context.config)
     context.progress.load_meta(counters["progress"])
     context.train_step.loss_scale.load_meta(counters["loss_scale"])
-    blend, history = context.data.blend, counters["blend"]
-    if blend is not None and history:
-        blend.resume(history, context.progress.next_sample)
+    context.data.resume(counters, context.progress.next_sample)
     context.train_step.sums = decision.sums
 
 

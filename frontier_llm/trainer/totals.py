@@ -18,6 +18,7 @@ SCALARS = (
     "loss_sum",
     "z_loss_sum",
     "samples",
+    "weight",
     "digest",
     "stop",
     "checkpoint",

@@ -11,8 +11,8 @@ class UpdateChoice(NamedTuple):
     """What the update of a step does; tensors on the device."""
 
     divisor: torch.Tensor
-    """[] fp32, the number by which the update divides gradients: the loss scale, multiplied by
-    norm / limit if the norm exceeds the limit."""
+    """[] fp32, the number by which the update divides gradients: the loss scale, multiplied by the
+    weight per sample (`Batch.weight`), and by norm / limit if the norm exceeds the limit."""
     skip: torch.Tensor
     """[] fp32, 1 if nothing may be updated: if the norm or the loss is not finite, or the number of
     samples or ranks is wrong (the step then raises an error); else 0."""
@@ -31,8 +31,9 @@ def choose_update(
         ranks: number of ranks whose addends the sums must have.
     """
     sums = dict(zip(SCALARS, totals[: len(SCALARS)].unbind(), strict=True))
-    norm = sums["squared_norm"].sqrt() / loss_scale
+    scale = sums["weight"] / sums["samples"] * loss_scale
+    norm = sums["squared_norm"].sqrt() / scale
     excess = (norm / clip_norm).clamp(min=1.0) if clip_norm else torch.ones_like(norm)
     is_complete = (sums["samples"] == samples) & (sums["ranks"] == ranks)
     applies = norm.isfinite() & sums["loss_sum"].isfinite() & is_complete
-    return UpdateChoice((excess * loss_scale).float(), applies.logical_not().float())
+    return UpdateChoice((excess * scale).float(), applies.logical_not().float())

@@ -4,6 +4,7 @@ import json
 import math
 from functools import partial
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,35 @@ def test_the_harness_finds_the_same_bits_per_byte(run: Path, tmp_path: Path) -> 
     assert evaluate.main([str(run), "--text", str(run.parent / "two.jsonl"), "--json", text]) == 0
     found = json.loads(Path(tasks).read_text())["local_text"]["bits_per_byte,none"]
     assert found == pytest.approx(json.loads(Path(text).read_text())[0]["bits_per_byte"], rel=1e-5)
+
+
+def test_a_text_and_the_validation_split_have_the_same_bits_per_byte(tmp_path: Path) -> None:
+    """If the windows are the same: documents that fit into a sample, each by itself."""
+    texts = [f"line {n * n} of {'x' * (n % 5)}" for n in range(120)]
+    (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    ended = train(
+        *TINY, f"run.dir={tmp_path}/run", f"data.path={tmp_path}/text.jsonl", "trainer.steps=2",
+        f"data.directory={tmp_path}/prepared", "data.sequence_length=64", "data.vocabulary=270",
+        "data.documents=separate", "data.packing=best_fit", "trainer.evaluate_batches=50",
+    )  # fmt: skip
+    assert ended.code == 0, ended.text
+    run, split, text = tmp_path / "run", str(tmp_path / "s.json"), str(tmp_path / "t.json")
+    corpora = open_data(single_process_config(run).data)
+    stream = corpora.corpora[0].validation
+    starts = [*stream.document_starts().tolist(), len(stream)]
+    kept = [
+        corpora.tokenizer.decode(stream.read(start, end - start - 1).tolist())
+        for start, end in pairwise(starts)
+    ]
+    assert set(kept) < set(texts)
+    (tmp_path / "kept.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in kept))
+    assert evaluate.main([str(run), "--json", split]) == 0
+    assert evaluate.main([str(run), "--text", f"{tmp_path}/kept.jsonl", "--json", text]) == 0
+    of_split, of_text = (json.loads(Path(f).read_text())[0] for f in (split, text))
+    assert of_split["bits_per_byte"] == pytest.approx(of_text["bits_per_byte"], rel=1e-5)
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["validation_bits_per_byte"] == pytest.approx(of_text["bits_per_byte"], rel=1e-4)
+    assert last["validation_loss"] == pytest.approx(of_split["loss"], rel=1e-4)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["validation_samples"] == of_split["samples"]
+    assert "bits per byte of text, over all tokens" in ended.text

@@ -65,7 +65,9 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def test_generation_and_inspection_use_the_tokenizer(run: Path, capsys):
     assert generate.main([str(run), "--tokens", "5", "import os"]) == 0
-    assert capsys.readouterr().out.startswith("import os")
+    said = capsys.readouterr()
+    assert said.out.startswith("import os")
+    assert said.err == "before each prompt: <|end_of_text|> (the end of a document)\n"
     assert inspect_data.main([str(run), "0"]) == 0
     assert "text.jsonl" in capsys.readouterr().out
 
@@ -75,21 +77,22 @@ def test_bits_per_byte_count_the_bytes_of_the_text(run: Path):
     assert evaluate.main([str(run), "--json", str(file), "--samples", "4"]) == 0
     (score,) = json.loads(file.read_text())
     split = open_data(read_config(run).data).manifest.validation
-    bits = score["loss"] * split.tokens / split.text_bytes / math.log(2)
-    assert score["bits_per_byte"] == pytest.approx(bits, rel=1e-6)
+    # the ends of documents, which are no text, change the mean loss of an untrained model little
+    bits = score["loss"] * (split.tokens - split.documents) / split.text_bytes / math.log(2)
+    assert score["bits_per_byte"] == pytest.approx(bits, rel=0.01)
 
 
 def test_the_tokenizer_is_exported_checked_and_imported(run: Path, tmp_path: Path, capsys):
     original, out, back = run.parent / "tokenizer", tmp_path / "out", tmp_path / "back"
     assert main(["--to", "hf", str(run), str(out)]) == 0, capsys.readouterr().err
-    assert digest_tokenizer(out) == digest_tokenizer(original)
     ours, theirs = open_tokenizer(original), transformers.AutoTokenizer.from_pretrained(out)
     text = "def main():\n    return 'naïve' + \"雪\"  # 12345\n"
     assert theirs.encode(text, add_special_tokens=False) == ours.encode(text)
+    assert theirs.encode(text) == [ours.eod, *ours.encode(text)]
     assert theirs.eos_token_id == ours.eod
     assert json.loads((out / "config.json").read_text())["eos_token_id"] == ours.eod
     assert main(["--from", "hf", str(out), str(back), "--no-check"]) == 0
-    assert digest_tokenizer(back) == digest_tokenizer(original)
+    assert digest_tokenizer(back) == digest_tokenizer(out)
     config = run_directory.from_yaml((back / "config.yaml").read_text())
     assert config["data"]["tokenizer"] == str(back / "tokenizer.json")
 

@@ -10,7 +10,11 @@ from transformers import AutoTokenizer
 from benchmarks.peers.tokenizer_families import train_family
 from frontier_llm.config import decode
 from frontier_llm.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
-from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
+from frontier_llm.data.tokenizer_source import (
+    digest_tokenizer,
+    open_tokenizer,
+    tokens_before_text,
+)
 from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.errors import DataError
 from tests.values import tiny_values
@@ -42,9 +46,11 @@ def write_tokenizer(kind: str, folder: Path) -> Path:
     return folder
 
 
-def export(source: Path, out: Path, end: str | None, trained_with: str | None = None) -> int:
+def export(
+    source: Path, out: Path, end: str | None, trained_with: str | None = None, *overrides: str
+) -> int:
     """Write a tokenizer as an export does; return the id that ends a document."""
-    values = tiny_values(f"data.tokenizer={source}")
+    values = tiny_values(f"data.tokenizer={source}", *overrides)
     values["data"]["end_of_document"] = end
     out.mkdir()
     ids: dict[str, Any] = write_theirs(decode(values), out, trained_with)
@@ -66,14 +72,55 @@ def test_transformers_reads_what_is_exported(tmp_path: Path, kind: str, chosen: 
     check_theirs(tmp_path / "out")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert max(theirs.get_vocab().values()) < tokenizer.vocabulary, "no token is added"
-    if end is None and kind in ("a folder", "end as an object"):
-        assert digest_tokenizer(tmp_path / "out") == digest_tokenizer(source), "copied as it is"
+    assert theirs.encode(TEXTS[0]) == [tokenizer.eod, *tokenizer.encode(TEXTS[0])]
     (tmp_path / "back").mkdir()
     again = copy_to_ours(tmp_path / "out", tmp_path / "back")
     assert again is not None
     assert again.name == ("tokenizer.model" if kind == "sentencepiece" else "tokenizer.json")
     if kind != "sentencepiece":
         assert open_tokenizer(again).eod == tokenizer.eod
+
+
+@pytest.mark.parametrize("documents", ["joined", "separate"])
+@pytest.mark.parametrize("kind", ["sentencepiece", "qwen2", "llama3", "llama3 with a map"])
+def test_transformers_begins_a_text_as_the_run(tmp_path: Path, kind: str, documents: str):
+    """Also if the tokenizer itself begins texts by a token, as that of Llama 3."""
+    source = tmp_path
+    if kind == "sentencepiece":
+        source = write_tokenizer(kind, tmp_path)
+    else:
+        train_family(kind.split()[0], TEXTS, 300, tmp_path)
+        if kind.endswith("map"):
+            names = {"bos_token": "<|begin_of_text|>"}
+            (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
+    tokenizer = open_tokenizer(source)
+    export(source, tmp_path / "out", None, None, f"data.documents={documents}")
+    check_theirs(tmp_path / "out")
+    before = tokens_before_text(decode(tiny_values(f"data.documents={documents}")).data, tokenizer)
+    assert before == ([tokenizer.eod] if documents == "joined" else [])
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in (TEXTS[0], "a", " b\n"):
+        assert theirs.encode(text) == [*before, *tokenizer.encode(text)]
+
+
+@pytest.mark.parametrize("kind", ["a folder", "sentencepiece"])
+def test_the_text_of_an_encoder_ends_with_the_end_of_a_document(tmp_path: Path, kind: str):
+    source = write_tokenizer(kind, tmp_path)
+    tokenizer = open_tokenizer(source)
+    export(source, tmp_path / "out", None, None, "model=mt5_tiny", "data=stdlib_spans",
+           f"data.tokenizer={source}")  # fmt: skip
+    check_theirs(tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs.encode(TEXTS[0]) == [*tokenizer.encode(TEXTS[0]), tokenizer.eod]
+
+
+def test_another_token_before_texts_is_found(tmp_path: Path):
+    source = write_tokenizer("sentencepiece", tmp_path)
+    export(source, tmp_path / "out", None)
+    settings = tmp_path / "out" / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "add_bos_token": False}))
+    with pytest.raises(DataError, match=r"transformers begins a text with .* this project with"):
+        check_theirs(tmp_path / "out")
 
 
 def test_a_difference_is_found(tmp_path: Path):

@@ -248,6 +248,7 @@ def _simulated(config: RunConfig, recorded: Recorded) -> Iterator[None]:
         recorded.kernels_before_wait = Counter(recorded.kernels)
         sums = dict.fromkeys(SCALARS, 0.0) | {
             "samples": float(config.data.global_batch), "ranks": float(dist.get_world_size()),
+            "weight": float(config.data.global_batch),
         }  # fmt: skip
         return [0.0, *sums.values(), *[0.0] * (len(copy._copy) - 1 - len(sums))]
 

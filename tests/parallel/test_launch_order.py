@@ -28,7 +28,6 @@ from frontier_llm.parallel import groups
 from frontier_llm.parallel.megatron_cpu import install
 from frontier_llm.trainer import connect
 from frontier_llm.trainer.callbacks.callback import Callback
-from frontier_llm.trainer.evaluate import Evaluation
 from frontier_llm.trainer.sample import Sampler
 from frontier_llm.trainer.survivor import lend
 from tests.covering import covering
@@ -36,7 +35,8 @@ from tests.forked_train import TINY, run
 from tests.parallel.device_model import Device, simulate
 from tests.parallel.launch_record import Event, events, operations, processes, recording
 from tests.ranks import run_ranks
-from tests.trainer.rig import Rig, make_rig
+from tests.trainer.evaluation import EvaluationLoader, evaluation
+from tests.trainer.rig import make_rig
 from tests.values import THREE_LEVELS, TINY_T5, tiny_values
 
 pytestmark = pytest.mark.slow
@@ -102,16 +102,6 @@ COVERED = (
 ON_GPU = ("collectives.pairwise=false",)
 
 
-class Loader:
-    """Gives evaluation the batches of a rig."""
-
-    def __init__(self, rig: Rig) -> None:
-        self._rig = rig
-
-    def micro_batches(self, first: int) -> Sequence[Any]:
-        return self._rig.batches(first)
-
-
 class Letters:
     """A tokenizer."""
 
@@ -141,7 +131,7 @@ def use(world: World, values: dict[str, Any], folder: Path) -> list[tuple[int, i
     with recording(folder) as recorder:
         connected = connect.connect(config, layout, world, store, Accelerator.of_rank(0))
         rig = make_rig(world, values, connected=connected)
-        Evaluation(rig.model, rig.groups, config, Loader(rig)).run()
+        evaluation(rig, EvaluationLoader(rig)).run()
         rig.train(2)
         Sampler(rig.model, rig.groups, config, Letters()).continue_texts(["a"], 1, 0.0, 1)
         rig.states.settle()

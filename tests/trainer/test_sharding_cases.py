@@ -12,9 +12,9 @@ from frontier_llm.launch.world import World
 from frontier_llm.sharding.gradients import Gradients
 from frontier_llm.sharding.parameters import Parameters
 from frontier_llm.sharding.shared_gradients import SharedGradients
-from frontier_llm.trainer.evaluate import Evaluation
 from tests.covering import covering
 from tests.ranks import RanksFailedError, run_ranks
+from tests.trainer.evaluation import EvaluationLoader, evaluation
 from tests.trainer.rig import Rig, make_rig
 from tests.trainer.test_parity import (
     MODELS,
@@ -96,12 +96,11 @@ def losses_with(rig: Rig, steps: int, between: Callable[[Rig], None]) -> list[fl
 
 
 def evaluate(rig: Rig) -> None:
-    class Loader:
+    class Loader(EvaluationLoader):
         def micro_batches(self, step: int) -> list[Any]:
-            return rig.batches(100 + step)
+            return self.rig.batches(100 + step)
 
-    loss = Evaluation(rig.model, rig.groups, rig.config, Loader()).run()  # type: ignore[arg-type]
-    assert np.isfinite(loss)
+    assert np.isfinite(evaluation(rig, Loader(rig)).run().loss)
 
 
 def draw_all(rig: Rig) -> None:

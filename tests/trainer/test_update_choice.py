@@ -22,7 +22,8 @@ SAMPLES, RANKS = 8, 3
 
 
 def choose(scale: float = 1.0, clip_norm: float | None = 1.0, **sums: float) -> UpdateChoice:
-    values = {**dict.fromkeys(SCALARS, 1.0), "samples": SAMPLES, "ranks": RANKS, **sums}
+    whole = {"samples": SAMPLES, "weight": SAMPLES, "ranks": RANKS}
+    values = {**dict.fromkeys(SCALARS, 1.0), **whole, **sums}
     vector = torch.tensor([values[name] for name in SCALARS] + [7.0], dtype=torch.float64)
     return choose_update(vector, scale, clip_norm, SAMPLES, RANKS)
 
@@ -39,6 +40,15 @@ def test_the_divisor_is_that_of_the_host(
     assert choice.divisor.dtype == choice.skip.dtype == torch.float32
     assert choice.divisor.item() == torch.tensor(scale * excess, dtype=torch.float32).item()
     assert choice.skip.item() == 0
+
+
+@pytest.mark.parametrize("weight", [0.125, 3, 7.75])
+def test_gradients_are_divided_by_the_weight_per_sample(weight: float) -> None:
+    """The norm that is compared with the limit is that of the divided gradient."""
+    choice = choose(4.0, 0.5, squared_norm=9.0, weight=weight)
+    scale = 4 * weight / SAMPLES
+    assert choice.divisor.item() == pytest.approx(scale * max(1, 3 / scale / 0.5))
+    assert choose(weight=0).skip.item() == 1
 
 
 @pytest.mark.parametrize("name", ["squared_norm", "loss_sum"])

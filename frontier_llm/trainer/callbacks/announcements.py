@@ -10,6 +10,7 @@ from frontier_llm.config.recovery import RecoveryConfig
 from frontier_llm.data.run_loader import describe_samples
 from frontier_llm.device.identity import DEVICE_VARIABLES, variables
 from frontier_llm.geometry.survival import Survives, survives
+from frontier_llm.telemetry.metrics import BITS_PER_BYTE
 from frontier_llm.trainer.callbacks.callback import Callback, Rewind
 from frontier_llm.trainer.callbacks.run_report import RunReport
 from frontier_llm.trainer.context import TrainerContext
@@ -75,7 +76,7 @@ class Announcements(Callback):
             first = summary.initial_validation_loss
             before = "" if first is None else f"{first:.3f} -> "
             bits_per_byte = summary.validation_bits_per_byte
-            bits = "" if bits_per_byte is None else f" = {bits_per_byte:.2f} bits per byte"
+            bits = "" if bits_per_byte is None else f" = {bits_per_byte:.2f} {BITS_PER_BYTE}"
             _log_line("validation", f"{before}{summary.validation_loss:.3f} nats per token{bits}")
         _log_line("done", f"{summary.exit_reason} in {format_seconds(summary.seconds or 0)}")
         _log_line("report", str(self._report.path))
@@ -97,6 +98,7 @@ class Announcements(Callback):
             "peak": context.meter.peak_description,
             "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
             f"{format_count(manifest.validation.tokens)} validation tokens; "
+            f"{len(context.data.validation_windows)} samples per validation; "
             f"{format_count(tokens)} tokens per step; "
             f"{describe_samples(config, context.data.corpus)}",
             "rates": LearningRate.of(config).describe(config.trainer.steps),

@@ -20,14 +20,15 @@ class Ledger(Callback):
         """A step that was recorded before ranks were replaced."""
 
     def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
-        """Record a resume, and the weights with which samples are drawn from several corpora."""
+        """Record a resume, and what decides which samples are read."""
         if not self._is_writer:
             return
-        step, blend = self.context.progress.step, self.context.data.blend
+        step = self.context.progress.step
         if resumed is not None:
             self._file.event("resume", step, changes=resumed.changes)
-        if blend is not None:
-            self._file.event("blend", step, segments=blend.schedule.to_meta())
+        for event, segments in self.context.data.to_meta().items():
+            if segments:
+                self._file.event(event, step, segments=segments)
 
     def on_replacement(self, last_step: int) -> None:
         """Record that ranks were replaced, and remember the step that the ledger ends with."""

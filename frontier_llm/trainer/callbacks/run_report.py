@@ -174,4 +174,5 @@ class RunReport(Callback):
             },
             total_steps=config.trainer.steps,
             initial_validation_loss=initial_loss,
+            validation_samples=len(self.context.data.validation_windows),
         )
