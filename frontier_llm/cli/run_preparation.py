@@ -5,12 +5,16 @@ Torch is not imported here.
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from frontier_llm.config import RunConfig
 from frontier_llm.launch import failure, slurm
 from frontier_llm.launch.cores import crowding
 from frontier_llm.trainer import changes, checkpoint_places, run_directory
+
+_made: list[Path] = []
+"""The run directory and the folders above it that this process has made, the innermost first."""
 
 
 def lock_run_dir(config: RunConfig) -> None:
@@ -20,6 +24,8 @@ def lock_run_dir(config: RunConfig) -> None:
         ConfigError: another process uses the directory, or a key that determines the losses has
             changed and `run.allow_changes` does not name it.
     """
+    path = Path(config.run.dir).absolute()
+    _made[:] = [folder for folder in (path, *path.parents) if not folder.exists()]
     newest = checkpoint_places.newest_folder(config)
     resumes = run_directory.lock_run_dir(
         Path(config.run.dir),
@@ -64,6 +70,31 @@ def prepare_run(config: RunConfig, text: str) -> str:
     run_directory.write_config(Path(config.run.dir), text)
     failure.clear(failure_folder(config))
     return "\n".join(map(str, folders))
+
+
+def remove_unused_run_dir(*, ranks_ended: bool) -> None:
+    """Remove the run directory if this process has made it and the run was refused before it began.
+
+    Args:
+        ranks_ended: whether no rank can be running. Then a refusal that ranks have written is
+            removed as well; its message is printed.
+    """
+    if not _made:
+        return
+    folder, failures = _made[0], _made[0] / run_directory.FAILURES
+    own = [run_directory.LOCK, run_directory.CONFIG, f"{run_directory.CONFIG}.sha256"]
+    with suppress(OSError):
+        if {path.name for path in folder.iterdir()} - {*own, run_directory.FAILURES}:
+            return
+        cause = failure.read_cause(failures)
+        if ranks_ended and cause is not None and cause.kind == "user":
+            failure.clear(failures)
+        if failures.exists():
+            failures.rmdir()  # fails if there is a failure to look at
+        for name in own:
+            (folder / name).unlink(missing_ok=True)
+        for made in _made:
+            made.rmdir()
 
 
 def corpus_folders(text: str) -> list[Path]:

@@ -23,6 +23,7 @@ from frontier_llm.cli.run_preparation import (
     failure_folder,
     lock_run_dir,
     prepare_run,
+    remove_unused_run_dir,
     warn_of_crowding,
 )
 from frontier_llm.cli.smaller_runs import check_run
@@ -64,9 +65,13 @@ def main(arguments: Sequence[str]) -> int:
 
         return sweep.main(arguments)
     world = World.from_environment(os.environ)
-    if world is None:
-        return train_on_this_machine(arguments)
-    exit_without_handlers(run_command(lambda: train_as_rank(world, arguments)))
+    try:
+        if world is None:
+            return train_on_this_machine(arguments)
+        code = run_command(lambda: train_as_rank(world, arguments))
+    finally:
+        remove_unused_run_dir(ranks_ended=world is None)
+    exit_without_handlers(code)
 
 
 def train_on_this_machine(overrides: Sequence[str]) -> int:
