@@ -3,10 +3,10 @@
     frontier-llm dry-run                       all experiments
     frontier-llm dry-run experiment=NAME ...   these experiments; NAME alone is enough
 
-The models are built on torch's meta device, which allocates no memory. The number of ranks comes from the comment at the top of the experiment's file.
-Compares the parameters and the memory of every stage with the prediction of the planner. Of equal
-stages only the first is built, unless `--every` is given. `plan=dry_run` among the settings of
-frontier-llm train also builds every stage.
+The models are built on torch's meta device, which allocates no memory. The number of ranks comes
+from the comment at the top of the experiment's file. Parameters and memory of every stage are
+compared with the prediction of the planner. Of equal stages only the first is built, unless
+`--every` is given. `plan=dry_run` among the settings of frontier-llm train also builds every stage.
 """
 
 import difflib

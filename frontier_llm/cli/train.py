@@ -43,6 +43,7 @@ from frontier_llm.trainer import restart, run_directory
 
 PRINT_CONFIG = {"--cfg", "--cfg=job"}
 """Options that print the composed configuration and stop; hydra's own programs have the same."""
+HELP = {"--help", "-h"}
 MEETING_TIMEOUT = timedelta(minutes=5)
 """Limit of the rendezvous. Under srun, nodes may start minutes apart."""
 QUIET = timedelta(seconds=60)
@@ -53,8 +54,8 @@ CORPUS_TIMEOUT = timedelta(hours=4)
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return the exit code of the process."""
-    if {"--help", "-h"} & set(arguments):
-        print(help_text())
+    if HELP & {argument.partition("=")[0] for argument in arguments}:
+        print(help_text(help_topics(arguments)))
         return 0
     if PRINT_CONFIG & set(arguments):
         overrides = [argument for argument in arguments if argument not in {*PRINT_CONFIG, "job"}]
@@ -72,6 +73,12 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         remove_unused_run_dir(ranks_ended=world is None)
     exit_without_handlers(code)
+
+
+def help_topics(arguments: Sequence[str]) -> list[str]:
+    """Return the words of a command line that `--help` or `--help=KEY` is to describe."""
+    words = [argument.removeprefix("--help=") for argument in arguments]
+    return [word for word in words if not word.startswith("-")]
 
 
 def train_on_this_machine(overrides: Sequence[str]) -> int:

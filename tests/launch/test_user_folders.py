@@ -29,7 +29,7 @@ def test_without_a_home_every_start_uses_one_private_folder():
     assert folder.parent == folder.parents[1] / "temporary"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     (folder / "kept").touch()
-    assert os.listdir(folder.parent) == [folder.name]
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize("kind", ["open to others", "a link", "a file", "of another user"])
