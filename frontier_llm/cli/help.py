@@ -19,7 +19,7 @@ from frontier_llm.config.decode import keys
 from frontier_llm.config.renamed import RENAMED_KEYS
 from frontier_llm.config.section import Section
 from frontier_llm.errors import ConfigError
-from frontier_llm.telemetry.html_page import counted
+from frontier_llm.units import counted
 
 _WIDTH = 100
 """Characters per line."""

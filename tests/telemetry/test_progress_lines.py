@@ -122,6 +122,23 @@ def test_other_ranks_say_only_warnings_and_who_they_are(tmp_path, capsys):
     assert not (tmp_path / "run.log").exists()
 
 
+def test_lines_for_few_users_are_only_in_the_file_and_early_ones_come_first(tmp_path):
+    file = io.StringIO()
+    logger = setup_logging(0, None, Console(file=file))
+    logger.debug("an early detail")
+    logger.info("an early line")
+    setup_logging(0, tmp_path, Console(file=file))
+    logger.debug("a late detail")
+    written = (tmp_path / "run.log").read_text()
+    assert [line.partition(": ")[2] for line in written.splitlines()] == [
+        "an early detail",
+        "an early line",
+        "a late detail",
+    ]
+    assert file.getvalue().count("an early line") == 1
+    assert "detail" not in file.getvalue()
+
+
 def test_setting_up_twice_does_not_say_everything_twice():
     file = io.StringIO()
     for _ in range(2):
