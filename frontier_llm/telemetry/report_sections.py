@@ -123,6 +123,11 @@ def plan_section(summary: RunSummary) -> Iterator[str]:
         "whichever was shorter. On a CPU, `process` is the memory of the whole process, including "
         "the interpreter and its libraries."
     )
+    if all(row.predicted is None for row in summary.plan if row.unit == "seconds"):
+        text += (
+            " Planned times are unknown: the cluster file has no speeds that were measured on such "
+            "a machine (`frontier-llm calibrate`)."
+        )
     head = ["", "Planned", "Measured", "Difference"]
     yield html_page.section(
         "Plan and run", html_page.table(head, map(_plan_row, summary.plan)), text
