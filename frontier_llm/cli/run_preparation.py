@@ -9,10 +9,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from frontier_llm.cli.delayed_progress import DelayedProgress, print_line
 from frontier_llm.config import RunConfig
 from frontier_llm.launch import failure, slurm
 from frontier_llm.launch.cores import crowding
 from frontier_llm.trainer import changes, checkpoint_places, run_directory
+from frontier_llm.units import counted, format_bytes
 
 _made: list[Path] = []
 """The run directory and the folders above it that this process has made, the innermost first."""
@@ -54,6 +56,23 @@ def _check(config: RunConfig, check: Callable[..., bool], started_again: bool) -
         changes.refuse(changes.changes(saved, current), current, config.run.allow_changes)
 
 
+def announce_run(config: RunConfig, ranks: int) -> None:
+    """Print the first line of a run: its directory, its ranks, and what is to do for its corpora.
+
+    Numpy is imported here, so the number of threads must have been set.
+
+    Raises:
+        ConfigError: the tokenizer cannot be read.
+        DataError: a source is unusable, or a prepared corpus is damaged.
+    """
+    from frontier_llm.data.prepare import unprepared
+
+    size = sum(source.size for source in unprepared(config.data))
+    state = f"{format_bytes(size)} of text to prepare" if size else "prepared"
+    data = f"corpus {config.data.name} in {config.data.directory}: {state}"
+    print_line("start", f"{counted(ranks, 'rank')} in {config.run.dir}; {data}")
+
+
 def prepare_run(config: RunConfig, text: str) -> str:
     """Import the user's callbacks, prepare the corpora, write config.yaml, clear old failures.
 
@@ -64,7 +83,7 @@ def prepare_run(config: RunConfig, text: str) -> str:
     Returns:
         The folders of the prepared corpora, one per line, as text that rank 0 can broadcast.
     """
-    from rich.progress import Progress
+    import rich
 
     from frontier_llm.data.run_loader import prepare_for_model
 
@@ -73,14 +92,8 @@ def prepare_run(config: RunConfig, text: str) -> str:
 
         import_callbacks(config.callbacks)
 
-    # Without auto_refresh the bar has no thread, so that this process may fork.
-    with Progress(transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("corpus", total=1.0)
-
-        def show(stage: str, share_done: float) -> None:
-            bar.update(task, description=stage, completed=share_done, refresh=True)
-
-        folders = prepare_for_model(config, show)
+    with DelayedProgress(rich.get_console(), lines=True) as progress:
+        folders = prepare_for_model(config, progress)
     run_directory.write_config(Path(config.run.dir), text)
     failure.clear(failure_folder(config))
     return "\n".join(map(str, folders))

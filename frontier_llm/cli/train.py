@@ -19,6 +19,7 @@ from frontier_llm.cli.help import help_text
 from frontier_llm.cli.options import MULTIRUN, run_command
 from frontier_llm.cli.replaceable import ranks_of, train_as_agent, train_on_forked_members
 from frontier_llm.cli.run_preparation import (
+    announce_run,
     corpus_folders,
     failure_folder,
     lock_run_dir,
@@ -90,6 +91,7 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
     threads = config.launch.threads or share(config.launch.ranks, os.environ)
     warn_of_crowding(threads, config.launch.ranks)
     prepare_environment(threads, os.environ, config)
+    announce_run(config, config.launch.ranks)
     import torch
 
     torch.set_num_threads(1)  # the launcher forks, and a process with a thread pool must not fork
@@ -135,9 +137,12 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     config = decode(run_directory.from_yaml(text))
     if config.plan == "dry_run":
         return run_dry(config) if world.rank == 0 else 0
-    corpora = broadcast_from_rank_zero(
-        world, store, "corpus", lambda: prepare_run(config, text), CORPUS_TIMEOUT
-    )
+
+    def prepare() -> str:
+        announce_run(config, world.size)
+        return prepare_run(config, text)
+
+    corpora = broadcast_from_rank_zero(world, store, "corpus", prepare, CORPUS_TIMEOUT)
 
     threads = config.launch.threads or share(world.ranks_per_node, os.environ)
     if world.rank == 0:
