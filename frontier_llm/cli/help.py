@@ -7,10 +7,10 @@ a choice is the comment at the top of its file in conf/.
 import difflib
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from frontier_llm.cli.compose import OPTIONAL_GROUPS, compose, groups
+from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.experiments import comments
 from frontier_llm.cli.group_files import section_of
 from frontier_llm.cli.package_files import conf_file
@@ -57,11 +57,11 @@ _MOST_USED = (
     "run.dir",
 )  # fmt: skip
 """The keys of the short page."""
-_OPTIONAL = {
+_WITHOUT_SECTION = {
     "experiment": "All settings of a run, such as those of a paper.",
     "sweep": "A search: the experiment, the axes and their values.",
 }
-"""What the groups without a section are."""
+"""What the groups are whose files set keys of any section."""
 
 
 def help_text(topics: Sequence[str] = ()) -> str:
@@ -73,19 +73,21 @@ def help_text(topics: Sequence[str] = ()) -> str:
     Raises:
         ConfigError: there is no such key or group.
     """
-    defaults = compose([])
-    names = list(dict.fromkeys(map(_current, topics)))
-    lines: list[str] = []
-    if not names:
-        lines = [_USAGE, *_most_used(defaults), "", *_groups()]
-    elif "all" in names:
-        lines = [_USAGE, *_page("", defaults, in_full=True)]
-        names = [*_top_level(), "experiment", "sweep"]
+    known = {key: (key, kind, doc) for key, kind, doc in keys()}
+    names, defaults, lines = [_current(topic, known) for topic in topics], compose([]), [_USAGE]
+    in_full = "all" in names
+    if in_full:
+        names = ["", *(name for name in _sections() if "." not in name)]
+    elif names:
+        lines = []
+    else:
+        lines.append("keys that are used most: type (default)")
+        for key in _MOST_USED:
+            lines += _key(*known[key], defaults, in_full=False)
+        lines += ["", *_groups(known)]
     for name in names:
-        in_full = "all" in topics
-        described = next((found for found in keys() if found[0] == name), None)
-        if described:
-            lines += _key(*described, defaults, in_full=True)
+        if name in known:
+            lines += _key(*known[name], defaults, in_full=True)
         else:
             lines += _page(section_of(name), defaults, in_full=in_full)
     return "\n".join(lines).rstrip("\n")
@@ -98,51 +100,37 @@ def first_sentence(text: str) -> str:
     return words[: end.end()] if end else words
 
 
-def _current(topic: str) -> str:
+def _current(topic: str, known: Iterable[str]) -> str:
     """Return the key or group that a topic such as `data` or `data.path=x` stands for."""
     name = topic.partition("=")[0].lstrip("+~")
-    name = RENAMED_KEYS.get(name, name)
-    known = ["all", *groups(), *_sections(), *(key for key, _, _ in keys())]
-    if name in known:
+    name, topics = RENAMED_KEYS.get(name, name), ["all", *groups(), *_sections(), *known]
+    if name in topics:
         return name
-    of_section = [key for key in known if key.rpartition(".")[2] == name]
-    similar = of_section or difflib.get_close_matches(name, known, n=1)
+    similar = [key for key in topics if key.rpartition(".")[2] == name]
+    similar += difflib.get_close_matches(name, topics, n=1)
     todo = f"did you mean --help {similar[0]}?" if similar else "--help all describes all keys"
     raise ConfigError("--help", name, "a key, a group of keys, or all", todo)
 
 
 def _sections(section: type[Section] = RunConfig, prefix: str = "") -> dict[str, str]:
     """Return what the documentation says about each section, by dotted name."""
-    found: dict[str, str] = {}
+    found = {} if prefix else dict(_WITHOUT_SECTION)
     for name, field in section.model_fields.items():
         type_ = field.annotation
         if isinstance(type_, type) and issubclass(type_, Section):
-            paragraphs = [field.description or "", *(type_.__doc__ or "").split("\n\n")]
-            found[prefix + name] = "\n\n".join(dict.fromkeys(paragraphs))
+            found[prefix + name] = f"{field.description}\n\n{type_.__doc__}"
             found |= _sections(type_, f"{prefix}{name}.")
     return found
 
 
-def _top_level() -> list[str]:
-    return [name for name in _sections() if "." not in name]
-
-
-def _most_used(defaults: Mapping[str, Any]) -> Iterator[str]:
-    described = {key: (key, kind, doc) for key, kind, doc in keys()}
-    yield "keys that are used most: type (default)"
-    for key in _MOST_USED:
-        yield from _key(*described[key], defaults, in_full=False)
-
-
-def _groups() -> Iterator[str]:
+def _groups(known: Iterable[str]) -> Iterator[str]:
     """Yield a line for each section of keys and for the groups without a section."""
-    choices = {section_of(group): names for group, names in groups().items()}
     yield "groups: --help GROUP describes the keys; GROUP=FILE takes the values of a file of conf/"
-    for name in (*_top_level(), *OPTIONAL_GROUPS):
-        count = f" ({counted(len(choices[name]), 'file')})" if name in choices else ""
-        yield f"  {name:<12} {first_sentence(_sections().get(name) or _OPTIONAL[name])}{count}"
-    single = [key for key, _, _ in keys() if "." not in key]
-    yield f"keys without a group: {', '.join(single)}"
+    for name, text in _sections().items():
+        if "." not in name:
+            files = f" ({counted(len(groups()[name]), 'file')})" if name in groups() else ""
+            yield f"  {name:<12} {first_sentence(text)}{files}"
+    yield f"keys without a group: {', '.join(key for key in known if '.' not in key)}"
 
 
 def _page(section: str, defaults: Mapping[str, Any], *, in_full: bool) -> Iterator[str]:
@@ -153,24 +141,20 @@ def _page(section: str, defaults: Mapping[str, Any], *, in_full: bool) -> Iterat
         defaults: values of the keys.
         in_full: whether to yield all sentences of each key, not only the first one.
     """
-    below = [name for name in _sections() if name.startswith(f"{section}.")]
-    for name in (section, *below):
+    sections = _sections()
+    for name in (section, *(name for name in sections if name.startswith(f"{section}."))):
         yield name or "keys without a group"
-        for paragraph in (_sections().get(name) or _OPTIONAL.get(name, "")).split("\n\n"):
+        for paragraph in dict.fromkeys(sections.get(name, "").split("\n\n")):
             yield from _wrapped(paragraph, "  ")
         for group in (group for group in groups() if section_of(group) == name):
             yield f"  choices: {group}=NAME takes the values of conf/{group}/NAME.yaml"
             for choice in groups()[group]:
-                yield from _wrapped(_summary(group, choice), " " * 25, f"    {choice:<20} ")
+                summary = first_sentence(" ".join(comments(conf_file(group, choice))))
+                yield from _wrapped(summary, " " * 25, f"    {choice:<20} ")
         for key, kind, doc in keys():
             if key.rpartition(".")[0] == name:
                 yield from _key(key, kind, doc, defaults, in_full=in_full)
         yield ""
-
-
-def _summary(group: str, choice: str) -> str:
-    """Return the first sentence of the comment at the top of a file."""
-    return first_sentence(" ".join(comments(conf_file(group, choice))))
 
 
 def _key(
@@ -181,17 +165,10 @@ def _key(
 
 
 def _wrapped(text: str, indent: str, first_indent: str | None = None) -> list[str]:
-    first_indent = indent if first_indent is None else first_indent
-    words = " ".join(text.split())
-    lines = textwrap.wrap(
-        words,
-        _WIDTH,
-        initial_indent=first_indent,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-    return lines or ([first_indent.rstrip()] if first_indent.strip() else [])
+    """Return lines of _WIDTH characters, with `indent` in front of all of them but the first."""
+    first = indent if first_indent is None else first_indent
+    words = (first + " ".join(text.split())).rstrip()
+    return textwrap.wrap(words, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _default(key: str, defaults: Mapping[str, Any]) -> str:

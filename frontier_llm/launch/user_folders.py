@@ -1,7 +1,6 @@
 """Folders of the user for files that later runs can use again, also if $HOME cannot be written."""
 
 import os
-import stat
 import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -14,10 +13,8 @@ _LIBRARY_FOLDERS = {
     "TRITON_CACHE_DIR": (".triton/cache", ""),
     "HF_HOME": (".cache/huggingface", "XDG_CACHE_HOME"),
 }
-"""For each variable that names a folder of a library: the library's default, relative to $HOME, and
-the variable that replaces the first part of the default (XDG base directory specification)."""
-_ONLY_IF_ABSENT = ("HF_HOME",)
-"""Folders that a library also uses if they exist and can only be read."""
+"""For each variable that names a folder of a library: the default, relative to $HOME, and the
+variable that replaces all parts of the default except the last."""
 
 
 def cache_folder() -> Path:
@@ -28,14 +25,21 @@ def cache_folder() -> Path:
     """
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else _home() / ".cache") / "frontier_llm"
-    return folder if _make(folder) else _temporary_folder()
+    if _make(folder):
+        return folder
+    folder = Path(tempfile.gettempdir(), f"frontier_llm-{os.getuid()}")
+    if _make(folder) and not folder.is_symlink():
+        status = folder.stat()
+        if status.st_uid == os.getuid() and not status.st_mode & 0o077:
+            return folder
+    return Path(tempfile.mkdtemp(prefix="frontier_llm-"))  # another user has made the folder
 
 
 def redirect_libraries(environ: MutableMapping[str, str]) -> None:
     """Let libraries write to `cache_folder` if their default below $HOME cannot be written.
 
-    wandb, matplotlib and others would print warnings or fail. Variables that are set are kept. Must
-    be called before the libraries are imported.
+    wandb, matplotlib and others would print warnings or fail. Variables that are set are kept, and
+    so is a cache of Hugging Face that can be read. Must be called before libraries are imported.
 
     Args:
         environ: environment variables of this process, which are changed.
@@ -44,7 +48,7 @@ def redirect_libraries(environ: MutableMapping[str, str]) -> None:
         folder = _home() / default
         if environ.get(base):
             folder = Path(environ[base]) / folder.name
-        is_readable = variable in _ONLY_IF_ABSENT and folder.is_dir()
+        is_readable = variable == "HF_HOME" and folder.is_dir()
         if variable not in environ and not is_readable and not _is_writable(folder):
             environ[variable] = str(cache_folder() / variable.lower())
 
@@ -71,14 +75,3 @@ def _make(folder: Path) -> bool:
     except OSError:
         return False
     return os.access(folder, os.W_OK)
-
-
-def _temporary_folder() -> Path:
-    """Return the user's folder in the temporary directory; a new one if a stranger has made it."""
-    folder = Path(tempfile.gettempdir(), f"frontier_llm-{os.getuid()}")
-    if _make(folder):
-        status = folder.lstat()
-        is_private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
-        if is_private and status.st_uid == os.getuid():
-            return folder
-    return Path(tempfile.mkdtemp(prefix="frontier_llm-"))

@@ -89,7 +89,7 @@ class _ConsoleHandler(logging.Handler):
                 style=_STYLES.get(record.levelno, ""),
                 markup=False,
                 highlight=False,
-                soft_wrap=True,  # otherwise rich breaks the lines of a batch job at 80 columns
+                soft_wrap=not self._console.is_terminal,  # in a batch job a line stays one line
             )
         except (OSError, SystemExit):  # rich exits on a broken pipe, as in `train.py | head`
             self._console.quiet = True
