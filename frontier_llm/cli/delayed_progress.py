@@ -25,7 +25,7 @@ class DelayedProgress:
             console: where the bar appears.
             lines: whether to begin at once, and to print a line per stage and per LINE_SECONDS if
                 `console` is not a terminal.
-            clock: returns the present time in seconds.
+            clock: the time in seconds.
         """
         self._console, self._clock = console, clock
         self._start = clock() - (DELAY_SECONDS if lines else 0.0)
@@ -56,21 +56,16 @@ class DelayedProgress:
             if self._clock() - self._start < DELAY_SECONDS:
                 return
             if self._prints_lines:
-                self._print(description, share_done)
+                stage, printed = self._last_line
+                if description != stage or self._clock() - printed >= LINE_SECONDS:
+                    self._last_line = (description, self._clock())
+                    print_line("corpus", f"{description} {share_done:.0%}")
                 return
             self._bar = Progress(transient=True, console=self._console, auto_refresh=False)
             self._task = self._bar.add_task(description, total=1.0)
             self._bar.start()
         self._bar.update(self._task, description=description, completed=share_done)
         self._bar.refresh()
-
-    def _print(self, description: str, share_done: float) -> None:
-        """Print a line about a new stage, or about the same stage after LINE_SECONDS."""
-        stage, printed_at = self._last_line
-        if description != stage or self._clock() - printed_at >= LINE_SECONDS:
-            self._last_line = (description, self._clock())
-            share = f"{share_done:.0%}" if share_done else ""
-            print_line("corpus", f"{description} {share}".rstrip())
 
 
 def print_line(heading: str, text: str) -> None:

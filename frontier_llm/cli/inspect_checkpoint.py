@@ -239,32 +239,25 @@ def _facts(checkpoint: Checkpoint, config: RunConfig | None) -> dict[str, str]:
     """Return what a checkpoint says about its run, by name."""
     manifest, meta = checkpoint.manifest, dict(checkpoint.manifest.meta)
     progress, scale = meta.pop("progress", None), meta.pop("loss_scale", None)
-    blend, _, _ = meta.pop("blend", None), meta.pop("config", None), meta.pop("start", None)
     samples = progress.get("samples") if isinstance(progress, dict) else None
-    facts = {"step": str(manifest.step), "samples": str(samples)}
+    facts: dict[str, object] = {"step": manifest.step, "samples": samples}
     if config is not None:
         model, parallel, data = config.model, config.parallel, config.data
-        replicas = manifest.world // (parallel.tensor * parallel.pipeline)
-        tokens = sample_lengths(model, data.sequence_length).total
-        known = isinstance(samples, int)
+        if isinstance(samples, int):
+            tokens = samples * sample_lengths(model, data.sequence_length).total
+            facts["tokens"] = format_count(tokens)
         facts |= {
-            "step": f"{manifest.step} of {config.trainer.steps}",
-            "tokens": format_count(samples * tokens) if known else "None",
             "model": f"{model.name}, {model.layers} layers, hidden size {model.hidden}, "
             f"{model.heads} heads, vocabulary {model.vocabulary}",
-            "layout": f"{manifest.world} ranks = tensor {parallel.tensor} x pipeline "
-            f"{parallel.pipeline} x data {replicas}; sharding={config.sharding.name}",
-            "precision": f"precision={config.precision.name}",
-            "optimizer": f"{config.optimizer.name}, schedule {config.optimizer.schedule}",
+            "layout": f"{manifest.world} ranks, tensor {parallel.tensor} x pipeline "
+            f"{parallel.pipeline}; sharding={config.sharding.name}",
+            "optimizer": f"{config.optimizer.name}, precision={config.precision.name}",
             "data": f"{data.name}, {data.global_batch} samples of {data.sequence_length} tokens "
             "per step",
         }
-    if isinstance(scale, dict):
-        facts["loss scale"] = str(scale.get("value"))
-    if isinstance(blend, list) and blend:
-        facts["blend"] = str(blend[-1])
-    facts |= {name: str(value) for name, value in meta.items()}
-    return {name: value for name, value in facts.items() if value != "None"}
+    facts["loss scale"] = scale.get("value") if isinstance(scale, dict) else None
+    facts |= {name: value for name, value in meta.items() if name not in ("config", "start")}
+    return {name: str(value) for name, value in facts.items() if value is not None}
 
 
 def _printable(text: str) -> str:

@@ -98,9 +98,9 @@ def test_a_run_is_described_in_words_and_its_tensors_in_the_order_of_the_model(
     assert main([str(folder)]) == 0
     text = capsys.readouterr().out
     for pattern in (
-        r"step +7 of 90\b", r"samples +64\b", r"tokens +16.38k\b", r"loss scale +1024",
+        r"step +7\b", r"samples +64\b", r"tokens +16.38k\b", r"loss scale +1024",
         r"model +gpt_tiny, 2 layers", r"corpus +c0ffee", r"data +stdlib, 16 samples of 256 tokens",
-        r"layout +4 ranks = tensor 1 x pipeline 2 x data 2; sharding=zero2",
+        r"layout +4 ranks, tensor 1 x pipeline 2; sharding=zero2",
     ):  # fmt: skip
         assert re.search(pattern, text), pattern
     assert not re.search(r"[{}]|None|good_steps|feed", text), "no inner objects"

@@ -69,7 +69,7 @@ def test_without_a_terminal_there_are_occasional_lines(capsys):
     _reported(Console(file=io.StringIO()), stages, lines=True)
     printed = [line[10:] for line in capsys.readouterr().out.splitlines()]
     assert printed == [
-        "corpus     reading",
+        "corpus     reading 0%",
         "corpus     cutting 10%",
         "corpus     cutting 50%",
     ]
