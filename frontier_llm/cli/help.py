@@ -93,6 +93,17 @@ def help_text(topics: Sequence[str] = ()) -> str:
     return "\n".join(lines).rstrip("\n")
 
 
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Return whether a command line has `--help`, `--help=KEY` or `-h`."""
+    return bool({"--help", "-h"} & {argument.partition("=")[0] for argument in arguments})
+
+
+def help_topics(arguments: Sequence[str]) -> list[str]:
+    """Return the words of a command line that `--help` is to describe."""
+    words = [argument.removeprefix("--help=") for argument in arguments]
+    return [word for word in words if not word.startswith("-")]
+
+
 def first_sentence(text: str) -> str:
     """Return the first sentence of a description, with its period."""
     words = " ".join(text.split())

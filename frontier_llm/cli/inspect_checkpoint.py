@@ -239,7 +239,7 @@ def _facts(checkpoint: Checkpoint, config: RunConfig | None) -> dict[str, str]:
     """Return what a checkpoint says about its run, by name."""
     manifest, meta = checkpoint.manifest, dict(checkpoint.manifest.meta)
     progress, scale = meta.pop("progress", None), meta.pop("loss_scale", None)
-    samples = progress.get("samples") if isinstance(progress, dict) else None
+    samples: object = progress.get("samples") if isinstance(progress, dict) else None
     facts: dict[str, object] = {"step": manifest.step, "samples": samples}
     if config is not None:
         model, parallel, data = config.model, config.parallel, config.data

@@ -1,6 +1,6 @@
 """What `frontier-llm train` does on one process before the ranks start: the run directory, corpora.
 
-Torch is not imported here.
+Torch is imported only after the first line is printed.
 """
 
 import os
@@ -73,18 +73,22 @@ def announce_run(config: RunConfig, ranks: int) -> None:
     print_line("start", f"{counted(ranks, 'rank')} in {config.run.dir}; {data}")
 
 
-def prepare_run(config: RunConfig, text: str) -> str:
-    """Import the user's callbacks, prepare the corpora, write config.yaml, clear old failures.
+def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
+    """Announce the run, prepare its corpora, write config.yaml, clear old failures.
 
     Args:
         config: the checked configuration.
         text: the configuration as YAML.
+        ranks: number of ranks.
 
     Returns:
         The folders of the prepared corpora, one per line, as text that rank 0 can broadcast.
     """
+    announce_run(config, ranks)
     import rich
+    import torch
 
+    torch.set_num_threads(1)  # a process with a thread pool must not fork
     from frontier_llm.data.run_loader import prepare_for_model
 
     if config.callbacks:  # a wrong name is refused here, before any process starts

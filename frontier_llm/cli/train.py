@@ -15,11 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from frontier_llm.cli.compose import compose, fitted, with_choices
-from frontier_llm.cli.help import help_text
+from frontier_llm.cli.help import asks_for_help, help_text, help_topics
 from frontier_llm.cli.options import MULTIRUN, run_command
 from frontier_llm.cli.replaceable import ranks_of, train_as_agent, train_on_forked_members
 from frontier_llm.cli.run_preparation import (
-    announce_run,
     corpus_folders,
     failure_folder,
     lock_run_dir,
@@ -44,7 +43,6 @@ from frontier_llm.trainer import restart, run_directory
 
 PRINT_CONFIG = {"--cfg", "--cfg=job"}
 """Options that print the composed configuration and stop; hydra's own programs have the same."""
-HELP = {"--help", "-h"}
 MEETING_TIMEOUT = timedelta(minutes=5)
 """Limit of the rendezvous. Under srun, nodes may start minutes apart."""
 QUIET = timedelta(seconds=60)
@@ -55,7 +53,7 @@ CORPUS_TIMEOUT = timedelta(hours=4)
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return the exit code of the process."""
-    if HELP & {argument.partition("=")[0] for argument in arguments}:
+    if asks_for_help(arguments):
         print(help_text(help_topics(arguments)))
         return 0
     if PRINT_CONFIG & set(arguments):
@@ -76,12 +74,6 @@ def main(arguments: Sequence[str]) -> int:
     exit_without_handlers(code)
 
 
-def help_topics(arguments: Sequence[str]) -> list[str]:
-    """Return the words of a command line that `--help` or `--help=KEY` is to describe."""
-    words = [argument.removeprefix("--help=") for argument in arguments]
-    return [word for word in words if not word.startswith("-")]
-
-
 def train_on_this_machine(overrides: Sequence[str]) -> int:
     """Start `launch.ranks` processes on this machine and wait for them."""
     text = configure(overrides)
@@ -91,11 +83,7 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
     threads = config.launch.threads or share(config.launch.ranks, os.environ)
     warn_of_crowding(threads, config.launch.ranks)
     prepare_environment(threads, os.environ, config)
-    announce_run(config, config.launch.ranks)
-    import torch
-
-    torch.set_num_threads(1)  # the launcher forks, and a process with a thread pool must not fork
-    corpora = prepare_run(config, text)
+    corpora = prepare_run(config, text, config.launch.ranks)
     from frontier_llm.trainer.assemble import run  # imported once, before the ranks are forked
 
     options = LaunchOptions(
@@ -137,12 +125,9 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     config = decode(run_directory.from_yaml(text))
     if config.plan == "dry_run":
         return run_dry(config) if world.rank == 0 else 0
-
-    def prepare() -> str:
-        announce_run(config, world.size)
-        return prepare_run(config, text)
-
-    corpora = broadcast_from_rank_zero(world, store, "corpus", prepare, CORPUS_TIMEOUT)
+    corpora = broadcast_from_rank_zero(
+        world, store, "corpus", lambda: prepare_run(config, text, world.size), CORPUS_TIMEOUT
+    )
 
     threads = config.launch.threads or share(world.ranks_per_node, os.environ)
     if world.rank == 0:

@@ -9,9 +9,8 @@ import pytest
 
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.experiments import comments
-from frontier_llm.cli.help import first_sentence, help_text
+from frontier_llm.cli.help import first_sentence, help_text, help_topics
 from frontier_llm.cli.package_files import conf_file
-from frontier_llm.cli.train import help_topics
 from frontier_llm.config.decode import keys
 from frontier_llm.errors import ConfigError
 

@@ -14,13 +14,13 @@ from frontier_llm.cli.delayed_progress import LINE_SECONDS, DelayedProgress
 ROOT = Path(__file__).parents[2]
 FIRST = """
 import sys
-from frontier_llm.cli import train
-announce = train.announce_run
+from frontier_llm.cli import run_preparation, train
+announce = run_preparation.announce_run
 def stop(config, ranks):
     announce(config, ranks)
     print(sorted({"torch", "megatron"} & sys.modules.keys()), flush=True)
     sys.exit(0)
-train.announce_run = stop
+run_preparation.announce_run = stop
 train.main(sys.argv[1:])
 """
 """A program that ends after the first line of a run."""
