@@ -18,7 +18,7 @@ def test_the_console_has_the_lines_that_users_need_and_the_file_has_all(tmp_path
     )  # fmt: skip
     assert ended.code == 0, ended.text
     before = ended.text.partition("step 1/")[0]
-    shown = [label for label in LABEL.findall(before) if label not in ("start", "the")]
+    shown = [label for label in LABEL.findall(before) if label not in ("start", "corpus", "the")]
     assert shown == [label for label in ON_THE_CONSOLE if label != "recovery"]
     assert "the tokenizer has 300 tokens, the embedding 700 rows" in before
     assert "optimizer.learning_rate" not in ended.text, "the model is small"
