@@ -60,12 +60,10 @@ class StopFlag:
     def reason(self) -> str:
         """Name of the first signal, for messages; empty if none has arrived.
 
-        After Ctrl-C the launcher also sends SIGTERM to ranks that have noticed Ctrl-C themselves.
+        The ranks of one machine ignore Ctrl-C, and the launcher then sends them SIGTERM.
         """
-        if not self._signals:
-            return ""
-        first = signal.Signals(self._signals[0])
-        return "Ctrl-C" if first == signal.SIGINT else first.name
+        names: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "Ctrl-C or SIGTERM"}
+        return next((names.get(n, signal.Signals(n).name) for n in self._signals), "")
 
     @property
     def is_terminated(self) -> bool:

@@ -29,7 +29,10 @@ def test_a_signal_is_noticed_and_named():
 
 
 def test_the_first_signal_is_named_and_ctrl_c_by_its_key():
-    """After Ctrl-C the launcher also sends SIGTERM."""
+    """The launcher turns Ctrl-C into SIGTERM for its ranks."""
+    flag = StopFlag()
+    flag(signal.SIGTERM, None)
+    assert flag.reason == "Ctrl-C or SIGTERM"
     flag = StopFlag()
     flag(signal.SIGINT, None)
     flag(signal.SIGTERM, None)
