@@ -155,12 +155,12 @@ class CheckpointManager:
         # increased before anything can fail on this rank.
         self._begun += 1
         self.unfinished.add(step)
-        with self._stalling("wait"):
+        with self._stalling("until the one before is written"):
             self._writer.wait_below(self._options.in_flight)
         if self._options.in_flight == 1:
             self.poll()
         self.outcomes.pop(step, None)
-        with self._stalling("begin"):
+        with self._stalling("until it is begun"):
             self.prepare(shards)
             task, barrier = self._task(step, meta)
             snapshot = self._memory.snapshot()
@@ -176,7 +176,7 @@ class CheckpointManager:
     def fence(self) -> None:
         """Copy the chunks that are not copied yet to host memory; then the states may change."""
         if self._snapshot is not None:
-            with self._stalling("fence"):
+            with self._stalling("until its states are copied"):
                 self._snapshot.fence()
                 self._snapshot = None
 
@@ -186,7 +186,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: the last checkpoint was not committed.
         """
-        with self._stalling("wait"):
+        with self._stalling("until the one before is written"):
             self._writer.wait_below(1)
         self.poll()
 
@@ -256,8 +256,8 @@ class CheckpointManager:
                     reuses_files=options.file_ranks is None,
                 )
             if self._rank == 0:
-                seconds = time.monotonic() - begin
-                _log.info("%s: %s", task.final, format_seconds(seconds))  # final: its folder
+                seconds = format_seconds(time.monotonic() - begin)
+                _log.info("%-10s step %d in %s: %s", "checkpoint", task.step, seconds, task.final)
                 self._delete_keys(barrier)
         except BaseException as error:
             self._old_barriers.append(barrier)
@@ -280,7 +280,7 @@ class CheckpointManager:
         self._old_barriers = [barrier]
 
     @contextmanager
-    def _stalling(self, method: str) -> Iterator[None]:
+    def _stalling(self, reason: str) -> Iterator[None]:
         """Count the seconds inside the context as a stall of training, and log a long stall."""
         begin = time.monotonic()
         try:
@@ -290,7 +290,7 @@ class CheckpointManager:
             self._stall_seconds += seconds
             if self._is_lazy and seconds > _LOGGED_STALL_SECONDS:
                 waited = format_seconds(seconds)
-                _log.info("training waited %s for checkpoints (%s)", waited, method)
+                _log.info("training waited %s for a checkpoint: %s", waited, reason)
 
 
 def _as_checkpoint_error(task: Task, error: BaseException) -> CheckpointError:

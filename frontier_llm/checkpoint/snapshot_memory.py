@@ -88,7 +88,7 @@ class SnapshotMemory:
         self._plan_key = _key_of(shards)
         if self.plan.chunks:
             self._writer_buffer = self._pool.take()
-        _log.info(
+        _log.debug(
             "checkpoints take %s on disk and %s of host memory on rank %d",
             format_bytes(self.plan.size),
             format_bytes(self._pool.size),

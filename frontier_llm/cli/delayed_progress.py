@@ -1,6 +1,7 @@
-"""Show a progress bar only if the work takes longer than a second."""
+"""Show the progress of work that takes longer than a second."""
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
@@ -8,15 +9,29 @@ from rich.progress import Progress
 
 DELAY_SECONDS = 1.0
 """Seconds of work before the bar appears."""
+LINE_SECONDS = 10.0
+"""Seconds between two lines about a stage if the output is not a terminal."""
 
 
 class DelayedProgress:
     """A progress bar that appears after DELAY_SECONDS and disappears at the end of its context."""
 
-    def __init__(self, console: Console) -> None:
-        """Start the delay; the bar will appear on `console`."""
-        self._console, self._start = console, time.monotonic()
+    def __init__(
+        self, console: Console, *, lines: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start the delay.
+
+        Args:
+            console: where the bar appears.
+            lines: whether to begin at once, and to print a line per stage and per LINE_SECONDS if
+                `console` is not a terminal.
+            clock: the time in seconds.
+        """
+        self._console, self._clock = console, clock
+        self._start = clock() - (DELAY_SECONDS if lines else 0.0)
         self._bar: Progress | None = None
+        self._prints_lines = lines and not console.is_terminal
+        self._last_line = ("", -LINE_SECONDS)
 
     def __enter__(self) -> "DelayedProgress":
         return self
@@ -38,10 +53,21 @@ class DelayedProgress:
             share_done: completed share of the work, from 0 to 1.
         """
         if self._bar is None:
-            if time.monotonic() - self._start < DELAY_SECONDS:
+            if self._clock() - self._start < DELAY_SECONDS:
+                return
+            if self._prints_lines:
+                stage, printed = self._last_line
+                if description != stage or self._clock() - printed >= LINE_SECONDS:
+                    self._last_line = (description, self._clock())
+                    print_line("corpus", f"{description} {share_done:.0%}")
                 return
             self._bar = Progress(transient=True, console=self._console, auto_refresh=False)
             self._task = self._bar.add_task(description, total=1.0)
             self._bar.start()
         self._bar.update(self._task, description=description, completed=share_done)
         self._bar.refresh()
+
+
+def print_line(heading: str, text: str) -> None:
+    """Print a line like those of the log of a run, before there is a log."""
+    print(f"{time.strftime('%H:%M:%S')}  {heading:<10} {text}", flush=True)

@@ -1,15 +1,18 @@
-"""Build the pipeline stages of experiments without memory: `frontier-llm dry-run [NAME ...]`.
+"""Build the pipeline stages of experiments without memory.
 
-Builds the models of the named experiments, or of all experiments, on torch's meta device, which
-allocates no memory. The number of ranks comes from the comment at the top of the experiment's file.
-Compares the parameters and the memory of every stage with the prediction of the planner. Of equal
-stages only the first is built, unless `--every` is given. `plan=dry_run` among the settings of
-frontier-llm train also builds every stage.
+    frontier-llm dry-run                       all experiments
+    frontier-llm dry-run experiment=NAME ...   these experiments; NAME alone is enough
+
+The models are built on torch's meta device, which allocates no memory. The number of ranks comes
+from the comment at the top of the experiment's file. Parameters and memory of every stage are
+compared with the prediction of the planner. Of equal stages only the first is built, unless
+`--every` is given. `plan=dry_run` among the settings of frontier-llm train also builds every stage.
 """
 
 import difflib
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.box import HORIZONTALS
 from rich.table import Table
@@ -24,9 +27,11 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
-from frontier_llm.trainer.dry_run import BuiltStage, check_parameter_count, dry_run
 from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from frontier_llm.trainer.dry_run import BuiltStage
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,11 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--every", action="store_true", help="also build stages that equal another one"
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="experiments (default: all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="experiment=NAME", help="experiments (default: all)"
+    )
     options = parser.parse_intermixed_args(arguments)
     console = wide_console()
-    _check_names(options.names)
-    for name in options.names or groups()["experiment"]:
+    names = [word.removeprefix("experiment=") for word in options.names]
+    _check_names(names)
+    for name in names or groups()["experiment"]:
         start = time.perf_counter()
         candidate = candidate_of(name)
         built = build(candidate, every=options.every)
@@ -57,10 +65,11 @@ def _check_names(names: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             similar = difflib.get_close_matches(name, known, n=1)
-            todo = f"did you mean {similar[0]}?" if similar else "name one of conf/experiment"
+            todo = f"did you mean experiment={similar[0]}?" if similar else "name one of these"
             if "=" in name:
                 todo = f"for a run with settings write frontier-llm train plan=dry_run {name}"
-            raise ConfigError("dry-run", name, "names of experiments, without settings", todo)
+            wants = "experiments, without settings: " + ", ".join(known)
+            raise ConfigError("dry-run", name, wants, todo)
 
 
 def candidate_of(name: str, *overrides: str) -> Candidate:
@@ -72,12 +81,15 @@ def candidate_of(name: str, *overrides: str) -> Candidate:
     return Candidate.of(choose(config, ranks, per_node), ranks, per_node)
 
 
-def build(candidate: Candidate, *, every: bool) -> list[BuiltStage]:
+def build(candidate: Candidate, *, every: bool) -> "list[BuiltStage]":
     """Build the first stage of each kind (stages of a kind are equal), or every stage.
 
     Raises:
         DryRunError: a stage differs from the prediction.
     """
+    # imports torch, which a mistyped name should not wait for
+    from frontier_llm.trainer.dry_run import check_parameter_count, dry_run
+
     first_of_kinds = [kind.first for kind in candidate.stages.kinds]
     stages = list(range(candidate.grid.pipeline)) if every else first_of_kinds
     with DelayedProgress(wide_console(stderr=True)) as progress:

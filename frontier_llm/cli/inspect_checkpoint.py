@@ -1,15 +1,16 @@
 """Inspect a checkpoint.
 
-    frontier-llm inspect PATH                  list the tensors
+    frontier-llm inspect PATH                  describe the run and list the tensors
+    frontier-llm inspect PATH --config         print the configuration as YAML
     frontier-llm inspect PATH --verify         compare all bytes with their digests
     frontier-llm inspect PATH --statistics     print mean, deviation, extremes, NaN
     frontier-llm inspect PATH --diff OTHER     compare the values with another checkpoint
     frontier-llm inspect PATH --export FILE    write the weights as one safetensors file
 
 PATH is a checkpoint. A run.dir or a folder of checkpoints stands for its newest checkpoint. The
-two checkpoints of --diff may have been saved with different parallel layouts. All options read the
-complete checkpoint and verify its digests. The exit code is 1 if an option has found damage, a
-difference, or a value that is not finite.
+two checkpoints of --diff may have been saved with different parallel layouts. All options except
+--config read the complete checkpoint and verify its digests. The exit code is 1 if an option has
+found damage, a difference, or a value that is not finite.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from rich.box import HORIZONTALS
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from frontier_llm.checkpoint.discovery import Checkpoint, find
 from frontier_llm.checkpoint.export_weights import DTYPES, export
@@ -34,7 +36,11 @@ from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.checkpoint.state_statistics import spreads
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import tool_parser
-from frontier_llm.errors import CheckpointError, FrontierError
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.errors import CheckpointError, ConfigError, FrontierError
+from frontier_llm.geometry.inventory import model_shapes
+from frontier_llm.geometry.lengths import sample_lengths
+from frontier_llm.trainer.run_directory import to_yaml
 from frontier_llm.units import format_bytes, format_count
 
 _LAYER = re.compile(r"\blayers\.\d+\.")
@@ -46,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = wide_console()
     try:
         checkpoint = find(options.path)
+        if options.config:
+            return print_config(checkpoint)
         console.print(_headline(checkpoint), highlight=False)
         if options.verify:
             return verify(checkpoint, console)
@@ -69,6 +77,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = tool_parser(__doc__)
     parser.add_argument("path", type=Path, help="a checkpoint, a folder of them, or a run.dir")
     action = parser.add_mutually_exclusive_group()
+    action.add_argument("--config", action="store_true", help="print the configuration")
     action.add_argument("--verify", action="store_true", help="compare the digests of all files")
     action.add_argument(
         "--statistics", action="store_true", help="print statistics of weights and both moments"
@@ -89,7 +98,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def show(checkpoint: Checkpoint, console: Console) -> None:
-    """Print the metadata and the tensors; equal tensors of several layers share a row."""
+    """Print what was saved, and the tensors; equal tensors of several layers share a row."""
+    config = _config_of(checkpoint)
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in _facts(checkpoint, config).items():
+        facts.add_row(name, Text(_printable(value)))
+    console.print(facts)
     table = Table(box=HORIZONTALS, caption_justify="left")
     table.caption = (
         "boxes: number of parts of the tensor, at most one per tensor-parallel rank; ranges: "
@@ -98,11 +112,18 @@ def show(checkpoint: Checkpoint, console: Console) -> None:
     )
     for title in ("tensor", "count", "shape", "boxes", "ranges", "size"):
         table.add_column(title, justify="left" if title in ("tensor", "shape") else "right")
-    for (name, *columns), count in _rows(checkpoint).items():
+    for (name, *columns), count in _rows(checkpoint, config).items():
         table.add_row(name, str(count), *columns)
     console.print(table)
-    for key, value in checkpoint.manifest.meta.items():
-        console.print(f"{key}: {value}", highlight=False, markup=False)
+
+
+def print_config(checkpoint: Checkpoint) -> int:
+    """Print the configuration of the run as YAML; return the exit code."""
+    config = checkpoint.manifest.meta.get("config")
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{checkpoint.folder} holds no configuration")
+    print(to_yaml(config), end="")
+    return 0
 
 
 def verify(checkpoint: Checkpoint, console: Console) -> int:
@@ -205,10 +226,54 @@ def _differences(first: Checkpoint, second: Checkpoint, name: str) -> list[tuple
     return rows
 
 
-def _rows(checkpoint: Checkpoint) -> dict[tuple[str, ...], int]:
-    """Return the rows of the table of tensors, with the number of tensors that share each row."""
-    rows: dict[tuple[str, ...], int] = {}
-    for name, tensor in checkpoint.manifest.tensors.items():
+def _config_of(checkpoint: Checkpoint) -> RunConfig | None:
+    """Return the configuration of the run; None if it cannot be read or is of another model."""
+    try:
+        config = decode(checkpoint.manifest.meta.get("config") or {})
+    except (ConfigError, AttributeError, TypeError):  # values of other types than ours
+        return None
+    return config if config.model.layers <= len(checkpoint.manifest.tensors) else None
+
+
+def _facts(checkpoint: Checkpoint, config: RunConfig | None) -> dict[str, str]:
+    """Return what a checkpoint says about its run, by name."""
+    manifest, meta = checkpoint.manifest, dict(checkpoint.manifest.meta)
+    progress, scale = meta.pop("progress", None), meta.pop("loss_scale", None)
+    samples: object = progress.get("samples") if isinstance(progress, dict) else None
+    facts: dict[str, object] = {"step": manifest.step, "samples": samples}
+    if config is not None:
+        model, parallel, data = config.model, config.parallel, config.data
+        if isinstance(samples, int):
+            tokens = samples * sample_lengths(model, data.sequence_length).total
+            facts["tokens"] = format_count(tokens)
+        facts |= {
+            "model": f"{model.name}, {model.layers} layers, hidden size {model.hidden}, "
+            f"{model.heads} heads, vocabulary {model.vocabulary}",
+            "layout": f"{manifest.world} ranks, tensor {parallel.tensor} x pipeline "
+            f"{parallel.pipeline}; sharding={config.sharding.name}",
+            "optimizer": f"{config.optimizer.name}, precision={config.precision.name}",
+            "data": f"{data.name}, {data.global_batch} samples of {data.sequence_length} tokens "
+            "per step",
+        }
+    facts["loss scale"] = scale.get("value") if isinstance(scale, dict) else None
+    facts |= {name: value for name, value in meta.items() if name not in ("config", "start")}
+    return {name: str(value) for name, value in facts.items() if value is not None}
+
+
+def _printable(text: str) -> str:
+    """Replace characters that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _rows(checkpoint: Checkpoint, config: RunConfig | None) -> dict[tuple[str, ...], int]:
+    """Return the rows of the table of tensors, with the number of tensors that share each row.
+
+    They have the order of the model if its configuration is known, otherwise that of the manifest.
+    """
+    tensors, rows = checkpoint.manifest.tensors, dict[tuple[str, ...], int]()
+    names = model_shapes(config.model, config.data.sequence_length) if config else {}
+    for name in dict.fromkeys([*(name for name in names if name in tensors), *tensors]):
+        tensor = tensors[name]
         row = (_name_for_all_layers(name), *_columns(tensor))
         rows[row] = rows.get(row, 0) + 1
     return rows

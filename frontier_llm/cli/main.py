@@ -12,6 +12,7 @@ from frontier_llm import __version__
 from frontier_llm.cli.options import refuse_search, run_command
 from frontier_llm.cli.package_files import CONF_DIR_OPTION, CONF_DIR_VARIABLE
 from frontier_llm.errors import ConfigError
+from frontier_llm.launch.user_folders import redirect_libraries
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def _dispatch(given: Sequence[str]) -> int:
         raise _unknown(name)
     sys.argv = [f"frontier-llm {name}", *rest]  # argparse shows this name in its help
     refuse_search(name, rest)
+    redirect_libraries(os.environ)
     module = import_module(f"frontier_llm.cli.{COMMANDS[name].module}")
     return int(module.main(rest))
 

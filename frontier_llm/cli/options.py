@@ -12,6 +12,8 @@ from frontier_llm.errors import ConfigError, FrontierError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, the same as in a shell."""
+BROKEN_PIPE = 141
+"""Exit code if the reader of the output has ended, the same as in a shell."""
 MULTIRUN = {"-m", "--multirun"}
 """Options that make `train` a sweep; hydra's own programs have the same."""
 TRIAL_VARIABLE = "FRONTIER_LLM_TRIAL"
@@ -130,7 +132,12 @@ def refuse_search(command: str, arguments: Sequence[str]) -> None:
 def run_command(main: Callable[[], int]) -> int:
     """Run a command and return its exit code. A user's mistake or Ctrl-C gives no traceback."""
     try:
-        return main()
+        code = main()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader, such as `head`, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the exit
+        return BROKEN_PIPE
     except FrontierError as error:
         print(error, file=sys.stderr, end="\n" if str(error) else "")
         return error.exit_code

@@ -1,16 +1,23 @@
 """What `frontier-llm train` does on one process before the ranks start: the run directory, corpora.
 
-Torch is not imported here.
+Torch is imported only after the first line is printed.
 """
 
 import os
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from frontier_llm.cli.delayed_progress import DelayedProgress, print_line
 from frontier_llm.config import RunConfig
 from frontier_llm.launch import failure, slurm
 from frontier_llm.launch.cores import crowding
 from frontier_llm.trainer import changes, checkpoint_places, run_directory
+from frontier_llm.units import counted, format_bytes
+
+_made: list[Path] = []
+"""The run directory and the folders above it that this process has made, the innermost first."""
 
 
 def lock_run_dir(config: RunConfig) -> None:
@@ -20,12 +27,27 @@ def lock_run_dir(config: RunConfig) -> None:
         ConfigError: another process uses the directory, or a key that determines the losses has
             changed and `run.allow_changes` does not name it.
     """
+    path = Path(config.run.dir).absolute()
+    _made[:] = [folder for folder in (path, *path.parents) if not folder.exists()]
+    _check(config, run_directory.lock_run_dir, slurm.started_again(os.environ))
+
+
+def check_resume(config: RunConfig) -> None:
+    """Check like `lock_run_dir` that a job may start in its run directory, without a change.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    _check(config, run_directory.check_start, started_again=False)
+
+
+def _check(config: RunConfig, check: Callable[..., bool], started_again: bool) -> None:
     newest = checkpoint_places.newest_folder(config)
-    resumes = run_directory.lock_run_dir(
+    resumes = check(
         Path(config.run.dir),
         config.run.resume,
         newest is not None,
-        started_again=slurm.started_again(os.environ),
+        started_again=started_again,
         nodes_may_have=config.checkpoint.tiers.local.path is not None,
     )
     saved = checkpoint_places.saved_config(newest) if resumes and newest else None
@@ -34,18 +56,39 @@ def lock_run_dir(config: RunConfig) -> None:
         changes.refuse(changes.changes(saved, current), current, config.run.allow_changes)
 
 
-def prepare_run(config: RunConfig, text: str) -> str:
-    """Import the user's callbacks, prepare the corpora, write config.yaml, clear old failures.
+def announce_run(config: RunConfig, ranks: int) -> None:
+    """Print the first line of a run: its directory, its ranks, and what is to do for its corpora.
+
+    Numpy is imported here, so the number of threads must have been set.
+
+    Raises:
+        ConfigError: the tokenizer cannot be read.
+        DataError: a source is unusable, or a prepared corpus is damaged.
+    """
+    from frontier_llm.data.prepare import unprepared
+
+    size = sum(source.size for source in unprepared(config.data))
+    state = f"{format_bytes(size)} of text to prepare" if size else "prepared"
+    data = f"corpus {config.data.name} in {config.data.directory}: {state}"
+    print_line("start", f"{counted(ranks, 'rank')} in {config.run.dir}; {data}")
+
+
+def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
+    """Announce the run, prepare its corpora, write config.yaml, clear old failures.
 
     Args:
         config: the checked configuration.
         text: the configuration as YAML.
+        ranks: number of ranks.
 
     Returns:
         The folders of the prepared corpora, one per line, as text that rank 0 can broadcast.
     """
-    from rich.progress import Progress
+    announce_run(config, ranks)
+    import rich
+    import torch
 
+    torch.set_num_threads(1)  # a process with a thread pool must not fork
     from frontier_llm.data.run_loader import prepare_for_model
 
     if config.callbacks:  # a wrong name is refused here, before any process starts
@@ -53,17 +96,36 @@ def prepare_run(config: RunConfig, text: str) -> str:
 
         import_callbacks(config.callbacks)
 
-    # Without auto_refresh the bar has no thread, so that this process may fork.
-    with Progress(transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("corpus", total=1.0)
-
-        def show(stage: str, share_done: float) -> None:
-            bar.update(task, description=stage, completed=share_done, refresh=True)
-
-        folders = prepare_for_model(config, show)
+    with DelayedProgress(rich.get_console(), lines=True) as progress:
+        folders = prepare_for_model(config, progress)
     run_directory.write_config(Path(config.run.dir), text)
     failure.clear(failure_folder(config))
     return "\n".join(map(str, folders))
+
+
+def remove_unused_run_dir(*, ranks_ended: bool) -> None:
+    """Remove the run directory if this process has made it and the run was refused before it began.
+
+    Args:
+        ranks_ended: whether no rank can be running. Then a refusal that ranks have written is
+            removed as well; its message is printed.
+    """
+    if not _made:
+        return
+    folder, failures = _made[0], _made[0] / run_directory.FAILURES
+    own = [run_directory.LOCK, run_directory.CONFIG, f"{run_directory.CONFIG}.sha256"]
+    with suppress(OSError):
+        if {path.name for path in folder.iterdir()} - {*own, run_directory.FAILURES}:
+            return
+        cause = failure.read_cause(failures)
+        if ranks_ended and cause is not None and cause.kind == "user":
+            failure.clear(failures)
+        if failures.exists():
+            failures.rmdir()  # fails if there is a failure to look at
+        for name in own:
+            (folder / name).unlink(missing_ok=True)
+        for made in _made:
+            made.rmdir()
 
 
 def corpus_folders(text: str) -> list[Path]:

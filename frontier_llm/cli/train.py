@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from frontier_llm.cli.compose import compose, fitted, with_choices
-from frontier_llm.cli.help import help_text
+from frontier_llm.cli.help import asks_for_help, help_text, help_topics
 from frontier_llm.cli.options import MULTIRUN, run_command
 from frontier_llm.cli.replaceable import ranks_of, train_as_agent, train_on_forked_members
 from frontier_llm.cli.run_preparation import (
@@ -23,6 +23,7 @@ from frontier_llm.cli.run_preparation import (
     failure_folder,
     lock_run_dir,
     prepare_run,
+    remove_unused_run_dir,
     warn_of_crowding,
 )
 from frontier_llm.cli.smaller_runs import check_run
@@ -52,8 +53,8 @@ CORPUS_TIMEOUT = timedelta(hours=4)
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return the exit code of the process."""
-    if {"--help", "-h"} & set(arguments):
-        print(help_text())
+    if asks_for_help(arguments):
+        print(help_text(help_topics(arguments)))
         return 0
     if PRINT_CONFIG & set(arguments):
         overrides = [argument for argument in arguments if argument not in {*PRINT_CONFIG, "job"}]
@@ -64,9 +65,13 @@ def main(arguments: Sequence[str]) -> int:
 
         return sweep.main(arguments)
     world = World.from_environment(os.environ)
-    if world is None:
-        return train_on_this_machine(arguments)
-    exit_without_handlers(run_command(lambda: train_as_rank(world, arguments)))
+    try:
+        if world is None:
+            return train_on_this_machine(arguments)
+        code = run_command(lambda: train_as_rank(world, arguments))
+    finally:
+        remove_unused_run_dir(ranks_ended=world is None)
+    exit_without_handlers(code)
 
 
 def train_on_this_machine(overrides: Sequence[str]) -> int:
@@ -78,10 +83,7 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
     threads = config.launch.threads or share(config.launch.ranks, os.environ)
     warn_of_crowding(threads, config.launch.ranks)
     prepare_environment(threads, os.environ, config)
-    import torch
-
-    torch.set_num_threads(1)  # the launcher forks, and a process with a thread pool must not fork
-    corpora = prepare_run(config, text)
+    corpora = prepare_run(config, text, config.launch.ranks)
     from frontier_llm.trainer.assemble import run  # imported once, before the ranks are forked
 
     options = LaunchOptions(
@@ -124,7 +126,7 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     if config.plan == "dry_run":
         return run_dry(config) if world.rank == 0 else 0
     corpora = broadcast_from_rank_zero(
-        world, store, "corpus", lambda: prepare_run(config, text), CORPUS_TIMEOUT
+        world, store, "corpus", lambda: prepare_run(config, text, world.size), CORPUS_TIMEOUT
     )
 
     threads = config.launch.threads or share(world.ranks_per_node, os.environ)

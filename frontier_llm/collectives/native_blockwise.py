@@ -9,11 +9,9 @@ features.
 import ctypes
 import fcntl
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -25,6 +23,7 @@ from typing_extensions import override
 from frontier_llm.collectives.blockwise import PartKernels
 from frontier_llm.collectives.residual import Residual
 from frontier_llm.geometry.formats import Format
+from frontier_llm.launch.user_folders import cache_folder
 
 SOURCE = Path(__file__).with_name("blockwise.c")
 HEADER = SOURCE.with_name("blocks.h")
@@ -152,7 +151,7 @@ def load() -> NativeKernels:
     Raises:
         OSError: there is no compiler, or it failed; the message has its output.
     """
-    return NativeKernels(library=ctypes.CDLL(str(_find_or_compile(_cache_folder()))))
+    return NativeKernels(library=ctypes.CDLL(str(_find_or_compile(cache_folder()))))
 
 
 def _readable(values: torch.Tensor) -> torch.Tensor:
@@ -217,18 +216,6 @@ def _compile(library: Path) -> None:
     if result.returncode:
         raise OSError(f"{compiler}: {' '.join(result.stderr.split())[-300:]}")
     partial.replace(library)
-
-
-def _cache_folder() -> Path:
-    """Return a folder in the user's cache, or a new temporary one if that is not writable."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "frontier_llm"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / "lock").touch()
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="frontier_llm_"))
-    return folder
 
 
 def _digest() -> str:

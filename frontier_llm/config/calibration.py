@@ -74,4 +74,9 @@ class CalibrationConfig(Section):
     slack_share: float = Field(ge=0)
     """Memory that the allocator holds unused, as a share of the memory of temporary tensors."""
     source: str
-    """Source of these figures."""
+    """Source of these figures; it says `not measured` if nothing of this device was measured."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether times that are predicted from these figures can be compared with measurements."""
+        return "not measured" not in self.source

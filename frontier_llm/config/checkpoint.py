@@ -66,9 +66,9 @@ class CheckpointConfig(Section):
     """Seconds that ranks wait for the slowest rank after they have written their part. After this
     time the checkpoint fails."""
     pool_bytes: int | None = Field(None, ge=0)
-    """Limit of the host memory per rank, in bytes, for the checkpoints of all tiers: copies of
-    states that are not yet on disk when the optimizer changes them, and the few buffers of the
-    threads that write and copy files. null = as much memory as all states need once."""
+    """Limit of the host memory per rank, in bytes, for the checkpoints of all tiers. It holds
+    copies of states that are not yet on disk when the optimizer changes them, and the few buffers
+    of the threads that write and copy files. null = as much memory as all states need once."""
     when_busy: Literal["wait", "skip"] = "wait"
     """What happens if a checkpoint is due while the one before it is still being written to the
     same place. `wait`: it begins, too, and if the memory is full the update waits for the disk;

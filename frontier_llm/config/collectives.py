@@ -44,7 +44,7 @@ class CollectivesConfig(Section):
     """Format of gradients in a reduce-scatter between several nodes; null = `grads_format`."""
     formats: dict[Literal["package", "node", "network"], FormatName] | None = None
     """Formats of gradients, and of their sums over replicas, by the farthest links that a message
-    crosses: `package` between devices of a package, `node` between packages of a node, `network`
+    crosses. `package`: between devices of a package; `node`: between packages of a node; `network`:
     between nodes. A level that is not listed has the format of `grads_format`,
     `grads_across_format` or `sums_format`."""
     sums_format: FormatName
@@ -52,9 +52,9 @@ class CollectivesConfig(Section):
     sum is one all-reduce. In other formats it is a reduce-scatter and a gather, both in this
     format; the sums are computed in fp32."""
     rotation_elements: int = Field(0, ge=0, le=8192)
-    """Gradients in int4 are rotated in runs of this many elements before they are rounded, and back
-    after they are received, which spreads large elements (SDP4Bit): a power of two from 16 up to
-    `block_elements`; 0 = none."""
+    """Number of consecutive elements of int4 gradients that are rotated together before they are
+    rounded: a power of two from 16 up to `block_elements`; 0 = none. The rotation spreads large
+    elements (SDP4Bit) and is undone after the messages are received."""
     block_elements: int = Field(ge=32, le=8192, multiple_of=32)
     """Elements per scale. Smaller blocks lose less precision and send more scales."""
     scales_format: Literal["fp32", "bf16"]
@@ -74,7 +74,7 @@ class CollectivesConfig(Section):
     """Discard the errors every so many steps; null = never."""
     pairwise: bool = True
     """Whether gathers and scatters on a CPU are point-to-point messages between all pairs of ranks,
-    which is several times as fast as gloo's collectives, and pipeline stages receive early. false
+    and pipeline stages receive early. That is several times as fast as gloo's collectives. false
     runs the code of a GPU."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """Library that sends messages. `auto`: nccl between GPUs (RCCL on AMD GPUs), gloo between CPUs.

@@ -49,13 +49,11 @@ class LaunchConfig(Section):
     different numbers of nodes; `loss`: validation loss, minimised."""
     trial_runner: Literal["train", "plan"] = "train"
     """How a sweep gets the value of a trial. `train`: it starts a run; `plan`: the planner predicts
-    speed and memory, which needs no devices. The configurations of older runs do not have this
-    key."""
+    speed and memory, which needs no devices."""
     trial_micro_batches: int | None = Field(None, ge=1)
     """Number of micro-batches that each replica of a trial processes per step. data.global_batch of
     the trial follows from it, whatever its number of replicas. null = data.global_batch counts.
-    Runs that are not trials of a sweep ignore this key. The configurations of older runs do not
-    have it."""
+    Runs that are not trials of a sweep ignore this key."""
     elastic: bool
     """Whether a run may resume with another number of replicas. Then data.micro_batch and sharding
     factors that are numbers are fitted to this number. The global batch stays the same."""

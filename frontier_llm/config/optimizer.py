@@ -30,7 +30,7 @@ class RateFactors(Section):
 
 
 class OptimizerConfig(Section):
-    """The optimizer and its schedule. Configurations of older runs lack keys with a default."""
+    """The optimizer and its schedule."""
 
     name: Literal["adamw", "adamw_8bit", "muon", "adafactor"]
     """The optimizer. `adamw_8bit`: AdamW with moments in 8 bits per element. `muon`: the matrices

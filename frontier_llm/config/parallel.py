@@ -25,14 +25,13 @@ class ParallelConfig(Section):
     schedule: Literal["auto"] | ScheduleName = "auto"
     """Order of the forward and backward passes of a pipeline. `1f1b` and `zb_h1` (zero bubble) have
     one model chunk per stage, `interleaved` two or more, `zb_v` and `v_half` two, where the first
-    stage has the first and the last chunk. `auto` chooses the fastest that fits in memory. The
-    configurations of older runs do not have this key."""
+    stage has the first and the last chunk. `auto` chooses the fastest that fits in memory."""
     waiting_weights: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     """How many weight gradients of a stage, each of one micro-batch in one model chunk, may wait
     until the stage has nothing else to compute. 0 = `1f1b` and `interleaved` do not split backward
     passes, and the other schedules have no such limit. However many may wait, no stage holds more
     micro-batches than the fullest stage without waiting. `auto` chooses the fastest that fits in
-    memory. The configurations of older runs do not have this key."""
+    memory."""
     sequence: bool
     """Sequence parallelism: also split norms and dropout along the sequence over the tensor
     ranks."""

@@ -27,7 +27,7 @@ class PlannerConfig(Section):
     """Values of parallel.chunks to try; null = 1, 2, 4 and 8."""
     schedule: tuple[ScheduleName, ...] | None = Field(strict=False, default=None)
     """Values of parallel.schedule to try, each with several values of parallel.waiting_weights;
-    null = those that `auto` stands for. The configurations of older runs do not have this key."""
+    null = those that `auto` stands for."""
     micro_batch: Sizes | None = Field(strict=False)
     """Values of data.micro_batch to try; null = powers of two."""
     recompute: tuple[Recompute, ...] | None = Field(strict=False)
@@ -43,23 +43,20 @@ class PlannerConfig(Section):
     configured choice, because other formats may round the values that are sent."""
     survives: Literal["nothing", "rank", "node"] = "nothing"
     """What may be lost at once so that the other ranks still have a copy of every optimizer state
-    (recovery.enabled): only layouts that survive it are planned. `nothing`: all layouts. The
-    configurations of older runs do not have this key."""
+    (recovery.enabled): only layouts that survive it are planned. `nothing`: all layouts."""
     objective: Literal["throughput", "memory", "nodes"]
     """`throughput`: most tokens per second; `memory`: least peak memory; `nodes`: the fewest of
     `planner.nodes` that reach `planner.goal_tokens_per_second`."""
     goal_tokens_per_second: float | None = Field(gt=0)
     """For the objective `nodes`: the speed to reach, in tokens per second of all ranks together."""
     tokens: float | None = Field(gt=0, default=None)
-    """Tokens of a whole training run, whose cost is predicted; null = no cost. The configurations
-    of older runs do not have this key."""
+    """Tokens of a whole training run, whose cost is predicted; null = no cost."""
     rows: int = Field(ge=1)
     """Number of layouts to print, the best first."""
     memory_share: float = Field(gt=0, le=1)
     """Share of the device memory that a layout may use."""
     engine: EngineConfig = EngineConfig()
-    """The training program whose speed is predicted, a file of conf/engine. The default is this
-    program, because the configurations of older runs do not have this key."""
+    """The training program whose speed is predicted, a file of conf/engine."""
 
     @field_validator("nodes", mode="before")
     @classmethod

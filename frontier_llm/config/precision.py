@@ -11,8 +11,7 @@ class PrecisionConfig(Section):
     """Compute format; master weights, moments and accumulated gradients are always fp32."""
 
     name: Literal["fp32", "bf16", "fp16", "auto"]
-    """Compute format. `auto`: the run measures bf16 and fp32 on the device and takes the faster
-    one."""
+    """Compute format. `auto`: bf16 if the device has instructions for it, and fp32 otherwise."""
     initial_loss_scale: float = Field(gt=0)
     """fp16 only: initial loss scale, the factor of the loss in the backward pass."""
     minimum_loss_scale: float = Field(gt=0)

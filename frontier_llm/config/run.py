@@ -70,8 +70,7 @@ class RunConfig(Section):
     attention: Literal["sdpa", "flex"] = "sdpa"
     """Implementation of self attention with relative positions, windows, capped scores or separate
     documents. `sdpa`: torch's scaled_dot_product_attention, one document or block of queries at a
-    time; `flex`: torch's FlexAttention on a GPU, which stores no biases. Configurations of older
-    runs lack this key and get the default."""
+    time; `flex`: torch's FlexAttention on a GPU, which stores no biases."""
     optimizer: OptimizerConfig
     """The optimizer and its schedule."""
     data: DataConfig
@@ -81,7 +80,7 @@ class RunConfig(Section):
     launch: LaunchConfig
     """The processes and how they are started."""
     recovery: RecoveryConfig = RecoveryConfig()
-    """How the run continues when a process dies. Configurations of older runs lack this section."""
+    """How the run continues when a process dies."""
     watchdog: WatchdogConfig
     """Time limits of the phases of a run."""
     checkpoint: CheckpointConfig
@@ -98,8 +97,7 @@ class RunConfig(Section):
     """Console lines, metrics and traces."""
     callbacks: tuple[str, ...] = Field((), strict=False)
     """Your own callbacks, `[my_module:MyCallback, ...]`: subclasses of Callback in
-    frontier_llm/trainer/callbacks/callback.py, which run after the built-in callbacks. The default
-    is an empty list, because the configurations of older runs do not have this key."""
+    frontier_llm/trainer/callbacks/callback.py, which run after the built-in callbacks."""
     run: RunSection
     """The run directory, and how a run starts."""
 

@@ -38,4 +38,4 @@ class ShardingConfig(Section):
     fused_gradients: bool = True
     """Whether linear layers compute the gradients of their weights directly in the buffer that sums
     or sends them. If not, autograd makes a tensor of each gradient, which is then added. In
-    compiled layers it always does. The configurations of older runs do not have this key."""
+    compiled layers it always does."""

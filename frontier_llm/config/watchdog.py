@@ -37,4 +37,4 @@ class WatchdogConfig(Section):
     """A rank whose time exceeds this multiple of the median of all ranks is reported as slow."""
     replace_stragglers: bool = False
     """Whether a process that waits takes the place of a slow rank (recovery.enabled,
-    recovery.spares). The configurations of older runs do not have this key."""
+    recovery.spares)."""

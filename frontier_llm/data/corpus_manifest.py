@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from megatron.core.datasets.indexed_dataset import DType
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from frontier_llm.errors import DataError
@@ -26,6 +25,9 @@ FORMAT = 2
 """Version of the format of prepared corpora."""
 MANIFEST_FILE = "manifest.json"
 FILES_FILE = "files.jsonl"
+TYPE_CODES = {"uint16": 8, "int32": 4}
+"""Code of each type of token ids in an .idx file. They are those of megatron-core's DType, whose
+module would import torch."""
 IDX_HEADER = struct.Struct("<9sQBQQ")
 """Layout of the header of an `.idx` file (see `idx_header`)."""
 
@@ -147,8 +149,8 @@ def idx_header(dtype: type[np.generic], documents: int) -> bytes:
     of sequences, and the length of the index of documents. In a prepared corpus each document is
     one sequence.
     """
-    type_code = DType.code_from_dtype(dtype)
-    return IDX_HEADER.pack(b"MMIDIDX\0\0", 1, type_code, documents, documents + 1)
+    code = TYPE_CODES[np.dtype(dtype).name]
+    return IDX_HEADER.pack(b"MMIDIDX\0\0", 1, code, documents, documents + 1)
 
 
 def _check_size(path: Path, wanted: int) -> None:

@@ -2,15 +2,16 @@
 
 import ctypes
 import resource
-import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from frontier_llm.errors import LaunchError
 
-MEASURED_SECONDS = 0.05
-"""Duration of a speed measurement, which repeats a matrix product."""
+BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "svebf16", "bf16")
+"""Flags in /proc/cpuinfo of processors that multiply matrices in bf16. Others emulate it slowly."""
+CPUINFO = Path("/proc/cpuinfo")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt(3)."""
 _TRIM_BYTES = 2**31 - 1
@@ -87,38 +88,29 @@ class Accelerator:
         stats = torch.cuda.memory_stats_as_nested_dict(self.device)
         return {name: stats[f"{name}_bytes"]["all"]["peak"] for name in ("allocated", "reserved")}
 
-    def matmul_flops_per_second(self, dtype: torch.dtype, size: int = 384) -> float:
-        """Measure the speed of a product of two square matrices on a CPU, in about 0.1 s."""
-        matrix = torch.ones(size, size, dtype=dtype, device=self.device)
-        torch.matmul(matrix, matrix)  # the first call chooses a kernel
-        self.synchronize()
-        repetitions, start = 0, time.perf_counter()
-        while time.perf_counter() - start < MEASURED_SECONDS:
-            torch.matmul(matrix, matrix)
-            self.synchronize()
-            repetitions += 1
-        return 2 * size**3 * repetitions / (time.perf_counter() - start)
 
+def choose_precision(accelerator: Accelerator, cpuinfo: Path = CPUINFO) -> tuple[str, str]:
+    """Choose bf16 if the device has instructions for it, and fp32 otherwise.
 
-def faster_precision(accelerator: Accelerator) -> tuple[str, str]:
-    """Choose between bf16 and fp32.
+    Nothing is measured, so every start on a machine chooses the same.
 
-    A GPU computes in bf16 if its hardware does. On a CPU matrix products are measured in both,
-    since some CPUs only emulate bf16.
+    Args:
+        accelerator: the device of this rank.
+        cpuinfo: the file in which Linux describes the processor.
 
     Returns:
         `bf16` or `fp32`, and the reason as text.
     """
-    if not accelerator.is_cpu:
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return "bf16", f"{accelerator.name} computes in bf16"
-        return "fp32", f"{accelerator.name} has no bf16; precision=fp16 is faster"
-    speeds = {
-        name: accelerator.matmul_flops_per_second(dtype)
-        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
-    }
-    text = ", ".join(f"{name} {speed / 1e9:.0f} GFLOP/s" for name, speed in speeds.items())
-    return max(speeds, key=lambda name: speeds[name]), text
+    if accelerator.is_cpu:
+        lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "").split()
+        found = next((flag for flag in BF16_INSTRUCTIONS if flag in flags), None)
+        if found:
+            return "bf16", f"this processor has instructions for it: {found}"
+        return "fp32", "this processor has no instructions for bf16"
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return "bf16", f"{accelerator.name} computes in bf16"
+    return "fp32", f"{accelerator.name} has no bf16; precision=fp16 is faster"
 
 
 def keep_freed_memory() -> bool:

@@ -24,7 +24,7 @@ from frontier_llm.health.rank_checks import check_reports, name_some
 from frontier_llm.health.rank_report import RankReport, exchange, host_of
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.world import World
-from frontier_llm.units import format_seconds
+from frontier_llm.units import counted, format_seconds
 
 if TYPE_CHECKING:
     import torch
@@ -87,10 +87,11 @@ def check_all_ranks(
 
 def _log_success(reports: Sequence[RankReport]) -> None:
     hosts = len({report.host for report in reports})
-    _LOG.info("%-10s %d ranks on %d hosts passed all checks", "preflight", len(reports), hosts)
+    found = f"{counted(len(reports), 'rank')} on {counted(hosts, 'host')}"
+    _LOG.debug("%-10s %s: all checks are passed", "preflight", found)
     variables = [f"{name}={value}" for name, value in reports[0].environment.items()]
     if variables:
-        _LOG.info("%-10s %s", "network", " ".join(variables))
+        _LOG.debug("%-10s %s", "network", " ".join(variables))
 
 
 MESSAGES = "stages "

@@ -33,7 +33,7 @@ class StopFlag:
     """
 
     def __init__(self) -> None:
-        self._signal_number: int | None = None
+        self._signals: list[int] = []
 
     @classmethod
     def install(cls) -> "StopFlag":
@@ -54,12 +54,21 @@ class StopFlag:
     @property
     def requested(self) -> bool:
         """Whether a stop signal has arrived."""
-        return self._signal_number is not None
+        return bool(self._signals)
 
     @property
     def reason(self) -> str:
-        """Name of the signal, for messages; empty if none has arrived."""
-        return "" if self._signal_number is None else signal.Signals(self._signal_number).name
+        """Name of the first signal, for messages; empty if none has arrived.
+
+        The ranks of one machine ignore Ctrl-C, and the launcher then sends them SIGTERM.
+        """
+        names: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "Ctrl-C or SIGTERM"}
+        return next((names.get(n, signal.Signals(n).name) for n in self._signals), "")
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether SIGTERM has arrived, perhaps after another signal."""
+        return signal.SIGTERM in self._signals
 
     @staticmethod
     def ignore_signals() -> None:
@@ -72,7 +81,7 @@ class StopFlag:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Record the signal; called by Python as its handler."""
-        self._signal_number = number
+        self._signals.append(number)
 
 
 class StopRequest:
@@ -209,7 +218,7 @@ def wait_for_slurm(flag: StopFlag) -> None:
     If the ranks of a preempted job exited by themselves, Slurm would count the job as failed and
     would not requeue it.
     """
-    if flag.reason == signal.SIGTERM.name:
+    if flag.is_terminated:
         time.sleep(GRACE_SECONDS)
 
 

@@ -158,6 +158,8 @@ def memory_figure(
         for index, (category, sizes) in enumerate(by_category.items()):
             heights = [size / unit for size in sizes]
             label, color = category.replace("_", " "), CATEGORIES[index % len(CATEGORIES)]
+            if not any(sizes):
+                continue  # the legend would have a colour that the chart has not
             left.bar(positions, heights, 0.7, bottoms, color=color, label=label)
             bottoms = [sum(pair) for pair in zip(bottoms, heights, strict=True)]
         known = [peak for peak in peak_bytes if math.isfinite(peak)]
@@ -168,6 +170,11 @@ def memory_figure(
         if by_category:
             figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=8)
         return _svg(figure, "memory")
+
+
+def collective_name(name: str) -> str:
+    """Return the name of a collective in the report."""
+    return "loss and gradient norm" if name == "totals" else name.replace("_", " ")
 
 
 def wire_figure(sent: Mapping[str, Sent]) -> str:
@@ -184,9 +191,11 @@ def wire_figure(sent: Mapping[str, Sent]) -> str:
         positions, left = range(len(names)), [0.0] * len(names)
         for level, label in level_labels(sent.values()).items():
             widths = [sent[name].at(level) / unit for name in names]
+            if not any(widths):
+                continue
             ax.barh(positions, widths, 0.62, left, color=_LEVEL_COLOURS[level], label=label)
             left = [start + width for start, width in zip(left, widths, strict=True)]
-        ax.set_yticks(positions, [name.replace("_", " ") for name in names])
+        ax.set_yticks(positions, list(map(collective_name, names)))
         ax.grid(visible=False, axis="y")
         ax.set_xlim(left=0)
         ax.set_ylim(-0.6, len(names) - 0.4)

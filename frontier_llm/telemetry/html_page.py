@@ -3,6 +3,7 @@
 All functions escape the text that they are given, except where an argument is called HTML.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -16,7 +17,7 @@ main { max-width: 1160px; margin: 0 auto; padding: 40px 24px 64px; }
 h1 { font-size: 30px; line-height: 1.2; margin: 0; letter-spacing: -0.02em; }
 h2 { font-size: 19px; margin: 0 0 4px; letter-spacing: -0.01em; }
 h3 { font-size: 15px; margin: 14px 0 4px; }
-p { margin: 4px 0 14px; color: var(--soft); max-width: 78ch; }
+p { margin: 4px 0 14px; color: var(--soft); max-width: 120ch; }
 header { margin-bottom: 24px; }
 header p { margin: 8px 0 0; max-width: none; }
 .badge { display: inline-block; font-size: 13px; font-weight: 600; border-radius: 99px;
@@ -98,9 +99,10 @@ def section(title: str, body: str, explanation: str = "") -> str:
     Args:
         title: heading, plain text.
         body: content, HTML.
-        explanation: paragraph below the heading, plain text.
+        explanation: paragraph below the heading, plain text with names in backticks.
     """
-    paragraph = f"<p>{escape(explanation)}</p>" if explanation else ""
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(explanation))
+    paragraph = f"<p>{text}</p>" if text else ""
     return f"<section><h2>{escape(title)}</h2>{paragraph}{body}</section>"
 
 
@@ -145,11 +147,6 @@ def folded(title: str, caption: str, text: str) -> str:
 def footer(text: str) -> str:
     """Return the footer of the page as HTML."""
     return f"<footer>{escape(text)}</footer>"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with a noun in singular or plural: `1 rank`, `2 ranks`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def page(title: str, badge: tuple[str, str], subtitle: str, body: Iterable[str]) -> str:

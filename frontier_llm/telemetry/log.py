@@ -1,12 +1,13 @@
 """Configure the log of each rank.
 
-Rank 0 logs to the console and to run.log in the run directory. Other ranks log only warnings and
-errors, to stderr. All modules log with `logging.getLogger(__name__)`; trainer/assemble.py calls
-`setup_logging`.
+Rank 0 logs to the console and to run.log in the run directory, which also gets the lines that few
+users need (level DEBUG). Other ranks log only warnings and errors, to stderr. All modules log with
+`logging.getLogger(__name__)`; trainer/assemble.py calls `setup_logging`.
 """
 
 import logging
 import sys
+from collections import deque
 from pathlib import Path
 
 import rich
@@ -24,26 +25,33 @@ def setup_logging(
     """Configure the package's log for this rank. A second call replaces the first configuration.
 
     Args:
-        rank: rank 0 logs INFO and above; other ranks log WARNING and above to stderr, with
-            `[rank N]` in front of each line.
-        run_dir: folder in which rank 0 writes run.log; None = write no file.
+        rank: rank 0 logs everything, and to the console INFO and above; other ranks log WARNING
+            and above to stderr, with `[rank N]` in front of each line.
+        run_dir: folder in which rank 0 writes run.log, beginning with the lines that were logged
+            before; None = write no file yet.
         console: console of rank 0; None = rich's default console, which the progress bar uses too.
 
     Returns:
         The package's logger.
     """
     logger = logging.getLogger(PACKAGE)
+    early = next((h.records for h in logger.handlers if isinstance(h, _Early)), deque())
     close_logging()
     logger.propagate = False
-    logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    logger.setLevel(logging.DEBUG if rank == 0 else logging.WARNING)
     if rank != 0:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter(f"[rank {rank}] %(levelname)s: %(message)s"))
         logger.addHandler(handler)
         return logger
     logger.addHandler(_ConsoleHandler(console or rich.get_console()))
-    if run_dir is not None:
-        logger.addHandler(_RunLog(run_dir / RUN_LOG))
+    if run_dir is None:
+        logger.addHandler(_Early())
+        return logger
+    run_log = _RunLog(run_dir / RUN_LOG)
+    logger.addHandler(run_log)
+    for record in early:
+        run_log.handle(record)
     return logger
 
 
@@ -55,11 +63,22 @@ def close_logging() -> None:
         handler.close()
 
 
+class _Early(logging.Handler):
+    """Keeps the first lines of a run, which are logged before there is a run.log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: deque[logging.LogRecord] = deque(maxlen=100)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
 class _ConsoleHandler(logging.Handler):
     """Prints through rich, so that lines appear above the live progress line."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__()
+        super().__init__(logging.INFO)
         self._console = console
         self.setFormatter(logging.Formatter("%(asctime)s  %(message)s", datefmt="%H:%M:%S"))
 
@@ -70,7 +89,7 @@ class _ConsoleHandler(logging.Handler):
                 style=_STYLES.get(record.levelno, ""),
                 markup=False,
                 highlight=False,
-                soft_wrap=True,  # otherwise rich breaks the lines of a batch job at 80 columns
+                soft_wrap=not self._console.is_terminal,  # in a batch job a line stays one line
             )
         except (OSError, SystemExit):  # rich exits on a broken pipe, as in `train.py | head`
             self._console.quiet = True

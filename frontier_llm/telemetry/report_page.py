@@ -13,7 +13,7 @@ from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.wire import Sent, level_labels
 from frontier_llm.telemetry import figures, html_page
 from frontier_llm.telemetry.history import History
-from frontier_llm.telemetry.html_page import UNKNOWN, Tile, counted
+from frontier_llm.telemetry.html_page import UNKNOWN, Tile
 from frontier_llm.telemetry.metrics import BITS_PER_BYTE
 from frontier_llm.telemetry.report_sections import (
     layout_section,
@@ -23,7 +23,7 @@ from frontier_llm.telemetry.report_sections import (
 )
 from frontier_llm.telemetry.step_timeline import StepTimeline
 from frontier_llm.telemetry.summary import RunSummary
-from frontier_llm.units import format_bytes, format_count, format_seconds
+from frontier_llm.units import counted, format_bytes, format_count, format_seconds
 
 REPORT_FILE = "report.html"
 CONFIG_FILE = "config.yaml"
@@ -96,11 +96,10 @@ def _tiles(history: History, summary: RunSummary) -> Iterator[Tile]:
     speed = history.typical("tokens_per_second")
     yield Tile("Throughput", _count(speed), "tokens/s", "all ranks together, median")
     tflops = history.typical("model_tflops_per_device")
-    yield Tile("Speed per device", _three_digits(tflops), "TFLOP/s", "model FLOPs, median")
     mfu, hfu = history.typical("mfu"), history.typical("hfu")
-    if mfu is None:
-        yield Tile("MFU", UNKNOWN, note="peak unknown for this device")
-    else:
+    note = "model FLOPs, median" if mfu is not None else "model FLOPs; peak unknown"
+    yield Tile("Speed per device", _three_digits(tflops), "TFLOP/s", note)
+    if mfu is not None:
         executed = f", HFU {hfu:.1%} with recomputation" if hfu is not None else ""
         yield Tile("MFU", f"{mfu:.1%}", "of the peak", f"median{executed}")
     yield Tile("Parameters", _count(summary.parameters), note=summary.precision or "")
@@ -130,7 +129,7 @@ def _duration_tile(history: History, summary: RunSummary) -> Tile:
     step = history.typical("step_seconds")
     note = f"{format_seconds(step)} per step, median" if step is not None else ""
     stall = history.total("checkpoint_stall_seconds")
-    if stall:
+    if stall >= 1e-3:
         note += f"; {format_seconds(stall)} waiting for checkpoints"
     skipped = history.total("checkpoints_skipped")
     if skipped:
@@ -211,10 +210,10 @@ def _wire_table(sent: Mapping[str, Sent], unquantised: Mapping[str, Sent]) -> st
     levels = level_labels(sent.values())
     descending = sorted(sent.items(), key=lambda item: -item[1].total)
     without_quantisation = {name: unquantised.get(name, volume) for name, volume in sent.items()}
-    without_quantisation["all"] = sum(without_quantisation.values(), Sent())
+    without_quantisation["sum"] = sum(without_quantisation.values(), Sent())
     rows = []
-    for name, volume in [*descending, ("all", total)]:
-        row = [name.replace("_", " "), *(format_bytes(volume.at(level)) for level in levels)]
+    for name, volume in [*descending, ("sum", total)]:
+        row = [figures.collective_name(name), *(format_bytes(volume.at(level)) for level in levels)]
         row += [format_bytes(volume.total), f"{volume.total / total.total:.1%}"]
         if unquantised:
             row += _unquantised_cells(without_quantisation[name], volume)

@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from frontier_llm.telemetry import figures, html_page
-from frontier_llm.telemetry.html_page import UNKNOWN, counted
+from frontier_llm.telemetry.html_page import UNKNOWN
 from frontier_llm.telemetry.pipeline_picture import draw
 from frontier_llm.telemetry.rank_map import COLOURS, MAX_RANKS, grid_of, layer_words, rank_map
 from frontier_llm.telemetry.step_timeline import RECORDED_ACTIONS, StepTimeline
 from frontier_llm.telemetry.summary import Layout, PlanRow, RankSummary, RunSummary
-from frontier_llm.units import format_bytes, format_seconds
+from frontier_llm.units import counted, format_bytes, format_seconds
 
 BOUNDED = ("gathered", "messages")
 """Categories of memory for which the prediction is an upper bound. For others it is exact."""
@@ -123,6 +123,11 @@ def plan_section(summary: RunSummary) -> Iterator[str]:
         "whichever was shorter. On a CPU, `process` is the memory of the whole process, including "
         "the interpreter and its libraries."
     )
+    if all(row.predicted is None for row in summary.plan if row.unit == "seconds"):
+        text += (
+            " Planned times are unknown: the cluster file has no speeds that were measured on such "
+            "a machine (`frontier-llm calibrate`)."
+        )
     head = ["", "Planned", "Measured", "Difference"]
     yield html_page.section(
         "Plan and run", html_page.table(head, map(_plan_row, summary.plan)), text

@@ -22,7 +22,7 @@ from frontier_llm.data.corpora import Corpora, open_all
 from frontier_llm.data.run_loader import make_loader, make_windows, window_tokens
 from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.data.validation_windows import ValidationWindows
-from frontier_llm.device.accelerator import Accelerator, faster_precision, keep_freed_memory
+from frontier_llm.device.accelerator import Accelerator, choose_precision, keep_freed_memory
 from frontier_llm.device.kernels import resolve, use_deterministic_operations
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.geometry.resolved import ResolvedLayout
@@ -175,17 +175,17 @@ def resolve_precision(
 ) -> ResolvedPrecision:
     """Return the compute precision of the run.
 
-    Collective over all ranks, if `precision=auto`: rank 0 measures which precision is faster and
-    sends it to the other ranks.
+    Collective over all ranks, if `precision=auto`: rank 0 chooses by its device and sends its
+    choice to the other ranks, whose devices may differ.
     """
     wanted = config.precision.name
     if wanted != "auto":
         return ResolvedPrecision(wanted, f"precision={wanted}")
 
-    def measure() -> str:
-        return "\n".join(faster_precision(accelerator))
+    def choose() -> str:
+        return "\n".join(choose_precision(accelerator))
 
-    answer = broadcast_from_rank_zero(world, store, "precision", measure, timedelta(seconds=60))
+    answer = broadcast_from_rank_zero(world, store, "precision", choose, timedelta(seconds=60))
     return ResolvedPrecision(*answer.split("\n"))
 
 

@@ -4,10 +4,8 @@ import re
 
 import pytest
 
-from frontier_llm.cli.compose import compose, groups
-from frontier_llm.cli.help import help_text
+from frontier_llm.cli.compose import compose
 from frontier_llm.config import decode
-from frontier_llm.config.decode import keys
 from frontier_llm.errors import ConfigError
 
 
@@ -85,22 +83,3 @@ def test_a_mistake_is_said_in_four_lines(override, key, got, wants, todo):
     assert todo in error.todo
     assert error.exit_code == 2
     assert len(str(error).splitlines()) == 4
-
-
-def test_help_names_every_key_and_every_choice():
-    text = help_text()
-    for key in (
-        "parallel.tensor: int (1)",
-        "launch.port: int or null (null)",
-        "recompute: one of",
-        "planner.nodes: list of int or null (null)",
-    ):
-        assert f"  {key}" in text
-    assert "ranks over which each matrix is split." in text
-    for group, names in groups().items():
-        for name in names:
-            assert re.search(rf"^    {name}\b", text, re.M), (group, name)
-    assert "srun" in text
-    sections = {key.rpartition(".")[0] for key, _, _ in keys()} - {""}
-    for section in sections:
-        assert re.search(rf"^{re.escape(section)}\n  [A-Z]", text, re.M), section

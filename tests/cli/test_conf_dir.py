@@ -75,7 +75,7 @@ def test_a_users_file_wins_over_a_shipped_one(conf_dir):
 
 def test_help_lists_the_users_files(conf_dir):
     assert {"mine", "gpt_tiny"} <= set(groups()["model"])
-    text = help_text()
+    text = help_text(["all"])
     for comment in ("A model of a user.", "A cluster of a user.", "An experiment of a user."):
         assert f"    {'mine':<20} {comment}" in text
 

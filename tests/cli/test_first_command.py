@@ -149,8 +149,17 @@ def test_a_plan_for_a_gpu_without_a_file_says_how_to_measure_it(monkeypatch):
 def test_a_dry_run_takes_names_of_experiments_only():
     with pytest.raises(ConfigError, match="write frontier-llm train plan=dry_run cluster=auto"):
         dry_run.main(["cluster=auto"])
-    with pytest.raises(ConfigError, match="did you mean frontier_22b"):
-        dry_run.main(["frontier_22"])
+    for word in ("frontier_22", "experiment=frontier_22"):
+        with pytest.raises(ConfigError, match="did you mean experiment=frontier_22b") as refused:
+            dry_run.main([word])
+        assert "frontier_1t, " in refused.value.wants
+
+
+def test_a_dry_run_takes_an_experiment_like_every_command(capsys, monkeypatch):
+    built = []
+    monkeypatch.setattr(dry_run, "build", lambda candidate, every: built.append(candidate) or [])
+    assert dry_run.main(["experiment=laptop_3d", "frontier_22b"]) == 0
+    assert [candidate.config.model.name for candidate in built] == ["gpt_tiny", "gpt_22b"]
 
 
 def test_an_optimizer_whose_keys_are_given_is_not_exchanged():

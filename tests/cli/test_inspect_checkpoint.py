@@ -1,5 +1,6 @@
 """The command that looks into checkpoints: its answers, and its exit codes."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,14 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options
+from frontier_llm.checkpoint.manifest import Manifest, StoredRange, Tensor
 from frontier_llm.checkpoint.state_statistics import Spread, spreads
+from frontier_llm.cli.compose import compose
 from frontier_llm.cli.inspect_checkpoint import main
+from frontier_llm.config import decode
+from frontier_llm.geometry.inventory import model_shapes
 from tests.checkpoint.crew import PATIENCE, run_crew
 from tests.checkpoint.states import MODEL, STATES, States, value
 
@@ -48,7 +54,83 @@ def test_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.split()}
     assert lines["layers.*.ffn.up.weight"] == ["2", "48", "x", "24", "2", "3", "13.50", "KiB"]
     assert lines["final_norm.weight"] == ["1", "24", "1", "3", "288", "B"]
-    assert lines["samples:"] == ["480"]
+    assert lines["samples"] == ["480"]
+
+
+def _checkpoint(tmp_path: Path, meta: dict[str, Any]) -> Path:
+    """Write the manifest of a checkpoint whose tensors are in the order of their sizes."""
+    shapes = model_shapes(CONFIG.model, CONFIG.data.sequence_length)
+    names = sorted(shapes, key=lambda name: -np.prod(shapes[name]))
+    tensors = {
+        name: Tensor(
+            shape=shapes[name],
+            pieces=(
+                StoredRange(
+                    file="a", start=(0,), shape=shapes[name], first=0, count=1,
+                    keys={"master": name}, bytes_at={"master": 0},
+                ),
+            ),
+        )
+        for name in names
+    }  # fmt: skip
+    folder = tmp_path / "step_00000007"
+    folder.mkdir()
+    manifest = Manifest(step=7, world=4, chunk_bytes=4096, files={}, tensors=tensors, meta=meta)
+    (folder / "manifest.json").write_bytes(manifest.to_bytes())
+    return folder
+
+
+CONFIG = decode(compose(["model.layers=2", "sharding=zero2", "trainer.steps=90"]))
+META = {
+    "progress": {"samples": 64},
+    "loss_scale": {"value": 1024.0, "good_steps": 3},
+    "corpus": "c0ffee",
+    "blend": None,
+    "start": "feed",
+    "config": CONFIG.model_dump(mode="json"),
+}
+
+
+def test_a_run_is_described_in_words_and_its_tensors_in_the_order_of_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = _checkpoint(tmp_path, META)
+    assert main([str(folder)]) == 0
+    text = capsys.readouterr().out
+    for pattern in (
+        r"step +7\b", r"samples +64\b", r"tokens +16.38k\b", r"loss scale +1024",
+        r"model +gpt_tiny, 2 layers", r"corpus +c0ffee", r"data +stdlib, 16 samples of 256 tokens",
+        r"layout +4 ranks, tensor 1 x pipeline 2; sharding=zero2",
+    ):  # fmt: skip
+        assert re.search(pattern, text), pattern
+    assert not re.search(r"[{}]|None|good_steps|feed", text), "no inner objects"
+    expected = dict.fromkeys(
+        re.sub(r"layers\.\d+", "layers.*", name)
+        for name in model_shapes(CONFIG.model, CONFIG.data.sequence_length)
+    )
+    listed = re.findall(r"^ +([a-z_*.]+\.(?:weight|bias)) ", text, re.M)
+    assert listed == list(expected)
+    assert main([str(folder), "--config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == META["config"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config": None}, {"config": 3}, {"config": {"model": 5}}, {"config": {"model": {}}},
+        {"progress": 4}, {"progress": {"samples": "many"}}, {"loss_scale": []}, {"blend": [7]},
+        {"corpus": "\x1b[31mred"}, {"more": {"a": [1, {}]}},
+        {"config": META["config"] | {"model": META["config"]["model"] | {"layers": 10**12}}},
+    ],
+)  # fmt: skip
+def test_values_of_other_kinds_are_no_obstacle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
+) -> None:
+    folder = _checkpoint(tmp_path, META | changes)
+    assert main([str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "ffn.down.weight" in text
+    assert "\x1b" not in text
 
 
 def test_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,14 @@ def test_help_needs_no_torch(no_torch):
     assert "`python train.py` is the same" in out
 
 
+def test_an_unknown_experiment_of_a_dry_run_is_refused_without_torch(no_torch):
+    words = [sys.executable, "-m", "frontier_llm", "dry-run", "experiment=frontier_22"]
+    environ = {**CLEAN, "PYTHONPATH": f"{no_torch['PYTHONPATH']}:{ROOT}"}
+    ended = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "did you mean experiment=frontier_22b" in ended.stderr
+
+
 def test_the_composed_configuration_can_be_printed(no_torch):
     code, out, _ = _train("--cfg", "job", "model.layers=7", **no_torch)
     assert code == 0

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
-from frontier_llm.data.corpus_manifest import Split
+from frontier_llm.data.corpus_manifest import TYPE_CODES, Split
 from frontier_llm.data.prepared_corpus import Corpus, Manifest, Samples, TokenStream, open_corpus
 from frontier_llm.errors import DataError
 
@@ -183,3 +183,8 @@ def test_tokens_beyond_2_to_the_31_are_read(tmp_path: Path, corpus: Corpus):
     shuffled = Samples(stream, 16, seed=0, digest="d")
     assert max(shuffled.window(i) for i in range(200)) * 16 > 2**31
     assert all(shuffled[i].shape == (17,) for i in range(200))
+
+
+def test_the_codes_of_token_types_are_those_of_megatron():
+    for name, code in TYPE_CODES.items():
+        assert code == DType.code_from_dtype(np.dtype(name).type)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from frontier_llm.device.accelerator import Accelerator, faster_precision, keep_freed_memory
+from frontier_llm.device.accelerator import Accelerator, choose_precision, keep_freed_memory
 from frontier_llm.device.identity import device_id
 from frontier_llm.errors import LaunchError
 
@@ -58,11 +58,34 @@ def test_more_ranks_than_devices_are_refused_unless_they_may_share(monkeypatch):
 
 @pytest.mark.parametrize(("has_bf16", "expected"), [(True, "bf16"), (False, "fp32")])
 def test_a_gpu_computes_in_bf16_if_it_has_it(monkeypatch, has_bf16, expected):
-    """A measurement of small products would measure the time to start a kernel."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
-    precision, reason = faster_precision(GPU)
+    precision, reason = choose_precision(GPU)
     assert precision == expected
     assert "NVIDIA Z1" in reason
+
+
+CPU = Accelerator(torch.device("cpu"), "cpu", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected", "named"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16 avx512_vnni", "bf16", "avx512_bf16"),
+        ("flags\t\t: fpu avx512_bf16 amx_bf16 amx_tile", "bf16", "amx_bf16"),
+        ("flags\t\t: fpu avx2 avx512f avx512bw", "fp32", "no instructions"),
+        ("Features\t: fp asimd i8mm bf16 dgh", "bf16", ": bf16"),
+        ("Features\t: fp asimd evtstrm", "fp32", "no instructions"),
+        ("model name\t: a bf16 processor", "fp32", "no instructions"),
+        (None, "fp32", "no instructions"),
+    ],
+)
+def test_a_cpu_computes_in_bf16_if_its_flags_name_it(tmp_path, cpuinfo, expected, named):
+    file = tmp_path / "cpuinfo"
+    if cpuinfo is not None:
+        file.write_text(f"processor\t: 0\n{cpuinfo}\n" * 2)
+    precision, reason = choose_precision(CPU, file)
+    assert precision == expected
+    assert named in reason
 
 
 def test_two_devices_with_one_uuid_differ_by_their_address(monkeypatch):

@@ -28,6 +28,18 @@ def test_a_signal_is_noticed_and_named():
     assert request.reason == "SIGUSR1"
 
 
+def test_the_first_signal_is_named_and_ctrl_c_by_its_key():
+    """The launcher turns Ctrl-C into SIGTERM for its ranks."""
+    flag = StopFlag()
+    flag(signal.SIGTERM, None)
+    assert flag.reason == "Ctrl-C or SIGTERM"
+    flag = StopFlag()
+    flag(signal.SIGINT, None)
+    flag(signal.SIGTERM, None)
+    assert flag.reason == StopRequest(flag).reason == "Ctrl-C"
+    assert flag.is_terminated
+
+
 def test_a_file_stops_a_run_once(tmp_path):
     (tmp_path / "STOP").touch()
     request = StopRequest(StopFlag(), tmp_path / "STOP")

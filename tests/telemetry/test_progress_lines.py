@@ -2,10 +2,14 @@ import io
 import logging
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
 from frontier_llm.telemetry.log import close_logging, setup_logging
-from frontier_llm.telemetry.progress_lines import ProgressLines
+from frontier_llm.telemetry.progress_lines import LiveLine, ProgressLines, _format_fields
+from frontier_llm.units import format_seconds
 from tests.telemetry.runs import step_metrics
 
 
@@ -59,6 +63,47 @@ def test_a_terminal_has_a_live_line_too():
     assert "MFU 41.5%" in file.getvalue()
 
 
+@given(
+    width=st.integers(40, 200),
+    total=st.integers(1, 10**7),
+    seconds=st.floats(1e-3, 3e7),
+    steps=st.lists(st.sampled_from([{}, {"validation_loss": 3.25}, {"mfu": 0.4}, {"z_loss": 1e-3},
+        {"loss": 123456.7}, {"grad_norm": 1e9}, {"validation_bits_per_byte": 1.5},
+        ]), max_size=4),
+)  # fmt: skip
+def test_the_live_line_fits_and_keeps_the_step_the_bar_and_the_eta(width, total, seconds, steps):
+    line = LiveLine(total)
+    for step, changes in enumerate(steps, 1):
+        fields = _format_fields(step_metrics(step, **changes))
+        line.show(min(step, total), seconds, fields)
+    rendered = Console(width=width, file=io.StringIO()).render_lines(line, pad=False)
+    assert len(rendered) == 1
+    text = "".join(segment.text for segment in rendered[0])
+    assert cell_len(text) <= width
+    assert text.startswith(f"{min(len(steps), total):>{len(str(total))}}/{total}")
+    if width >= 60:
+        eta = format_seconds(seconds) if steps else "unknown"
+        assert f"  ETA {eta}" in text
+        assert text.count("━") + text.count("─") >= 4
+    if width >= 80 and steps:
+        assert "loss " in text
+
+
+def test_of_the_live_line_the_norm_the_rate_and_the_flops_are_left_out_first():
+    line = LiveLine(2000)
+    line.show(7, 5000.0, _format_fields(step_metrics(7, validation_loss=3.25, mfu=0.4)))
+    line.show(8, 5000.0, _format_fields(step_metrics(8, mfu=0.4)))
+    names = ("loss", "validation 3.2500", "tokens/s", "MFU", "norm", "lr", "TFLOP/s")
+    shown = []
+    for width in range(60, 201):
+        console = Console(width=width, file=io.StringIO())
+        text = "".join(segment.text for segment in console.render_lines(line, pad=False)[0])
+        shown.append(sum(name in text for name in names))
+        assert all(name in text for name in names[: shown[-1]]), "the first names are kept"
+    assert shown == sorted(shown)
+    assert (shown[0], shown[-1]) == (1, len(names))
+
+
 def test_the_remaining_time_follows_the_step_time(caplog):
     sink = ProgressLines(100, 10, Console(file=io.StringIO()), live=False)
     with caplog.at_level(logging.INFO, logger="frontier_llm"):
@@ -75,6 +120,23 @@ def test_other_ranks_say_only_warnings_and_who_they_are(tmp_path, capsys):
     assert captured.out == ""
     assert captured.err == "[rank 3] WARNING: a link is slow\n"
     assert not (tmp_path / "run.log").exists()
+
+
+def test_lines_for_few_users_are_only_in_the_file_and_early_ones_come_first(tmp_path):
+    file = io.StringIO()
+    logger = setup_logging(0, None, Console(file=file))
+    logger.debug("an early detail")
+    logger.info("an early line")
+    setup_logging(0, tmp_path, Console(file=file))
+    logger.debug("a late detail")
+    written = (tmp_path / "run.log").read_text()
+    assert [line.partition(": ")[2] for line in written.splitlines()] == [
+        "an early detail",
+        "an early line",
+        "a late detail",
+    ]
+    assert file.getvalue().count("an early line") == 1
+    assert "detail" not in file.getvalue()
 
 
 def test_setting_up_twice_does_not_say_everything_twice():

@@ -9,10 +9,13 @@ import pytest
 
 from frontier_llm.cli import report as report_command
 from frontier_llm.cli.options import run_command
+from frontier_llm.geometry.wire import Sent
+from frontier_llm.telemetry.figures import memory_figure, wire_figure
 from frontier_llm.telemetry.history import History
+from frontier_llm.telemetry.html_page import section
 from frontier_llm.telemetry.rank_map import layer_words
 from frontier_llm.telemetry.report_page import make_report, write_report
-from frontier_llm.telemetry.summary import Layout, RunSummary, TextSample
+from frontier_llm.telemetry.summary import Layout, PlanRow, RunSummary, TextSample
 from tests.telemetry.runs import make_run, step_metrics
 
 FOUR = Layout(pipeline=2, data=2, ranks_per_node=4)
@@ -109,7 +112,9 @@ def test_a_known_peak_gives_mfu_and_hfu(tmp_path):
 def test_bytes_add_up_by_collective_and_link(page_of_four):
     text = page_of_four.text
     assert "tied copies 0 B 8.01 MiB 8.01 MiB 7.0%" in text
-    assert "all 80.59 MiB 34.24 MiB 114.82 MiB 100.0%" in text
+    assert "sum 80.59 MiB 34.24 MiB 114.82 MiB 100.0%" in text
+    assert "loss and gradient norm 400 B 200 B" in text
+    assert "totals" not in text
     assert "sequence norms" not in text
 
 
@@ -120,6 +125,26 @@ def test_a_report_needs_no_other_file_and_no_network(four_ranks, page_of_four):
     tags = {tag for tag, _ in page_of_four.elements}
     assert not tags & {"script", "link", "img", "iframe", "object"}
     assert re.findall(r"url\((?!#)", html) == []
+
+
+def test_names_in_backticks_are_code_and_everything_else_is_text(tmp_path):
+    rows = [PlanRow(name="process", unit="bytes", predicted=None, measured=5)]
+    make_run(tmp_path, FOUR, steps=2).model_copy(update={"plan": rows}).write(tmp_path)
+    html = make_report(tmp_path)
+    assert "<code>process</code> is the memory" in html
+    assert "<code>frontier-llm calibrate</code>" in html
+    assert "`" not in re.sub(r"<(style|pre).*?</\1>", "", html, flags=re.S)
+    assert section("t", "", "`<a>` & b") == (
+        "<section><h2>t</h2><p><code>&lt;a&gt;</code> &amp; b</p></section>"
+    )
+
+
+def test_a_legend_names_only_what_is_drawn():
+    drawn = memory_figure(["0"], {"master": [5.0], "gathered": [0.0]}, [9.0], "rank")
+    assert "master" in drawn
+    assert "gathered" not in drawn
+    bytes_sent = {"tensor": Sent(node=5.0, network=0.0)}
+    assert "between nodes" not in wire_figure(bytes_sent)
 
 
 def test_text_of_the_run_is_escaped(tmp_path):

@@ -3,12 +3,13 @@
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from frontier_llm.config.checkpoint import CheckpointConfig
 from frontier_llm.config.recovery import RecoveryConfig
 from frontier_llm.data.run_loader import describe_samples
 from frontier_llm.device.identity import DEVICE_VARIABLES, variables
+from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.geometry.survival import Survives, survives
 from frontier_llm.telemetry.metrics import BITS_PER_BYTE
 from frontier_llm.trainer.callbacks.callback import Callback, Rewind
@@ -19,6 +20,13 @@ from frontier_llm.trainer.resume import Resumed
 from frontier_llm.units import format_bytes, format_count, format_seconds
 
 _LOG = logging.getLogger(__name__)
+
+
+ON_THE_CONSOLE = ("model", "layout", "recovery", "precision", "data", "saved")
+"""The lines at the start that are shown on the console; the others are only in run.log."""
+SMALL_RATE, SMALL_PARAMETERS = 1e-3, 50e6
+"""AdamW's rate above which a model of more parameters usually diverges. GPT-3 (arXiv:2005.14165,
+table 2.1) trains 125M parameters with 6e-4 and larger models with less."""
 
 
 class Announcements(Callback):
@@ -41,7 +49,9 @@ class Announcements(Callback):
         if not self._is_writer:
             return
         for name, text in self._lines_at_start().items():
-            _log_line(name, text)
+            _log_line(name, text, logging.INFO if name in ON_THE_CONSOLE else logging.DEBUG)
+        for warning in _warnings(self.context):
+            _LOG.warning("%s", warning)
         if resumed is None:
             return
         step = self.context.progress.step
@@ -122,15 +132,35 @@ class Announcements(Callback):
         state_bytes = format_bytes(sum(self._report.summary.ranks[0].memory_bytes.values()))
         lines = {
             "layout": f"{grid.size} ranks = tensor {grid.tensor} x pipeline {grid.pipeline} x "
-            f"data {grid.data}",
+            f"data {grid.data}; sharding={config.sharding.name}",
             "sharding": f"{config.sharding.name}: parameters / {factors.params}, gradients / "
             f"{factors.grads}, optimizer / {factors.optimizer}; {state_bytes} on rank 0",
         }
         if config.recovery.enabled:
             lines["recovery"] = _describe_recovery(survives(grid, factors), config.recovery)
         if config.collectives.is_quantised:
-            lines["collectives"] = _describe_formats(self.context)
+            lines["formats"] = _describe_formats(self.context)
         return lines
+
+
+def _warnings(context: TrainerContext) -> Iterator[str]:
+    """Yield what is probably not meant: a rate of small models, an embedding without tokens."""
+    config, rate = context.config, context.config.optimizer.learning_rate
+    count = count_parameters(config.model, config.data.sequence_length)
+    is_scaled = config.optimizer.name == "adafactor" or config.model.mup_base_hidden is not None
+    if rate > SMALL_RATE and count > SMALL_PARAMETERS and not is_scaled:
+        yield (
+            f"optimizer.learning_rate={rate:g} is for models of a few million parameters, "
+            f"{config.model.name} has {format_count(count)}: set optimizer=adamw, or a rate of at "
+            "most 6e-4"
+        )
+    tokens, rows = context.data.corpus.tokenizer.vocabulary, config.model.vocabulary
+    if 2 * tokens < rows:
+        yield (
+            f"the tokenizer has {tokens:,} tokens, the embedding {rows:,} rows, most of which are "
+            "never used: set data.tokenizer or data.vocabulary to more tokens, or "
+            f"model.vocabulary={tokens}"
+        )
 
 
 def _describe_recovery(survived: Survives, recovery: RecoveryConfig) -> str:
@@ -195,5 +225,5 @@ def _by_level(formats: Sequence[str]) -> str:
     return f"{inside} inside a node, {network} between nodes"
 
 
-def _log_line(heading: str, text: str) -> None:
-    _LOG.info("%-10s %s", heading, text)
+def _log_line(heading: str, text: str, level: int = logging.INFO) -> None:
+    _LOG.log(level, "%-10s %s", heading, text)

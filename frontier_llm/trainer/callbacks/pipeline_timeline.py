@@ -49,7 +49,7 @@ class PipelineTimeline(Callback):
         timeline = StepTimeline(
             step=end.metrics.step, measured=measured, planned=_planned(self.context)
         )
-        _LOG.info("%-10s %s", "pipeline", describe(timeline))
+        _LOG.debug("%-10s %s", "pipeline", describe(timeline))
         try:
             timeline.write(Path(self.context.config.run.dir))
         except OSError as error:  # the run can do without the picture

@@ -48,7 +48,8 @@ class PlanCheck(Callback):
             layout = context.model.layout
             candidate = Candidate(context.config, layout, StageKinds(layout))
             self._memory = stage_memory(candidate, context.groups.coordinates.pipeline)
-            self._time = predict_time(candidate)
+            is_measured = context.config.cluster.device.calibration.is_measured
+            self._time = predict_time(candidate) if is_measured else None
 
     def on_replacement(self, last_step: int) -> None:
         """Compare nothing: the first steps of the run have been compared."""
@@ -64,7 +65,7 @@ class PlanCheck(Callback):
             *_time_rows(self.context.train_step.timer.typical(), self._time),
         ]
         for line in describe_rows(rows):
-            _LOG.info("%-10s %s", "plan", line)
+            _LOG.debug("%-10s %s", "plan", line)
         self._warn(rows)
         end.plan = rows
         end.metrics = replace(end.metrics, plan=values_of(rows))
@@ -92,7 +93,9 @@ def describe_rows(rows: list[PlanRow]) -> Iterator[str]:
     """Yield two lines of text: the comparison of memory, and the comparison of times."""
     for unit, to_text in (("bytes", format_bytes), ("seconds", format_seconds)):
         of_unit = [row for row in rows if row.unit == unit]
-        yield ", ".join(_describe(row, to_text) for row in of_unit)
+        uncalibrated = unit == "seconds" and all(row.predicted is None for row in of_unit)
+        advice = ["not calibrated: frontier-llm calibrate"] if uncalibrated and of_unit else []
+        yield ", ".join([*(_describe(row, to_text) for row in of_unit), *advice])
 
 
 def _describe(row: PlanRow, to_text: Callable[[float], str]) -> str:
@@ -124,7 +127,9 @@ def _memory_rows(context: TrainerContext, planned: StageMemory) -> Iterator[Plan
     accelerator = context.hardware.accelerator
     peak = accelerator.peak_bytes()
     if accelerator.is_cpu:
-        yield PlanRow(name="process", unit="bytes", predicted=planned.total, measured=peak)
+        is_measured = context.config.cluster.device.calibration.is_measured
+        total = planned.total if is_measured else None
+        yield PlanRow(name="process", unit="bytes", predicted=total, measured=peak)
         return
     # the measured peak does not contain memory that is allocated outside torch's allocator
     outside = ("reserved", "communicators", "slack")

@@ -22,7 +22,7 @@ def train(run_dir: Path, *overrides: str) -> str:
         "run.allow_changes=[trainer.steps]", *overrides,
     )  # fmt: skip
     assert ended.code == 0, ended.text
-    return ended.text
+    return (run_dir / "run.log").read_text()
 
 
 def check(timeline: PassTimeline) -> None:

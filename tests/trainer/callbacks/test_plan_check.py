@@ -26,6 +26,10 @@ def test_the_comparison_in_words_and_values():
     assert memory.startswith("parameters 2.00 KiB as planned, ")
     assert "peak of the device 5.00 KiB (planned 4.00 KiB)" in memory
     assert seconds == "passes 250 ms (planned 500 ms), update 10 ms"
+    uncalibrated = [row.model_copy(update={"predicted": None}) for row in ROWS]
+    memory, seconds = describe_rows(uncalibrated)
+    assert memory == "parameters 2.00 KiB, peak of the device 5.00 KiB"
+    assert seconds == "passes 250 ms, update 10 ms, not calibrated: frontier-llm calibrate"
     assert values_of(ROWS)["passes"] == {"predicted": 0.5, "measured": 0.25}
     assert values_of([]) is None
 

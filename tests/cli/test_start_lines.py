@@ -1,0 +1,86 @@
+"""What a run prints before there is a log: where it is, and what happens to its corpus."""
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from frontier_llm.cli.delayed_progress import LINE_SECONDS, DelayedProgress
+
+ROOT = Path(__file__).parents[2]
+FIRST = """
+import sys
+from frontier_llm.cli import run_preparation, train
+announce = run_preparation.announce_run
+def stop(config, ranks):
+    announce(config, ranks)
+    print(sorted({"torch", "megatron"} & sys.modules.keys()), flush=True)
+    sys.exit(0)
+run_preparation.announce_run = stop
+train.main(sys.argv[1:])
+"""
+"""A program that ends after the first line of a run."""
+
+
+def _first_line(folder, *overrides):
+    words = [sys.executable, "-c", FIRST, "data=text", f"data.path={ROOT}/frontier_llm/units.py"]
+    words += [f"data.directory={folder}/prepared", f"run.dir={folder}/run", "launch.ranks=2"]
+    ended = subprocess.run(
+        [*words, "parallel.pipeline=1", "data.vocabulary=300", *overrides],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_the_first_line_says_what_is_to_do_before_torch_is_imported(tmp_path):
+    path = f"data.path={ROOT}/frontier_llm/units.py"
+    line, imported = _first_line(tmp_path)
+    assert re.match(r"\d\d:\d\d:\d\d  start      2 ranks in ", line)
+    assert f"in {tmp_path}/run; corpus text in {tmp_path}/prepared: " in line
+    assert line.endswith("B of text to prepare")
+    assert imported == "[]"
+    words = [sys.executable, "-m", "frontier_llm", "preprocess", "data=text", path]
+    words += [f"data.directory={tmp_path}/prepared", "data.vocabulary=300"]
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+    line, imported = _first_line(tmp_path)
+    assert line.endswith(f"corpus text in {tmp_path}/prepared: prepared")
+    assert imported == "[]"
+
+
+def _reported(console, stages, *, lines):
+    now = [0.0]
+    with DelayedProgress(console, lines=lines, clock=lambda: now[0]) as progress:
+        for seconds, stage, share in stages:
+            now[0] = seconds
+            progress(stage, share)
+
+
+def test_without_a_terminal_there_are_occasional_lines(capsys):
+    seconds = [0.0, 0.1, LINE_SECONDS, 1.5 * LINE_SECONDS, 2.2 * LINE_SECONDS]
+    stages = [("reading", 0.0), ("cutting", 0.1), ("cutting", 0.4), ("cutting", 0.5),
+              ("cutting", 0.75)]  # fmt: skip
+    stages = [(when, *stage) for when, stage in zip(seconds, stages, strict=True)]
+    _reported(Console(file=io.StringIO()), stages, lines=True)
+    printed = [line[10:] for line in capsys.readouterr().out.splitlines()]
+    assert printed == [
+        "corpus     reading 0%",
+        "corpus     cutting 10%",
+        "corpus     cutting 50%",
+    ]
+    _reported(Console(file=io.StringIO()), stages, lines=False)
+    assert capsys.readouterr().out == ""
+
+
+def test_on_a_terminal_there_is_a_bar_at_once(capsys):
+    file = io.StringIO()
+    _reported(
+        Console(file=file, force_terminal=True, width=80), [(0.0, "reading", 0.2)], lines=True
+    )
+    assert "reading" in file.getvalue()
+    assert capsys.readouterr().out == ""
