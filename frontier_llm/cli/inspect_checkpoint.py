@@ -27,6 +27,7 @@ from rich.table import Table
 
 from frontier_llm.checkpoint.discovery import Checkpoint, find
 from frontier_llm.checkpoint.export_weights import DTYPES, export
+from frontier_llm.checkpoint.file_headers import check_headers
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES, Tensor
 from frontier_llm.checkpoint.range_reader import chunk_ranges
 from frontier_llm.checkpoint.read_ahead import ReadAhead
@@ -34,7 +35,7 @@ from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.checkpoint.state_statistics import spreads
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import tool_parser
-from frontier_llm.errors import CheckpointError, FrontierError
+from frontier_llm.errors import CheckpointError, FrontierError, printable
 from frontier_llm.units import format_bytes, format_count
 
 _LAYER = re.compile(r"\blayers\.\d+\.")
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return write_weights(checkpoint, console, options.export, options.dtype)
         if options.diff:
             other = find(options.diff)
+            check_headers(checkpoint)
+            check_headers(other)
             console.print(_headline(other), highlight=False)
             return diff(checkpoint, other, console)
         show(checkpoint, console)
@@ -102,7 +105,7 @@ def show(checkpoint: Checkpoint, console: Console) -> None:
         table.add_row(name, str(count), *columns)
     console.print(table)
     for key, value in checkpoint.manifest.meta.items():
-        console.print(f"{key}: {value}", highlight=False, markup=False)
+        console.print(printable(f"{key}: {value}"), highlight=False, markup=False)
 
 
 def verify(checkpoint: Checkpoint, console: Console) -> int:
@@ -119,6 +122,8 @@ def verify(checkpoint: Checkpoint, console: Console) -> int:
             if isinstance(content, CheckpointError):
                 damages += 1
                 progress.console.print(str(content), style="bold red", soft_wrap=True)
+    if not damages:
+        check_headers(checkpoint)
     console.print("all bytes match their digests" if not damages else f"{damages} chunks damaged")
     return 1 if damages else 0
 
