@@ -42,17 +42,10 @@ def range_problems(
     """
     occupied: dict[str, list[tuple[int, int, str]]] = {name: [] for name in sizes}
     for name, tensor in tensors.items():
-        states = tensor.stored_ranges[0].keys.keys()
         for number, stored in enumerate(tensor.stored_ranges):
             where = f"tensors.{name}.pieces.{number}"
-            if problem := _range_problem(stored, tensor):
+            if problem := _range_problem(stored, tensor, sizes):
                 yield f"{where}.{problem}"
-                return
-            if stored.file not in sizes:
-                yield f"{where}.file: {stored.file} is not one of the checkpoint's files"
-                return
-            if not states or not states == stored.keys.keys() == stored.bytes_at.keys():
-                yield f"{where}.keys: not the same states as in bytes_at and in other ranges"
                 return
             for state, begin in stored.bytes_at.items():
                 end = begin + stored_bytes(stored, state, moments)
@@ -73,8 +66,13 @@ def stored_bytes(stored: "StoredRange", state: str, moments: "Moments | None") -
     return 4 * -(-stored.count // MOMENT_BLOCK_ELEMENTS) * MOMENT_BLOCK_WORDS[moments]
 
 
-def _range_problem(stored: "StoredRange", tensor: "Tensor") -> str:
+def _range_problem(stored: "StoredRange", tensor: "Tensor", sizes: Mapping[str, int]) -> str:
     """Return the field of a range that is wrong, and why; empty if none is."""
+    if stored.file not in sizes:
+        return f"file: {stored.file} is not one of the checkpoint's files"
+    states = tensor.stored_ranges[0].keys.keys()
+    if not states or not states == stored.keys.keys() == stored.bytes_at.keys():
+        return "keys: not the same states as in bytes_at and in other ranges"
     if not len(stored.start) == len(stored.shape) == len(tensor.shape):
         return "shape: not as many dims as the tensor"
     for start, size, whole in zip(stored.start, stored.shape, tensor.shape, strict=True):
