@@ -74,7 +74,7 @@ def family_of(theirs: Values) -> Family:
 
 
 def model_overrides(
-    family: Family, theirs: Values, home: Path, tokenizer: Path | None
+    family: Family, theirs: Values, home: Path, tokenizer: Path | None, tensors: int
 ) -> list[str]:
     """Return the command-line overrides, such as `model.hidden=768`, of a run of their model.
 
@@ -83,14 +83,21 @@ def model_overrides(
         theirs: their config.json.
         home: the final path of the run directory, whose name becomes the name of the model.
         tokenizer: path of the converted tokenizer; None if their tokenizer cannot be converted.
+        tensors: number of tensors in their files.
 
     Raises:
-        DataError: config.json lacks a setting.
+        DataError: config.json has a setting that is not supported, is of another type, or
+            contradicts the files; or it lacks one.
     """
     try:
+        family.refuse_variants(theirs)
         values = family.to_ours(theirs)
+        if values["layers"] > tensors:
+            raise ValueError(f"{values['layers']} layers, but the files have {tensors} tensors")
     except KeyError as error:
         raise DataError(f"config.json lacks {error.args[0]!r}") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise DataError(f"config.json has an unusable setting: {error}") from None
     settings: dict[str, Any] = {"model.name": home.name.strip(".").partition(".")[0]}
     for key, value in {**family.wants, **values}.items():
         settings[key if "." in key else f"model.{key}"] = value

@@ -16,7 +16,6 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from frontier_llm.data.corpus_manifest import FILES_FILE, MANIFEST_FILE, Manifest, Split
 from frontier_llm.data.permutation import make_key, permute
-from frontier_llm.data.source_format import sha256_of
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
 from frontier_llm.errors import ConfigError, DataError
@@ -43,6 +42,7 @@ class TokenStream:
         self.prefix = prefix
         self._tokens = split.tokens
         self._dtype = np.dtype(manifest.token_type)
+        self._vocabulary = manifest.pieces
         try:
             self._files = IndexedDataset(str(prefix))
         except (AssertionError, OSError, ValueError) as error:
@@ -55,14 +55,27 @@ class TokenStream:
         return self._tokens
 
     def read(self, start: int, count: int) -> npt.NDArray[np.generic]:
-        """Return the tokens from index `start` on in their stored type: [count], read-only."""
-        assert 0 <= start <= self._tokens - count, (
-            f"tokens {start} to {start + count} are out of range"
-        )
+        """Return the tokens from index `start` on in their stored type: [count], read-only.
+
+        Raises:
+            DataError: the tokenizer has no such tokens, so the file is damaged.
+        """
+        if not 0 <= start <= self._tokens - count:
+            raise _damaged(self.prefix.parent, f"{self.prefix.name}.idx")
         # Python integers do not overflow for streams of 2^31 tokens and more
         offset = int(start) * self._dtype.itemsize
         tokens: npt.NDArray[np.generic]
         tokens = self._files.bin_reader.read(self._dtype, count=count, offset=offset)
+        # an unsigned view makes negative numbers large
+        unsigned = tokens.view(f"u{self._dtype.itemsize}")
+        if unsigned.max(initial=0) >= self._vocabulary:
+            index = int(np.argmax(unsigned >= self._vocabulary))
+            raise _damaged(
+                self.prefix.parent,
+                f"{self.prefix}.bin has token {tokens[index]} at byte "
+                f"{offset + index * self._dtype.itemsize} (document "
+                f"{self.document_at(start + index)}), but the tokenizer has {self._vocabulary}: it",
+            )
         return tokens
 
     def document_at(self, token: int) -> int:
@@ -98,12 +111,11 @@ class Corpus:
     validation: TokenStream
 
 
-def open_corpus(folder: Path, *, verify: bool = False) -> Corpus:
-    """Open a prepared corpus.
+def open_corpus(folder: Path) -> Corpus:
+    """Open a prepared corpus; corpus_check.py compares its digests.
 
     Args:
         folder: folder that `prepare` returned.
-        verify: whether to read all files and compare digests, not only sizes.
 
     Raises:
         DataError: a file is missing, has the wrong size or is damaged.
@@ -111,9 +123,6 @@ def open_corpus(folder: Path, *, verify: bool = False) -> Corpus:
     manifest = Manifest.load(folder / MANIFEST_FILE)
     manifest.check_files(folder)
     check_tokenizer(folder, manifest)
-    if verify:
-        _check_digest(folder / "train.bin", manifest.train.bin_sha256)
-        _check_digest(folder / "validation.bin", manifest.validation.bin_sha256)
     return Corpus(manifest, open_tokenizer(folder, manifest.eod), *streams(folder, manifest))
 
 
@@ -213,11 +222,6 @@ def check_tokenizer(folder: Path, manifest: Manifest) -> None:
         found = "no tokenizer"
     if found != manifest.tokenizer_sha256:
         raise _damaged(folder, "the tokenizer")
-
-
-def _check_digest(path: Path, wanted: str) -> None:
-    if sha256_of(path) != wanted:
-        raise _damaged(path.parent, path.name)
 
 
 def _damaged(folder: Path, what: str) -> DataError:
