@@ -50,7 +50,9 @@ def _is_usual(name: str, buffer: torch.Tensor, rotary_base: float) -> bool:
         return buffer.numel() == 1 and float(buffer) <= -1e4
     if kind == "bias":
         is_square = buffer.numel() == size * size
-        return is_square and torch.equal(buffer.float().view(size, size), torch.ones(size, size).tril())
+        return is_square and torch.equal(
+            buffer.float().view(size, size), torch.ones(size, size).tril()
+        )
     usual = rotary_base ** -(torch.arange(size) / size)
     # the values may have been rounded to 16 bits
     return buffer.dim() == 1 and torch.allclose(buffer.float(), usual, rtol=1e-2)

@@ -7,7 +7,6 @@ only the token files are compared, each as a whole, with the digests in the mani
 
 import hashlib
 import json
-import os
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -55,7 +54,9 @@ def write_digests(folder: Path) -> None:
     (folder / DIGESTS_FILE).write_text(json.dumps(digests))
 
 
-def find_damage(folder: Path, manifest: Manifest, on_read: OnRead = lambda _: None) -> Damage | None:
+def find_damage(
+    folder: Path, manifest: Manifest, on_read: OnRead = lambda _: None
+) -> Damage | None:
     """Read all files of a corpus; note that they are whole, or return the first damage.
 
     Raises:
@@ -92,7 +93,7 @@ def is_verified(folder: Path) -> bool:
 
 def _fingerprint(folder: Path) -> dict[str, list[int]]:
     """Return the size, the time of the last change and the inode of each file."""
-    found = {name: os.stat(folder / name) for name in _FILES}
+    found = {name: (folder / name).stat() for name in _FILES}
     return {name: [s.st_size, s.st_mtime_ns, s.st_ino] for name, s in found.items()}
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
+from frontier_llm.data.corpus_check import find_damage
 from frontier_llm.data.corpus_manifest import FILES_FILE, MANIFEST_FILE, Manifest, Split
 from frontier_llm.data.permutation import make_key, permute
 from frontier_llm.data.tokenizer import Tokenizer
@@ -111,11 +112,12 @@ class Corpus:
     validation: TokenStream
 
 
-def open_corpus(folder: Path) -> Corpus:
-    """Open a prepared corpus; corpus_check.py compares its digests.
+def open_corpus(folder: Path, *, verify: bool = False) -> Corpus:
+    """Open a prepared corpus.
 
     Args:
         folder: folder that `prepare` returned.
+        verify: whether to read all files and compare digests, not only sizes.
 
     Raises:
         DataError: a file is missing, has the wrong size or is damaged.
@@ -123,6 +125,8 @@ def open_corpus(folder: Path) -> Corpus:
     manifest = Manifest.load(folder / MANIFEST_FILE)
     manifest.check_files(folder)
     check_tokenizer(folder, manifest)
+    if verify and (damage := find_damage(folder, manifest)):
+        raise DataError(str(damage))
     return Corpus(manifest, open_tokenizer(folder, manifest.eod), *streams(folder, manifest))
 
 

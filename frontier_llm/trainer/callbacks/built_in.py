@@ -11,7 +11,8 @@ rank, the run hangs. It is therefore fixed in this file. These are the reasons f
 - `ProgressBar` removes its live line before `Announcements` prints the last lines.
 - `Tracer` ends its trace before `RunReport` samples text, so that the trace contains only training.
 - `Announcements` prints the summary that `RunReport` has written.
-- `CorpusIntegrity` and `Divergence` may end the run, so they come after the callbacks that record the step.
+- `CorpusIntegrity` and `Divergence` may end the run, so they come after the
+  callbacks that record the step.
 """
 
 from frontier_llm.trainer.callbacks.announcements import Announcements

@@ -43,6 +43,13 @@ class CorpusIntegrity(Callback):
 
     def on_step_end(self, end: StepEnd) -> None:
         """End the run if the thread has found damage."""
+        self._raise_error()
+
+    def on_stop(self, *, is_early: bool) -> None:
+        """Let the run fail if the thread has found damage."""
+        self._raise_error()
+
+    def _raise_error(self) -> None:
         if isinstance(self._found, OSError):
             raise DataError(f"a prepared corpus cannot be read: {self._found}")
         if self._found is not None:
@@ -63,7 +70,7 @@ class CorpusIntegrity(Callback):
                 try:
                     if not is_verified(folder):
                         damage = find_damage(folder, corpus.manifest, self._pause)
-                        self._found = self._found or (damage and (number, damage))
+                        self._found = self._found or ((number, damage) if damage else None)
                 except OSError as error:
                     self._found = self._found or error
 
