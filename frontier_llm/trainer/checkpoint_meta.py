@@ -11,13 +11,14 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.world import World
-from frontier_llm.trainer.context import TrainingData
 from frontier_llm.trainer.ledger_file import BlendSegment
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.progress import Progress
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+    from frontier_llm.trainer.context import TrainingData
 
 _Count = Annotated[int, Field(ge=0, le=10**18)]
 
@@ -71,7 +72,7 @@ def checkpoint_meta(
     config: RunConfig,
     world: World,
     store: "Store",
-    data: TrainingData,
+    data: "TrainingData",
     progress: Progress,
     loss_scale: LossScale,
 ) -> Callable[[], dict[str, Any]]:
