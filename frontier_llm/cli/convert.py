@@ -147,7 +147,7 @@ def from_theirs(folder: Path, out: Path, home: Path) -> Converted:
     weights = TheirWeights(folder, family.prefix)
     tokenizer = copy_to_ours(folder, out)
     final_tokenizer = None if tokenizer is None else home.absolute() / tokenizer.name
-    overrides = model_overrides(family, settings, home, final_tokenizer, len(weights.names))
+    overrides = model_overrides(family, settings, home, final_tokenizer, weights)
     config = _write_config(overrides, out)
     shapes = model_shapes(config.model, config.data.sequence_length)
     rows = select(family.rows(config.model), shapes)

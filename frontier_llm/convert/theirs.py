@@ -26,7 +26,11 @@ _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class TheirWeights:
-    """The tensors of a Hugging Face folder."""
+    """The tensors of a Hugging Face folder.
+
+    Attributes:
+        largest_dim: size of the largest dim of all tensors.
+    """
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
         """Read the names of the tensors.
@@ -39,6 +43,7 @@ class TheirWeights:
             DataError: the folder contains no safetensors files.
         """
         self.folder = folder
+        self.largest_dim = 0
         self._files = self._find_files()
         omits_prefix = not any(name.startswith(prefix) for name in self._files)
         # full name of each tensor -> name in the file
@@ -90,7 +95,10 @@ class TheirWeights:
                 if Path(name).name != name or not path.is_file():
                     raise ValueError(f"{name} is not a file in this folder")
                 with safe_open(path, framework="pt") as file:
-                    found |= dict.fromkeys(file.keys(), name)
+                    for key in file.keys():
+                        found[key] = name
+                        dims = file.get_slice(key).get_shape()
+                        self.largest_dim = max([self.largest_dim, *dims])
             if missing := sorted(named.keys() - found.keys() - {""}):
                 raise ValueError(f"{named[missing[0]]} lacks {missing[0]}")
         except Exception as error:  # safetensors raises no narrower class
