@@ -71,12 +71,12 @@ class TokenStream:
         unsigned = tokens.view(f"u{self._dtype.itemsize}")
         if unsigned.max(initial=0) >= self._vocabulary:
             index = int(np.argmax(unsigned >= self._vocabulary))
-            raise _damaged(
-                self.prefix.parent,
-                f"{self.prefix}.bin has token {tokens[index]} at byte "
-                f"{offset + index * self._dtype.itemsize} (document "
-                f"{self.document_at(start + index)}), but the tokenizer has {self._vocabulary}: it",
+            byte, document = offset + index * self._dtype.itemsize, self.document_at(start + index)
+            why = (
+                f"token {tokens[index]} at byte {byte} (document {document}) is not one of the "
+                f"tokenizer's {self._vocabulary} tokens"
             )
+            raise _damaged(self.prefix.parent, f"{self.prefix}.bin", why)
         return tokens
 
     def document_at(self, token: int) -> int:
@@ -228,9 +228,11 @@ def check_tokenizer(folder: Path, manifest: Manifest) -> None:
         raise _damaged(folder, "the tokenizer")
 
 
-def _damaged(folder: Path, what: str) -> DataError:
+def _damaged(
+    folder: Path, what: str, why: str = "its content has changed since it was prepared"
+) -> DataError:
     return DataError(
-        f"{what} is damaged: its content has changed since it was prepared\n"
+        f"{what} is damaged: {why}\n"
         f"  do: delete the folder {folder}; it is prepared again at the next start"
     )
 
