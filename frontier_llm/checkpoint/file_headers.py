@@ -9,45 +9,40 @@ from pathlib import Path
 
 from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.manifest_check import stored_bytes
-from frontier_llm.checkpoint.peer_files import Peer
 from frontier_llm.errors import CheckpointError
-
-Entries = dict[str, tuple[int, int]]
-"""First byte and end of each entry in its file, by key."""
 
 
 def check_headers(checkpoint: Checkpoint) -> None:
-    """Compare a checkpoint's manifest with the headers of its files, in both directions.
+    """Compare a checkpoint's manifest with its folder and the files' headers, in both directions.
 
     Files on the disks of other nodes are not compared.
 
     Raises:
-        CheckpointError: a header cannot be read or differs, or has an entry that the manifest
-            lacks, or the folder has a file that the manifest lacks.
+        CheckpointError: a header cannot be read, or one side has an entry that the other lacks.
     """
     manifest = checkpoint.manifest
-    entries = {
-        file: _entries(place / file, content.size)
-        for file, content in manifest.files.items()
-        if not isinstance(place := checkpoint.place(file), Peer)
-    }
+    local = {name: checkpoint.place(name) for name in manifest.files}
+    stored: dict[str, tuple[int, int]] = {}
+    for file, place in local.items():
+        if isinstance(place, Path):
+            entries = _entries(place / file, manifest.files[file].size)
+            stored |= {f"{key} of {file}": span for key, span in entries.items()}
     for name, tensor in manifest.tensors.items():
-        for stored in tensor.stored_ranges:
-            for state, key in stored.keys.items() if stored.file in entries else ():
-                begin = stored.bytes_at[state]
-                end = begin + stored_bytes(stored, state, manifest.moments)
+        for part in (p for p in tensor.stored_ranges if isinstance(local[p.file], Path)):
+            for state, begin in part.bytes_at.items():
+                key = part.keys[state]
                 # for example `00003/norm.weight.1.master`: rank, tensor, range, state
                 base = key.removesuffix(f".{state}").rpartition("/")[2]
                 is_of_tensor = base == name or base.removeprefix(f"{name}.").isdigit()
-                if not is_of_tensor or entries[stored.file].pop(key, None) != (begin, end):
-                    raise _differs(checkpoint, f"{key} (bytes {begin} to {end}) of {stored.file}")
-    on_disk = {path.name for path in checkpoint.folder.glob("rank*.safetensors")}
-    for file in sorted(on_disk - manifest.files.keys()):
-        raise _differs(checkpoint, file)
-    for file, others in entries.items():
-        for key in others:
-            if not key.startswith("gap."):
-                raise _differs(checkpoint, f"{key} of {file}")
+                found = stored.pop(f"{key} of {part.file}", None)
+                if not is_of_tensor or found != (
+                    begin,
+                    begin + stored_bytes(manifest, part, state),
+                ):
+                    raise _differs(checkpoint, f"{key} of {part.file}")
+    others = {path.name for path in checkpoint.folder.glob("rank*.safetensors")} - local.keys()
+    for lost in [*sorted(others), *(key for key in stored if not key.startswith("gap."))]:
+        raise _differs(checkpoint, lost)
 
 
 def _differs(checkpoint: Checkpoint, what: str) -> CheckpointError:
@@ -57,20 +52,16 @@ def _differs(checkpoint: Checkpoint, what: str) -> CheckpointError:
     )
 
 
-def _entries(path: Path, size: int) -> Entries:
-    """Return the entries of a file of `size` bytes."""
-    entries: Entries = {}
+def _entries(path: Path, size: int) -> dict[str, tuple[int, int]]:
+    """Return the first byte and the end of each entry of a file of `size` bytes."""
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             if length > size - 8:
                 raise ValueError("it is longer than the file")
-            header = json.loads(stream.read(length))
-        header.pop("__metadata__", None)
-        for key, entry in header.items():
-            begin, end = entry["data_offsets"]
-            if entry["dtype"] in ("F32", "U8"):
-                entries[key] = 8 + length + begin, 8 + length + end
+            entries = json.loads(stream.read(length))
+        entries.pop("__metadata__", None)
+        spans = {key: entry["data_offsets"] for key, entry in entries.items()}
+        return {key: (8 + length + begin, 8 + length + end) for key, (begin, end) in spans.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} has an unreadable header: {error}") from None
-    return entries

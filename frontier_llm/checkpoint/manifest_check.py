@@ -4,7 +4,7 @@ The time and memory of the checks depend on the size of the manifest, not on the
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator
 from itertools import pairwise, product
 from math import prod
 from typing import TYPE_CHECKING
@@ -12,63 +12,48 @@ from typing import TYPE_CHECKING
 from frontier_llm.geometry.state_memory import MOMENT_BLOCK_ELEMENTS, MOMENT_BLOCK_WORDS
 
 if TYPE_CHECKING:
-    from frontier_llm.checkpoint.manifest import Manifest, Moments, StoredRange, Tensor
+    from frontier_llm.checkpoint.manifest import Manifest, StoredRange, Tensor
 
 
 def problems(manifest: "Manifest") -> Iterator[str]:
     """Yield what is wrong: the entry, a colon, and the reason."""
+    occupied: dict[str, list[tuple[int, int, str]]] = {}
     for name, file in manifest.files.items():
         chunks = -(-file.size // manifest.chunk_bytes)
         if len(file.chunks) != chunks:
             yield f"files.{name}.chunks: it has {len(file.chunks)} digests for {chunks} chunks"
-    sizes = {name: file.size for name, file in manifest.files.items()}
-    yield from range_problems(manifest.tensors, sizes, manifest.moments)
-    if manifest.repeats:
-        return
+        # eight bytes give the length of a file's header
+        occupied[name] = [(0, 8, "the header"), (file.size, file.size, f"files.{name}.size")]
     for name, tensor in manifest.tensors.items():
-        if not _is_stored_once(tensor):
-            yield f"tensors.{name}.pieces: they do not store every element exactly once"
-
-
-def range_problems(
-    tensors: "Mapping[str, Tensor]", sizes: Mapping[str, int], moments: "Moments | None"
-) -> Iterator[str]:
-    """Yield what is wrong with the stored ranges of tensors, each by itself and in its file.
-
-    Args:
-        tensors: global tensors by name.
-        sizes: sizes of the files in bytes, by name.
-        moments: format of reduced moments; None: all states are fp32.
-    """
-    occupied: dict[str, list[tuple[int, int, str]]] = {name: [] for name in sizes}
-    for name, tensor in tensors.items():
         for number, stored in enumerate(tensor.stored_ranges):
             where = f"tensors.{name}.pieces.{number}"
-            if problem := _range_problem(stored, tensor, sizes):
+            if problem := _range_problem(stored, tensor, occupied.keys()):
                 yield f"{where}.{problem}"
                 return
-            for state, begin in stored.bytes_at.items():
-                end = begin + stored_bytes(stored, state, moments)
-                occupied[stored.file].append((begin, end, f"{where}.bytes_at.{state}"))
-    for file, ranges in occupied.items():
-        ranges.sort()
-        for (_, end, _), (begin, _, where) in pairwise([(0, 8, ""), *ranges]):
-            if begin < end:
-                yield f"{where}: byte {begin} of {file} stores something else"
-        if ranges and ranges[-1][1] > sizes[file]:
-            yield f"{ranges[-1][2]}: {file} ends at byte {sizes[file]}"
+            occupied[stored.file] += (
+                (begin, begin + stored_bytes(manifest, stored, state), f"{where}.bytes_at.{state}")
+                for state, begin in stored.bytes_at.items()
+            )
+        if not manifest.repeats and not _is_stored_once(tensor):
+            yield f"tensors.{name}.pieces: they do not store every element exactly once"
+    yield from (
+        f"{second}: {first} takes byte {begin} of {name}, too"
+        for name, ranges in occupied.items()
+        for (_, end, first), (begin, _, second) in pairwise(sorted(ranges))
+        if begin < end
+    )
 
 
-def stored_bytes(stored: "StoredRange", state: str, moments: "Moments | None") -> int:
+def stored_bytes(manifest: "Manifest", stored: "StoredRange", state: str) -> int:
     """Return the size of a state of a stored range in bytes."""
-    if moments is None or state not in ("exp_avg", "exp_avg_sq"):
+    if manifest.moments is None or state not in ("exp_avg", "exp_avg_sq"):
         return 4 * stored.count
-    return 4 * -(-stored.count // MOMENT_BLOCK_ELEMENTS) * MOMENT_BLOCK_WORDS[moments]
+    return 4 * -(-stored.count // MOMENT_BLOCK_ELEMENTS) * MOMENT_BLOCK_WORDS[manifest.moments]
 
 
-def _range_problem(stored: "StoredRange", tensor: "Tensor", sizes: Mapping[str, int]) -> str:
+def _range_problem(stored: "StoredRange", tensor: "Tensor", files: Container[str]) -> str:
     """Return the field of a range that is wrong, and why; empty if none is."""
-    if stored.file not in sizes:
+    if stored.file not in files:
         return f"file: {stored.file} is not one of the checkpoint's files"
     states = tensor.stored_ranges[0].keys.keys()
     if not states or not states == stored.keys.keys() == stored.bytes_at.keys():
@@ -94,19 +79,13 @@ def _is_stored_once(tensor: "Tensor") -> bool:
         ranges = boxes.setdefault((stored.start, stored.shape), [])
         ranges.append((stored.first, stored.first + stored.count))
     corners = Counter[tuple[int, ...]]()
-    for (start, shape), ranges in boxes.items():
-        elements = prod(shape)
-        ends = sorted([(0, 0), *ranges, (elements, elements)])
-        if any(end != begin for (_, end), (begin, _) in pairwise(ends)):
-            return False
-        _add_corners(corners, start, shape, 1)
-    _add_corners(corners, (0,) * len(tensor.shape), tensor.shape, -1)
-    return not any(corners.values())
-
-
-def _add_corners(
-    corners: "Counter[tuple[int, ...]]", start: tuple[int, ...], shape: tuple[int, ...], sign: int
-) -> None:
-    edges = [((a, 1), (a + size, -1)) for a, size in zip(start, shape, strict=True)]
-    for corner in product(*edges):
-        corners[tuple(at for at, _ in corner)] += sign * prod(s for _, s in corner)
+    whole = (0,) * len(tensor.shape), tensor.shape
+    for (start, shape), sign in [*((box, 1) for box in boxes), (whole, -1)]:
+        edges = [((a, 1), (a + size, -1)) for a, size in zip(start, shape, strict=True)]
+        for corner in product(*edges):
+            corners[tuple(at for at, _ in corner)] += sign * prod(s for _, s in corner)
+    return not any(corners.values()) and all(
+        end == begin
+        for (_, shape), ranges in boxes.items()
+        for (_, end), (begin, _) in pairwise(sorted([(0, 0), *ranges, (prod(shape),) * 2]))
+    )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import xxhash
 from pydantic import TypeAdapter, ValidationError
@@ -22,11 +23,11 @@ from frontier_llm.units import MIB
 DIGESTS_FILE, NOTE_FILE = "digests.json", "verified.json"
 BLOCK_BYTES = 64 * MIB
 """Size of a block in bytes. It is part of the format of digests.json."""
-_FILES = tuple(
+_FILES = [
     f"{split}.{kind}" for split in ("train", "validation") for kind in ("bin", "idx", "places")
-)
+]
 _DIGESTS = TypeAdapter(dict[str, list[str]])
-OnRead = Callable[[int], object]
+OnRead = Callable[[int], None]
 """A function that is called with the number of bytes after each read."""
 
 
@@ -50,13 +51,11 @@ class Damage:
 
 def write_digests(folder: Path) -> None:
     """Write digests.json of a corpus that was just prepared."""
-    digests = {name: list(_block_digests(folder / name, lambda _: None)) for name in _FILES}
+    digests = {name: list(_digests(folder / name, BLOCK_BYTES)) for name in _FILES}
     (folder / DIGESTS_FILE).write_text(json.dumps(digests))
 
 
-def find_damage(
-    folder: Path, manifest: Manifest, on_read: OnRead = lambda _: None
-) -> Damage | None:
+def find_damage(folder: Path, manifest: Manifest, on_read: OnRead | None = None) -> Damage | None:
     """Read all files of a corpus; note that they are whole, or return the first damage.
 
     Raises:
@@ -67,16 +66,16 @@ def find_damage(
         known = _DIGESTS.validate_json((folder / DIGESTS_FILE).read_bytes())
     except (OSError, ValidationError):
         known = {}
-    whole = {"train.bin": manifest.train, "validation.bin": manifest.validation}
-    for name in _FILES:
-        path = folder / name
-        if name in known:
-            for number, found in enumerate(_block_digests(path, on_read)):
-                if [found] != known[name][number : number + 1]:
-                    start = number * BLOCK_BYTES
-                    return Damage(path, start, min(start + BLOCK_BYTES, path.stat().st_size))
-        elif name in whole and _sha256(path, on_read) != whole[name].bin_sha256:
-            return Damage(path, 0, path.stat().st_size)
+    for name, (size, *_) in before.items():
+        path, wanted, block = folder / name, known.get(name), BLOCK_BYTES
+        found = _digests(path, block, on_read)
+        if wanted is None and name.endswith(".bin"):
+            split = manifest.train if name == "train.bin" else manifest.validation
+            wanted, block = [split.bin_sha256], max(size, 1)
+            found = _digests(path, block, on_read, hashlib.sha256)
+        for number, digest in enumerate(found) if wanted is not None else ():
+            if [digest] != (wanted or [])[number : number + 1]:
+                return Damage(path, number * block, min((number + 1) * block, size))
     with suppress(OSError):  # the folder of another user: every start reads the files
         draft = folder / f".{NOTE_FILE}-{uuid.uuid4().hex[:12]}"
         draft.write_text(json.dumps(before))
@@ -97,27 +96,19 @@ def _fingerprint(folder: Path) -> dict[str, list[int]]:
     return {name: [s.st_size, s.st_mtime_ns, s.st_ino] for name, s in found.items()}
 
 
-def _pieces(path: Path, on_read: OnRead) -> Iterator[bytes]:
+def _digests(
+    path: Path, block: int, on_read: OnRead | None = None, make_hasher: Any = xxhash.xxh3_128
+) -> Iterator[str]:
+    """Yield the digest of each block of a file."""
+    hasher, left = make_hasher(), block
     with path.open("rb") as stream:
-        while piece := stream.read(MIB):
-            on_read(len(piece))
-            yield piece
-
-
-def _block_digests(path: Path, on_read: OnRead) -> Iterator[str]:
-    hasher, size = xxhash.xxh3_128(), 0
-    for piece in _pieces(path, on_read):
-        hasher.update(piece)
-        size += len(piece)
-        if size % BLOCK_BYTES == 0:
-            yield hasher.hexdigest()
-            hasher.reset()
-    if size % BLOCK_BYTES:
+        while piece := stream.read(min(MIB, left)):
+            hasher.update(piece)
+            left -= len(piece)
+            if on_read is not None:
+                on_read(len(piece))
+            if not left:
+                yield hasher.hexdigest()
+                hasher, left = make_hasher(), block
+    if left < block:
         yield hasher.hexdigest()
-
-
-def _sha256(path: Path, on_read: OnRead) -> str:
-    hasher = hashlib.sha256()
-    for piece in _pieces(path, on_read):
-        hasher.update(piece)
-    return hasher.hexdigest()

@@ -52,6 +52,11 @@ class TokenStream:
                 f"  do: delete the folder {prefix.parent}; it is prepared again at the next start"
             ) from error
 
+    @property
+    def item_bytes(self) -> int:
+        """Size of a stored token in bytes."""
+        return int(self._dtype.itemsize)
+
     def __len__(self) -> int:
         return self._tokens
 

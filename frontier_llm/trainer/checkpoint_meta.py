@@ -23,28 +23,21 @@ if TYPE_CHECKING:
 _Count = Annotated[int, Field(ge=0, le=10**18)]
 
 
-class _Values(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+_STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
 
-class _Counters(_Values):
+class _Counters(BaseModel):
+    model_config = _STRICT
+    __pydantic_extra__: dict[str, _Count | list[float | None]]
     step: _Count
     next_sample: _Count
-    samples: _Count = 0
     updates: _Count
-    bad_steps: _Count = 0
-    rewinds: _Count = 0
-    recent_losses: list[float | None] = []
 
 
-class _LossScale(_Values):
-    value: Annotated[float, Field(gt=0)] = 1.0
-    good_steps: _Count = 0
-
-
-class _Meta(_Values):
+class _Meta(BaseModel):
+    model_config = _STRICT
     progress: _Counters
-    loss_scale: _LossScale
+    loss_scale: dict[str, Annotated[float, Field(ge=0)]]
     corpus: str
     blend: list[BlendSegment] | None = None
     config: dict[str, Any]
@@ -53,12 +46,8 @@ class _Meta(_Values):
 def check_meta(folder: object, meta: dict[str, Any]) -> None:
     """Check what a checkpoint of a run stores in addition to the states.
 
-    Args:
-        folder: the checkpoint's folder, for the error message.
-        meta: its plain JSON.
-
     Raises:
-        CheckpointError: a value is absent, or of another type or size.
+        CheckpointError: a value is absent, or of another type or size; the message has the folder.
     """
     try:
         _Meta.model_validate(meta)

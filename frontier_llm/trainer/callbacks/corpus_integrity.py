@@ -3,7 +3,6 @@
 import os
 import threading
 from contextlib import suppress
-from pathlib import Path
 
 from frontier_llm.data.corpus_check import Damage, find_damage, is_verified
 from frontier_llm.data.run_loader import window_corpus
@@ -16,6 +15,7 @@ from frontier_llm.units import MIB
 _BYTES_PER_SECOND = 200 * MIB
 """Largest rate of reading, a small share of what a file system delivers."""
 _SEARCHED_SAMPLES = 1 << 18
+"""Number of samples among which the first reader of damaged bytes is searched."""
 
 
 class _StoppedError(Exception):
@@ -33,8 +33,7 @@ class CorpusIntegrity(Callback):
 
     def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
         """Start to read the corpora that were not read since they were prepared."""
-        if self.context.world.rank == 0:
-            self._thread.start()
+        self.on_replacement(0)
 
     def on_replacement(self, last_step: int) -> None:
         """Start again, as at the start of a run."""
@@ -43,17 +42,15 @@ class CorpusIntegrity(Callback):
 
     def on_step_end(self, end: StepEnd) -> None:
         """End the run if the thread has found damage."""
-        self._raise_error()
+        self.on_stop(is_early=False)
 
     def on_stop(self, *, is_early: bool) -> None:
         """Let the run fail if the thread has found damage."""
-        self._raise_error()
-
-    def _raise_error(self) -> None:
         if isinstance(self._found, OSError):
             raise DataError(f"a prepared corpus cannot be read: {self._found}")
         if self._found is not None:
-            raise DataError(self._describe(*self._found))
+            number, damage = self._found
+            raise DataError(f"{damage}\n  {self._readers(number, damage)}")
 
     def close(self) -> None:
         """End the thread."""
@@ -64,42 +61,45 @@ class CorpusIntegrity(Callback):
     def _check(self) -> None:
         with suppress(OSError, AttributeError):  # only Linux has priorities of threads
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        with suppress(_StoppedError):
+        try:
             for number, corpus in enumerate(self.context.data.corpus.corpora):
                 folder = corpus.train.prefix.parent
-                try:
-                    if not is_verified(folder):
-                        damage = find_damage(folder, corpus.manifest, self._pause)
-                        self._found = self._found or ((number, damage) if damage else None)
-                except OSError as error:
-                    self._found = self._found or error
+                damage = None
+                if not is_verified(folder):
+                    damage = find_damage(folder, corpus.manifest, self._pause)
+                if damage:
+                    self._found = number, damage
+                    return
+        except OSError as error:
+            self._found = error
+        except _StoppedError:
+            return
 
     def _pause(self, count: int) -> None:
         if self._stop.wait(count / _BYTES_PER_SECOND):
             raise _StoppedError
 
-    def _describe(self, number: int, damage: Damage) -> str:
-        """Return the message, with the steps that may have read the damaged bytes."""
-        progress, data = self.context.progress, self.context.data
+    def _readers(self, number: int, damage: Damage) -> str:
+        """Return a sentence on the steps that may have read damaged bytes of a corpus."""
         if damage.path.name.startswith("validation"):
-            return f"{damage}\n  the validation losses so far may be wrong"
-        first, corpus = 1, data.corpus.corpora[number]
-        if damage.path.suffix == ".bin" and data.blend is None:
-            samples = window_corpus(self.context.config, corpus, train=True)
-            item_bytes = corpus.manifest.token_type().itemsize
-            span = range(damage.start // item_bytes, -(-damage.end // item_bytes))
-            searched = min(progress.next_sample, _SEARCHED_SAMPLES)
-            first_sample = next(
-                (index for index in range(searched)
-                 if any(start < span.stop and start + count > span.start
-                        for start, count in samples.ranges(index))),
-                searched,
-            )  # fmt: skip
-            first = first_sample // self.context.config.data.global_batch + 1
-        if first > progress.step:
-            return f"{damage}\n  no step so far has read these bytes"
+            return "the validation losses so far may be wrong"
+        context, sample = self.context, 0
+        if damage.path.suffix == ".bin" and context.data.blend is None:
+            corpus = context.data.corpus.corpora[number]
+            samples, size = (
+                window_corpus(context.config, corpus, train=True),
+                corpus.train.item_bytes,
+            )
+            searched = min(context.progress.next_sample, _SEARCHED_SAMPLES)
+            while sample < searched and not any(
+                start * size < damage.end and (start + count) * size > damage.start
+                for start, count in samples.ranges(sample)
+            ):
+                sample += 1
+        first, last = sample // context.config.data.global_batch + 1, context.progress.step
+        if first > last:
+            return "no step so far has read these bytes"
         return (
-            f"{damage}, and move away the checkpoints of step {first} and later in "
-            f"{Path(self.context.config.run.dir)}: steps {first} to {progress.step} may have read "
-            "these bytes"
+            f"steps {first} to {last} may have read these bytes: move the checkpoints of step "
+            f"{first} and later away to train on from an earlier one"
         )
