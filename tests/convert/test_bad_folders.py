@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from frontier_llm.cli.convert import from_theirs
 from frontier_llm.convert.families import family_of
 from frontier_llm.convert.ours import OurWeights
+from frontier_llm.convert.surplus import check_surplus
 from frontier_llm.convert.table import select
+from frontier_llm.convert.theirs import TheirWeights
 from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from tests.hostile import cpu_seconds
@@ -188,6 +190,20 @@ def test_the_masks_of_gpt_2_are_compared(tmp_path: Path) -> None:
     ):
         write(tmp_path / "theirs", GPT2, tensors | good | {name: wrong})
         assert "the buffer" in converts(tmp_path / "theirs", tmp_path / "out")
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_copies_of_t5_s_embedding_are_compared(stack: str, tmp_path: Path) -> None:
+    tensors = {"shared.weight": torch.randn(5, 4)}
+    name = f"{stack}.embed_tokens.weight"
+    for copy, message in ((tensors["shared.weight"].clone(), ""), (torch.ones(5, 4), name)):
+        write(tmp_path / "theirs", T5, {**tensors, name: copy})
+        weights, family = TheirWeights(tmp_path / "theirs"), family_of(T5)
+        if not message:
+            check_surplus(family, weights, [name], 10000.0)
+            continue
+        with pytest.raises(FrontierError, match=f"{message} differs from shared.weight"):
+            check_surplus(family, weights, [name], 10000.0)
 
 
 def pipe(folder: Path) -> None:
