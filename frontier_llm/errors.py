@@ -5,10 +5,21 @@ error determines the exit code of the process.
 """
 
 
+def printable(text: str) -> str:
+    """Escape all characters that a terminal does not print, except line breaks and tabs."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
 class FrontierError(Exception):
-    """A failure that the user can act on."""
+    """A failure that the user can act on. Its text may quote a file and is safe to print."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(FrontierError):
@@ -21,7 +32,7 @@ class ConfigError(FrontierError):
         super().__init__(key, got, wants, todo)
 
     def __str__(self) -> str:
-        return (
+        return printable(
             f"configuration error at {self.key}\n"
             f"  got:    {self.got}\n"
             f"  wants:  {self.wants}\n"

@@ -4,6 +4,7 @@ A checkpoint is a folder such as `step_00000012`; `folders` lists the suffixes t
 """
 
 import logging
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,15 +44,18 @@ class Checkpoint:
             CheckpointError: the manifest is absent, damaged or in another format, or a file is
                 absent or has another size; the message names the file.
         """
-        if not (folder / MANIFEST).exists():
+        if not (folder / MANIFEST).is_file():
             raise CheckpointError(f"{folder} is no checkpoint: it has no {MANIFEST}")
         manifest = Manifest.load(folder)
         for name, file in manifest.files.items():
             path = folder / name
             try:
-                size = path.stat().st_size
+                status = path.stat()
             except OSError as error:
                 raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+            if not stat.S_ISREG(status.st_mode):
+                raise CheckpointError(f"{path} is damaged: it is not a regular file")
+            size = status.st_size
             if size != file.size:
                 raise CheckpointError(
                     f"{path} is damaged: it has {size} bytes and should have {file.size}"

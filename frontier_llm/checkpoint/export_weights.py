@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import torch
 
 from frontier_llm.checkpoint.discovery import Checkpoint
+from frontier_llm.checkpoint.file_headers import check_headers
 from frontier_llm.checkpoint.folders import sync_folder
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.errors import CheckpointError
@@ -46,6 +47,7 @@ def export(checkpoint: Checkpoint, path: Path, dtype: str, advance: Callable[[in
     Raises:
         CheckpointError: the checkpoint is damaged, or the file cannot be written.
     """
+    check_headers(checkpoint)
     partial = path.with_name(f"{path.name}.partial")
     try:
         with partial.open("wb") as file:

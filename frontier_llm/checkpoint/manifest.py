@@ -13,14 +13,16 @@ import re
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from frontier_llm.checkpoint import manifest_check
 from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.stored_ranges import Shape
 from frontier_llm.errors import CheckpointError
+from frontier_llm.units import GIB
 
 Moments = Literal["bf16", "int8"]
 """Format of reduced moments (reduced_moments.py)."""
@@ -28,8 +30,16 @@ FORMAT = 1
 """Version of the format."""
 ELEMENT_BYTES = 4
 """Size of an element in bytes: all states are fp32."""
-_HEAD = re.compile(rb'\{"xxh3_128":"([0-9a-f]{32})",(?="format":(\d+),)')
+_HEAD = re.compile(rb'\{"xxh3_128":"([0-9a-f]{32})",(?="format":(\d{1,9}),)')
 """The beginning of a manifest: its digest and its format."""
+FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[^\p{Cc}\p{Cf}/]+$", max_length=999)]
+"""A name without slashes and control characters."""
+Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
+Index = Annotated[tuple[Bytes, ...], Field(max_length=8)]
+"""One number per dim."""
+Extent = Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 60)], ...], Field(max_length=8)]
+"""A shape without empty dims."""
 
 
 class _Model(BaseModel):
@@ -43,28 +53,28 @@ class _Model(BaseModel):
 class StoredRange(_Model):
     """A contiguous range of the flattened box of a global tensor, stored in one file."""
 
-    file: str
+    file: FileName
     """Name of the file, in the manifest's folder."""
-    start: Shape
+    start: Index
     """Index of the box's first element in the tensor, one number per dim."""
-    shape: Shape
+    shape: Extent
     """Shape of the box."""
-    first: int
+    first: Bytes
     """First element of the range in the flattened box."""
-    count: int
+    count: Annotated[int, Field(ge=1, le=1 << 60)]
     """Number of elements in the range."""
-    keys: dict[str, str]
+    keys: dict[Name, Annotated[str, StringConstraints(pattern=r"^[^\p{Cc}\p{Cf}]+$")]]
     """Key of the range in the safetensors file, by state, such as `master`."""
-    bytes_at: dict[str, int]
+    bytes_at: dict[str, Annotated[Bytes, Field(multiple_of=ELEMENT_BYTES)]]
     """Offset of the range in the file in bytes, by state."""
 
 
 class Tensor(_Model):
     """A global tensor, and where its elements are stored."""
 
-    shape: Shape
+    shape: Extent
     """Shape of the whole tensor, without padding."""
-    stored_ranges: tuple[StoredRange, ...] = Field(alias="pieces")
+    stored_ranges: tuple[StoredRange, ...] = Field(alias="pieces", min_length=1)
     """Ranges that together store every element. The JSON key `pieces` is part of the format: a new
     key would make existing checkpoints unreadable."""
 
@@ -77,9 +87,9 @@ class Tensor(_Model):
 class File(_Model):
     """A file of a checkpoint."""
 
-    size: int
+    size: Bytes
     """Size in bytes."""
-    chunks: tuple[str, ...]
+    chunks: tuple[Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")], ...]
     """xxh3_128 digest of each chunk, `chunk_bytes` long, so that a reader can verify single
     chunks."""
 
@@ -87,16 +97,16 @@ class File(_Model):
 class FilePart(File):
     """The part of a file that one rank wrote: whole chunks, or the end of the file."""
 
-    offset_bytes: int
+    offset_bytes: Bytes
     """Offset of the part in the file in bytes."""
 
 
 class RankRecord(_Model):
     """Description of what one rank has written; rank 0 merges the records into the manifest."""
 
-    files: dict[str, FilePart]
+    files: dict[FileName, FilePart]
     """What the rank has written of each file, by the file's name."""
-    tensors: dict[str, Tensor]
+    tensors: dict[Name, Tensor]
     """Ranges of each tensor that the rank has written, by the tensor's name."""
 
 
@@ -104,22 +114,22 @@ class Manifest(_Model):
     """Content of a checkpoint."""
 
     format: Literal[1] = 1
-    step: int
+    step: Annotated[int, Field(ge=0, le=10**12)]
     """Number of optimizer steps done."""
-    world: int
+    world: Annotated[int, Field(ge=1, le=10**8)]
     """Number of ranks that wrote the checkpoint."""
     repeats: bool = False
     """Whether elements may be stored more than once. True for checkpoints on node-local disks,
     each of which holds everything that the ranks of its node need."""
-    chunk_bytes: int
+    chunk_bytes: Annotated[int, Field(gt=0, le=GIB, multiple_of=4096)]
     """Size of a chunk, the part of a file that has one digest, in bytes."""
     moments: Moments | None = None
     """Format of the moments, if they are reduced; None: all states are fp32."""
-    files: dict[str, File]
+    files: dict[FileName, File]
     """Files by name."""
-    tensors: dict[str, Tensor]
+    tensors: dict[Name, Tensor]
     """Global tensors by name."""
-    meta: dict[str, Any]
+    meta: dict[Name, Any]
     """Plain JSON that the caller stores with the checkpoint: configuration and counters."""
 
     @classmethod
@@ -203,14 +213,15 @@ class Manifest(_Model):
 
     @classmethod
     def parse(cls, text: bytes, name: str) -> "Manifest":
-        """Parse the output of `to_bytes`.
+        """Parse the output of `to_bytes`, and check every value in it.
 
         Args:
             text: content of the file.
             name: name of the file, for error messages.
 
         Raises:
-            CheckpointError: the content is damaged or in another format.
+            CheckpointError: the content is damaged or in another format, or its values contradict
+                each other.
         """
         head = _HEAD.match(text)
         if head is None:
@@ -223,11 +234,21 @@ class Manifest(_Model):
         if head[1].decode() != xxhash.xxh3_128_hexdigest(text[head.end() :]):
             raise CheckpointError(f"{name} is damaged: its digest does not match its content")
         try:
-            return cls.model_validate_json(b"{" + text[head.end() :])
+            manifest = cls.model_validate_json(b"{" + text[head.end() :])
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise CheckpointError(f"{name} is damaged at {where}: {first['msg']}") from None
+            where, got = ".".join(map(str, first["loc"])), repr(first["input"])[:99]
+            raise _damaged(name, f"{where}: {first['msg']}, it is {got}") from None
+        for problem in manifest_check.problems(manifest):
+            raise _damaged(name, problem)
+        return manifest
+
+
+def _damaged(name: str, problem: str) -> CheckpointError:
+    return CheckpointError(
+        f"{name} is damaged at {problem}\n"
+        "  do: move this checkpoint away, and use another one or a copy of it"
+    )
 
 
 def _join_parts(name: str, parts: Sequence[FilePart]) -> File:

@@ -18,6 +18,7 @@ from frontier_llm.checkpoint.manifest import FilePart, Manifest, StoredRange, Te
 from frontier_llm.checkpoint.range_reader import RangeReader, chunk_ranges
 from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.checkpoint.stored_ranges import Shape
+from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.errors import CheckpointError
 
 
@@ -139,14 +140,15 @@ def copy_file(checkpoint: Checkpoint, name: str, target: Path) -> None:
     Raises:
         CheckpointError: the file cannot be read, is damaged, or cannot be written.
     """
-    file, chunk_bytes = checkpoint.manifest.files[name], checkpoint.manifest.chunk_bytes
-    buffer = ChunkPool(1, chunk_bytes, torch.device("cpu")).take()
+    file, chunks = checkpoint.manifest.files[name], chunk_ranges(checkpoint, name)
+    largest = max((chunk.pages_bytes for chunk in chunks), default=PAGE_BYTES)
+    buffer = ChunkPool(1, largest, torch.device("cpu")).take()
     assert buffer is not None
     with (
         RangeReader(checkpoint, verify=True) as reader,
         RankFile(target, file.size, continues=True) as copy,
     ):
-        for range_ in chunk_ranges(checkpoint, name):
+        for range_ in chunks:
             content = reader.read(range_, buffer)
             copy.write(buffer, content.numel())
         written: FilePart = copy.finish()

@@ -26,7 +26,7 @@ from frontier_llm.checkpoint.manifest import FilePart, RankRecord
 from frontier_llm.checkpoint.pacer import Pacer
 from frontier_llm.checkpoint.peer_sockets import OpenSockets, connect
 from frontier_llm.checkpoint.range_reader import RangeReader, chunk_ranges
-from frontier_llm.checkpoint.write_plan import WritePlan
+from frontier_llm.checkpoint.write_plan import PAGE_BYTES, WritePlan
 from frontier_llm.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _HEAD_BYTES, _DIGEST_BYTES = 16, 16
+_RANGE_BYTES = 4096
+"""Bytes of a range besides its elements, at most: its entry in the header, and padding."""
 _KEY = "checkpoint/partner"
 
 
@@ -51,6 +53,27 @@ class ReceivedPlan:
     """That rank's part of the manifest, without files."""
     offset_bytes: int = 0
     total: int | None = None
+
+    @classmethod
+    def of(
+        cls, own_chunk_bytes: int, name: str, size: int, chunk_bytes: int, record: str
+    ) -> "ReceivedPlan":
+        """Check what another rank says of its file.
+
+        Raises:
+            ValueError: the chunks are not those of this rank, or the file is larger than what it
+                should store.
+        """
+        plan = cls(name, size, chunk_bytes, RankRecord.model_validate_json(record))
+        files = {name: FilePart(size=size, chunks=(), offset_bytes=0)}
+        RankRecord(files=files, tensors={})  # checks the name and the size
+        if chunk_bytes != own_chunk_bytes:
+            raise ValueError(f"chunks of {chunk_bytes} bytes instead of {own_chunk_bytes}")
+        ranges = [r for tensor in plan.tensors.tensors.values() for r in tensor.stored_ranges]
+        stored = sum((4 * r.count + _RANGE_BYTES) * len(r.keys) for r in ranges)
+        if size > stored + 2 * PAGE_BYTES:
+            raise ValueError(f"a file of {size} bytes for ranges of {stored} bytes")
+        return plan
 
     @property
     def chunks(self) -> range:
@@ -114,10 +137,11 @@ class PartnerFiles:
         except RuntimeError as error:
             raise CheckpointError(f"a rank of another node does not answer: {error}") from None
         self.sender = sender
-        self._address = str(receiving[0]), int(receiving[1])
-        _, _, name, size, chunk_bytes, record = described
-        tensors = RankRecord.model_validate_json(record)
-        self.plan = ReceivedPlan(name, size, chunk_bytes, tensors)
+        try:
+            self._address = str(receiving[0]), int(receiving[1])
+            self.plan = ReceivedPlan.of(plan.chunk_bytes, *described[2:])
+        except (ValueError, TypeError, IndexError) as error:
+            raise CheckpointError(f"rank {sender} describes its file wrongly: {error}") from None
 
     @contextmanager
     def sending(self, step: int, buffer: torch.Tensor, pacer: Pacer) -> Iterator[None]:

@@ -7,6 +7,7 @@ has sent to the other ranks, so that no other program reads the files.
 """
 
 import hmac
+import logging
 import os
 import socket
 import struct
@@ -27,6 +28,9 @@ _REQUEST = struct.Struct("!HQQ")
 """Length of the name, offset and number of bytes."""
 _ANSWER = struct.Struct("!?Q")
 """Whether it is the content, and the number of bytes that follow."""
+_REASON_BYTES = 1 << 16
+"""Largest length of the reason why a server cannot read a file."""
+_log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 120.0
 """How long a reader waits for a server on a node that runs."""
 
@@ -76,15 +80,18 @@ class PeerServer:
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer the requests of one connection."""
-        buffer = ChunkPool(1, self._largest, torch.device("cpu")).take()
-        assert buffer is not None
-        content = buffer.numpy().data
         with self._sockets.using(connection), suppress(OSError, EOFError):
             if not hmac.compare_digest(_received(connection, _SECRET_BYTES), self.peer.secret):
                 return
+            buffer = ChunkPool(1, self._largest, torch.device("cpu")).take()
+            assert buffer is not None
+            content = buffer.numpy().data
             while True:
                 length, offset, count = _REQUEST.unpack(_received(connection, _REQUEST.size))
-                name = _received(connection, length).decode()
+                name = _received(connection, length).decode(errors="replace")
+                if offset >= 1 << 63:
+                    _log.warning("a connection is ended: it asks for byte %d of a file", offset)
+                    return
                 try:
                     done = self._read(name, offset, content[: min(count, self._largest)])
                     connection.sendall(_ANSWER.pack(True, done))
@@ -136,10 +143,12 @@ class PeerConnection:
             request = _REQUEST.pack(len(encoded), offset, len(content))
             self._connection.sendall(request + encoded)
             is_content, count = _ANSWER.unpack(_received(self._connection, _ANSWER.size))
+            if count > (len(content) if is_content else _REASON_BYTES):
+                raise OSError(f"it announces {count} bytes")
             if is_content:
                 _receive_into(self._connection, content[:count])
                 return int(count)
-            reason = _received(self._connection, count).decode()
+            reason = _received(self._connection, count).decode(errors="replace")
         except (OSError, EOFError) as error:
             raise self._lost(error) from None
         raise CheckpointError(f"{name} cannot be read by {self._peer.host}: {reason}")

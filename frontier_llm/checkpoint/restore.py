@@ -17,6 +17,8 @@ from operator import attrgetter
 import torch
 
 from frontier_llm.checkpoint.discovery import Checkpoint
+from frontier_llm.checkpoint.file_headers import check_headers
+from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
 from frontier_llm.checkpoint.range_reader import FileRange
 from frontier_llm.checkpoint.read_ahead import ReadAhead
 from frontier_llm.checkpoint.read_plan import FileCopy, plan_copies, stored_tensor
@@ -81,6 +83,7 @@ def load_weights(
     Raises:
         CheckpointError: for the same reasons as `load`.
     """
+    check_headers(checkpoint)
     copies: list[FileCopy] = []
     for record in records:
         targets = {"master": record.parameter.data.view(-1)}
@@ -139,6 +142,8 @@ def read_tensor(
     """
     tensor = stored_tensor(checkpoint, name)
     shape = tensor.shape
+    if prod(shape) * ELEMENT_BYTES > checkpoint.manifest.size:
+        raise CheckpointError(f"{checkpoint.folder}: elements of {name} are not stored")
     zeros = (0,) * len(shape)
     record = ParameterRecord(
         parameter=torch.nn.Parameter(torch.empty(shape, device="meta")),

@@ -31,7 +31,8 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
 from frontier_llm.convert.families import family_for, family_of, model_overrides
 from frontier_llm.convert.ours import OurWeights, plan_shards, write_weights
-from frontier_llm.convert.table import Row, check_names, select
+from frontier_llm.convert.surplus import check_surplus
+from frontier_llm.convert.table import Row, select, surplus_names
 from frontier_llm.convert.theirs import TheirWeights, read_config, write_model
 from frontier_llm.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
 from frontier_llm.errors import DataError
@@ -143,15 +144,15 @@ def from_theirs(folder: Path, out: Path, home: Path) -> Converted:
     """
     settings = read_config(folder)
     family = family_of(settings)
-    family.refuse_variants(settings)
+    weights = TheirWeights(folder, family.prefix)
     tokenizer = copy_to_ours(folder, out)
     final_tokenizer = None if tokenizer is None else home.absolute() / tokenizer.name
-    overrides = model_overrides(family, settings, home, final_tokenizer)
+    overrides = model_overrides(family, settings, home, final_tokenizer, weights)
     config = _write_config(overrides, out)
     shapes = model_shapes(config.model, config.data.sequence_length)
     rows = select(family.rows(config.model), shapes)
-    weights = TheirWeights(folder, family.prefix)
-    check_names(rows, weights.names, family.unused)
+    surplus = surplus_names(rows, weights.names)
+    check_surplus(family, weights, surplus, config.model.rotary_base)
 
     def converted_rows(numbers: range) -> Iterator[tuple[str, Tensor]]:
         for row in (rows[number] for number in numbers):

@@ -29,6 +29,7 @@ from rich.text import Text
 
 from frontier_llm.checkpoint.discovery import Checkpoint, find
 from frontier_llm.checkpoint.export_weights import DTYPES, export
+from frontier_llm.checkpoint.file_headers import check_headers
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES, Tensor
 from frontier_llm.checkpoint.range_reader import chunk_ranges
 from frontier_llm.checkpoint.read_ahead import ReadAhead
@@ -63,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return write_weights(checkpoint, console, options.export, options.dtype)
         if options.diff:
             other = find(options.diff)
+            check_headers(checkpoint)
+            check_headers(other)
             console.print(_headline(other), highlight=False)
             return diff(checkpoint, other, console)
         show(checkpoint, console)
@@ -140,6 +143,8 @@ def verify(checkpoint: Checkpoint, console: Console) -> int:
             if isinstance(content, CheckpointError):
                 damages += 1
                 progress.console.print(str(content), style="bold red", soft_wrap=True)
+    if not damages:
+        check_headers(checkpoint)
     console.print("all bytes match their digests" if not damages else f"{damages} chunks damaged")
     return 1 if damages else 0
 

@@ -5,7 +5,7 @@ beginning with sample (t - 1) * data.global_batch. RUN_DIR/ledger.jsonl has the 
 step in the field `first_sample`. Prints the text of each sample, its position in the corpus, and
 the files and documents that it comes from. For an encoder-decoder model prints the input of the
 encoder and the text that the decoder must predict. `--validation` shows samples of the validation
-split.
+split. `--verify` reads all files of the prepared corpora and compares them with their digests.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,6 +21,7 @@ from frontier_llm.config.reading import SENTINELS
 from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.blend import Schedule
 from frontier_llm.data.corpora import Corpora, initial_schedule, open_data, set_lengths
+from frontier_llm.data.corpus_check import find_damage
 from frontier_llm.data.document_rows import Row
 from frontier_llm.data.prepared_corpus import find_origins
 from frontier_llm.data.run_loader import make_batch_maker, window_corpus, window_tokens
@@ -34,12 +35,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the samples; return the exit code."""
     parser = tool_parser(__doc__)
     parser.add_argument("run", type=folder, metavar="RUN_DIR", help="the run directory")
-    parser.add_argument("indices", type=int, nargs="+", metavar="INDEX", help="number of a sample")
+    parser.add_argument("indices", type=int, nargs="*", metavar="INDEX", help="number of a sample")
+    parser.add_argument("--verify", action="store_true", help="compare the digests of all files")
     parser.add_argument("--validation", action="store_true", help="show the validation split")
     options = parser.parse_intermixed_args(arguments)
+    if not options.indices and not options.verify:
+        parser.error("give the number of a sample, or --verify")
     console = wide_console()
     config = read_config(options.run)
-    view = View(config, open_data(config.data), options.run, train=not options.validation)
+    corpora = open_data(config.data)
+    for corpus in corpora.corpora if options.verify else ():
+        prepared = corpus.train.prefix.parent
+        if damage := find_damage(prepared, corpus.manifest):
+            raise DataError(str(damage))
+        console.print(f"{prepared}: all files match their digests", soft_wrap=True)
+    view = View(config, corpora, options.run, train=not options.validation)
     for index in options.indices:
         console.rule(f"sample {index}", align="left")
         for line in view.lines(index):

@@ -44,8 +44,9 @@ class Family(ABC):
     architecture: ClassVar[str]
     """Name of the class of the model in transformers."""
     unused: ClassVar[tuple[str, ...]] = ()
-    """Suffixes of names of their tensors that we do not need: buffers, and second copies of tied
-    weights."""
+    """Suffixes of names of their buffers, which older versions of transformers saved."""
+    copies: ClassVar[Mapping[str, str]] = {}
+    """Suffixes of names of second copies of tied weights, and the name of the first copy."""
     prefix: ClassVar[str] = ""
     """Prefix of the names of their tensors, which some folders omit."""
     wants: ClassVar[Mapping[str, Any]]

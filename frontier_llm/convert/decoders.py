@@ -47,7 +47,8 @@ class Gpt2(Family):
     name = "gpt2"
     architecture = "GPT2LMHeadModel"
     prefix = "transformer."
-    unused = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
+    unused = (".attn.bias", ".attn.masked_bias")
+    copies: ClassVar[Mapping[str, str]] = {"lm_head.weight": "transformer.wte.weight"}
     wants: ClassVar[Mapping[str, Any]] = {
         **PLAIN, "kind": "gpt", "positions": "learned", "norm": "layernorm", "activation": "gelu",
         "bias": True, "qkv_bias": True, "rotary_scaling": "none", "tied": True,

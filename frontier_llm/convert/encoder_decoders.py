@@ -24,7 +24,7 @@ class T5(Family):
 
     name = "t5"
     architecture = "T5ForConditionalGeneration"
-    unused = ("coder.embed_tokens.weight",)
+    copies: ClassVar[Mapping[str, str]] = {"coder.embed_tokens.weight": "shared.weight"}
     wants: ClassVar[Mapping[str, Any]] = {
         "kind": "t5", "positions": "relative", "norm": "rmsnorm", "activation": "geglu",
         "bias": False, "tied": False, "scaled_attention": False,

@@ -12,6 +12,7 @@ from frontier_llm.convert.base_family import Family, Values
 from frontier_llm.convert.decoders import Gpt2, GptNeoX
 from frontier_llm.convert.encoder_decoders import MT5, T5
 from frontier_llm.convert.llama_like import Llama, Mistral, Olmo2, Qwen2, Qwen3
+from frontier_llm.convert.theirs import TheirWeights
 from frontier_llm.errors import DataError
 
 FAMILIES: tuple[Family, ...] = (
@@ -25,6 +26,11 @@ FAMILIES: tuple[Family, ...] = (
     MT5(),
     T5(),
 )
+_SIZES = (
+    "layers", "encoder_layers", "vocabulary", "hidden", "heads", "kv_heads", "head_dim", "ffn",
+    "relative_buckets",
+)  # fmt: skip
+"""Our settings that are limited by the number of their tensors, or by the largest dim of them."""
 NEW_VOCABULARY = 4096
 """Number of tokens of the tokenizer that a run trains if their tokenizer cannot be converted."""
 _BASES = {"gpt2": "gpt_tiny", "gpt_neox": "gpt_tiny", "t5": "mt5_tiny", "mt5": "mt5_tiny"}
@@ -74,7 +80,7 @@ def family_of(theirs: Values) -> Family:
 
 
 def model_overrides(
-    family: Family, theirs: Values, home: Path, tokenizer: Path | None
+    family: Family, theirs: Values, home: Path, tokenizer: Path | None, weights: TheirWeights
 ) -> list[str]:
     """Return the command-line overrides, such as `model.hidden=768`, of a run of their model.
 
@@ -83,14 +89,23 @@ def model_overrides(
         theirs: their config.json.
         home: the final path of the run directory, whose name becomes the name of the model.
         tokenizer: path of the converted tokenizer; None if their tokenizer cannot be converted.
+        weights: their tensors, which limit the sizes.
 
     Raises:
-        DataError: config.json lacks a setting.
+        DataError: config.json has a setting that is not supported, is of another type, or
+            contradicts the files; or it lacks one.
     """
     try:
+        family.refuse_variants(theirs)
         values = family.to_ours(theirs)
+        for key, value in values.items():
+            limit = len(weights.names) if "layers" in key else weights.largest_dim
+            if key in _SIZES and value is not None and value > limit:
+                raise ValueError(f"{key}={value}, but the tensors are for at most {limit}")
     except KeyError as error:
         raise DataError(f"config.json lacks {error.args[0]!r}") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise DataError(f"config.json has an unusable setting: {error}") from None
     settings: dict[str, Any] = {"model.name": home.name.strip(".").partition(".")[0]}
     for key, value in {**family.wants, **values}.items():
         settings[key if "." in key else f"model.{key}"] = value

@@ -26,6 +26,7 @@ class LlamaLike(RotaryFamily, ABC):
     """Rotary positions, RMS norm, SwiGLU, grouped queries; no biases but those of attention."""
 
     unused = (".rotary_emb.inv_freq",)
+    copies: ClassVar[Mapping[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
     wants: ClassVar[Mapping[str, Any]] = {
         **PLAIN, "kind": "gpt", "positions": "rotary", "norm": "rmsnorm", "activation": "swiglu",
         "bias": False, "qkv_bias": False, "rotary_fraction": 1.0, "dropout": 0.0,

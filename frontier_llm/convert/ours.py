@@ -15,6 +15,7 @@ from torch import Tensor
 
 from frontier_llm.checkpoint import manifest as stored
 from frontier_llm.checkpoint.discovery import Checkpoint, find
+from frontier_llm.checkpoint.file_headers import check_headers
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, rank_file_name, step_folder
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.convert.table import Shape
@@ -39,6 +40,7 @@ class OurWeights:
             CheckpointError: there is no checkpoint, or it is damaged.
         """
         self.checkpoint: Checkpoint = find(path)
+        check_headers(self.checkpoint)
 
     def check_names(self, shapes: dict[str, Shape]) -> None:
         """Refuse a checkpoint of another model.

@@ -115,7 +115,7 @@ def _parameters(theirs: Values) -> Values:
         DataError: it is no object.
     """
     found: Any = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or any(isinstance(v, dict | list) for v in found.values()):
         raise _refusal(repr(found), "an object")
     return found
 

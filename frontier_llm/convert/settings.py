@@ -46,12 +46,15 @@ class Setting:
 
         Raises:
             KeyError: config.json lacks a key that has no default.
+            ValueError: the value is not a number or null.
         """
         if self.words is not None:
             return self.words[look_up(theirs, self.keys, next(iter(self.words)))]
         value = look_up(theirs, self.keys, self.default)
-        if value is NEEDED:
+        if value is NEEDED or (value is None and self.default is NEEDED):
             raise KeyError(self.keys[-1])
+        if value is not None and not (isinstance(value, int | float) and abs(value) < 1e18):
+            raise ValueError(f"{self.keys[-1]} is not a number of plausible size")
         return value
 
 

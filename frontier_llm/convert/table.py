@@ -66,25 +66,17 @@ def select(rows: Sequence[Row], shapes: Mapping[str, Shape]) -> list[Row]:
     return [by_name[name] for name in shapes]
 
 
-def check_names(rows: Sequence[Row], found: Iterable[str], unused: Sequence[str]) -> None:
-    """Refuse a folder that lacks a tensor of the table, or contains a tensor without a row.
+def surplus_names(rows: Sequence[Row], found: Iterable[str]) -> list[str]:
+    """Return the names of the tensors in their folder that have no row in the table.
 
     Args:
         rows: rows of the model.
         found: names of the tensors in their folder.
-        unused: suffixes of names of tensors that need no row: buffers, and second copies of tied
-            weights.
 
     Raises:
-        DataError: the message names the first such tensor.
+        DataError: the folder lacks a tensor of the table.
     """
     names, wanted = set(found), {name for row in rows for name in row.theirs}
     if missing := sorted(wanted - names):
         raise DataError(f"the model lacks {missing[0]} ({len(missing)} tensors in all)")
-    surplus = sorted(name for name in names - wanted if not name.endswith(tuple(unused)))
-    if surplus:
-        raise DataError(
-            f"{surplus[0]} has no place in our model, so the conversion would lose it "
-            f"({len(surplus)} such tensors in all)\n"
-            "  do: if our model computes with it, add a row to its family in frontier_llm/convert"
-        )
+    return sorted(names - wanted)

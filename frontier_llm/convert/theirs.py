@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from pydantic import TypeAdapter
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -19,10 +21,16 @@ INDEX = "model.safetensors.index.json"
 """Maps the name of each tensor to its file, if there are several files."""
 SINGLE = "model.safetensors"
 """Name of the file of weights, if there is only one."""
+_MAP = TypeAdapter(dict[str, str])
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class TheirWeights:
-    """The tensors of a Hugging Face folder."""
+    """The tensors of a Hugging Face folder.
+
+    Attributes:
+        largest_dim: size of the largest dim of all tensors.
+    """
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
         """Read the names of the tensors.
@@ -35,6 +43,7 @@ class TheirWeights:
             DataError: the folder contains no safetensors files.
         """
         self.folder = folder
+        self.largest_dim = 0
         self._files = self._find_files()
         omits_prefix = not any(name.startswith(prefix) for name in self._files)
         # full name of each tensor -> name in the file
@@ -46,7 +55,23 @@ class TheirWeights:
         return list(self._stored)
 
     def read(self, name: str) -> Tensor:
-        """Read a tensor.
+        """Read a tensor of weights.
+
+        Raises:
+            DataError: the file is damaged, or a weight is not a finite number.
+        """
+        tensor = self.read_any(name)
+        if tensor.dtype not in _DTYPES:
+            raise DataError(f"{name} has dtype {tensor.dtype}, which is no dtype of weights")
+        if bad := tensor.numel() - int(torch.isfinite(tensor).sum()):
+            raise DataError(
+                f"{name} has {bad} weights that are NaN or infinite\n"
+                "  do: convert an earlier checkpoint of this model"
+            )
+        return tensor
+
+    def read_any(self, name: str) -> Tensor:
+        """Read a tensor that may hold any values.
 
         Raises:
             DataError: the file is damaged.
@@ -61,16 +86,27 @@ class TheirWeights:
 
     def _find_files(self) -> dict[str, str]:
         """Return the file of each tensor, by the name of the tensor in the file."""
+        found: dict[str, str] = {}
         try:
-            if (self.folder / INDEX).exists():
-                return dict(json.loads((self.folder / INDEX).read_text())["weight_map"])
-            with safe_open(self.folder / SINGLE, framework="pt") as file:
-                return dict.fromkeys(file.keys(), SINGLE)
-        except Exception as error:
+            index = {} if not (self.folder / INDEX).exists() else _read_object(self.folder / INDEX)
+            named = _MAP.validate_python(index.get("weight_map", {"": SINGLE}))
+            for name in sorted(set(named.values())):
+                path = self.folder / name
+                if Path(name).name != name or not path.is_file():
+                    raise ValueError(f"{name} is not a file in this folder")
+                with safe_open(path, framework="pt") as file:
+                    for key in file.keys():
+                        found[key] = name
+                        dims = file.get_slice(key).get_shape()
+                        self.largest_dim = max([self.largest_dim, *dims])
+            if missing := sorted(named.keys() - found.keys() - {""}):
+                raise ValueError(f"{named[missing[0]]} lacks {missing[0]}")
+        except Exception as error:  # safetensors raises no narrower class
             raise DataError(
                 f"{self.folder} contains no model in safetensors files: {error}\n"
                 "  do: save the model in safetensors files, as save_pretrained does"
             ) from None
+        return found
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -80,9 +116,19 @@ def read_config(folder: Path) -> dict[str, Any]:
         DataError: the file is absent or damaged.
     """
     try:
-        return dict(json.loads((folder / CONFIG).read_text()))
-    except (OSError, ValueError) as error:
+        return _read_object(folder / CONFIG)
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{folder} is not a folder of a Hugging Face model: {error}") from None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a regular file."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path.name} is not a regular file")
+    content = json.loads(path.read_bytes())
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} holds no JSON object")
+    return content
 
 
 def write_model(

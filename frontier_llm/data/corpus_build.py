@@ -13,6 +13,7 @@ import numpy as np
 from megatron.core.datasets.indexed_dataset import DType
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
+from frontier_llm.data.corpus_check import write_digests
 from frontier_llm.data.corpus_manifest import (
     FILES_FILE,
     FORMAT,
@@ -156,6 +157,7 @@ class CorpusBuild:
             train=train,
             validation=validation,
         )
+        write_digests(folder)
         (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
 
     def check_splits(self, train: int, validation: int) -> None:

@@ -4,6 +4,8 @@ A prepared corpus is a folder with these files:
 
 - `manifest.json` (the class `Manifest`), and the files of the tokenizer (tokenizer_source.py).
 - `files.jsonl`, with one line per file of the source that the corpus was prepared from.
+- `digests.json` with digests of blocks of the following files, and `verified.json`
+  (corpus_check.py).
 - For each split (training and validation) a `.bin` file with all tokens and an `.idx` file with the
   positions of the documents, both in Megatron's indexed format, and a `.places` file with the
   position of each document in its source file.
@@ -129,14 +131,14 @@ class Manifest(BaseModel):
         Raises:
             DataError: a file is missing, has the wrong size or belongs to another corpus.
         """
-        header = idx_header(self.token_type, split.documents)
         item_bytes = np.dtype(self.token_type).itemsize
         # per document a length (int32) and a start (int64); then the numbers 0 to `documents`
         # (int64), because Megatron's documents can consist of several sequences, and ours do not
-        index_bytes = len(header) + 12 * split.documents + 8 * (split.documents + 1)
+        index_bytes = IDX_HEADER.size + 12 * split.documents + 8 * (split.documents + 1)
         _check_size(prefix.with_suffix(".bin"), split.tokens * item_bytes)
         _check_size(prefix.with_suffix(".idx"), index_bytes)
         _check_size(prefix.with_suffix(".places"), 8 * split.documents)
+        header = idx_header(self.token_type, split.documents)
         with prefix.with_suffix(".idx").open("rb") as stream:
             if stream.read(len(header)) != header:
                 raise _damaged(prefix.parent, f"{prefix.name}.idx does not match the manifest")

@@ -149,7 +149,7 @@ def _parse(path: Path, serialized: bytes) -> dict[str, Any]:
         content = json.loads(serialized)
         if not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__} instead of an object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _unusable(path, f"a JSON file as Hugging Face publishes it: {error}") from error
     return content
 

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
+from frontier_llm.data.corpus_check import find_damage
 from frontier_llm.data.corpus_manifest import FILES_FILE, MANIFEST_FILE, Manifest, Split
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.sample_order import Kept, LengthSegment, SampleOrder
-from frontier_llm.data.source_format import sha256_of
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
 from frontier_llm.errors import ConfigError, DataError
@@ -45,6 +45,7 @@ class TokenStream:
         self.prefix = prefix
         self._tokens = split.tokens
         self._dtype = np.dtype(manifest.token_type)
+        self._vocabulary = manifest.pieces
         try:
             self._files = IndexedDataset(str(prefix))
         except (AssertionError, OSError, ValueError) as error:
@@ -53,18 +54,36 @@ class TokenStream:
                 f"  do: delete the folder {prefix.parent}; it is prepared again at the next start"
             ) from error
 
+    @property
+    def item_bytes(self) -> int:
+        """Size of a stored token in bytes."""
+        return int(self._dtype.itemsize)
+
     def __len__(self) -> int:
         return self._tokens
 
     def read(self, start: int, count: int) -> npt.NDArray[np.generic]:
-        """Return the tokens from index `start` on in their stored type: [count], read-only."""
-        assert 0 <= start <= self._tokens - count, (
-            f"tokens {start} to {start + count} are out of range"
-        )
+        """Return the tokens from index `start` on in their stored type: [count], read-only.
+
+        Raises:
+            DataError: the tokenizer has no such tokens, so the file is damaged.
+        """
+        if not 0 <= start <= self._tokens - count:
+            raise _damaged(self.prefix.parent, f"{self.prefix.name}.idx")
         # Python integers do not overflow for streams of 2^31 tokens and more
         offset = int(start) * self._dtype.itemsize
         tokens: npt.NDArray[np.generic]
         tokens = self._files.bin_reader.read(self._dtype, count=count, offset=offset)
+        # an unsigned view makes negative numbers large
+        unsigned = tokens.view(f"u{self._dtype.itemsize}")
+        if unsigned.max(initial=0) >= self._vocabulary:
+            index = int(np.argmax(unsigned >= self._vocabulary))
+            byte, document = offset + index * self._dtype.itemsize, self.document_at(start + index)
+            why = (
+                f"token {tokens[index]} at byte {byte} (document {document}) is not one of the "
+                f"tokenizer's {self._vocabulary} tokens"
+            )
+            raise _damaged(self.prefix.parent, f"{self.prefix}.bin", why)
         return tokens
 
     def document_at(self, token: int) -> int:
@@ -118,9 +137,8 @@ def open_corpus(folder: Path, *, verify: bool = False) -> Corpus:
     manifest = Manifest.load(folder / MANIFEST_FILE)
     manifest.check_files(folder)
     check_tokenizer(folder, manifest)
-    if verify:
-        _check_digest(folder / "train.bin", manifest.train.bin_sha256)
-        _check_digest(folder / "validation.bin", manifest.validation.bin_sha256)
+    if verify and (damage := find_damage(folder, manifest)):
+        raise DataError(str(damage))
     return Corpus(manifest, open_tokenizer(folder, manifest.eod), *streams(folder, manifest))
 
 
@@ -261,14 +279,11 @@ def check_tokenizer(folder: Path, manifest: Manifest) -> None:
         raise _damaged(folder, "the tokenizer")
 
 
-def _check_digest(path: Path, wanted: str) -> None:
-    if sha256_of(path) != wanted:
-        raise _damaged(path.parent, path.name)
-
-
-def _damaged(folder: Path, what: str) -> DataError:
+def _damaged(
+    folder: Path, what: str, why: str = "its content has changed since it was prepared"
+) -> DataError:
     return DataError(
-        f"{what} is damaged: its content has changed since it was prepared\n"
+        f"{what} is damaged: {why}\n"
         f"  do: delete the folder {folder}; it is prepared again at the next start"
     )
 

@@ -77,7 +77,10 @@ class Checkpoints:
         factors = states.factors
         is_only_reader = factors.optimizer == factors.data
         load(checkpoint, states.shards(writable=True), is_only_reader=is_only_reader)
-        self._sharded.continue_from(checkpoint.step, checkpoint.manifest.meta["updates"])
+        updates = checkpoint.manifest.meta.get("updates")
+        if not isinstance(updates, int) or not 0 <= updates <= checkpoint.step:
+            raise CheckpointError(f"{folder} is damaged at meta.updates: it is {updates!r}")
+        self._sharded.continue_from(checkpoint.step, updates)
         return checkpoint.step
 
     def is_due(self, step: int) -> bool:

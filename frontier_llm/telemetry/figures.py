@@ -84,7 +84,7 @@ def loss_figure(history: History, initial_validation_loss: float | None) -> str:
         if initial_validation_loss is not None and math.isfinite(initial_validation_loss):
             validation = [(0, initial_validation_loss), *validation]
         if validation:
-            x, y = zip(*validation, strict=True)
+            x, y = _thinned(validation)
             ax.plot(x, y, "o-", color=ORANGE, markersize=5, linewidth=1.5, label="validation")
             ax.annotate(
                 f"{y[-1]:.3f}", (x[-1], y[-1]), xytext=(0, 9), textcoords="offset points",
@@ -218,6 +218,7 @@ def _line(ax: Axes, points: Sequence[tuple[int, float]], color: str, label: str 
 
 def _mark_skipped(ax: Axes, steps: Sequence[int]) -> None:
     """Mark the steps with a skipped update along the lower edge of a chart."""
+    steps = steps[:: -(-len(steps) // _MAX_POINTS)]
     ax.plot(
         steps, [0.015] * len(steps), "|", color=INK, markersize=8,
         transform=ax.get_xaxis_transform(), label="update skipped",

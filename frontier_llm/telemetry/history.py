@@ -11,17 +11,24 @@ from typing import Any
 
 from frontier_llm.geometry.grid import LEVELS
 from frontier_llm.geometry.wire import Sent
-from frontier_llm.telemetry.jsonl import METRICS_FILE, parse
+from frontier_llm.telemetry.jsonl import LARGEST, read_rows
+
+_COLLECTIVES = 40
+"""Largest number of collectives whose bytes are reported."""
 
 
 class History:
     """The steps of a run as columns of numbers. A value that is null or absent reads as NaN.
 
-    Damaged lines are ignored. If two lines have the same step, the later line is used.
+    If two lines have the same step, the later line is used.
+
+    Attributes:
+        damaged: numbers of the lines that are damaged and left out.
     """
 
-    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, rows: Sequence[dict[str, Any]], damaged: Sequence[int] = ()) -> None:
         """Initialise the history from the lines of metrics.jsonl, parsed as JSON."""
+        self.damaged = damaged
         by_step = {row["step"]: row for row in rows}
         self._rows = [by_step[step] for step in sorted(by_step)]
 
@@ -29,11 +36,9 @@ class History:
     def read(cls, run_dir: Path) -> "History":
         """Read the metrics of a run directory; return an empty history if there are none."""
         try:
-            lines = (run_dir / METRICS_FILE).read_bytes().splitlines()
+            return cls(*read_rows(run_dir))
         except OSError:
-            lines = []
-        rows = (parse(line) for line in lines)
-        return cls([row for row in rows if row is not None])
+            return cls([])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -88,11 +93,13 @@ class History:
                 if math.isfinite(sent.total):
                     totals[name] = totals.get(name, Sent()) + sent
         share = 1 / max(1, len(self._rows))
-        return {name: sent * share for name, sent in totals.items() if sent.total > 0}
+        largest = sorted(totals.items(), key=lambda item: -item[1].total)[:_COLLECTIVES]
+        return {name: sent * share for name, sent in largest if sent.total > 0}
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+    is_number = isinstance(value, int | float) and abs(value) <= LARGEST
+    return float(value) if is_number else math.nan  # type: ignore[arg-type]
 
 
 def _mapping(value: object) -> dict[str, Any]:

@@ -4,24 +4,56 @@ Reports and benchmarks read the file through history.py.
 """
 
 import contextlib
+import io
 import json
+import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from frontier_llm.errors import TrainingError
 from frontier_llm.telemetry.metrics import StepMetrics
+from frontier_llm.units import MIB
 
 METRICS_FILE = "metrics.jsonl"
+LARGEST = 1e100
+"""Larger finite numbers are damage. A chart could not show them."""
+_LINE_BYTES = 4 * MIB
+"""Largest length of a line."""
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
     """Parse a line; return None if it is damaged, or incomplete after a crash."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    is_step = isinstance(row, dict) and type(row.get("step")) is int
-    return row if is_step else None
+    if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
+        return None
+    numbers = (value for value in row.values() if isinstance(value, int | float))
+    return None if any(LARGEST < abs(number) < math.inf for number in numbers) else row
+
+
+def read_rows(run_dir: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """Read all lines.
+
+    Returns:
+        The lines as JSON; and the numbers, counted from 1, of those that are damaged. The last line
+        does not count as damaged if it is incomplete.
+    """
+    path, rows, damaged, number = run_dir / METRICS_FILE, [], [], 0
+    with path.open("rb") if path.is_file() else contextlib.nullcontext(io.BytesIO()) as file:
+        while line := file.readline(_LINE_BYTES):
+            number += 1
+            row, is_whole = parse(line), line.endswith(b"\n")
+            if row is not None:
+                rows.append(row)
+            elif is_whole or len(line) == _LINE_BYTES:
+                damaged.append(number)
+            while not is_whole and line:  # skip the rest of a line that is too long
+                line = file.readline(_LINE_BYTES)
+                is_whole = line.endswith(b"\n")
+    return rows, damaged
 
 
 def cut(run_dir: Path, step: int) -> None:
@@ -37,7 +69,7 @@ def cut(run_dir: Path, step: int) -> None:
     try:
         with path.open("r+b") as file:
             end = 0
-            for line in file:
+            for line in iter(partial(file.readline, _LINE_BYTES), b""):
                 row = parse(line)
                 if row is None or row["step"] > step or not line.endswith(b"\n"):
                     break

@@ -14,6 +14,7 @@ from frontier_llm.geometry.wire import Sent, level_labels
 from frontier_llm.telemetry import figures, html_page
 from frontier_llm.telemetry.history import History
 from frontier_llm.telemetry.html_page import UNKNOWN, Tile
+from frontier_llm.telemetry.jsonl import METRICS_FILE
 from frontier_llm.telemetry.metrics import BITS_PER_BYTE
 from frontier_llm.telemetry.report_sections import (
     layout_section,
@@ -21,8 +22,8 @@ from frontier_llm.telemetry.report_sections import (
     pipeline_section,
     plan_section,
 )
-from frontier_llm.telemetry.step_timeline import StepTimeline
-from frontier_llm.telemetry.summary import RunSummary
+from frontier_llm.telemetry.step_timeline import TIMELINE_FILE, StepTimeline
+from frontier_llm.telemetry.summary import SUMMARY_FILE, RunSummary
 from frontier_llm.units import counted, format_bytes, format_count, format_seconds
 
 REPORT_FILE = "report.html"
@@ -56,6 +57,7 @@ def make_report(run_dir: Path) -> str:
         subtitle=_subtitle(summary, run_dir),
         body=[
             html_page.tiles(_tiles(history, summary)),
+            *_damaged(run_dir, history),
             *_charts(history, summary),
             *layout_section(summary),
             *memory_section(summary),
@@ -67,6 +69,25 @@ def make_report(run_dir: Path) -> str:
             *_versions(summary),
         ],
     )
+
+
+def _damaged(run_dir: Path, history: History) -> Iterator[str]:
+    """Yield the section on files that cannot be read, or only in part."""
+    damaged = [
+        f"{name} is damaged and left out"
+        for name, found in (
+            (SUMMARY_FILE, RunSummary.read(run_dir)),
+            (TIMELINE_FILE, StepTimeline.read(run_dir)),
+        )
+        if found is None and (run_dir / name).exists()
+    ]
+    if lines := history.damaged:
+        damaged.append(
+            f"{counted(len(lines), 'line')} of {METRICS_FILE} are damaged and left out, the first "
+            f"is line {lines[0]}"
+        )
+    if damaged:
+        yield html_page.section("Damaged files", "", f"{'; '.join(damaged)}.")
 
 
 def _badge(summary: RunSummary, history: History) -> tuple[str, str]:
@@ -238,8 +259,10 @@ def _samples(summary: RunSummary) -> Iterator[str]:
 
 def _config(run_dir: Path) -> Iterator[str]:
     try:
-        content = (run_dir / CONFIG_FILE).read_bytes()
+        content = (run_dir / CONFIG_FILE).read_bytes() if (run_dir / CONFIG_FILE).is_file() else b""
     except OSError:
+        return
+    if not content:
         return
     digest = f"sha256 {hashlib.sha256(content).hexdigest()}"
     yield html_page.folded("Configuration", digest, content.decode("utf-8", errors="replace"))

@@ -18,6 +18,9 @@ from frontier_llm.units import counted, format_bytes, format_seconds
 BOUNDED = ("gathered", "messages")
 """Categories of memory for which the prediction is an upper bound. For others it is exact."""
 
+_MAX_BARS = 128
+"""Largest number of bars in a chart."""
+
 
 def layout_section(summary: RunSummary) -> Iterator[str]:
     """Yield the section on the layout of ranks, if the layout is known."""
@@ -60,10 +63,11 @@ def _stage_table(layout: Layout, ranks: Sequence[RankSummary]) -> str:
 
 def _by_stage(layout: Layout, ranks: Sequence[RankSummary]) -> dict[int, list[RankSummary]]:
     """Group ranks by pipeline stage."""
-    return {
-        stage: [rank for rank in ranks if rank.pipeline == stage]
-        for stage in range(layout.pipeline)
-    }
+    stages: dict[int, list[RankSummary]] = {stage: [] for stage in range(layout.pipeline)}
+    for rank in ranks:
+        if rank.pipeline in stages:
+            stages[rank.pipeline].append(rank)
+    return stages
 
 
 def memory_section(summary: RunSummary) -> Iterator[str]:
@@ -80,7 +84,11 @@ def memory_section(summary: RunSummary) -> Iterator[str]:
             f"Above {MAX_RANKS} ranks, there is one bar per stage. It shows the maximum over the "
             "ranks of the stage."
         )
+    if (interval := -(-len(groups) // _MAX_BARS)) > 1:
+        labels, groups = labels[::interval], groups[::interval]
+        text += f" Every {interval}th bar is drawn."
     categories = list(dict.fromkeys(name for rank in ranks for name in rank.memory_bytes))
+    categories = categories[: len(figures.CATEGORIES) * 2]
     by_category = {
         category: [
             float(max((rank.memory_bytes.get(category, 0) for rank in group), default=0))

@@ -5,6 +5,7 @@ trainer/callbacks/pipeline_timeline.py writes the file, and the report draws it.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -21,23 +22,29 @@ step, they are the first ones."""
 class _Part(BaseModel):
     """Base of the classes below. Unknown keys are ignored: files of other versions can be read."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+_Number = Annotated[int, Field(ge=0, lt=1 << 31)]
+_Seconds = Annotated[float, Field(ge=-1e12, le=1e12)]
 
 
 class TimedAction(_Part):
     """One action of one stage."""
 
-    stage: int
+    stage: _Number
     """Position of the stage on the pipeline axis."""
     kind: Kind
     """What the action computes."""
-    virtual_stage: int
+    virtual_stage: _Number
     """Index of the model chunk on its stage."""
-    micro_batch: int
+    micro_batch: _Number
     """Number of the micro-batch in the step, counted from 0."""
-    start_seconds: float
+    start_seconds: _Seconds
     """Seconds from the beginning of the step to the start of the action."""
-    end_seconds: float
+    end_seconds: _Seconds
     """Seconds from the beginning of the step to the end of the action."""
 
     @property
@@ -50,12 +57,12 @@ class TimedAction(_Part):
 class PassTimeline(_Part):
     """The forward and backward passes of one step on all stages."""
 
-    seconds: float
+    seconds: _Seconds
     """Seconds from the beginning of the step to the end of the last action."""
-    waiting_share: float
+    waiting_share: Annotated[float, Field(ge=-1e6, le=1e6)]
     """Share of these seconds in which a stage waited for other stages (the pipeline's bubble), as
     the mean over the stages."""
-    actions: list[TimedAction] = Field(min_length=1)
+    actions: list[TimedAction] = Field(min_length=1, max_length=1 << 19)
     """By stage, the first actions in their order."""
 
     @classmethod
@@ -90,7 +97,7 @@ class PassTimeline(_Part):
 class StepTimeline(_Part):
     """The passes of one step as they were planned and measured."""
 
-    step: int
+    step: Annotated[int, Field(ge=0, le=10**15)]
     """Number of the measured step."""
     measured: PassTimeline
     """Times that the ranks of one replica measured, of each stage the first tensor rank."""
@@ -117,6 +124,7 @@ class StepTimeline(_Part):
     def read(cls, run_dir: Path) -> "StepTimeline | None":
         """Read the timeline of a run; return None if the file is absent or damaged."""
         try:
-            return cls.model_validate_json((run_dir / TIMELINE_FILE).read_bytes())
+            path = run_dir / TIMELINE_FILE
+            return cls.model_validate_json(path.read_bytes() if path.is_file() else b"")
         except (OSError, ValidationError):
             return None

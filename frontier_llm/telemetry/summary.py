@@ -4,14 +4,24 @@ trainer/callbacks/run_report.py writes the file, and the report reads it. The nu
 are in metrics.jsonl.
 """
 
+import math
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from frontier_llm.errors import TrainingError
+from frontier_llm.telemetry.jsonl import LARGEST
 
 SUMMARY_FILE = "summary.json"
+_Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+_Number = Annotated[
+    float, AfterValidator(lambda value: value if abs(value) <= LARGEST else math.nan)
+]
+"""A number that a chart can show; others become NaN."""
+_Layer = Annotated[int, Field(ge=-1, lt=1 << 31)]
+_Ranks = Annotated[int, Field(ge=1, le=1 << 24)]
+_Stages = Annotated[int, Field(ge=1, le=4096)]
 
 
 class _Part(BaseModel):
@@ -25,19 +35,19 @@ class _Part(BaseModel):
 class Layout(_Part):
     """How the model is divided over ranks."""
 
-    tensor: int = 1
+    tensor: _Ranks = 1
     """Number of tensor-parallel ranks, among which each matrix is divided."""
-    pipeline: int = 1
+    pipeline: _Stages = 1
     """Number of pipeline stages."""
-    chunks: int = 1
+    chunks: _Stages = 1
     """Number of model chunks per stage; more than 1 if stages are interleaved."""
-    head_stage: int | None = None
+    head_stage: _Count | None = None
     """Stage with the output layer; None = the last one."""
-    data: int = 1
+    data: _Ranks = 1
     """Number of data-parallel replicas."""
     sequence: bool = False
     """Whether sequence parallelism is used."""
-    ranks_per_node: int = 1
+    ranks_per_node: _Count = 1
     """Number of ranks per node."""
 
     @property
@@ -49,24 +59,24 @@ class Layout(_Part):
 class RankSummary(_Part):
     """One rank: its coordinates in the layout, and its memory."""
 
-    rank: int
+    rank: _Count
     """Number of the rank."""
     host: str = ""
     """Name of the host."""
-    tensor: int = 0
+    tensor: _Count = 0
     """Coordinate on the tensor axis."""
-    data: int = 0
+    data: _Count = 0
     """Coordinate on the data axis, which is the replica."""
-    pipeline: int = 0
+    pipeline: _Count = 0
     """Coordinate on the pipeline axis, which is the stage."""
-    layers: list[tuple[int, int]] = Field(default_factory=list)
+    layers: list[tuple[_Layer, _Layer]] = Field(default_factory=list)
     """First and last layer of each model chunk, both included."""
-    memory_bytes: dict[str, int] = Field(default_factory=dict)
+    memory_bytes: dict[str, _Count] = Field(default_factory=dict)
     """Allocated bytes by category, such as parameters, gradients, master weights and moments."""
-    predicted_bytes: dict[str, int] = Field(default_factory=dict)
+    predicted_bytes: dict[str, _Count] = Field(default_factory=dict)
     """Predicted bytes of the same categories. For `gathered` (gathered parameters) and `messages`
     (buffers of collectives) the prediction is an upper bound."""
-    peak_bytes: int | None = None
+    peak_bytes: _Count | None = None
     """Largest memory of the device's allocator, or on a CPU of the process (resident set)."""
 
 
@@ -77,9 +87,9 @@ class PlanRow(_Part):
     """Name of the quantity."""
     unit: Literal["bytes", "seconds"]
     """Unit of both values."""
-    predicted: float | None
+    predicted: _Number | None
     """Predicted value; None = the planner has no measured constants of this device."""
-    measured: float
+    measured: _Number
     """Value that rank 0 measured in the first steps."""
 
 
@@ -97,7 +107,7 @@ class RunSummary(_Part):
 
     model: str = ""
     """Name of the model."""
-    parameters: int | None = None
+    parameters: _Count | None = None
     """Number of parameters of the whole model."""
     layout: Layout | None = None
     """How the model is divided over ranks."""
@@ -111,27 +121,27 @@ class RunSummary(_Part):
     """Implementation of the kernels, and the reason why it was chosen."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions of python, torch and megatron-core."""
-    total_steps: int | None = None
+    total_steps: _Count | None = None
     """Value of trainer.steps."""
-    tokens: int | None = None
+    tokens: _Count | None = None
     """Number of tokens that the run has trained on."""
-    seconds: float | None = None
+    seconds: _Number | None = None
     """Wall time of the whole run."""
-    final_loss: float | None = None
+    final_loss: _Number | None = None
     """Training loss of the last step, in nats per token."""
-    initial_validation_loss: float | None = None
+    initial_validation_loss: _Number | None = None
     """Validation loss before the first step, in nats per token."""
-    validation_loss: float | None = None
+    validation_loss: _Number | None = None
     """Last validation loss, in nats per token."""
-    validation_bits_per_byte: float | None = None
+    validation_bits_per_byte: _Number | None = None
     """Last validation loss, in bits per byte of text (`BITS_PER_BYTE` in telemetry/metrics.py)."""
-    validation_samples: int | None = None
+    validation_samples: _Count | None = None
     """Number of samples that a validation reads, each of them once."""
     plan: list[PlanRow] = Field(default_factory=list)
     """Comparison of the planner's predictions with measurements."""
     samples: list[TextSample] = Field(default_factory=list)
     """Text that the model wrote at the end of the run."""
-    exit_code: int | None = None
+    exit_code: Annotated[int, Field(ge=-(1 << 31), lt=1 << 32)] | None = None
     """Exit code of the run; None = it has not ended, or was killed."""
     exit_reason: str | None = None
     """Why the run ended."""
@@ -155,6 +165,7 @@ class RunSummary(_Part):
     def read(cls, run_dir: Path) -> "RunSummary | None":
         """Read the summary of a run; return None if the file is absent or damaged."""
         try:
-            return cls.model_validate_json((run_dir / SUMMARY_FILE).read_bytes())
+            path = run_dir / SUMMARY_FILE
+            return cls.model_validate_json(path.read_bytes() if path.is_file() else b"")
         except (OSError, ValidationError):
             return None

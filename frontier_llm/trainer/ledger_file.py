@@ -18,13 +18,33 @@ import os
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
+
+from pydantic import BaseModel, Field, TypeAdapter
 
 from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.errors import TrainingError
 
 LEDGER = "ledger.jsonl"
 """Name of the file in the run directory."""
+
+
+class BlendSegment(BaseModel, extra="allow"):
+    """The weights of the corpora from a sample on, as `Schedule.to_meta` writes them."""
+
+    first_sample: Annotated[int, Field(ge=0, le=10**18)]
+    weights: Annotated[
+        dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)
+    ]
+
+
+_SEGMENTS: dict[str, TypeAdapter[Any]] = {
+    "blend": TypeAdapter(Annotated[list[BlendSegment], Field(min_length=1)]),
+    "lengths": TypeAdapter(Annotated[list[LengthSegment], Field(min_length=1)]),
+}
+"""Segments of a run by the event that stores them."""
+_DAMAGE = (ValueError, TypeError, KeyError, RecursionError)
+"""Errors of lines that are incomplete or changed."""
 
 
 def blend_of(run_dir: Path) -> list[dict[str, Any]]:
@@ -43,10 +63,13 @@ def lengths_of(run_dir: Path) -> list[LengthSegment]:
 def _segments_of(run_dir: Path, event: str) -> list[dict[str, Any]]:
     segments: list[dict[str, Any]] = []
     path = run_dir / LEDGER
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        if line.startswith(f'{{"event": "{event}"'):
-            with suppress(ValueError):  # an incomplete line
-                segments = json.loads(line)["segments"]
+    start = f'{{"event": "{event}"'.encode()
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        if line.startswith(start):
+            with suppress(*_DAMAGE):
+                found = json.loads(line)["segments"]
+                _SEGMENTS[event].validate_python(found)
+                segments = found
     return segments
 
 
@@ -84,11 +107,11 @@ class LedgerFile:
     def last_step(self) -> int | None:
         """Return the step of the last line about a step; None if there is no such line."""
         try:
-            lines = self._path.read_bytes().splitlines()
+            lines = self._path.read_bytes().splitlines() if self._path.is_file() else []
         except OSError:
             return None
         for line in reversed(lines):
-            with suppress(ValueError):  # an incomplete line
+            with suppress(*_DAMAGE):
                 if "digest" in (entry := json.loads(line)):
                     return int(entry["step"])
         return None

@@ -24,6 +24,7 @@ from frontier_llm.launch.slurm import started_again
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.changes import Changes, changes, refuse
+from frontier_llm.trainer.checkpoint_meta import check_meta
 from frontier_llm.trainer.checkpoint_places import local_folder, local_root, shared_folder
 from frontier_llm.trainer.node_assembly import NodeAssembly
 from frontier_llm.trainer.rank_objects import gathered, of_rank_0
@@ -154,6 +155,7 @@ class Restorer:
         else:
             checkpoint = candidate
         meta, config = checkpoint.manifest.meta, self._config
+        check_meta(checkpoint.folder, meta)
         now = config.model_dump(mode="json")
         differences = changes(meta["config"], now)
         refuse(differences, now, config.run.allow_changes)

@@ -148,27 +148,24 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     check_model(newest(tmp_path), MODEL)
 
 
-def tampered(folder: Path, change: Any) -> None:
-    """Change the stored ranges in the manifest and give it a matching digest."""
-    manifest = newest(folder).manifest
-    name = "layers.0.ffn.up.weight"
-    tensor = manifest.tensors[name]
-    changed = tensor.model_copy(update={"stored_ranges": change(tensor.stored_ranges)})
-    tensors = {**manifest.tensors, name: changed}
-    path = folder / "step_00000004" / MANIFEST
-    path.write_bytes(manifest.model_copy(update={"tensors": tensors}).to_bytes())
-    assert Manifest.load(path.parent).tensors[name] == changed
-
-
 def test_elements_that_are_not_stored_exactly_once_are_refused(tmp_path: Path) -> None:
-    checkpoint_of(tmp_path, 2, 1)
-    states = States()
-    tampered(tmp_path, lambda ranges: ranges[1:])
-    with pytest.raises(CheckpointError, match=r"576 of 1152 elements of layers\.0\.ffn\.up\.wei"):
-        restore(tmp_path, states.shards)
-    tampered(tmp_path, lambda ranges: (*ranges, ranges[0]))
-    with pytest.raises(CheckpointError, match=r"layers\.0\.ffn\.up\.weight are stored more than"):
-        restore(tmp_path, states.shards)
+    """A manifest is checked when it is read, and again when copies are planned."""
+    whole = checkpoint_of(tmp_path, 2, 1)
+    name, states = "layers.0.ffn.up.weight", States()
+    changes: dict[str, Any] = {
+        r"576 of 1152 elements of layers\.0\.ffn\.up\.wei": lambda ranges: ranges[1:],
+        r"layers\.0\.ffn\.up\.weight are stored more than": lambda ranges: (*ranges, ranges[0]),
+    }
+    for message, change in changes.items():
+        tensor = whole.manifest.tensors[name]
+        changed = tensor.model_copy(update={"stored_ranges": change(tensor.stored_ranges)})
+        tensors = {**whole.manifest.tensors, name: changed}
+        manifest = whole.manifest.model_copy(update={"tensors": tensors})
+        with pytest.raises(CheckpointError, match=message):
+            load(replace(whole, manifest=manifest), states.shards)
+        (whole.folder / MANIFEST).write_bytes(manifest.to_bytes())
+        with pytest.raises(CheckpointError, match=r"is damaged at tensors\.layers\.0"):
+            Manifest.load(whole.folder)
 
 
 def test_a_scalar_tensor_is_restored(tmp_path: Path) -> None:

@@ -91,6 +91,21 @@ def test_inspect_shows_the_text_and_where_it_is_from(run: Path, capsys):
     assert run_command(partial(inspect_data.main, [str(run), "--", "-1"])) == 1
 
 
+def test_inspect_compares_all_bytes_of_a_corpus(run: Path, tmp_path: Path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        inspect_data.main([str(run)])
+    assert inspect_data.main([str(run), "--verify"]) == 0
+    assert "all files match their digests" in capsys.readouterr().out
+    file = open_data(read_config(run).data).corpora[0].train.prefix.with_suffix(".bin")
+    good = file.read_bytes()
+    try:
+        file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        assert run_command(partial(inspect_data.main, [str(run), "--verify"])) == 1
+        assert f"{file} is damaged: its content has changed" in capsys.readouterr().err
+    finally:
+        file.write_bytes(good)
+
+
 def test_evaluation_of_a_model_that_knows_nothing(run: Path, capsys):
     assert evaluate.main([str(run), "--json", str(run / "scores.json")]) == 0
     (score,) = json.loads((run / "scores.json").read_text())

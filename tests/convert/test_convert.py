@@ -313,7 +313,8 @@ def test_released_gpt2_has_shorter_names(tmp_path: Path):
     folder = their_gpt2(tmp_path)
     tensors = load_file(folder / "model.safetensors")
     bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-    save_file(bare | {"h.0.attn.bias": torch.ones(2)}, folder / "model.safetensors")
+    mask = torch.ones(1, 1, 16, 16).tril()
+    save_file(bare | {"h.0.attn.bias": mask}, folder / "model.safetensors")
     assert main(["--from", "hf", str(folder), str(tmp_path / "out"), "--no-check"]) == 0
 
 

@@ -35,7 +35,7 @@ def test_a_stream_is_the_concatenation_of_all_documents(folder: Path, corpus: Co
 
 @pytest.mark.parametrize(("start", "beyond"), [(-1, -10), (0, 1), (1, 0)])
 def test_reading_beyond_the_end_is_refused(corpus: Corpus, start: int, beyond: int):
-    with pytest.raises(AssertionError):
+    with pytest.raises(DataError, match=r"train\.idx is damaged"):
         corpus.train.read(start, len(corpus.train) + beyond)
 
 

@@ -11,12 +11,14 @@ rank, the run hangs. It is therefore fixed in this file. These are the reasons f
 - `ProgressBar` removes its live line before `Announcements` prints the last lines.
 - `Tracer` ends its trace before `RunReport` samples text, so that the trace contains only training.
 - `Announcements` prints the summary that `RunReport` has written.
-- `Divergence` may end the run, so it comes after the callbacks that record the step.
+- `CorpusIntegrity` and `Divergence` may end the run, so they come after the
+  callbacks that record the step.
 """
 
 from frontier_llm.trainer.callbacks.announcements import Announcements
 from frontier_llm.trainer.callbacks.callback import Callback
 from frontier_llm.trainer.callbacks.callback_list import CallbackList
+from frontier_llm.trainer.callbacks.corpus_integrity import CorpusIntegrity
 from frontier_llm.trainer.callbacks.divergence import Divergence
 from frontier_llm.trainer.callbacks.kernel_trial import KernelTrial
 from frontier_llm.trainer.callbacks.ledger import Ledger
@@ -54,6 +56,7 @@ def make_callbacks(context: TrainerContext) -> CallbackList:
         Tracer(context),
         report,
         Announcements(context, report),
+        CorpusIntegrity(context),
         Divergence(context),
     ]
     return CallbackList(built_in, make_user_callbacks(context))

@@ -1,0 +1,131 @@
+"""What other ranks announce is compared with what is expected, before memory is reserved."""
+
+import json
+import logging
+import socket
+import struct
+import threading
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from frontier_llm.checkpoint import peer_files
+from frontier_llm.checkpoint.manager import CheckpointManager
+from frontier_llm.checkpoint.partner import PartnerFiles
+from frontier_llm.checkpoint.peer_files import Peer, PeerConnection, PeerServer
+from frontier_llm.checkpoint.write_plan import WritePlan
+from frontier_llm.errors import CheckpointError
+from tests.checkpoint.states import States
+
+PATIENCE = timedelta(seconds=30)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> WritePlan:
+    manager = CheckpointManager(tmp_path, 0, 1, dist.HashStore(), "blocking", 1, PATIENCE)
+    manager.begin(1, States().shards, {})
+    manager.close()
+    return manager.plan
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {}, {"name": "../x"}, {"name": "a\0b"}, {"name": 3}, {"size": -1}, {"size": 2**40},
+        {"size": "x"}, {"size": 10**30}, {"chunk_bytes": 1}, {"chunk_bytes": 2**40},
+        {"chunk_bytes": None}, {"record": "{}"}, {"record": "[" * 100_000}, {"record": 3},
+        {"port": "x"}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_a_partner_that_describes_its_file_wrongly_is_refused(
+    change: dict[str, Any], plan: WritePlan, tmp_path: Path
+) -> None:
+    described = {
+        "host": "127.0.0.1", "port": 5, "name": plan.name, "size": plan.size,
+        "chunk_bytes": plan.chunk_bytes, "record": plan.record(None).to_json(), **change,
+    }  # fmt: skip
+    store = dist.HashStore()
+    store.set("checkpoint/partner/1", json.dumps(list(described.values())))
+    try:
+        files = PartnerFiles(plan, tmp_path, 0, 1, 1, store, "127.0.0.1", PATIENCE)
+    except CheckpointError as error:
+        assert "rank 1 describes its file wrongly" in str(error)  # noqa: PT017
+        assert change
+    else:
+        files.close()
+        assert not change
+
+
+def request(peer: Peer, name: bytes, offset: int, count: int) -> bytes:
+    """Send a request; return all bytes until the server ends the connection or waits."""
+    with socket.create_connection((peer.host, peer.port)) as connection:
+        connection.sendall(peer.secret + struct.pack("!HQQ", len(name), offset, count) + name)
+        connection.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionResetError):  # it has not read the whole request
+            return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    return b""
+
+
+def test_a_server_answers_no_impossible_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pytest reports an exception of the server's thread as a warning, which is an error."""
+    failures: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    (tmp_path / "x").write_bytes(b"content")
+    server = PeerServer({"x": tmp_path / "x"}, "127.0.0.1", 4096)
+    try:
+        assert request(server.peer, b"x", 0, 4096).endswith(b"content")
+        assert request(server.peer, b"x", 3, 2).endswith(b"te")
+        assert request(server.peer, b"x", 0, 2**64 - 1).endswith(b"content")
+        assert request(server.peer, b"\xff\xfe", 0, 1)[0] == 0
+        assert request(server.peer, b"../x", 0, 1)[0] == 0
+        with caplog.at_level(logging.WARNING):
+            assert request(server.peer, b"x", 2**64 - 1, 1) == b""
+        assert "a connection is ended" in caplog.text
+    finally:
+        server.close()
+    assert not failures
+
+
+def test_a_server_reserves_no_memory_before_the_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved = []
+    monkeypatch.setattr(peer_files, "ChunkPool", lambda *size: reserved.append(size))
+    server = PeerServer({}, "127.0.0.1", 4096)
+    try:
+        wrong = Peer("127.0.0.1", server.peer.port, bytes(16))
+        assert request(wrong, b"x", 0, 1) == b""
+    finally:
+        server.close()
+    assert not reserved
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        struct.pack("!?Q", True, 2**62),
+        struct.pack("!?Q", False, 2**62),
+        struct.pack("!?Q", True, 9),
+    ],
+)
+def test_a_reader_takes_no_more_than_it_asked_for(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        connection = PeerConnection(Peer("127.0.0.1", server.getsockname()[1], bytes(16)))
+        with pytest.raises(CheckpointError, match="it announces"):
+            connection.read("x", 0, memoryview(bytearray(8)))
+        connection.close()
+        thread.join()
