@@ -14,12 +14,31 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def format_count(count: float) -> str:
-    """Write a number with a decimal prefix: `format_count(22.06e9) == "22.06B"`."""
+def format_count(count: float, digits: int | None = None) -> str:
+    """Write a number with a decimal prefix: `format_count(22.06e9) == "22.06B"`.
+
+    Args:
+        count: the number.
+        digits: significant digits; None: two digits after the point.
+    """
+    if digits is not None:
+        count = float(f"{count:.{digits}g}")
     for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(count) >= size:
-            return f"{count / size:.2f}{suffix}"
+            number = f"{count / size:.2f}" if digits is None else f"{count / size:.10g}"
+            return f"{number}{suffix}"
     return f"{count:.0f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number with a noun in singular or plural: `1 rank`, `2 ranks`, `2 batches`."""
+    plural = "" if number == 1 else "es" if noun.endswith(("ch", "s", "x")) else "s"
+    return f"{number} {noun}{plural}"
+
+
+def format_figure(value: float, digits: int = 2) -> str:
+    """Write a number with so many significant digits: `format_figure(213.55) == "210"`."""
+    return f"{float(f'{value:.{digits}g}'):.10g}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -27,25 +27,29 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from frontier_llm.cli.compose import compose, fitted, groups
 from frontier_llm.cli.group_files import file_choices
+from frontier_llm.cli.launch_checks import check_run_dir, data_line, forecast, steps_done
 from frontier_llm.cli.launch_options import (
+    TimeLimit,
     check_qsub_options,
     check_words,
     is_override,
-    with_joined_resources,
+    with_joined_values,
 )
 from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE, WITHOUT_GPU
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
 from frontier_llm.cli.smaller_runs import check_run
+from frontier_llm.cli.sweep_file import key_of
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
 from frontier_llm.planner.scaling import with_grown_batch
+from frontier_llm.units import counted
 
 PBS = ".pbs"
 """Suffix of the job scripts for PBS; the others are for Slurm."""
@@ -74,6 +78,8 @@ class Job:
     """Options of sbatch or qsub from the command line."""
     overrides: tuple[str, ...]
     """Overrides of the configuration from the command line."""
+    checked: tuple[str, ...] = ()
+    """Lines about what was checked and predicted."""
 
     @classmethod
     def of(
@@ -102,10 +108,11 @@ class Job:
     @property
     def command(self) -> list[str]:
         """The command that submits the job, to be run in the folder where the job is to work."""
-        if self.script.endswith(PBS):
+        if self.is_pbs:
             place = [f"-lselect={self.nodes}:system={Path(self.script).stem}", "-lplace=scatter"]
             script = str(Path(self.script).absolute())
-            return ["qsub", *place, *self.options, "--", script, *self.overrides]
+            options = _with_variables(self.options, "-v", ())
+            return ["qsub", *place, *options, "--", script, *self.overrides]
         resources = [
             f"--nodes={self.nodes}",
             f"--ntasks-per-node={self.ranks_per_node}",
@@ -113,20 +120,25 @@ class Job:
             f"--gpus-per-node={self.devices_per_node}",
         ]
         array = [f"--array=1-{self.chain}%1"] if self.chain > 1 else []
-        options = [*resources, *array, *_exported_variables(), *self.options]
-        return ["sbatch", *options, self.script, *self.overrides]
+        options = _with_variables(self.options, "--export=", ("ALL",))
+        return ["sbatch", *resources, *array, *options, self.script, *self.overrides]
+
+    @property
+    def is_pbs(self) -> bool:
+        """Whether qsub submits the job, not sbatch."""
+        return self.script.endswith(PBS)
 
     def resources(self) -> str:
         """Return the resources in words."""
-        devices = f"{self.nodes * self.devices_per_node} devices" if self.devices_per_node else ""
+        devices = self.nodes * self.devices_per_node
         parts = [
-            f"{self.nodes} nodes",
-            f"{self.ranks} ranks ({self.ranks_per_node} per node)",
-            devices or "no devices",
-            f"{self.ranks * self.cores_per_rank} cores ({self.cores_per_rank} per rank)",
+            counted(self.nodes, "node"),
+            f"{counted(self.ranks, 'rank')} ({self.ranks_per_node} per node)",
+            counted(devices, "device") if devices else "no devices",
+            f"{counted(self.ranks * self.cores_per_rank, 'core')} ({self.cores_per_rank} per rank)",
         ]
         chain = f"\nchain      {self.chain} jobs, one after the other" if self.chain > 1 else ""
-        return "resources  " + ", ".join(parts) + chain
+        return "\n".join(["resources  " + ", ".join(parts) + chain, *self.checked])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,7 +165,7 @@ def _parse(arguments: Sequence[str]) -> tuple[list[Job], bool]:
             chain is no number, `--scaling` lacks its curve or `planner.nodes`, or a word is neither
             an override nor an option.
     """
-    arguments = with_joined_resources(arguments)
+    arguments = with_joined_values(arguments)
     check_words(arguments)
     chains = [argument for argument in arguments if argument.startswith("--chain=")]
     curves = [argument for argument in arguments if argument.startswith("--scaling=")]
@@ -162,8 +174,13 @@ def _parse(arguments: Sequence[str]) -> tuple[list[Job], bool]:
     options = [argument for argument in rest if not is_override(argument)]
     length = _length_of_chain(chains)
     points = _points(curves[-1].removeprefix("--scaling="), overrides) if curves else [[]]
-    jobs = [_checked_job(length, options, [*overrides, *point]) for point in points]
-    return jobs, "--submit" in arguments
+    submit = "--submit" in arguments
+    jobs = []
+    for point in points:
+        replaced = set(map(key_of, point))
+        words = [*(word for word in overrides if key_of(word) not in replaced), *point]
+        jobs.append(_checked_job(length, options, words, submit=submit))
+    return jobs, submit
 
 
 def _points(curve: str, overrides: Sequence[str]) -> list[list[str]]:
@@ -190,23 +207,45 @@ def _points(curve: str, overrides: Sequence[str]) -> list[list[str]]:
     return points
 
 
-def _checked_job(chain: int, options: Sequence[str], overrides: Sequence[str]) -> Job:
-    """Return a job whose configuration can run on its number of ranks."""
+def _checked_job(
+    chain: int, options: Sequence[str], overrides: Sequence[str], *, submit: bool
+) -> Job:
+    """Return a job whose configuration can run on its number of ranks, and that can save states."""
     values = compose(overrides)
     decoded = decode(values)
     _check_cluster(decoded.cluster.name, overrides)
     job = Job.of(decoded, chain, options, overrides)
-    if job.script.endswith(PBS):
+    if job.is_pbs:
         check_qsub_options(options)
     config = choose(decode(fitted(values, job.ranks)), job.ranks, job.ranks_per_node)
     candidate = Candidate.of(config, job.ranks, job.ranks_per_node)
     if config.plan == "check":
         check_run(candidate, values, overrides)
-    if chain > 1 and job.script.endswith(PBS):
+    if chain > 1 and job.is_pbs:
         raise ConfigError(
             "--chain", str(chain), "no chain of jobs of PBS", "submit the jobs one by one"
         )
-    return job
+    return replace(job, checked=_checks(job, candidate, submit=submit))
+
+
+def _checks(job: Job, candidate: Candidate, *, submit: bool) -> tuple[str, ...]:
+    """Check the data, the run directory and the time of a job; return lines for its user.
+
+    A lack of disk space is only a warning unless the job is submitted, because this machine may not
+    be the one that runs it.
+    """
+    config, is_given = candidate.config, "run.dir" in map(key_of, job.overrides)
+    lines = [data_line(config, job.overrides)]
+    if problem := check_run_dir(candidate, is_given=is_given):
+        todo = "free some space, set run.dir to another file system, or lower checkpoint.keep"
+        if submit:
+            raise LaunchError(f"{problem}\n  do: {todo}")
+        lines.append(f"warning    {problem}: {todo}")
+    options = job.options
+    limit = TimeLimit.of_pbs(options) if job.is_pbs else TimeLimit.of_slurm(options, job.script)
+    done = steps_done(config) if is_given else 0
+    predicted = forecast(candidate, limit, done=done, chain=job.chain, stops=not job.is_pbs)
+    return (*lines, predicted)
 
 
 def _check_cluster(name: str, overrides: Sequence[str]) -> None:
@@ -245,11 +284,18 @@ def _script(cluster: str, kind: str) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def _exported_variables() -> list[str]:
-    """Return the option `--export` of sbatch with the variables that the job needs, if any.
+def _with_variables(
+    options: Sequence[str], option: str, without_option: Sequence[str]
+) -> list[str]:
+    """Return options that also export the variables that the job needs, if any.
 
     The job script finds the files that it sources in `scripts` of the working folder, unless
     SCRIPTS_VARIABLE names another folder.
+
+    Args:
+        options: options of the command line, which may export other variables.
+        option: beginning of the option that exports a list of variables; the last one counts.
+        without_option: the list if there is no such option.
     """
     variables = {}
     if Path("scripts").resolve() != SCRIPTS:
@@ -257,7 +303,12 @@ def _exported_variables() -> list[str]:
     if conf_dir := os.environ.get(CONF_DIR_VARIABLE):
         variables[CONF_DIR_VARIABLE] = conf_dir
     words = [f"{name}={value}" for name, value in variables.items()]
-    return [f"--export=ALL,{','.join(words)}"] if words else []
+    given = [text for text in options if text.startswith(option)]
+    if not words:
+        return list(options)
+    exported = [given[-1].removeprefix(option)] if given else without_option
+    others = (text for text in options if text not in given)
+    return [f"{option}{','.join([*exported, *words])}", *others]
 
 
 def _length_of_chain(chains: Sequence[str]) -> int:

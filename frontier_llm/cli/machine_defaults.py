@@ -11,7 +11,7 @@ import sys
 from functools import cache
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from frontier_llm.cli.group_files import file_values
@@ -121,9 +121,28 @@ def _pipeline(root: DictConfig) -> int:
 def _micro_batch(root: DictConfig) -> int:
     """Return the largest micro-batch, up to MICRO_BATCH, that divides each replica's samples."""
     model_ranks = _number(root, "parallel.tensor") * _number(root, "parallel.pipeline")
-    replicas = max(1, _number(root, "launch.ranks") // model_ranks)
-    samples, rest = divmod(_number(root, "data.global_batch"), replicas)
-    return MICRO_BATCH if rest else math.gcd(MICRO_BATCH, samples)  # rest: the rules refuse it
+    for ranks in (_ranks_of_job(root), _number(root, "launch.ranks")):
+        samples, rest = divmod(_number(root, "data.global_batch"), max(1, ranks // model_ranks))
+        if not rest:
+            return math.gcd(MICRO_BATCH, samples)
+    return MICRO_BATCH  # the rules refuse the global batch
+
+
+def _ranks_of_job(root: DictConfig) -> int:
+    """Return the ranks that a launcher has started, or else those of the nodes to launch or plan.
+
+    Without a number of nodes, these are the ranks of this machine.
+    """
+    if world := _world():
+        return world.size
+    planned = OmegaConf.select(root, "planner.nodes")
+    nodes = OmegaConf.select(root, "launch.nodes") or (
+        planned[-1] if isinstance(planned, ListConfig) and planned else None
+    )
+    if not isinstance(nodes, int):
+        return _number(root, "launch.ranks")
+    fixed = OmegaConf.select(root, "launch.ranks_per_node") is not None
+    return nodes * _number(root, f"{'launch' if fixed else 'cluster'}.ranks_per_node")
 
 
 def _number(root: DictConfig, key: str) -> int:

@@ -64,13 +64,13 @@ def experiment_text(name: str, overrides: Sequence[str], best: Estimate) -> str:
             f"# A plan: {candidate.description}, predicted {best.time.seconds:.3f} s per step",
             f"# ranks: {candidate.grid.size}",
             f"# run: srun -N {nodes} {_resources(candidate)} "
-            f"frontier-llm train {_conf_dir_option()}experiment={name}",
+            f"frontier-llm train {conf_dir_option()}experiment={name}",
             yaml.safe_dump({**body, **values, **recompute}, sort_keys=False),
         ]
     )
 
 
-def _conf_dir_option() -> str:
+def conf_dir_option() -> str:
     """Return the option `--conf-dir` with which the program finds the file; empty for `conf/`."""
     of_user = conf_folders()[:-1]
     return shlex.quote(f"{CONF_DIR_OPTION}={of_user[0]}") + " " if of_user else ""

@@ -5,6 +5,7 @@ Torch is not imported here.
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from frontier_llm.config import RunConfig
@@ -20,12 +21,25 @@ def lock_run_dir(config: RunConfig) -> None:
         ConfigError: another process uses the directory, or a key that determines the losses has
             changed and `run.allow_changes` does not name it.
     """
+    _check(config, run_directory.lock_run_dir, slurm.started_again(os.environ))
+
+
+def check_resume(config: RunConfig) -> None:
+    """Check like `lock_run_dir` that a job may start in its run directory, without a change.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    _check(config, run_directory.check_start, started_again=False)
+
+
+def _check(config: RunConfig, check: Callable[..., bool], started_again: bool) -> None:
     newest = checkpoint_places.newest_folder(config)
-    resumes = run_directory.lock_run_dir(
+    resumes = check(
         Path(config.run.dir),
         config.run.resume,
         newest is not None,
-        started_again=slurm.started_again(os.environ),
+        started_again=started_again,
         nodes_may_have=config.checkpoint.tiers.local.path is not None,
     )
     saved = checkpoint_places.saved_config(newest) if resumes and newest else None

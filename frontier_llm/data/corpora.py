@@ -23,7 +23,7 @@ from frontier_llm.data.document_rows import DocumentSamples, Row
 from frontier_llm.data.packed_samples import PackedSamples
 from frontier_llm.data.packing import open_packing
 from frontier_llm.data.permutation import make_key
-from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, prepare
+from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, prepare, shared_tokenizer
 from frontier_llm.data.prepared_corpus import Corpus, Samples, open_corpus, streams
 from frontier_llm.data.source import find_source
 from frontier_llm.data.tokenizer import Tokenizer
@@ -228,10 +228,7 @@ def _sum_splits(splits: Sequence[Split]) -> Split:
 def _shared_tokenizer(config: DataConfig, report: Progress, workers: int | None) -> Path:
     """Return the path of a tokenizer trained on all corpora; train it if it does not exist."""
     sources = [find_source(corpus, config) for corpus in config.sources]
-    settings = (config.text_key, config.vocabulary, config.blend_alpha, config.validation_percent)
-    inputs = "\0".join(map(str, (*settings, *(source.fingerprint() for source in sources))))
-    digest = hashlib.sha256(inputs.encode()).hexdigest()[:12]
-    path = Path(config.directory, f"{config.name}-{digest}.model")
+    path = shared_tokenizer(config, sources)
     if path.exists():
         return path
     corpora_and_sources = list(zip(config.sources, sources, strict=True))

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from megatron.core.datasets.indexed_dataset import DType
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from frontier_llm.errors import DataError
@@ -142,6 +141,8 @@ def idx_header(dtype: type[np.generic], documents: int) -> bytes:
     of sequences, and the length of the index of documents. In a prepared corpus each document is
     one sequence.
     """
+    from megatron.core.datasets.indexed_dataset import DType  # imports torch
+
     type_code = DType.code_from_dtype(dtype)
     return IDX_HEADER.pack(b"MMIDIDX\0\0", 1, type_code, documents, documents + 1)
 

@@ -23,12 +23,12 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
-from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
 from frontier_llm.data.corpus_manifest import FORMAT, MANIFEST_FILE, Manifest
 from frontier_llm.data.corpus_parts import PartFiles
 from frontier_llm.data.source import Source, find_source
@@ -43,6 +43,9 @@ from frontier_llm.data.worker_pool import WorkerDiedError, available_cores
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.units import MIB
 
+if TYPE_CHECKING:
+    from frontier_llm.data.corpus_build import CorpusBuild, Progress
+
 TOKENIZER_TEXT_BYTES = 32 * MIB
 """Size of the text that a tokenizer is trained on."""
 STALE_SECONDS = 7 * 24 * 3600
@@ -51,7 +54,7 @@ STALE_SECONDS = 7 * 24 * 3600
 
 def prepare(
     config: DataConfig,
-    on_progress: Progress | None = None,
+    on_progress: "Progress | None" = None,
     workers: int | None = None,
     corpus: CorpusConfig | None = None,
 ) -> Path:
@@ -74,18 +77,56 @@ def prepare(
     """
     if corpus is None:
         (corpus,) = config.sources
-    if Path(corpus.name).name != corpus.name:
-        raise ConfigError("data.name", corpus.name, "a name without slashes", "set data.name=text")
     report = on_progress or (lambda stage, fraction: None)
     return _Preparation(corpus, config, report, workers or available_cores()).run()
+
+
+def unprepared(config: DataConfig) -> tuple[Source, ...]:
+    """Return the sources of all corpora that are not prepared yet, without reading them.
+
+    A corpus whose files have new times counts as not prepared, because `prepare` has to read it.
+
+    Raises:
+        ConfigError: a corpus's name cannot be the name of a folder, or the configured tokenizer
+            cannot be read.
+        DataError: a source is unusable, or a prepared corpus is damaged.
+    """
+    sources = tuple(find_source(corpus, config) for corpus in config.sources)
+    if config.kind == "blend" and config.tokenizer is None:
+        path = shared_tokenizer(config, sources)
+        if not path.exists():
+            return sources
+        config = config.model_copy(update={"tokenizer": str(path)})
+    searches = [_Preparation(corpus, config) for corpus in config.sources]
+    return tuple(
+        source
+        for search, source in zip(searches, sources, strict=True)
+        if _read_note(search.note(source)) is None
+    )
+
+
+def shared_tokenizer(config: DataConfig, sources: Sequence[Source]) -> Path:
+    """Return the path of the tokenizer that is trained on all sources of a blend."""
+    settings = (config.text_key, config.vocabulary, config.blend_alpha, config.validation_percent)
+    inputs = "\0".join(map(str, (*settings, *(source.fingerprint() for source in sources))))
+    digest = hashlib.sha256(inputs.encode()).hexdigest()[:12]
+    return Path(config.directory, f"{config.name}-{digest}.model")
 
 
 class _Preparation:
     """One call of `prepare`."""
 
     def __init__(
-        self, corpus: CorpusConfig, config: DataConfig, report: Progress, workers: int
+        self,
+        corpus: CorpusConfig,
+        config: DataConfig,
+        report: "Progress" = lambda stage, fraction: None,
+        workers: int = 1,
     ) -> None:
+        if Path(corpus.name).name != corpus.name:
+            raise ConfigError(
+                "data.name", corpus.name, "a name without slashes", "set data.name=text"
+            )
         self._corpus, self._config = corpus, config
         self._report, self._workers = report, workers
         self._directory = Path(config.directory)
@@ -93,8 +134,7 @@ class _Preparation:
 
     def run(self) -> Path:
         source = find_source(self._corpus, self._config)
-        name = self._corpus.name
-        note = self._directory / f".{name}-{self._digest(source.fingerprint())[:24]}"
+        name, note = self._corpus.name, self.note(source)
         if folder := _read_note(note):
             return folder
         if self._tokenizer is not None:  # what cannot be used is refused before a file is read
@@ -112,6 +152,11 @@ class _Preparation:
                 f"cannot write a corpus to {self._directory}: {error.strerror or error}\n"
                 "  do: free space or permit writing there, or set data.directory to another folder"
             ) from error
+
+    def note(self, source: Source) -> Path:
+        """Return the note of a source in its present state."""
+        digest = self._digest(source.fingerprint())
+        return self._directory / f".{self._corpus.name}-{digest[:24]}"
 
     def _digest(self, source_digest: str) -> str:
         """Return a digest of the source and of all settings that change the prepared corpus."""
@@ -133,6 +178,9 @@ class _Preparation:
             source: files of the corpus.
             locked: whether this process holds the lock.
         """
+        # imports torch, which `unprepared` does without
+        from frontier_llm.data.corpus_build import CorpusBuild, scan_files
+
         scans = scan_files(source, self._workers, self._report)
         digest = self._digest(source.digest(scans))[:12]
         folder = self._directory / f"{self._corpus.name}-{digest}"
@@ -152,7 +200,7 @@ class _Preparation:
         shutil.rmtree(partial, ignore_errors=True)
         return _checked(folder)
 
-    def _build(self, build: CorpusBuild, partial: Path, folder: Path) -> None:
+    def _build(self, build: "CorpusBuild", partial: Path, folder: Path) -> None:
         """Run all stages in the folder `partial`, and rename the result to `folder`."""
         partial.mkdir(exist_ok=True)
         tokenizer_folder = partial / "tokenizer"
@@ -167,7 +215,7 @@ class _Preparation:
         build.merge(tokenizer, files, merged)
         _rename(merged, folder)
 
-    def _make_tokenizer(self, build: CorpusBuild, folder: Path) -> None:
+    def _make_tokenizer(self, build: "CorpusBuild", folder: Path) -> None:
         """Write the tokenizer to a folder: a copy of the configured one, or a new one."""
         draft = folder.with_name(f"{folder.name}-{uuid.uuid4().hex[:12]}")
         draft.mkdir()
@@ -203,7 +251,7 @@ def _checked(folder: Path) -> Path:
 
 
 @contextmanager
-def _lock(path: Path, report: Progress) -> Iterator[bool]:
+def _lock(path: Path, report: "Progress") -> Iterator[bool]:
     """Yield True while holding the lock of a file, or False on a file system without locks."""
     with path.open("a") as stream:
         try:

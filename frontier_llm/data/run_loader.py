@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 
 from frontier_llm.config.data import DataConfig
-from frontier_llm.config.reading import SENTINELS
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch_transfer import CPU
 from frontier_llm.data.corpora import (
@@ -29,9 +28,8 @@ from frontier_llm.data.packed_samples import PackedSamples
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepared_corpus import Corpus, Samples
 from frontier_llm.data.spans import SpanCorruption
-from frontier_llm.data.tokenizer import Tokenizer
-from frontier_llm.data.tokenizer_source import open_tokenizer
-from frontier_llm.errors import ConfigError, DataError
+from frontier_llm.data.tokenizer_source import check_given_tokenizer, check_vocabulary
+from frontier_llm.errors import DataError
 from frontier_llm.geometry.lengths import span_lengths
 
 
@@ -206,25 +204,5 @@ def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) ->
             has rows.
         DataError: a source is unusable, or a folder cannot be written.
     """
-    if config.data.tokenizer is not None:
-        given = open_tokenizer(Path(config.data.tokenizer), config.data.end_of_document)
-        check_vocabulary(config, given)
+    check_given_tokenizer(config)
     return prepare_all(config.data, on_progress)
-
-
-def check_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> None:
-    """Refuse a tokenizer that has more tokens than the model's embedding has rows.
-
-    Raises:
-        ConfigError: it has.
-    """
-    spans = config.data.objective == "spans"
-    ids = max(tokenizer.vocabulary, tokenizer.first_sentinel + 1 if spans else 0)
-    if ids > config.model.vocabulary:
-        raise ConfigError(
-            "model.vocabulary",
-            config.model.vocabulary,
-            f"at least {ids}: the tokenizer's {tokenizer.vocabulary} tokens"
-            + (f" and {SENTINELS} sentinels" if spans else ""),
-            f"set model.vocabulary={ids}, or use another tokenizer",
-        )

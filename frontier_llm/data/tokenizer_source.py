@@ -8,6 +8,8 @@ import hashlib
 import shutil
 from pathlib import Path
 
+from frontier_llm.config.reading import SENTINELS
+from frontier_llm.config.run import RunConfig
 from frontier_llm.data.json_tokenizer import SETTINGS_FILES, JsonTokenizer
 from frontier_llm.data.sentencepiece_tokenizer import SentencePieceTokenizer
 from frontier_llm.data.source_format import sha256_of
@@ -64,6 +66,35 @@ def open_tokenizer(path: Path, end: str | int | None = None) -> Tokenizer:
         return kind(main, end)
     except OSError as error:
         raise _unreadable(main, error) from error
+
+
+def check_given_tokenizer(config: RunConfig) -> None:
+    """Refuse a configured tokenizer that cannot be used, or is too large for the model.
+
+    Raises:
+        ConfigError: the error names the key to change.
+    """
+    if config.data.tokenizer is not None:
+        given = open_tokenizer(Path(config.data.tokenizer), config.data.end_of_document)
+        check_vocabulary(config, given)
+
+
+def check_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> None:
+    """Refuse a tokenizer that has more tokens than the model's embedding has rows.
+
+    Raises:
+        ConfigError: it has.
+    """
+    spans = config.data.objective == "spans"
+    ids = max(tokenizer.vocabulary, tokenizer.first_sentinel + 1 if spans else 0)
+    if ids > config.model.vocabulary:
+        raise ConfigError(
+            "model.vocabulary",
+            config.model.vocabulary,
+            f"at least {ids}: the tokenizer's {tokenizer.vocabulary} tokens"
+            + (f" and {SENTINELS} sentinels" if spans else ""),
+            f"set model.vocabulary={ids}, or use another tokenizer",
+        )
 
 
 def copy_tokenizer(path: Path, folder: Path) -> Path:

@@ -10,8 +10,8 @@ from frontier_llm.planner.estimate import Estimate
 from frontier_llm.planner.run_cost import run_cost
 from frontier_llm.planner.search import Found
 from frontier_llm.telemetry import html_page as page
-from frontier_llm.telemetry.html_page import UNKNOWN, Tile, counted
-from frontier_llm.units import GIB, format_bytes, format_count, format_seconds
+from frontier_llm.telemetry.html_page import UNKNOWN, Tile
+from frontier_llm.units import GIB, counted, format_bytes, format_count, format_seconds
 
 
 def make_page(title: str, found: Found, subtitle: str) -> str:

@@ -110,17 +110,37 @@ def checkpoint_stall_seconds(candidate: Candidate, step_seconds: float) -> float
     checkpoint, storage = config.checkpoint, config.cluster.storage
     if checkpoint.mode == "off" or not storage:
         return 0.0
-    layout, kinds = candidate.layout, candidate.stages.kinds
-    writers = min(candidate.grid.ranks_per_node, candidate.grid.size)
-    if layout.optimizer.name == "adamw":  # a search need not count each unit
-        fullest = max(kind.elements for kind in kinds)
-        rank_bytes = STATE_BYTES * fullest / layout.factors.optimizer
-    else:
-        rank_bytes = max(layout.saved_bytes(kind.first) for kind in kinds)
-    write_seconds = writers * rank_bytes / (storage[-1].write_gb_per_second * 1e9)
     steps = checkpoint.every_steps
     hidden = steps * step_seconds if checkpoint.mode == "lazy" else 0.0
-    return max(0.0, write_seconds - hidden) / steps
+    return max(0.0, checkpoint_write_seconds(candidate) - hidden) / steps
+
+
+def checkpoint_write_seconds(candidate: Candidate) -> float:
+    """Return the seconds in which the node with the most states writes them to the last storage.
+
+    The result is 0 if the cluster file names no storage.
+    """
+    storage = candidate.config.cluster.storage
+    if not storage:
+        return 0.0
+    writers = min(candidate.grid.ranks_per_node, candidate.grid.size)
+    rank_bytes = max(_rank_bytes(candidate, kind) for kind in candidate.stages.kinds)
+    return writers * rank_bytes / (storage[-1].write_gb_per_second * 1e9)
+
+
+def checkpoint_bytes(candidate: Candidate) -> float:
+    """Return the bytes of a checkpoint of all ranks."""
+    kinds = candidate.stages.kinds
+    of_stages = sum(kind.count * _rank_bytes(candidate, kind) for kind in kinds)
+    return of_stages * candidate.grid.tensor * candidate.factors.optimizer
+
+
+def _rank_bytes(candidate: Candidate, kind: StageKind) -> float:
+    """Return the bytes that a rank of a kind of stage saves."""
+    layout = candidate.layout
+    if layout.optimizer.name == "adamw":  # a search need not count each unit
+        return STATE_BYTES * kind.elements / layout.factors.optimizer
+    return layout.saved_bytes(kind.first)
 
 
 class _Stage:

@@ -147,11 +147,6 @@ def footer(text: str) -> str:
     return f"<footer>{escape(text)}</footer>"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with a noun in singular or plural: `1 rank`, `2 ranks`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def page(title: str, badge: tuple[str, str], subtitle: str, body: Iterable[str]) -> str:
     """Return the whole document as HTML.
 

@@ -13,7 +13,7 @@ from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.wire import Sent, level_labels
 from frontier_llm.telemetry import figures, html_page
 from frontier_llm.telemetry.history import History
-from frontier_llm.telemetry.html_page import UNKNOWN, Tile, counted
+from frontier_llm.telemetry.html_page import UNKNOWN, Tile
 from frontier_llm.telemetry.report_sections import (
     layout_section,
     memory_section,
@@ -22,7 +22,7 @@ from frontier_llm.telemetry.report_sections import (
 )
 from frontier_llm.telemetry.step_timeline import StepTimeline
 from frontier_llm.telemetry.summary import RunSummary
-from frontier_llm.units import format_bytes, format_count, format_seconds
+from frontier_llm.units import counted, format_bytes, format_count, format_seconds
 
 REPORT_FILE = "report.html"
 CONFIG_FILE = "config.yaml"

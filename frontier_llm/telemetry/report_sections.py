@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from frontier_llm.telemetry import figures, html_page
-from frontier_llm.telemetry.html_page import UNKNOWN, counted
+from frontier_llm.telemetry.html_page import UNKNOWN
 from frontier_llm.telemetry.pipeline_picture import draw
 from frontier_llm.telemetry.rank_map import COLOURS, MAX_RANKS, grid_of, layer_words, rank_map
 from frontier_llm.telemetry.step_timeline import RECORDED_ACTIONS, StepTimeline
 from frontier_llm.telemetry.summary import Layout, PlanRow, RankSummary, RunSummary
-from frontier_llm.units import format_bytes, format_seconds
+from frontier_llm.units import counted, format_bytes, format_seconds
 
 BOUNDED = ("gathered", "messages")
 """Categories of memory for which the prediction is an upper bound. For others it is exact."""
