@@ -244,7 +244,8 @@ def _checks(job: Job, candidate: Candidate, *, submit: bool) -> tuple[str, ...]:
     options = job.options
     limit = TimeLimit.of_pbs(options) if job.is_pbs else TimeLimit.of_slurm(options, job.script)
     done = steps_done(config) if is_given else 0
-    predicted = forecast(candidate, limit, done=done, chain=job.chain, stops=not job.is_pbs)
+    stops = not job.is_pbs
+    predicted = forecast(candidate, limit, done=done, chain=job.chain, stops=stops, submit=submit)
     return (*lines, predicted)
 
 

@@ -137,9 +137,15 @@ def steps_done(config: RunConfig) -> int:
 
 
 def forecast(
-    candidate: Candidate, limit: TimeLimit | None, *, done: int, chain: int, stops: bool
+    candidate: Candidate,
+    limit: TimeLimit | None,
+    *,
+    done: int,
+    chain: int,
+    stops: bool,
+    submit: bool,
 ) -> str:
-    """Return two lines: the predicted speed, and how many steps fit in the time limit.
+    """Return lines with the predicted speed, and how many steps fit in the time limit.
 
     Args:
         candidate: the layout of the job.
@@ -148,6 +154,8 @@ def forecast(
         chain: number of jobs that run one after the other.
         stops: whether the run saves a checkpoint and stops before the limit, as it does under
             Slurm. Otherwise the steps after its last regular checkpoint are lost.
+        submit: whether the job is submitted. If not, the limit may come later than this command,
+            unless it is on the command line.
 
     Raises:
         ConfigError: the job would end before it saves anything.
@@ -177,7 +185,10 @@ def forecast(
         return f"{speed}\n           {steps}, of {limit.text}"
     saved = fit // interval * interval
     if saved == 0:
-        raise _too_short(limit, START_SECONDS + stop + interval * seconds, interval, stops=stops)
+        error = _too_short(limit, START_SECONDS + stop + interval * seconds, interval, stops=stops)
+        if submit or not limit.of_script:
+            raise error
+        return f"{speed}\nwarning    {limit.text} is too short: {error.todo}"
     jobs = -(-left // saved)
     text = f"{limit.text} has time for {saved} of {counted(left, 'step')}: all take {jobs} jobs"
     if stops and chain < jobs:

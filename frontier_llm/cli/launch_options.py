@@ -45,6 +45,8 @@ class TimeLimit:
     """Infinite if there is no limit."""
     text: str
     """The option that sets it, and its file unless it is on the command line."""
+    of_script: bool = False
+    """Whether it is the default of the job script."""
 
     @classmethod
     def of_slurm(
@@ -72,7 +74,8 @@ class TimeLimit:
                     name, value, equals = "--time", option[2:], option[2:]
                 if name == "--time":
                     value = value if equals else following
-                    found = cls(slurm_seconds(value), f"--time={value}{origin}")
+                    limit = slurm_seconds(value)
+                    found = cls(limit, f"--time={value}{origin}", of_script=script in origin)
         return found
 
     @classmethod

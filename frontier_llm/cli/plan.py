@@ -12,6 +12,7 @@ method.
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -214,13 +215,18 @@ def _nothing_fits(config: RunConfig, found: Found) -> ConfigError:
             "must share a node",
             "change planner.tensor or planner.pipeline, or the number of nodes",
         )
-    reason, count = max(found.refused.items(), key=lambda item: item[1])
+    counts: Counter[str] = Counter()
+    for reason, number in found.refused.items():  # "memory, most for ..." is one reason here
+        counts[reason.partition(",")[0]] += number
+    reason, count = counts.most_common(1)[0]
+    share = "all" if count == sum(counts.values()) else f"most ({count})"
+    batch = "" if reason == "memory" else "another data.global_batch, "
     return ConfigError(
         "planner",
-        f"{sum(found.refused.values())} layouts of {model}, none of which can run",
+        f"{sum(counts.values())} layouts of {model}, none of which can run",
         "a layout that is legal and fits into memory",
-        f"most ({count}) were refused for {reason}: try more nodes (planner.nodes), another "
-        "data.global_batch, or fewer planner.* constraints",
+        f"{share} were refused for {reason}: try more nodes (planner.nodes), {batch}or "
+        "fewer planner.* constraints",
     )
 
 
