@@ -4,7 +4,7 @@ An axis is a setting that differs between the trials of a sweep. Writes these fi
 
     sweep.md          a table of all trials, the fastest first, and the tables of the charts
     pareto.svg        speed against memory
-    sensitivity.svg   share of the variance of the speed that each axis explains
+    sensitivity.svg   shares of the axes in the variance of the speed
     importance.svg    how much each axis and each pair of axes changes the speed
     convergence.svg   the best value after each trial
 
@@ -27,6 +27,7 @@ from frontier_llm.cli.sweep_convergence import Curve, best_so_far, convergence_t
 from frontier_llm.cli.sweep_importance import Importance, importance, is_installed
 from frontier_llm.cli.sweep_trials import (
     axes,
+    by_chance,
     done_trials,
     pareto,
     peak_memory,
@@ -38,6 +39,8 @@ from frontier_llm.cli.trial import TRIAL_FILE, Trial
 from frontier_llm.units import GIB, format_seconds
 
 REPORT = "sweep.md"
+NOISE = 0.3
+"""The report warns if axes without influence would have at least this share of the variance."""
 _NO_IMPORTANCE = "The importance of pairs of axes needs `pip install 'frontier-llm[sweep]'`."
 
 
@@ -51,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     options = parser.parse_args(arguments)
     path: Path = options.folder
-    trials = read(path)
+    # a search may repeat settings
+    trials = list({frozenset(trial.overrides): trial for trial in read(path)}.values())
     for each in (path, *options.beside):
         if not any(each.rglob(TRIAL_FILE)):
             parser.error(
@@ -146,8 +150,18 @@ def table(trials: Sequence[Trial]) -> list[str]:
 
 def sensitivity_table(trials: Sequence[Trial]) -> list[str]:
     """Return the table of the axes and their influence as lines of Markdown."""
-    rows = [f"| {key} | {share:.0%} |" for key, share in sensitivity(trials).items()]
-    return ["| axis | share of the variance of the speed |", "|---|---|", *rows]
+    shares = sensitivity(trials)
+    rows = [f"| {key} | {share:.0%} |" for key, share in shares.items()]
+    rest = f"| combinations of values, and noise | {1 - sum(shares.values()):.0%} |"
+    head = ["| axis | share of the variance of the speed |", "|---|---|"]
+    chance = by_chance(trials)
+    if chance < NOISE:
+        return [*head, *rows, rest]
+    return [
+        *head, *rows, rest, "",
+        f"With so few trials ({len(trials)}), these shares are mostly noise: axes without any "
+        f"influence would have {chance:.0%} of the variance.",
+    ]  # fmt: skip
 
 
 def importance_table(found: Importance, unit: str, pairs: int = 6) -> list[str]:
