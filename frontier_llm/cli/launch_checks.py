@@ -220,9 +220,9 @@ def _about(seconds: float) -> str:
 def _too_short(limit: TimeLimit, needed: float, interval: int, *, stops: bool) -> ConfigError:
     hours, minutes = divmod(math.ceil(needed / 60), 60)
     time = f"{hours:02d}:{minutes:02d}:00"
-    work = counted(interval, "step") + ("" if stops else " (checkpoint.every_steps)")
+    work = counted(interval, "step") + (" (checkpoint.every_steps)" if interval > 1 else "")
     return ConfigError(
         limit.text.partition("=")[0], limit.text.partition("=")[2],
-        f"at least {time}, for the start, {work} and a checkpoint: otherwise nothing is saved",
+        f"at least {time}, for the start, {work} and the end: otherwise nothing is saved",
         f"request more time, for example {'--time=' if stops else '-l walltime='}{time}",
     )  # fmt: skip
