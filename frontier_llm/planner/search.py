@@ -21,24 +21,28 @@ exclude it either. The search is deterministic.
 import gc
 import heapq
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.host_pool import STATE_BYTES
+from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.geometry.pipeline_actions import Placement
 from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.planner.activations import Activations, least_activations, stages_activations
 from frontier_llm.planner.candidate import Candidate, StageKinds
 from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import fullest_of, kinds_activations
-from frontier_llm.planner.pareto import ParetoFront
 from frontier_llm.planner.space import Cut, cuts, legal_factors
 from frontier_llm.planner.step_time import step_time
+from frontier_llm.units import GIB, format_bytes
 
 Progress = Callable[[str, float], None]
 """Function that is called with the name of the current phase and the share of it that is done."""
@@ -63,6 +67,37 @@ class Found:
     timed: int = 0
     """Number of layouts (cuts with factors) whose step time was predicted. The bounds excluded all
     others."""
+
+
+class ParetoFront(Generic[Item]):
+    """Items in ascending order of peak memory and in descending order of step time.
+
+    No item of the front is better than another one in both.
+    """
+
+    def __init__(self) -> None:
+        self._peaks: list[int] = []
+        self._seconds: list[float] = []
+        self._items: list[Item] = []
+
+    def beats(self, peak: int, seconds: float) -> bool:
+        """Whether an item of the front takes at most `peak` bytes and at most `seconds`."""
+        smaller = bisect_right(self._peaks, peak)  # items with at most `peak` bytes
+        return smaller > 0 and self._seconds[smaller - 1] <= seconds
+
+    def add(self, peak: int, seconds: float, item: Item) -> None:
+        """Add an item unless the front beats it, and remove the items that it beats."""
+        if self.beats(peak, seconds):
+            return
+        start = end = bisect_left(self._peaks, peak)
+        while end < len(self._peaks) and self._seconds[end] >= seconds:
+            end += 1
+        self._peaks[start:end] = [peak]
+        self._seconds[start:end] = [seconds]
+        self._items[start:end] = [item]
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items)
 
 
 @dataclass(frozen=True)
@@ -146,13 +181,11 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
             front.add(peak, seconds, (candidate, exact))
             first, second = (peak, seconds) if by_memory else (seconds, peak)
             entries.append((-first, -second, -found.timed, candidate, exact))
-        if not entries:
-            continue
-        entry = max(entries, key=lambda entry: entry[:3])  # others differ only in their factors
-        if len(best) < config.planner.rows:
-            heapq.heappush(best, entry)
-        elif entry[:3] > best[0][:3]:
-            heapq.heapreplace(best, entry)
+        # of a cut only the best factors count; the order of finding decides between equal ones
+        best += [max(entries, key=lambda entry: entry[:3])] if entries else []
+        heapq.heapify(best)
+        if len(best) > config.planner.rows:
+            heapq.heappop(best)
     ranked = sorted(best, key=lambda entry: entry[:3], reverse=True)
     found.best = [estimate(layout, cut.time, cut.of_stages) for *_, layout, cut in ranked]
     found.front = [estimate(layout, cut.time, cut.of_stages) for layout, cut in front]
@@ -193,64 +226,32 @@ def _bounded_cuts(
     """Yield the cuts that are legal and fit in memory. Count the others in `found.refused`."""
     # the kinds of stages by tensor size and placement of the model chunks, computed once
     stage_kinds: dict[tuple[int, Placement], StageKinds] = {}
-
-    def candidate_of(config: RunConfig, tensor: int) -> Candidate:
-        layout = ResolvedLayout.resolve(
-            config, goal.ranks, goal.ranks_per_node, ignore_sharding=True
-        )
-        key = (tensor, layout.placement)
-        if key not in stage_kinds:
-            stage_kinds[key] = StageKinds(layout)
-        return Candidate(config, layout, stage_kinds[key])
-
-    indivisible: list[tuple[Cut, ConfigError]] = []
-    fits = False
     all_cuts = list(cuts(config, goal.ranks, goal.ranks_per_node))
+    least = count_parameters(config.model, config.data.sequence_length) * FP32_BYTES / goal.ranks
+    if config.optimizer.name == "adamw":
+        least *= STATE_BYTES // FP32_BYTES
+    if least > config.planner.memory_share * config.cluster.device.memory_gib * GIB:
+        for cut in all_cuts:
+            _refuse(found, "memory", f"{cut}: at least {format_bytes(least)} of states per rank")
+        return
     for order, cut in enumerate(all_cuts):
         progress("layouts", order / len(all_cuts))
         cut_config = cut.apply(config)
         try:
-            candidate = candidate_of(cut_config, cut.tensor)
+            layout = ResolvedLayout.resolve(
+                cut_config, goal.ranks, goal.ranks_per_node, ignore_sharding=True
+            )
         except ConfigError as error:
-            if error.key == "data.global_batch":
-                indivisible.append((cut, error))
-            else:
-                _refuse(found, error.key, f"{cut}: {error.got}; wants {error.wants}")
+            _refuse(found, error.key, f"{cut}: {error.got}; wants {error.wants}")
             continue
         found.examined += 1
+        key = (cut.tensor, layout.placement)
+        if key not in stage_kinds:
+            stage_kinds[key] = StageKinds(layout)
+        candidate = Candidate(cut_config, layout, stage_kinds[key])
         bounded_cut = _bounded_cut(candidate, order, found, cut)
         if bounded_cut is not None:
-            fits = True
             yield bounded_cut
-    for cut, error in indivisible:
-        # if nothing fits, the reason is the memory unless a smaller batch would fit
-        if fits or _may_fit(_smallest_batch(config, cut, goal.ranks, candidate_of), found, cut):
-            _refuse(found, error.key, f"{cut}: {error.got}; wants {error.wants}")
-
-
-def _smallest_batch(
-    config: RunConfig, cut: Cut, ranks: int, candidate_of: Callable[[RunConfig, int], Candidate]
-) -> Candidate | None:
-    """Apply a cut with the smallest global batch that is legal; return None if none is."""
-    config = cut.apply(config)
-    samples = ranks // (cut.tensor * cut.pipeline) * cut.micro_batch
-    for micro_batches in (1, cut.pipeline):  # interleaved schedules need the second
-        data = config.data.model_copy(update={"global_batch": samples * micro_batches})
-        try:
-            return candidate_of(config.model_copy(update={"data": data}), cut.tensor)
-        except ConfigError:
-            continue
-    return None
-
-
-def _may_fit(smallest: Candidate | None, found: Found, cut: Cut) -> bool:
-    """Return whether a cut fits in memory with the smallest legal global batch.
-
-    If not, `found.refused` counts it: with more samples it needs as much memory or more.
-    """
-    if smallest is None or not legal_factors(smallest.config, smallest.grid, smallest.factors):
-        return True
-    return _least_peak(smallest, least_activations(smallest), found, cut) is not None
 
 
 def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _BoundedCut | None:

@@ -16,7 +16,7 @@ from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, step_folder
 from frontier_llm.cli import launch_checks, preprocess
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.launch import main
-from frontier_llm.cli.launch_options import TimeLimit, slurm_seconds, with_joined_values
+from frontier_llm.cli.launch_options import seconds_of, time_limit, with_joined_values
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError, DataError, FrontierError, LaunchError
 from frontier_llm.planner.candidate import Candidate
@@ -152,7 +152,7 @@ def test_the_checks_do_without_torch(site):
 
 def test_a_run_directory_that_a_job_could_not_use_is_refused(site):
     (site / "file").touch()
-    with pytest.raises(ConfigError, match="is a file"):
+    with pytest.raises(ConfigError, match="is none"):
         main([*JOB, "run.dir=file/run"])
     _trained(site / "used")
     with pytest.raises(ConfigError, match="saved nothing"):
@@ -229,13 +229,13 @@ def test_the_size_of_a_checkpoint_is_twelve_bytes_per_parameter():
 )  # fmt: skip
 def test_the_times_of_slurm(text, seconds):
     """The formats of the manual page of sbatch; zero is no limit."""
-    assert slurm_seconds(text) == seconds
+    assert seconds_of(text, "slurm") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "2h", "1:2:3:4", "1-", "-5", "1-2:3:4:5", "1.5", "30 min"])
 def test_a_time_that_slurm_does_not_know_is_refused(text):
     with pytest.raises(ConfigError, match="days-hours"):
-        slurm_seconds(text)
+        seconds_of(text, "slurm")
 
 
 @given(
@@ -244,14 +244,12 @@ def test_a_time_that_slurm_does_not_know_is_refused(text):
 )  # fmt: skip
 def test_each_format_of_a_time_has_its_seconds(days, hours, minutes, seconds):
     whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    assert slurm_seconds(f"{days}-{hours}:{minutes:02d}:{seconds:02d}") == whole
-    assert slurm_seconds(f"{24 * days + hours}:{minutes:02d}:{seconds:02d}") == whole
-    assert slurm_seconds(f"{whole // 60}:{seconds:02d}") == whole
-    limit = TimeLimit.of_pbs([f"-lselect=1,walltime={whole}"])
-    assert limit is not None
-    assert limit.seconds == whole
-    text = f"-lwalltime={24 * days + hours}:{minutes:02d}:{seconds:02d}"
-    assert TimeLimit.of_pbs([text, "-lplace=scatter"]).seconds == whole
+    clock = f"{24 * days + hours}:{minutes:02d}:{seconds:02d}"
+    assert seconds_of(f"{days}-{hours}:{minutes:02d}:{seconds:02d}", "slurm") == whole
+    assert seconds_of(clock, "slurm") == seconds_of(clock, "pbs") == whole
+    assert seconds_of(f"{whole // 60}:{seconds:02d}", "slurm") == whole
+    assert seconds_of(str(whole), "pbs") == whole
+    assert seconds_of(f"{whole // 60}:{seconds:02d}", "pbs") == whole
 
 
 def test_the_limit_of_the_command_line_counts_most_and_that_of_the_script_least(tmp_path):
@@ -259,17 +257,24 @@ def test_the_limit_of_the_command_line_counts_most_and_that_of_the_script_least(
     script.write_text("#!/bin/sh\n#SBATCH --nodes=2\n#SBATCH --time=02:00:00\necho --time=5\n")
 
     def seconds(*options, **environ):
-        return TimeLimit.of_slurm(options, str(script), environ).seconds
+        return time_limit(options, script, environ).seconds
 
     assert seconds() == 7200
     assert seconds(SBATCH_TIMELIMIT="30") == 1800
     for options in (["--time=10"], ["--time", "10"], ["-t10"], ["-t", "10"], ["-t", "9", "-t10"]):
         assert seconds("-A", "P", *options, SBATCH_TIMELIMIT="30") == 600
     script.write_text("#!/bin/sh\n")
-    assert TimeLimit.of_slurm([], str(script), {}) is None
-    assert TimeLimit.of_pbs(["-lselect=1"]) is None
-    with pytest.raises(ConfigError, match="walltime"):
-        TimeLimit.of_pbs(["-lwalltime=2h"])
+    assert time_limit([], script, {}) is None
+
+
+def test_the_limit_of_pbs_is_one_of_its_resources():
+    script = Path("polaris.pbs")
+    assert time_limit(["-lselect=1", "-A", "P"], script) is None
+    for options in (["-lselect=1,walltime=90"], ["-lwalltime=0:10", "-lwalltime=1:30,place=pack"]):
+        assert time_limit(options, script).seconds == 90
+    for wrong in ("2h", "1-0", "1:2:3:4"):
+        with pytest.raises(ConfigError, match="hours:minutes:seconds"):
+            time_limit([f"-lwalltime={wrong}"], script)
 
 
 SLOW = ["experiment=frontier_22b"]
@@ -297,10 +302,11 @@ def test_the_prediction_is_that_of_the_planner(site, capsys):
 def test_a_limit_for_some_of_the_steps_names_the_length_of_the_chain(site, capsys, time, per_job):
     """Five minutes for the start, five and two steps before the end (launch.stop_minutes)."""
     step = estimate(Candidate.of(decode(compose(SLOW)), 16, 8)).time.seconds
-    assert per_job == (slurm_seconds(time) - 300 - 300 - 2 * step) // step
+    assert per_job == (seconds_of(time, "slurm") - 300 - 300 - 2 * step) // step
     said = _shown(capsys, f"--time={time}")
     jobs = math.ceil(100 / per_job)
-    assert f"has time for {per_job} of 100 steps: all take {jobs} jobs (--chain={jobs})" in said
+    assert f"100 steps: all take {jobs} jobs, because --time={time} has time for {per_job}" in said
+    assert f"(--chain={jobs})" in said
     assert "(--chain" not in _shown(capsys, f"--time={time}", f"--chain={jobs}")
 
 
@@ -312,7 +318,7 @@ def test_a_limit_in_which_nothing_is_saved_is_refused_and_the_named_one_suffices
     assert not (site / "sbatch").exists()
     enough = caught.value.todo.split()[-1]
     assert enough.startswith("--time=00:2")
-    assert "has time for 1 of 100 steps" in _shown(capsys, enough)
+    assert "100 steps: all take 100 jobs" in _shown(capsys, enough)
 
 
 def test_the_limit_of_the_script_is_refused_only_when_a_job_is_submitted(site, capsys):
@@ -330,7 +336,7 @@ def test_pbs_saves_only_at_the_interval_of_checkpoints(site, capsys):
         main([*job, "-l", "walltime=00:07:00"])
     enough = caught.value.todo.rpartition("walltime=")[2]
     assert main([*job, "-l", f"walltime={enough}"]) == 0
-    assert "has time for 50 of 10000 steps: all take 200 jobs\n" in capsys.readouterr().out
+    assert "10000 steps: all take 200 jobs" in capsys.readouterr().out
     assert main([*job, "-l", "walltime=00:07:00", "checkpoint.every_steps=5"]) == 0
 
 
