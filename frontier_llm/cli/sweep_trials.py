@@ -13,13 +13,14 @@ from frontier_llm.cli.trial import TRIAL_FILE, Trial
 
 
 def read(sweep_dir: Path) -> list[Trial]:
-    """Read all trials of a sweep, the fastest first.
+    """Read all trials of a sweep, the fastest first, and of repeated settings one.
 
     Raises:
         DataError: the file of a trial is damaged.
     """
     found = [Trial.read(path.parent) for path in sweep_dir.rglob(TRIAL_FILE)]
-    return sorted(found, key=lambda trial: -trial.speed)
+    settings = {frozenset(trial.overrides): trial for trial in found}
+    return sorted(settings.values(), key=lambda trial: -trial.speed)
 
 
 def read_in_order(sweep_dir: Path) -> list[Trial]:

@@ -2,7 +2,6 @@
 
 import json
 import random
-import sys
 from dataclasses import asdict, replace
 from statistics import fmean
 
@@ -106,9 +105,8 @@ def test_the_report_has_every_trial_and_why_it_failed(folder, capsys):
     assert "| 210 * | 4.00 | 2 | 2 | 10.0 s | done |" in said
     assert "refused: got: 80 GiB" in said
     assert (folder / "sweep.md").read_text().strip() in said
-    assert "| parallel.tensor | " in said.partition("mean absolute contribution, tokens/s")[2]
     assert "| 5 | 210 |" in said
-    for picture in ("pareto.svg", "sensitivity.svg", "importance.svg", "convergence.svg"):
+    for picture in ("pareto.svg", "convergence.svg"):
         assert "<svg" in (folder / picture).read_text()
 
 
@@ -151,10 +149,3 @@ def test_a_sweep_over_nodes_is_compared_per_device(folder, capsys):
     said = capsys.readouterr().out
     assert said.index("| 110.0 * |") < said.index("| 26.2")
     assert "tokens/s per device" in said
-
-
-def test_without_the_libraries_the_report_says_what_to_install(folder, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "shap", None)
-    assert main([str(folder)]) == 0
-    assert "pip install 'frontier-llm[sweep]'" in capsys.readouterr().out
-    assert not (folder / "importance.svg").exists()
