@@ -24,7 +24,7 @@ from frontier_llm.health.rank_checks import check_reports, name_some
 from frontier_llm.health.rank_report import RankReport, exchange, host_of
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.world import World
-from frontier_llm.units import format_seconds
+from frontier_llm.units import counted, format_seconds
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +87,12 @@ def check_all_ranks(
 
 def _log_success(reports: Sequence[RankReport]) -> None:
     hosts = len({report.host for report in reports})
-    _LOG.info("%-10s %d ranks on %d hosts passed all checks", "preflight", len(reports), hosts)
+    _LOG.info(
+        "%-10s %s on %s passed all checks",
+        "preflight",
+        counted(len(reports), "rank"),
+        counted(hosts, "host"),
+    )
     variables = [f"{name}={value}" for name, value in reports[0].environment.items()]
     if variables:
         _LOG.info("%-10s %s", "network", " ".join(variables))
