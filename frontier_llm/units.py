@@ -1,5 +1,7 @@
 """Sizes, times and counts as people read them. Everything else in the package is in base units."""
 
+import math
+
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
@@ -37,8 +39,10 @@ def counted(number: int, noun: str) -> str:
 
 
 def format_figure(value: float, digits: int = 2) -> str:
-    """Write a number with so many significant digits: `format_figure(213.55) == "210"`."""
-    return f"{float(f'{value:.{digits}g}'):.10g}"
+    """Write a number with so many significant digits: `210`, `2.0`, `0.030`; zero is `0`."""
+    rounded = float(f"{value:.{digits}g}")
+    before_point = math.floor(math.log10(abs(rounded))) + 1 if rounded else digits
+    return f"{rounded:.{max(0, digits - before_point)}f}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -7,7 +7,7 @@ Optuna is imported by the functions that search, because its import takes more t
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from statistics import fmean, pvariance
@@ -23,7 +23,6 @@ from frontier_llm.cli.package_files import CONF
 from frontier_llm.cli.sweep import is_axis
 from frontier_llm.cli.sweep_convergence import Curve, best_so_far, convergence_table
 from frontier_llm.cli.sweep_file import file_settings
-from frontier_llm.cli.sweep_importance import Importance
 from frontier_llm.cli.trial import Trial
 from frontier_llm.cli.trial_runner import predicted_trial
 from frontier_llm.config import decode
@@ -187,34 +186,25 @@ def curves(found: Mapping[str, Sequence[Sequence[Trial]]]) -> dict[str, list[Cur
 def block(
     space: Space,
     found: Mapping[str, Sequence[Sequence[Trial]]],
-    importance: Mapping[str, Importance],
 ) -> list[str]:
-    """Return the lines of the study: convergence, then the importance of axes and of pairs.
+    """Return the lines of the study: convergence, then the shares of axes and of pairs.
 
     Args:
         space: all settings.
         found: the searches, by the name of their kind.
-        importance: the importance in one search of each kind. That of the first kind orders the
-            tables.
     """
     return [
         "", *space_text(space, found), "", *convergence_table(curves(found)), "",
         "![best value so far](images/study_convergence.svg)", "",
-        *_axes_table(space, importance), "", _order_text(space), "",
-        *_pairs_table(space, importance), "",
-        "![importance of axes and pairs](images/study_importance.svg)", "",
+        *_axes_table(space), "", _order_text(space), "", *_pairs_table(space), "",
     ]  # fmt: skip
 
 
-def _axes_table(space: Space, importance: Mapping[str, Importance]) -> list[str]:
-    shares = space.shares(1)
-    first = next(iter(importance.values()))
-    lines = _head("axis", importance, ["place in the paper"])
-    for axis in first.alone:
-        sizes = [f"{each.alone[axis]:.2f}" for each in importance.values()]
-        place = str(PAPER.index(axis) + 1) if axis in PAPER else "-"
-        lines.append(f"| {' | '.join([axis, *sizes, f'{shares[(axis,)]:.1%}', place])} |")
-    return lines
+def _axes_table(space: Space) -> list[str]:
+    shares = _largest_first(space.shares(1))
+    places = {axis: str(PAPER.index(axis) + 1) if axis in PAPER else "-" for (axis,) in shares}
+    rows = [f"| {axis} | {share:.1%} | {places[axis]} |" for (axis,), share in shares.items()]
+    return ["| axis | share of the variance | place in the paper |", "|---|---|---|", *rows]
 
 
 def _order_text(space: Space) -> str:
@@ -227,20 +217,14 @@ def _order_text(space: Space) -> str:
     )
 
 
-def _pairs_table(space: Space, importance: Mapping[str, Importance]) -> list[str]:
-    shares = {frozenset(pair): share for pair, share in space.shares(2).items()}
-    lines = _head("pair", importance, [])
-    for pair in list(next(iter(importance.values())).pairs)[:PAIRS]:
-        sizes = [f"{each.pairs[pair]:.2f}" for each in importance.values()]
-        cells = [" x ".join(pair), *sizes, f"{shares[frozenset(pair)]:.1%}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+def _pairs_table(space: Space) -> list[str]:
+    shares = list(_largest_first(space.shares(2)).items())[:PAIRS]
+    rows = [f"| {' x '.join(pair)} | {share:.1%} |" for pair, share in shares]
+    return ["| pair | share of the variance |", "|---|---|", *rows]
 
 
-def _head(first: str, kinds: Iterable[str], last: Sequence[str]) -> list[str]:
-    names = [first, *(f"contribution, {kind} trials" for kind in kinds), "share of the variance"]
-    cells = [*names, *last]
-    return [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
+def _largest_first(shares: Mapping[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def _texts(keys: Sequence[str] | Mapping[str, Any], setting: Setting) -> list[str]:

@@ -21,11 +21,8 @@ from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.cli.sweep_charts import (
     draw_convergence,
-    draw_importance,
     draw_pareto,
-    draw_sensitivity,
 )
-from frontier_llm.cli.sweep_importance import importance
 from frontier_llm.cli.sweep_report import sensitivity_table, table
 from frontier_llm.cli.sweep_trials import read, read_in_order
 from frontier_llm.cli.trial import Trial
@@ -50,7 +47,7 @@ STUDY = (f"sweep={sweep_study.SWEEP}", "launch.trial_runner=plan")
 """Arguments of the study, which is not among the examples because its table is long."""
 SEEDS = 20
 """Number of searches of each kind in the study."""
-PICTURES = {"pareto": "speed against memory", "sensitivity": "share of the variance of the speed"}
+PICTURES = {"pareto": "speed against memory"}
 """Charts of the first example, with their descriptions."""
 
 
@@ -78,7 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.page is not None:
         images = chosen.page.parent / "images"
         draw_pareto(trials, images / "sweep_pareto.svg")
-        draw_sensitivity(trials, images / "sweep_sensitivity.svg")
     return _finish(chosen.example, lines, chosen.page)
 
 
@@ -95,14 +91,9 @@ def study(folder: Path, images: Path) -> list[str]:
     found = sweep_study.searches(space, SEEDS, len(trials))
     if sweep_study.settings(found[sweep_study.BAYESIAN][0]) != sweep_study.settings(trials):
         raise LaunchError("the search over predictions differs from hydra's search: same seed?")
-    important = {
-        sweep_study.BAYESIAN: importance(trials),
-        sweep_study.RANDOM: importance(found[sweep_study.RANDOM][0]),
-    }
     quantity = trials[0].speed_unit
     draw_convergence(sweep_study.curves(found), quantity, images / "study_convergence.svg")
-    draw_importance(important[sweep_study.BAYESIAN], quantity, images / "study_importance.svg")
-    return ["", *_command("study"), *sweep_study.block(space, found, important)]
+    return ["", *_command("study"), *sweep_study.block(space, found)]
 
 
 def _finish(example: str, lines: Sequence[str], page: Path | None) -> int:

@@ -23,6 +23,7 @@ from frontier_llm.errors import LaunchError
 from frontier_llm.launch.rendezvous import init_process_group
 from frontier_llm.launch.world import World
 from frontier_llm.planner.communication import Network
+from frontier_llm.units import counted
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -97,7 +98,7 @@ def predicted(cluster: ClusterConfig, world: World) -> Outcome:
 def table(outcomes: list[Outcome], world: World) -> Table:
     """Return the table of the speeds; the first outcome names the columns."""
     nodes = -(-world.size // world.ranks_per_node)
-    title = f"GB/s that each of {world.size} ranks on {nodes} node(s) sends"
+    title = f"GB/s that each of {counted(world.size, 'rank')} on {counted(nodes, 'node')} sends"
     result = Table("variables", title=title, title_justify="left")
     kinds = list(outcomes[0].gb_per_second)
     for kind in kinds:

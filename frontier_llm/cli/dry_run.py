@@ -28,7 +28,7 @@ from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
 from frontier_llm.trainer.learning_rate import LearningRate
-from frontier_llm.units import format_bytes, format_count
+from frontier_llm.units import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
     from frontier_llm.trainer.dry_run import BuiltStage
@@ -53,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         built = build(candidate, every=options.every)
         seconds = time.perf_counter() - start
         console.print(
-            f"{name}: {len(built)} of {candidate.grid.pipeline} stages at "
-            f"{candidate.grid.size} ranks, as planned ({seconds:.1f} s)"
+            f"{name}: {len(built)} of {counted(candidate.grid.pipeline, 'stage')} at "
+            f"{counted(candidate.grid.size, 'rank')}, as planned ({seconds:.1f} s)"
         )
     return 0
 

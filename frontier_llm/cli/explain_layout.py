@@ -27,7 +27,7 @@ from frontier_llm.geometry.wire import Sent, level_labels
 from frontier_llm.planner.layout_svg import draw
 from frontier_llm.planner.memory import host_memory, runtime_bytes
 from frontier_llm.planner.state_layout import StateLayout
-from frontier_llm.units import GIB, format_bytes, format_count
+from frontier_llm.units import GIB, counted, format_bytes, format_count
 
 NARROW_BAR, WIDE_BAR = 16, 32
 """Characters of a bar, which shows one complete buffer, on narrow and on wide terminals."""
@@ -88,9 +88,10 @@ def explain(layout: StateLayout, bar: int = NARROW_BAR) -> Iterator[RenderableTy
 def _summary(layout: StateLayout) -> Text:
     grid, factors = layout.grid, layout.factors
     return Text.assemble(
-        (f"{layout.config.model.name} on {grid.size} ranks", "bold"),
+        (f"{layout.config.model.name} on {counted(grid.size, 'rank')}", "bold"),
         f": tensor {grid.tensor} x data {grid.data} x pipeline {grid.pipeline}, ",
-        f"{grid.ranks_per_node} ranks per node. Stage {layout.stage}: {len(layout.units)} units, ",
+        f"{counted(grid.ranks_per_node, 'rank')} per node. Stage {layout.stage}: "
+        f"{counted(len(layout.units), 'unit')}, ",
         f"{format_count(layout.elements)} elements per tensor rank.\nOne replica is sharded over: ",
         (f"parameters {factors.params}", STATES[0][1]),
         ", ",

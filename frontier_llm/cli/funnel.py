@@ -32,6 +32,7 @@ from frontier_llm.cli.sweep_trials import read
 from frontier_llm.cli.trial import TRIAL_FILE, Trial
 from frontier_llm.cli.trial_runner import run_trial
 from frontier_llm.errors import ConfigError, TrainingError
+from frontier_llm.units import counted
 
 REPORT = "funnel.md"
 
@@ -117,7 +118,7 @@ def report(stages: Sequence[Stage], results: Sequence[Sequence[Trial]]) -> str:
     lines = ["# Funnel", ""]
     varied = _keys_that_differ(results[0])
     for stage, ranked in reversed(list(zip(stages, results, strict=True))):
-        lines += [f"## {' '.join(stage.overrides)}: {len(ranked)} trials", ""]
+        lines += [f"## {' '.join(stage.overrides)}: {counted(len(ranked), 'trial')}", ""]
         lines += ["| validation loss | " + " | ".join(varied) + " | result |"]
         lines += ["|" + "---|" * (len(varied) + 2)]
         for trial in ranked:

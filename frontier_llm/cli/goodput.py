@@ -37,6 +37,7 @@ from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
 from frontier_llm.planner.effective_time import RATES, Recovery
 from frontier_llm.planner.estimate import estimate
+from frontier_llm.units import counted
 
 NODES = (128, 1024, 2048, 9408)
 """Numbers of nodes if neither an option nor an experiment gives them."""
@@ -171,7 +172,9 @@ def _planned(config: RunConfig) -> tuple[Assumptions, int]:
             "choose a layout with frontier-llm plan, or give only a cluster, and --step",
         )  # fmt: skip
     nodes = -(-ranks // per_node)
-    source = f"the planner, {config.model.name} on {nodes} nodes of {config.cluster.name}"
+    source = (
+        f"the planner, {config.model.name} on {counted(nodes, 'node')} of {config.cluster.name}"
+    )
     stall = found.time.parts["checkpoint"]
     planned = {"step": (found.time.seconds - stall, source)}
     if stall:

@@ -32,12 +32,12 @@ from pathlib import Path
 
 from frontier_llm.cli.compose import compose, fitted, groups
 from frontier_llm.cli.group_files import file_choices
-from frontier_llm.cli.launch_checks import check_run_dir, data_line, forecast, steps_done
+from frontier_llm.cli.launch_checks import check_data, check_run_dir, forecast
 from frontier_llm.cli.launch_options import (
-    TimeLimit,
     check_qsub_options,
     check_words,
     is_override,
+    time_limit,
     with_joined_values,
 )
 from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE, WITHOUT_GPU
@@ -231,20 +231,23 @@ def _checked_job(
 def _checks(job: Job, candidate: Candidate, *, submit: bool) -> tuple[str, ...]:
     """Check the data, the run directory and the time of a job; return lines for its user.
 
-    A lack of disk space is only a warning unless the job is submitted, because this machine may not
-    be the one that runs it.
+    Unless the job is submitted, a lack of disk space or of time in the job script is only a
+    warning, because the command may be used elsewhere or with other options.
     """
     config, is_given = candidate.config, "run.dir" in map(key_of, job.overrides)
-    lines = [data_line(config, job.overrides)]
-    if problem := check_run_dir(candidate, is_given=is_given):
+    lines = [check_data(config, job.overrides)]
+    done, problem = check_run_dir(candidate, is_given=is_given)
+    if problem:
         todo = "free some space, set run.dir to another file system, or lower checkpoint.keep"
         if submit:
             raise LaunchError(f"{problem}\n  do: {todo}")
         lines.append(f"warning    {problem}: {todo}")
-    options = job.options
-    limit = TimeLimit.of_pbs(options) if job.is_pbs else TimeLimit.of_slurm(options, job.script)
-    done = steps_done(config) if is_given else 0
-    predicted = forecast(candidate, limit, done=done, chain=job.chain, stops=not job.is_pbs)
+    limit = time_limit(job.options, Path(job.script))
+    predicted, error = forecast(candidate, limit, done=done, chain=job.chain, stops=not job.is_pbs)
+    if error and (submit or not (limit and limit.of_script)):
+        raise error
+    if error:
+        predicted += f"\nwarning    {error.key}={error.got} is too short: {error.todo}"
     return (*lines, predicted)
 
 

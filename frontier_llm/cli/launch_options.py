@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from frontier_llm.cli.compose import groups
 from frontier_llm.config.decode import keys
@@ -29,12 +30,8 @@ IN_QSUB = {
 
 WITH_ASSIGNMENTS = {"-l": "", "-v": "", "-W": "", "--export": "="}
 """Options whose value has the form `name=value`, and what joins them to it."""
-_SLURM_TIME = re.compile(
-    r"(?P<m>\d+)(:(?P<s>\d+))?|(?P<h>\d+):(?P<m2>\d+):(?P<s2>\d+)"
-    r"|(?P<d>\d+)-(?P<h2>\d+)(:(?P<m3>\d+)(:(?P<s3>\d+))?)?"
-)
-_PBS_TIME = re.compile(r"((?:(?P<h>\d+):)?(?P<m>\d+):)?(?P<s>\d+)(\.\d*)?")
-_UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_TIME_OF_SLURM = re.compile(r"(?:^|\s)(?:--time[= ]|-t ?)(\S+)", re.MULTILINE)
+_TIME_OF_PBS = re.compile(r"(?:^|\s)-l(?:\S*,)?walltime=([^\s,]+)")
 
 
 @dataclass(frozen=True)
@@ -45,82 +42,60 @@ class TimeLimit:
     """Infinite if there is no limit."""
     text: str
     """The option that sets it, and its file unless it is on the command line."""
-
-    @classmethod
-    def of_slurm(
-        cls, options: Sequence[str], script: str, environ: Mapping[str, str] = os.environ
-    ) -> "TimeLimit | None":
-        """Return the limit of a job of Slurm; None if only the partition has one.
-
-        Options of sbatch count more than its environment variables, and these more than the
-        directives of the script.
-
-        Raises:
-            ConfigError: the value is in none of the formats that sbatch accepts.
-        """
-        places = [
-            (_directives(script), f" of {script}"),
-            ([f"--time={time}" for name, time in environ.items() if name == "SBATCH_TIMELIMIT"],
-             " (SBATCH_TIMELIMIT)"),
-            (options, ""),
-        ]  # fmt: skip
-        found = None
-        for words, origin in places:
-            for option, following in pairwise([*words, ""]):
-                name, equals, value = option.partition("=")
-                if option.startswith("-t"):
-                    name, value, equals = "--time", option[2:], option[2:]
-                if name == "--time":
-                    value = value if equals else following
-                    found = cls(slurm_seconds(value), f"--time={value}{origin}")
-        return found
-
-    @classmethod
-    def of_pbs(cls, options: Sequence[str]) -> "TimeLimit | None":
-        """Return the limit of a job of PBS; None if only the queue has one.
-
-        Raises:
-            ConfigError: the value is in none of the formats that qsub accepts.
-        """
-        of_resources = [option[2:].split(",") for option in options if option.startswith("-l")]
-        values = [item for items in of_resources for item in items if item.startswith("walltime=")]
-        if not values:
-            return None
-        match = _PBS_TIME.fullmatch(values[-1].removeprefix("walltime="))
-        if match is None:
-            raise ConfigError(
-                "-l walltime", values[-1], "hours:minutes:seconds, or seconds",
-                "write -l walltime=00:20:00 for twenty minutes",
-            )  # fmt: skip
-        return cls(_seconds(match), f"-l {values[-1]}")
+    of_script: bool
+    """Whether it is the default of the job script."""
 
 
-def slurm_seconds(text: str) -> float:
-    """Return a time of sbatch's option --time in seconds; infinity for no limit.
+def time_limit(
+    options: Sequence[str], script: Path, environ: Mapping[str, str] = os.environ
+) -> TimeLimit | None:
+    """Return the time limit of a job; None if only its queue or partition has one.
+
+    Options of sbatch replace its environment variables, and these the directives of the script.
 
     Raises:
-        ConfigError: the text is in none of the formats that the manual page of sbatch lists.
+        ConfigError: sbatch or qsub would not accept the value.
     """
-    if text.upper() in ("0", "INFINITE", "UNLIMITED"):
-        return math.inf
-    match = _SLURM_TIME.fullmatch(text)
-    if match is None:
-        raise ConfigError(
-            "--time", text or "nothing", "minutes, minutes:seconds, hours:minutes:seconds, "
-            "days-hours, days-hours:minutes or days-hours:minutes:seconds",
-            "write --time=06:00:00 for six hours",
-        )  # fmt: skip
-    return _seconds(match) or math.inf
+    line = " ".join(options)
+    if script.suffix == ".pbs":
+        values = _TIME_OF_PBS.findall(line)
+        seconds = seconds_of(values[-1], "pbs") if values else 0.0
+        return TimeLimit(seconds, f"-l walltime={values[-1]}", False) if values else None
+    directives = re.findall(r"^#SBATCH (.*)", script.read_text(), re.MULTILINE)
+    variable = environ.get("SBATCH_TIMELIMIT")
+    for text, origin in (
+        (line, ""),
+        (f"--time={variable}" if variable else "", " (SBATCH_TIMELIMIT)"),
+        ("\n".join(directives), f" of {script}"),
+    ):
+        if values := _TIME_OF_SLURM.findall(text):
+            seconds = seconds_of(values[-1], "slurm")
+            return TimeLimit(seconds, f"--time={values[-1]}{origin}", str(script) in origin)
+    return None
 
 
-def _seconds(match: re.Match[str]) -> float:
-    return sum(_UNIT_SECONDS[name[0]] * int(n) for name, n in match.groupdict().items() if n)
+def seconds_of(text: str, system: Literal["slurm", "pbs"]) -> float:
+    """Return a time limit in seconds; infinity for no limit.
 
-
-def _directives(script: str) -> list[str]:
-    """Return the options of the lines `#SBATCH` of a script."""
-    lines = Path(script).read_text().splitlines()
-    return [word for line in lines if line.startswith("#SBATCH ") for word in line.split()[1:]]
+    Raises:
+        ConfigError: the text is in none of the formats of the manual pages of sbatch or qsub.
+    """
+    days, dash, clock = text.rpartition("-")
+    numbers = [days, *clock.split(":")] if dash else clock.split(":")
+    is_legal = all(number.isdecimal() for number in numbers) and len(numbers) <= 3 + bool(dash)
+    if system == "slurm":
+        if text.upper() in ("INFINITE", "UNLIMITED"):
+            return math.inf
+        units = [86400, 3600, 60, 1] if dash else [3600, 60, 1] if len(numbers) == 3 else [60, 1]
+        formats = "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes "
+        formats += "or days-hours:minutes:seconds"
+    else:
+        units, formats = [3600, 60, 1][-len(numbers) :], "hours:minutes:seconds, or seconds"
+        is_legal = is_legal and not dash
+    if not is_legal:
+        raise ConfigError("the time limit", text, formats, "write 06:00:00 for six hours")
+    seconds = sum(unit * int(number) for unit, number in zip(units, numbers, strict=False))
+    return seconds or math.inf
 
 
 def check_qsub_options(options: Sequence[str]) -> None:

@@ -129,20 +129,14 @@ def _micro_batch(root: DictConfig) -> int:
 
 
 def _ranks_of_job(root: DictConfig) -> int:
-    """Return the ranks that a launcher has started, or else those of the nodes to launch or plan.
-
-    Without a number of nodes, these are the ranks of this machine.
-    """
-    if world := _world():
-        return world.size
+    """Return the ranks that a launcher has started, or those of the nodes to launch or plan."""
     planned = OmegaConf.select(root, "planner.nodes")
-    nodes = OmegaConf.select(root, "launch.nodes") or (
-        planned[-1] if isinstance(planned, ListConfig) and planned else None
-    )
-    if not isinstance(nodes, int):
-        return _number(root, "launch.ranks")
-    fixed = OmegaConf.select(root, "launch.ranks_per_node") is not None
-    return nodes * _number(root, f"{'launch' if fixed else 'cluster'}.ranks_per_node")
+    last = planned[-1] if isinstance(planned, ListConfig) and planned else None
+    nodes = OmegaConf.select(root, "launch.nodes") or last
+    if (world := _world()) or not isinstance(nodes, int):
+        return world.size if world else _number(root, "launch.ranks")
+    section = "cluster" if OmegaConf.select(root, "launch.ranks_per_node") is None else "launch"
+    return nodes * _number(root, f"{section}.ranks_per_node")
 
 
 def _number(root: DictConfig, key: str) -> int:

@@ -12,6 +12,7 @@ method.
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from frontier_llm.planner.plan_page import make_page
 from frontier_llm.planner.run_cost import run_cost
 from frontier_llm.planner.scaling import Point, fewest_nodes, scaling_curves
 from frontier_llm.planner.search import Found, Goal, search_all
+from frontier_llm.units import counted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -195,7 +197,7 @@ def _layout_json(layout: Estimate) -> dict[str, Any]:
 def _page(config: RunConfig, found: Found) -> str:
     best: Estimate = found.best[0]
     subtitle = (
-        f"{best.candidate.grid.size} ranks of {config.cluster.device.name}; "
+        f"{counted(best.candidate.grid.size, 'rank')} of {config.cluster.device.name}; "
         f"{found.examined} legal combinations, step time predicted for {found.timed} layouts"
     )
     title = f"{config.model.name} on {config.cluster.name}"
@@ -209,18 +211,23 @@ def _nothing_fits(config: RunConfig, found: Found) -> ConfigError:
         ranks, _ = ranks_to_plan(config)
         return ConfigError(
             "planner",
-            f"no layout of {model} on {ranks} ranks",
+            f"no layout of {model} on {counted(ranks, 'rank')}",
             "tensor and pipeline sizes whose product divides the number of ranks; tensor ranks "
             "must share a node",
             "change planner.tensor or planner.pipeline, or the number of nodes",
         )
-    reason, count = max(found.refused.items(), key=lambda item: item[1])
+    counts: Counter[str] = Counter()
+    for reason, number in found.refused.items():  # "memory, most for ..." is one reason here
+        counts[reason.partition(",")[0]] += number
+    reason, count = counts.most_common(1)[0]
+    share = "all" if count == sum(counts.values()) else f"most ({count})"
+    batch = "" if reason == "memory" else "another data.global_batch, "
     return ConfigError(
         "planner",
-        f"{sum(found.refused.values())} layouts of {model}, none of which can run",
+        f"{sum(counts.values())} layouts of {model}, none of which can run",
         "a layout that is legal and fits into memory",
-        f"most ({count}) were refused for {reason}: try more nodes (planner.nodes), another "
-        "data.global_batch, or fewer planner.* constraints",
+        f"{share} were refused for {reason}: try more nodes (planner.nodes), {batch}or "
+        "fewer planner.* constraints",
     )
 
 

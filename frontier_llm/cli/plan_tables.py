@@ -6,16 +6,17 @@ from rich.table import Table
 
 from frontier_llm.cli.plain_table import plain_table
 from frontier_llm.config.run import RunConfig
-from frontier_llm.planner.estimate import Estimate
+from frontier_llm.planner.estimate import Estimate, budget_bytes
+from frontier_llm.planner.memory import StageMemory
 from frontier_llm.planner.run_cost import run_cost
 from frontier_llm.planner.scaling import Point
 from frontier_llm.planner.search import Found
-from frontier_llm.units import GIB, format_bytes, format_count
+from frontier_llm.units import GIB, counted, format_bytes, format_count, format_figure
 
 MOST_STAGES = 8
 """Maximum number of stages whose memory is printed; --json writes all stages."""
-SHARED = ("TP", "schedule", "micro", "recompute", "wire")
-"""Columns that are left out if all layouts have the same value."""
+NEAR = 0.03
+"""Layouts whose step times differ less are not certain to be in the order of the table."""
 EXAMPLE_WIDTH = 72
 """Characters per line of the column with examples of refused layouts."""
 
@@ -23,21 +24,23 @@ EXAMPLE_WIDTH = 72
 def layouts_table(found: Found) -> Table:
     """Return the table of the best layouts, one row per layout.
 
-    Some columns are left out where they say nothing: choices that all layouts share, which the
+    Some columns are left out where they say nothing: values that all layouts share, which the
     caption names, seconds that are 0 for all layouts, and an HFU that equals the MFU.
     """
     rows = [_row(layout) for layout in found.best]
     best = found.best[0]
-    same = [name for name in SHARED if len(rows) > 1 and len({row[name] for row in rows}) == 1]
     zero = [
         name for name in rows[0] if name.endswith(" s") and not any(float(r[name]) for r in rows)
     ]
+    equal_columns = (name for name in rows[0] if len({row[name] for row in rows}) == 1)
+    same = [name for name in equal_columns if len(rows) > 1 and name not in (*zero, "HFU")]
     equal = ["HFU"] if all(row["HFU"] == row["MFU"] for row in rows) else []
     columns = [name for name in rows[0] if name not in (*same, *zero, *equal)]
     title = (
-        f"{best.candidate.config.model.name} on {best.candidate.grid.size} ranks of "
+        f"{best.candidate.config.model.name} on {counted(best.candidate.grid.size, 'rank')} of "
         f"{best.candidate.config.cluster.name}, {best.candidate.config.data.global_batch} samples "
-        f"per step: {found.examined} legal combinations, {found.timed} with a predicted time"
+        f"per step: {counted(found.examined, 'legal combination')}, {found.timed} with a predicted "
+        "time"
     )
     table = plain_table(title, ["", *columns])
     for number, row in enumerate(rows, start=1):
@@ -51,6 +54,11 @@ def layouts_table(found: Found) -> Table:
     if same:
         shared = ", ".join(f"{name} {rows[0][name]}" for name in same)
         table.caption += f"; all layouts: {shared}"
+    near = sum(layout.time.seconds <= best.time.seconds * (1 + NEAR) for layout in found.best)
+    if near > 1 and best.candidate.config.planner.objective != "memory":
+        table.caption += (
+            f"; the first {near} differ by less than {NEAR:.0%}, so their order is not certain"
+        )
     return table
 
 
@@ -71,19 +79,34 @@ def details(layout: Estimate) -> Iterator[Table]:
     table = plain_table(title, ["part", "seconds", "share"])
     for name, seconds in layout.time.parts.items():
         share = f"{seconds / layout.time.seconds:.1%}"
-        table.add_row(name.replace("_", " "), f"{seconds:.4g}", share)
+        table.add_row(name.replace("_", " "), f"{seconds:.3g}", share)
     yield table
-    stages = layout.memory[:: max(1, -(-len(layout.memory) // MOST_STAGES))]
+    stages = _shown_stages(layout)
     columns = ["stage", *(str(memory.stage) for memory in stages)]
-    table = plain_table("Layout 1: peak memory per rank, GiB", columns)
+    device = layout.candidate.config.cluster.device.memory_gib
+    usable = budget_bytes(layout.candidate) / GIB
+    title = f"Layout 1: peak memory per rank, GiB of {device:.3g}"
+    if usable < device:
+        title += f", of which {usable:.3g} may be used"
+    table = plain_table(title, columns)
     for name in layout.memory[0].by_category:
-        if any(memory.by_category[name] for memory in layout.memory):
+        if any(memory.by_category[name] for memory in stages):
             sizes = [memory.by_category[name] / GIB for memory in stages]
             table.add_row(name, *map(_short, sizes))
     table.add_row("total", *(_short(memory.total / GIB) for memory in stages))
     if layout.peak.host_bytes:
         table.caption = f"and {format_bytes(layout.peak.host_bytes)} of main memory per rank"
     yield table
+
+
+def _shown_stages(layout: Estimate) -> list[StageMemory]:
+    """Return the memory of at most MOST_STAGES stages: the first, fullest, last and some others."""
+    stages, last = layout.memory, len(layout.memory) - 1
+    count = min(MOST_STAGES, len(stages))
+    spread = {round(place * last / max(1, count - 1)) for place in range(count)}
+    if layout.peak.stage not in spread:
+        spread.remove(min(spread - {0, last}, key=lambda stage: abs(stage - layout.peak.stage)))
+    return [stages[stage] for stage in sorted({*spread, layout.peak.stage})]
 
 
 def cost_table(found: Found, tokens: float) -> Table:
@@ -144,7 +167,7 @@ def _point(layout: Estimate | None, efficiency: float | None) -> list[str]:
     if layout is None or efficiency is None:
         return ["none fits", "", "", ""]
     return [
-        format_count(layout.tokens_per_second),
+        format_count(layout.tokens_per_second, 3),
         f"{efficiency:.0%}",
         _percent(layout.mfu),
         layout.candidate.description,
@@ -156,7 +179,10 @@ def _row(layout: Estimate) -> dict[str, str]:
     candidate, time = layout.candidate, layout.time
     config, factors = candidate.config, candidate.factors
     collectives = config.collectives
-    exposed = {f"{k.name} s": f"{time.exposed.get(k.name, 0.0):.3f}" for k in config.cluster.links}
+    exposed = {
+        f"{k.name} s": format_figure(time.exposed.get(k.name, 0.0)) for k in config.cluster.links
+    }
+    device = config.cluster.device.memory_gib
     return {
         "TP": str(candidate.grid.tensor),
         "PPxC": f"{candidate.grid.pipeline}x{config.parallel.chunks}",
@@ -166,19 +192,19 @@ def _row(layout: Estimate) -> dict[str, str]:
         "P/G/OS": f"{factors.params}/{factors.grads}/{factors.optimizer}",
         "recompute": config.recompute,
         "wire": collectives.name if collectives.name != "plain" else collectives.grads_format,
-        "step s": f"{time.seconds:.3f}",
-        "tokens/s": format_count(layout.tokens_per_second),
+        "step s": format_figure(time.seconds, 3),
+        "tokens/s": format_count(layout.tokens_per_second, 3),
         "MFU": _percent(layout.mfu),
         "HFU": _percent(layout.hfu),
-        "peak GiB": f"{layout.peak.total / GIB:.1f}",
+        f"peak of {device:.3g} GiB": format_figure(layout.peak.total / GIB, 3),
         "bubble": f"{time.bubble_fraction:.1%}",
         **exposed,
-        "ckpt s": f"{time.parts['checkpoint']:.3f}",
+        "ckpt s": format_figure(time.parts["checkpoint"]),
     }
 
 
 def _percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{share:.1%}"
+    return "unknown" if share is None else f"{share:.0%}"
 
 
 def _short(gib: float) -> str:

@@ -5,7 +5,6 @@ Torch is imported only after the first line is printed.
 
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,35 +19,24 @@ _made: list[Path] = []
 """The run directory and the folders above it that this process has made, the innermost first."""
 
 
-def lock_run_dir(config: RunConfig) -> None:
-    """Lock the run directory; refuse to resume a run whose configuration differs.
+def lock_run_dir(config: RunConfig, *, lock: bool = True) -> None:
+    """Lock the run directory, or only check it; refuse to resume a run that differs.
 
     Raises:
         ConfigError: another process uses the directory, or a key that determines the losses has
             changed and `run.allow_changes` does not name it.
     """
-    path = Path(config.run.dir).absolute()
-    _made[:] = [folder for folder in (path, *path.parents) if not folder.exists()]
-    _check(config, run_directory.lock_run_dir, slurm.started_again(os.environ))
-
-
-def check_resume(config: RunConfig) -> None:
-    """Check like `lock_run_dir` that a job may start in its run directory, without a change.
-
-    Raises:
-        ConfigError: it may not.
-    """
-    _check(config, run_directory.check_start, started_again=False)
-
-
-def _check(config: RunConfig, check: Callable[..., bool], started_again: bool) -> None:
+    if lock:
+        path = Path(config.run.dir).absolute()
+        _made[:] = [folder for folder in (path, *path.parents) if not folder.exists()]
     newest = checkpoint_places.newest_folder(config)
-    resumes = check(
+    resumes = run_directory.lock_run_dir(
         Path(config.run.dir),
         config.run.resume,
         newest is not None,
-        started_again=started_again,
+        started_again=slurm.started_again(os.environ),
         nodes_may_have=config.checkpoint.tiers.local.path is not None,
+        lock=lock,
     )
     saved = checkpoint_places.saved_config(newest) if resumes and newest else None
     if saved is not None:

@@ -25,7 +25,8 @@ trials.
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ from frontier_llm.cli.trial_runner import (
     finished_trial,
     is_first_task,
     planned_trial,
+    repeated_trial,
     run_trial,
 )
 from frontier_llm.config import RunConfig, decode
@@ -82,10 +84,33 @@ def main(arguments: Sequence[str]) -> int:
     ]
     if "hydra/launcher=submitit_slurm" in settings:
         from frontier_llm.cli import slurm_trials  # noqa: F401  (replaces hydra's launcher)
+    _silence(settings)
+    axes = {key_of(setting) for setting in settings if is_axis(setting)}
+
+    def task(config: DictConfig) -> float:
+        return hydra_task(config, axes)
+
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(task)()
+    return 0
+
+
+def _silence(settings: Sequence[str]) -> None:
+    """Silence lines that repeat those of the trials; of optuna only the best trial is printed."""
     for name in _SILENT_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(hydra_task)()
-    return 0
+    if "hydra/sweeper=optuna" in settings:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        logging.getLogger("hydra_plugins.hydra_optuna_sweeper._impl").addFilter(_print_best)
+
+
+def _print_best(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    if text.startswith("Best"):
+        print(text)
+    return False
 
 
 def first_configuration(arguments: Sequence[str]) -> RunConfig:
@@ -119,16 +144,21 @@ def plugin_defaults(config: RunConfig, arguments: Sequence[str]) -> list[str]:
     return [f"{key}={value}" for key, value in defaults.items() if key not in given]
 
 
-def hydra_task(config: DictConfig) -> float:
+def hydra_task(config: DictConfig, axes: Set[str]) -> float:
     """Run one trial and return its value for a search, as `launch.trial_value` defines it.
 
-    Hydra calls this once per trial. In a Slurm job every task calls it, each for its own rank.
+    Hydra calls this once per trial. In a Slurm job every task calls it, each for its own rank. A
+    search may repeat a setting, which is not tried again.
+
+    Args:
+        config: the composed configuration of the trial.
+        axes: keys that differ between trials, which the line of the trial names.
     """
     of_hydra = HydraConfig.get()
     overrides = list(of_hydra.overrides.task)
     folder = Path(of_hydra.runtime.output_dir).absolute()
     try:
-        trial = finished_trial(overrides, folder)
+        trial = finished_trial(overrides, folder) or repeated_trial(overrides, folder)
     except FrontierError as error:  # hydra would print a traceback
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -140,7 +170,8 @@ def hydra_task(config: DictConfig) -> float:
         total = getattr(of_hydra.sweeper, "n_trials", None)
         number = f"{of_hydra.job.num + 1}/{total}" if total else f"{of_hydra.job.num + 1}"
         speed = f"{trial.speed_number:>10} {trial.speed_unit}"
-        print(f"{number:<10}{trial.status:<14}{speed}  {' '.join(overrides)}")
+        shown = [text for text in overrides if key_of(text) in axes] or overrides
+        print(f"{number:<10}{trial.status:<14}{speed}  {' '.join(shown)}")
     return trial.value
 
 

@@ -5,13 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from frontier_llm.cli.sweep_convergence import Curve, spread
-from frontier_llm.cli.sweep_importance import Importance
-from frontier_llm.cli.sweep_trials import done_trials, pareto, peak_memory, sensitivity
+from frontier_llm.cli.sweep_trials import done_trials, pareto, peak_memory
 from frontier_llm.cli.trial import Trial
 from frontier_llm.units import GIB
-
-_AXIS, _PAIR = "#36c", "#999"
-"""Colours of the bars of single axes and of pairs."""
 
 
 def draw_pareto(trials: Sequence[Trial], path: Path) -> None:
@@ -29,26 +25,6 @@ def draw_pareto(trials: Sequence[Trial], path: Path) -> None:
     figure.savefig(path)
 
 
-def draw_sensitivity(trials: Sequence[Trial], path: Path) -> None:
-    """Draw the share of the variance of the speed that each axis explains."""
-    figure, axis = _figure()
-    shares = sensitivity(trials)
-    axis.barh(list(shares)[::-1], list(shares.values())[::-1], color="#36c")
-    axis.set_xlim(0, 1)
-    axis.set_xlabel(f"share of the variance of {trials[0].speed_unit}")
-    figure.savefig(path)
-
-
-def draw_importance(found: Importance, unit: str, path: Path, pairs: int = 6) -> None:
-    """Draw the importance of all axes (blue) and of the most important pairs (grey)."""
-    bars = {**found.alone, **{" x ".join(pair): size for pair, size in _first(found, pairs)}}
-    colours = [_AXIS] * len(found.alone) + [_PAIR] * (len(bars) - len(found.alone))
-    figure, axis = _figure()
-    axis.barh(list(bars)[::-1], list(bars.values())[::-1], color=colours[::-1])
-    axis.set_xlabel(f"contribution, {unit}")
-    figure.savefig(path)
-
-
 def draw_convergence(searches: Mapping[str, Sequence[Curve]], quantity: str, path: Path) -> None:
     """Draw the best value so far: the median and the range of each group of searches.
 
@@ -62,7 +38,7 @@ def draw_convergence(searches: Mapping[str, Sequence[Curve]], quantity: str, pat
     """
     figure, axis = _figure()
     shown: list[float] = []
-    for (name, curves), colour in zip(searches.items(), (_AXIS, "#c33", "#393"), strict=False):
+    for (name, curves), colour in zip(searches.items(), ("#36c", "#c33", "#393"), strict=False):
         low, middle, high = spread(curves)
         numbers = range(1, len(middle) + 1)
         axis.fill_between(numbers, low, high, step="post", alpha=0.15, color=colour)
@@ -74,10 +50,6 @@ def draw_convergence(searches: Mapping[str, Sequence[Curve]], quantity: str, pat
     axis.set_ylabel(f"best so far: {quantity}")
     axis.legend()
     figure.savefig(path)
-
-
-def _first(found: Importance, count: int) -> list[tuple[tuple[str, str], float]]:
-    return list(found.pairs.items())[:count]
 
 
 def _figure() -> tuple[Any, Any]:

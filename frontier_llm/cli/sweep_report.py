@@ -4,12 +4,10 @@ An axis is a setting that differs between the trials of a sweep. Writes these fi
 
     sweep.md          a table of all trials, the fastest first, and the tables of the charts
     pareto.svg        speed against memory
-    sensitivity.svg   share of the variance of the speed that each axis explains
-    importance.svg    how much each axis and each pair of axes changes the speed
     convergence.svg   the best value after each trial
 
-The importances need the extra `sweep` of this package. `--beside` adds other searches over the same
-axes to convergence.svg, for example random ones (hydra/sweeper/sampler=random). Prints sweep.md.
+`--beside` adds other searches over the same axes to convergence.svg, for example random ones
+(hydra/sweeper/sampler=random). Prints sweep.md.
 """
 
 import textwrap
@@ -17,16 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from frontier_llm.cli.options import folder, tool_parser
-from frontier_llm.cli.sweep_charts import (
-    draw_convergence,
-    draw_importance,
-    draw_pareto,
-    draw_sensitivity,
-)
+from frontier_llm.cli.sweep_charts import draw_convergence, draw_pareto
 from frontier_llm.cli.sweep_convergence import Curve, best_so_far, convergence_table
-from frontier_llm.cli.sweep_importance import Importance, importance, is_installed
 from frontier_llm.cli.sweep_trials import (
     axes,
+    by_chance,
     done_trials,
     pareto,
     peak_memory,
@@ -38,7 +31,8 @@ from frontier_llm.cli.trial import TRIAL_FILE, Trial
 from frontier_llm.units import GIB, format_seconds
 
 REPORT = "sweep.md"
-_NO_IMPORTANCE = "The importance of pairs of axes needs `pip install 'frontier-llm[sweep]'`."
+NOISE = 0.3
+"""The report warns if axes without influence would have at least this share of the variance."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,9 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(
                 f"{each} contains no {TRIAL_FILE}: give the folder of a sweep that has run"
             )
-    text = write(trials, _importance(trials, path), _convergence(path, options.beside, trials[0]))
+    text = write(trials, _convergence(path, options.beside, trials[0]))
     draw_pareto(trials, path / "pareto.svg")
-    draw_sensitivity(trials, path / "sensitivity.svg")
     (path / REPORT).write_text(text)
     print(text)
     return 0
@@ -67,14 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def write(
     trials: Sequence[Trial],
-    found: Importance | None,
     searches: Mapping[str, Sequence[Curve]],
 ) -> str:
     """Return the report as Markdown.
 
     Args:
         trials: the trials, the fastest first.
-        found: the importance of the axes; None if its libraries are not installed.
         searches: the best values so far of this and of other searches.
     """
     lines = [
@@ -89,28 +80,15 @@ def write(
         "",
         *sensitivity_table(trials),
         "",
-        *(importance_table(found, trials[0].speed_unit) if found else [_NO_IMPORTANCE]),
-        "",
         "## Best value so far",
         "",
         *(convergence_table(searches) if searches else []),
         "",
         "![speed against memory](pareto.svg)",
-        "![sensitivity](sensitivity.svg)",
-        *(["![importance](importance.svg)"] if found else []),
         *(["![convergence](convergence.svg)"] if searches else []),
         "",
     ]
     return "\n".join(lines)
-
-
-def _importance(trials: Sequence[Trial], path: Path) -> Importance | None:
-    """Compute and draw the importance of the axes, if the libraries are installed."""
-    if not is_installed():
-        return None
-    found = importance(trials)
-    draw_importance(found, trials[0].speed_unit, path / "importance.svg")
-    return found
 
 
 def _convergence(
@@ -146,19 +124,18 @@ def table(trials: Sequence[Trial]) -> list[str]:
 
 def sensitivity_table(trials: Sequence[Trial]) -> list[str]:
     """Return the table of the axes and their influence as lines of Markdown."""
-    rows = [f"| {key} | {share:.0%} |" for key, share in sensitivity(trials).items()]
-    return ["| axis | share of the variance of the speed |", "|---|---|", *rows]
-
-
-def importance_table(found: Importance, unit: str, pairs: int = 6) -> list[str]:
-    """Return the importance of all axes and of the first pairs as lines of Markdown."""
-    rows = [(key, size) for key, size in found.alone.items()]
-    rows += [(" x ".join(pair), size) for pair, size in list(found.pairs.items())[:pairs]]
+    shares = sensitivity(trials)
+    rows = [f"| {key} | {share:.0%} |" for key, share in shares.items()]
+    rest = f"| combinations of values, and noise | {1 - sum(shares.values()):.0%} |"
+    head = ["| axis | share of the variance of the speed |", "|---|---|"]
+    chance = by_chance(trials)
+    if chance < NOISE:
+        return [*head, *rows, rest]
     return [
-        f"| axis or pair | mean absolute contribution, {unit} |",
-        "|---|---|",
-        *(f"| {name} | {size:.4g} |" for name, size in rows),
-    ]
+        *head, *rows, rest, "",
+        f"With so few trials ({len(trials)}), these shares are mostly noise: axes without any "
+        f"influence would have {chance:.0%} of the variance.",
+    ]  # fmt: skip
 
 
 def _outcome(trial: Trial) -> str:

@@ -3,22 +3,24 @@
 An axis is a setting that differs between the trials of a sweep.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, pvariance
+
+import numpy as np
+import numpy.typing as npt
 
 from frontier_llm.cli.trial import TRIAL_FILE, Trial
 
 
 def read(sweep_dir: Path) -> list[Trial]:
-    """Read all trials of a sweep, the fastest first.
+    """Read all trials of a sweep, the fastest first, and of repeated settings one.
 
     Raises:
         DataError: the file of a trial is damaged.
     """
     found = [Trial.read(path.parent) for path in sweep_dir.rglob(TRIAL_FILE)]
-    return sorted(found, key=lambda trial: -trial.speed)
+    settings = {frozenset(trial.overrides): trial for trial in found}
+    return sorted(settings.values(), key=lambda trial: -trial.speed)
 
 
 def read_in_order(sweep_dir: Path) -> list[Trial]:
@@ -47,18 +49,47 @@ def axes(trials: Sequence[Trial]) -> dict[str, list[str]]:
 
 
 def sensitivity(trials: Sequence[Trial]) -> dict[str, float]:
-    """Return the share of the variance of the speed that each axis explains, largest first.
+    """Divide the variance of the speed among the axes, the largest share first.
 
-    For each value of an axis, take the mean speed of the trials with this value. The share is the
-    variance of these means, weighted by their numbers of trials, divided by the variance of all
-    speeds. An axis without influence has the share 0. An axis that alone determines the speed has
-    the share 1. A trial that is not done counts with speed 0, so that an axis whose values fail has
-    influence.
+    A linear model of the speed has an effect for each value of an axis. The axis that explains most
+    of the variance comes first. Each further axis gets what it explains beyond those before it
+    (sequential sums of squares). So the shares add up to at most 1. The rest is due to combinations
+    of values, and to noise. A trial that is not done counts with speed 0, so that an axis whose
+    values fail has influence.
     """
-    total = pvariance([trial.speed for trial in trials])
-    shares = {key: variance_between(values, trials) / total if total else 0.0
-              for key, values in axes(trials).items()}  # fmt: skip
+    speeds = np.array([trial.speed for trial in trials])
+    columns = {key: _effects(values) for key, values in axes(trials).items()}
+    model, explained = np.ones((len(trials), 1)), 0.0
+    shares: dict[str, float] = {}
+    while columns:
+        totals = {
+            key: _explained(np.hstack([model, effects]), speeds) for key, effects in columns.items()
+        }
+        best = max(totals, key=lambda key: totals[key])
+        shares[best] = max(0.0, totals[best] - explained)
+        model, explained = np.hstack([model, columns.pop(best)]), max(explained, totals[best])
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def by_chance(trials: Sequence[Trial]) -> float:
+    """Return the share of the variance that axes without any influence explain on average.
+
+    A model of e independent effects explains e / (n - 1) of the variance of n random speeds.
+    """
+    effects = sum(len(set(values)) - 1 for values in axes(trials).values())
+    return min(1.0, effects / max(1, len(trials) - 1))
+
+
+def _effects(values: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Return a column per value of an axis, with 1 for the trials that have it."""
+    return np.array([[value == other for other in sorted(set(values))] for value in values], float)
+
+
+def _explained(columns: npt.NDArray[np.float64], speeds: npt.NDArray[np.float64]) -> float:
+    """Return the share of the variance of the speeds that a linear model of columns explains."""
+    fitted = columns @ np.linalg.lstsq(columns, speeds, rcond=None)[0]
+    total = float(np.var(speeds))
+    return 1 - float(np.mean((speeds - fitted) ** 2)) / total if total else 0.0
 
 
 def pareto(trials: Sequence[Trial]) -> list[Trial]:
@@ -69,14 +100,6 @@ def pareto(trials: Sequence[Trial]) -> list[Trial]:
         if not front or peak_memory(trial) < peak_memory(front[-1]):
             front.append(trial)
     return front
-
-
-def variance_between(values: Sequence[str], trials: Sequence[Trial]) -> float:
-    """Return the variance of the speeds if each trial had the mean speed of its value."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for value, trial in zip(values, trials, strict=True):
-        groups[value].append(trial.speed)
-    return pvariance([fmean(group) for group in groups.values() for _ in group])
 
 
 def done_trials(trials: Sequence[Trial]) -> list[Trial]:

@@ -19,6 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import TRIAL_VARIABLE
 from frontier_llm.cli.sweep_file import key_of
+from frontier_llm.cli.sweep_trials import read_in_order
 from frontier_llm.cli.trial import TRIAL_FILE, Status, Trial
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.renamed import current_override
@@ -64,6 +65,19 @@ def finished_trial(overrides: Sequence[str], folder: Path) -> Trial | None:
             f"choose another folder; trial {folder.name} of this sweep has {' '.join(overrides)}",
         )
     return earlier if earlier.status == "done" else None
+
+
+def repeated_trial(overrides: Sequence[str], folder: Path) -> Trial | None:
+    """Return the trial of the same sweep that had these settings; None if they are new.
+
+    A trial that failed or took too long does not count, because it may succeed now.
+
+    Raises:
+        DataError: the file of a trial is damaged.
+    """
+    earlier = read_in_order(folder.parent)
+    same = (trial for trial in earlier if set(trial.overrides) == set(overrides))
+    return next((trial for trial in same if trial.status in ("done", "refused")), None)
 
 
 def run_trial(overrides: Sequence[str], folder: Path, limit_seconds: float) -> Trial:

@@ -88,7 +88,7 @@ def check_all_ranks(
 def _log_success(reports: Sequence[RankReport]) -> None:
     hosts = len({report.host for report in reports})
     found = f"{counted(len(reports), 'rank')} on {counted(hosts, 'host')}"
-    _LOG.debug("%-10s %s: all checks are passed", "preflight", found)
+    _LOG.debug("%-10s %s passed all checks", "preflight", found)
     variables = [f"{name}={value}" for name, value in reports[0].environment.items()]
     if variables:
         _LOG.debug("%-10s %s", "network", " ".join(variables))

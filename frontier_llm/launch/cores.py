@@ -13,6 +13,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.launch.slurm import is_srun_task
 from frontier_llm.launch.visible_devices import torch_kind
+from frontier_llm.units import counted
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUPS_OF_PROCESS = Path("/proc/self/cgroup")
@@ -115,8 +116,8 @@ def crowding(
         return None
     recommended = max(1, cores // sharing)
     return (
-        f"warning: {threads} threads in each of {sharing} {'rank' if sharing == 1 else 'ranks'} "
-        f"on {cores} {'core' if cores == 1 else 'cores'} make every step slow; "
+        f"warning: {threads} threads in each of {counted(sharing, 'rank')} "
+        f"on {counted(cores, 'core')} make every step slow; "
         f"set launch.threads={recommended} (or OMP_NUM_THREADS={recommended})"
         + (", or ask for more cores per task (srun -c)" if is_srun_task(environ) else "")
     )

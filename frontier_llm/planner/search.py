@@ -30,8 +30,11 @@ from typing import Generic, TypeVar
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.host_pool import STATE_BYTES
+from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.geometry.pipeline_actions import Placement
 from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.planner.activations import Activations, least_activations, stages_activations
 from frontier_llm.planner.candidate import Candidate, StageKinds
 from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate
@@ -39,6 +42,7 @@ from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import fullest_of, kinds_activations
 from frontier_llm.planner.space import Cut, cuts, legal_factors
 from frontier_llm.planner.step_time import step_time
+from frontier_llm.units import GIB, format_bytes
 
 Progress = Callable[[str, float], None]
 """Function that is called with the name of the current phase and the share of it that is done."""
@@ -50,7 +54,7 @@ class Found:
     """The result of a search."""
 
     best: list[Estimate] = field(default_factory=list)
-    """The best layouts, best first."""
+    """The best layouts, best first: of each cut the one with its best sharding factors."""
     front: list[Estimate] = field(default_factory=list)
     """The Pareto front: layouts that no other layout beats in both memory and speed, ascending by
     memory."""
@@ -170,16 +174,18 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
         exact = _refined(cut, found, slowest, front)
         if exact is None:
             continue
+        entries = []
         for candidate, peak in _fitting(exact):
             seconds = step_time(candidate, cut.time).seconds
             found.timed += 1
             front.add(peak, seconds, (candidate, exact))
             first, second = (peak, seconds) if by_memory else (seconds, peak)
-            entry = (-first, -second, -found.timed, candidate, exact)
-            if len(best) < config.planner.rows:
-                heapq.heappush(best, entry)
-            elif entry[:3] > best[0][:3]:
-                heapq.heapreplace(best, entry)
+            entries.append((-first, -second, -found.timed, candidate, exact))
+        # of a cut only the best factors count; the order of finding decides between equal ones
+        best += [max(entries, key=lambda entry: entry[:3])] if entries else []
+        heapq.heapify(best)
+        if len(best) > config.planner.rows:
+            heapq.heappop(best)
     ranked = sorted(best, key=lambda entry: entry[:3], reverse=True)
     found.best = [estimate(layout, cut.time, cut.of_stages) for *_, layout, cut in ranked]
     found.front = [estimate(layout, cut.time, cut.of_stages) for layout, cut in front]
@@ -221,6 +227,13 @@ def _bounded_cuts(
     # the kinds of stages by tensor size and placement of the model chunks, computed once
     stage_kinds: dict[tuple[int, Placement], StageKinds] = {}
     all_cuts = list(cuts(config, goal.ranks, goal.ranks_per_node))
+    least = count_parameters(config.model, config.data.sequence_length) * FP32_BYTES / goal.ranks
+    if config.optimizer.name == "adamw":
+        least *= STATE_BYTES // FP32_BYTES
+    if least > config.planner.memory_share * config.cluster.device.memory_gib * GIB:
+        for cut in all_cuts:
+            _refuse(found, "memory", f"{cut}: at least {format_bytes(least)} of states per rank")
+        return
     for order, cut in enumerate(all_cuts):
         progress("layouts", order / len(all_cuts))
         cut_config = cut.apply(config)

@@ -34,58 +34,40 @@ def lock_run_dir(
     *,
     started_again: bool = False,
     nodes_may_have: bool = False,
+    lock: bool = True,
 ) -> bool:
-    """Lock the run directory, and check that the run may start in it (`check_start`).
+    """Lock the run directory, and check that the run may start in it.
 
-    The lock ends when this process and all processes forked from it have ended. The directory is
-    made if absent.
-
-    Raises:
-        ConfigError: another run is writing to the folder, it is a file, or `check_start` refuses
-            it.
-        FrontierError: the folder cannot be made or written to.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        _lock(path)
-    except (FileExistsError, NotADirectoryError):
-        raise ConfigError(
-            "run.dir", path, "a folder: a file is in the way", "choose another run.dir"
-        ) from None
-    except OSError as error:
-        raise _not_writable(path, error) from None
-    return check_start(
-        path, resume, has_checkpoint, started_again=started_again, nodes_may_have=nodes_may_have
-    )
-
-
-def check_start(
-    path: Path,
-    resume: Literal["auto", "required", "never"],
-    has_checkpoint: bool,
-    *,
-    started_again: bool = False,
-    nodes_may_have: bool = False,
-) -> bool:
-    """Check that a run may start in a directory, which need not exist.
+    The lock ends when this process and all processes forked from it have ended.
 
     Args:
-        path: the run directory.
+        path: the run directory; made if absent.
         resume: value of `run.resume`.
         has_checkpoint: whether there is a checkpoint to resume from.
         started_again: whether Slurm has requeued the job. If the job has trained without saving a
             checkpoint, it starts from the beginning, and its metrics and ledger are renamed.
         nodes_may_have: whether disks of other nodes may hold a checkpoint. Then the ranks look for
             it, and call `check_new` if they find none.
+        lock: whether to make and lock the directory. If not, only its content is checked.
 
     Returns:
         Whether the run resumes from a known checkpoint.
 
     Raises:
-        ConfigError: the folder holds another run, or `run.resume` requires a checkpoint, and there
-            is none.
-        FrontierError: a file cannot be renamed.
+        ConfigError: the folder holds another run, another run is writing to it, or it is a file;
+            or `run.resume` requires a checkpoint, and there is none.
+        FrontierError: the folder cannot be made or written to.
     """
+    try:
+        if lock:
+            path.mkdir(parents=True, exist_ok=True)
+            _lock(path)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(
+            "run.dir", path, "a folder: a file is in the way", "choose another run.dir"
+        ) from None
+    except OSError as error:
+        raise _not_writable(path, error) from None
     if resume == "never" and (path / CONFIG).exists():
         raise _already_used(path)
     if has_checkpoint:

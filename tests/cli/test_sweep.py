@@ -17,6 +17,7 @@ from frontier_llm.cli.trial_runner import (
     derived_overrides,
     finished_trial,
     planned_trial,
+    repeated_trial,
     run_trial,
 )
 from frontier_llm.config import decode
@@ -177,6 +178,33 @@ def test_a_sweep_that_runs_again_keeps_what_is_done(tmp_path):
     assert finished_trial(["a=3"], tmp_path / "2") is None
     with pytest.raises(ConfigError, match="whose trial 1 has a=2"):
         finished_trial(["b=1"], tmp_path / "1")
+
+
+def test_a_repeated_setting_is_answered_from_the_earlier_trial(tmp_path):
+    done = Trial(["a=1", "b=2"], "done", "", 1.0, 1.0, None, 1.0, 1.0)
+    failed = Trial(["a=2", "b=2"], "failed", "no", 1.0, 0.0, None, None, None)
+    for number, one in enumerate((done, failed)):
+        (tmp_path / str(number)).mkdir()
+        one.write(tmp_path / str(number))
+    assert repeated_trial(["b=2", "a=1"], tmp_path / "2") == done
+    assert repeated_trial(["b=2", "a=2"], tmp_path / "2") is None
+    assert repeated_trial(["b=3", "a=1"], tmp_path / "2") is None
+
+
+def test_a_search_prints_the_axes_of_its_trials_and_nothing_of_its_libraries(tmp_path):
+    command = [
+        sys.executable, "-m", "frontier_llm", "sweep", "sweep=frontier_175b",
+        "launch.trial_runner=plan", "hydra.sweeper.n_trials=2", f"hydra.sweep.dir={tmp_path}",
+    ]  # fmt: skip
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    first, second, *best = ended.stdout.splitlines()
+    for line in (first, second):
+        assert "parallel.tensor=" in line
+        assert "launch.trial_runner" not in line
+        assert "sweep=" not in line
+    assert [line.split()[0] for line in best] == ["Best", "Best"]
 
 
 def test_a_trial_is_what_its_last_step_and_its_usual_speed_are(tmp_path, monkeypatch):

@@ -1,13 +1,16 @@
 """The table, the picture and the ranking of a sweep."""
 
 import json
-import sys
+import random
 from dataclasses import asdict, replace
+from statistics import fmean
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from frontier_llm.cli.sweep_report import main
-from frontier_llm.cli.sweep_trials import axes, pareto, read, sensitivity
+from frontier_llm.cli.sweep_report import main, sensitivity_table
+from frontier_llm.cli.sweep_trials import axes, by_chance, pareto, read, sensitivity
 from frontier_llm.cli.trial import Trial
 from frontier_llm.errors import DataError
 from frontier_llm.units import GIB
@@ -38,6 +41,45 @@ def test_the_axis_that_decides_comes_first():
     assert shares["parallel.tensor"] > 0.95 > 0.2 > shares["data.micro_batch"]
 
 
+def test_each_axis_of_a_full_grid_has_the_variance_of_its_means():
+    """100, 110, 200, 210: the micro-batch moves a speed by 5, the tensor size by 50."""
+    shares = sensitivity(TRIALS[:4])
+    assert shares["parallel.tensor"] == pytest.approx(50**2 / (50**2 + 5**2))
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+@given(data=st.data())
+def test_shares_are_of_one_total_and_those_without_influence_have_none(data):
+    """Overlapping axes share what both explain, however few trials there are."""
+    settings = data.draw(st.lists(st.tuples(*[st.integers(0, 2)] * 3), min_size=2, max_size=12))
+    depends = data.draw(st.booleans())
+    trials = [
+        Trial([f"a={a}", f"b={b}", f"c={c}"], "done", "", 1.0, float(depends * a), 1, None, None)
+        for a, b, c in settings
+    ]
+    shares = sensitivity(trials)
+    assert all(share >= 0 for share in shares.values())
+    assert sum(shares.values()) <= 1 + 1e-9
+    varies = len({a for a, _, _ in settings}) > 1
+    assert sum(shares.values()) == pytest.approx(float(depends and varies))
+
+
+def test_influence_by_chance_is_what_random_speeds_show():
+    draw = random.Random(1).random
+    totals = []
+    for _ in range(200):
+        trials = [_trial(n % 4, n // 4 % 3, draw()) for n in range(24)]
+        totals.append(sum(sensitivity(trials).values()))
+    assert fmean(totals) == pytest.approx(by_chance(trials), rel=0.1)
+    assert by_chance(trials) == pytest.approx(5 / 23)
+
+
+def test_few_trials_are_called_noise():
+    assert "mostly noise" in "\n".join(sensitivity_table(TRIALS[:4]))
+    many = [_trial(n % 2, n // 2, n) for n in range(4)] * 10
+    assert "noise:" not in "\n".join(sensitivity_table(many))
+
+
 def test_an_axis_that_changes_nothing_explains_nothing():
     assert sensitivity([_trial(1, 1, 5), _trial(2, 1, 5)]) == {"parallel.tensor": 0.0}
 
@@ -63,10 +105,18 @@ def test_the_report_has_every_trial_and_why_it_failed(folder, capsys):
     assert "| 210 * | 4.00 | 2 | 2 | 10.0 s | done |" in said
     assert "refused: got: 80 GiB" in said
     assert (folder / "sweep.md").read_text().strip() in said
-    assert "| parallel.tensor | " in said.partition("mean absolute contribution, tokens/s")[2]
     assert "| 5 | 210 |" in said
-    for picture in ("pareto.svg", "sensitivity.svg", "importance.svg", "convergence.svg"):
+    for picture in ("pareto.svg", "convergence.svg"):
         assert "<svg" in (folder / picture).read_text()
+
+
+def test_a_repeated_setting_is_one_row(folder, capsys):
+    (folder / "9").mkdir()
+    TRIALS[3].write(folder / "9")
+    assert main([str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "4 of 5 trials done" in said
+    assert said.count("| 210 * |") == 1
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"status": "done"}'])
@@ -99,10 +149,3 @@ def test_a_sweep_over_nodes_is_compared_per_device(folder, capsys):
     said = capsys.readouterr().out
     assert said.index("| 110.0 * |") < said.index("| 26.2")
     assert "tokens/s per device" in said
-
-
-def test_without_the_libraries_the_report_says_what_to_install(folder, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "shap", None)
-    assert main([str(folder)]) == 0
-    assert "pip install 'frontier-llm[sweep]'" in capsys.readouterr().out
-    assert not (folder / "importance.svg").exists()

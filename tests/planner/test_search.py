@@ -34,7 +34,7 @@ def _everything(config, ranks):
             candidate = base.with_factors(factors)
             memory = fullest(candidate).total
             if memory <= budget_bytes(candidate):
-                estimated.append((step_time(candidate).seconds, memory, candidate.description))
+                estimated.append((step_time(candidate).seconds, memory, str(cut)))
     return sorted(estimated)
 
 
@@ -42,8 +42,9 @@ def test_the_best_are_those_that_trying_everything_finds():
     config = _tiny("planner.rows=5", "planner.micro_batch=[1,2]")
     found = search(config, Goal(8, 8))
     everything = _everything(config, 8)
+    of_cuts = {cut: seconds for seconds, _, cut in reversed(everything)}
     times = [estimated.time.seconds for estimated in found.best]
-    assert times == pytest.approx([seconds for seconds, *_ in everything[:5]])
+    assert times == pytest.approx(sorted(of_cuts.values())[:5])
     assert found.timed < len(everything)
 
 
@@ -120,10 +121,18 @@ def test_refusals_are_counted_by_reason_with_an_example():
     assert set(found.examples) == set(found.refused)
 
 
-def test_nothing_fits_where_nothing_can():
+def test_where_nothing_can_fit_the_memory_is_the_reason():
+    """12 bytes of a trillion parameters on 8 devices of 64 GiB, whatever divides the batch."""
     found = search(composed("experiment=frontier_1t", "planner.chunks=[1]"), Goal(8, 8))
     assert found.best == []
-    assert sum(found.refused.values()) > 0
+    assert found.refused
+    assert all(reason.startswith("memory") for reason in found.refused)
+
+
+def test_where_a_smaller_batch_would_fit_the_batch_is_the_reason():
+    found = search(_tiny("planner.micro_batch=[32]", "planner.tensor=[1]"), Goal(8, 8))
+    assert found.best == []
+    assert found.refused.most_common(1)[0][0] == "data.global_batch"
 
 
 def test_the_fewest_nodes_that_reach_a_goal():
