@@ -1,4 +1,6 @@
-"""Show the samples that a run reads: `frontier-llm inspect-data RUN_DIR INDEX [INDEX ...]`.
+"""Show the samples that a run reads: `frontier-llm inspect-data RUN_DIR [INDEX ...]`.
+
+First it prints the account of each corpus: what was read, and what was left out.
 
 INDEX is the number of a sample. Step t of a run, counted from 1, reads data.global_batch samples,
 beginning with sample (t - 1) * data.global_batch. RUN_DIR/ledger.jsonl has the first sample of each
@@ -16,6 +18,7 @@ from rich.text import Text
 
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import folder, tool_parser
+from frontier_llm.cli.preprocess import show_account
 from frontier_llm.config import RunConfig
 from frontier_llm.config.reading import SENTINELS
 from frontier_llm.data.batch import Seq2SeqBatch
@@ -33,12 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the samples; return the exit code."""
     parser = tool_parser(__doc__)
     parser.add_argument("run", type=folder, metavar="RUN_DIR", help="the run directory")
-    parser.add_argument("indices", type=int, nargs="+", metavar="INDEX", help="number of a sample")
+    parser.add_argument("indices", type=int, nargs="*", metavar="INDEX", help="number of a sample")
     parser.add_argument("--validation", action="store_true", help="show the validation split")
     options = parser.parse_intermixed_args(arguments)
     console = wide_console()
     config = read_config(options.run)
-    view = View(config, open_data(config.data), options.run, train=not options.validation)
+    corpora = open_data(config.data)
+    for name, corpus in zip(corpora.names, corpora.corpora, strict=True):
+        console.print(f"{name}: {corpus.manifest.source}", soft_wrap=True, highlight=False)
+        show_account(corpus.manifest, console)
+    view = View(config, corpora, options.run, train=not options.validation)
     for index in options.indices:
         console.rule(f"sample {index}", align="left")
         for line in view.lines(index):

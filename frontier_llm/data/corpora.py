@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from frontier_llm.config.data import DataConfig
 from frontier_llm.data.blend import Schedule, corpus_shares
+from frontier_llm.data.corpus_account import Account
 from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
-from frontier_llm.data.corpus_manifest import Manifest, Split
+from frontier_llm.data.corpus_manifest import FORMAT, Manifest, Split
 from frontier_llm.data.document_rows import DocumentSamples, Row
 from frontier_llm.data.packed_samples import PackedSamples
 from frontier_llm.data.packing import open_packing
@@ -26,6 +27,7 @@ from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, prepare
 from frontier_llm.data.prepared_corpus import Corpus, Samples, open_corpus, streams
 from frontier_llm.data.source import find_source
+from frontier_llm.data.source_choice import choose_files
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.data.worker_pool import available_cores
@@ -74,10 +76,22 @@ class Corpora:
             update={
                 "name": self.config.name,
                 "kind": self.config.kind,
+                "account": self.account,
                 "train": _sum_splits([manifest.train for manifest in manifests]),
                 "validation": _sum_splits([manifest.validation for manifest in manifests]),
             }
         )
+
+    @property
+    def account(self) -> Account | None:
+        """Sum of the accounts of all corpora; None if one of them has none."""
+        accounts = [corpus.manifest.account for corpus in self.corpora]
+        if None in accounts:
+            return None
+        total, *others = (a.model_copy(deep=True) for a in accounts if a is not None)
+        for account in others:
+            total.add_all(account)
+        return total
 
     @property
     def validation_bytes_per_token(self) -> float:
@@ -98,8 +112,17 @@ class Corpora:
         """Return the number of tokens of a split that samples predict.
 
         The first token of a document is not predicted if documents are separate.
+
+        Raises:
+            DataError: there is none.
         """
-        return split.tokens - (split.documents if self.config.documents == "separate" else 0)
+        predicted = split.tokens - (split.documents if self.config.documents == "separate" else 0)
+        if not predicted:
+            raise DataError(
+                f"the {split.documents:,} documents of a split of {self.config.name} have no token "
+                "to predict\n  do: set data.tokenizer to a tokenizer for this text, or add text"
+            )
+        return predicted
 
 
 def prepare_all(
@@ -227,20 +250,32 @@ def _sum_splits(splits: Sequence[Split]) -> Split:
 
 def _shared_tokenizer(config: DataConfig, report: Progress, workers: int | None) -> Path:
     """Return the path of a tokenizer trained on all corpora; train it if it does not exist."""
+    processes = workers or available_cores()
     sources = [find_source(corpus, config) for corpus in config.sources]
-    settings = (config.text_key, config.vocabulary, config.blend_alpha, config.validation_percent)
+    settings = (
+        FORMAT,
+        config.format,
+        config.text_key,
+        config.vocabulary,
+        config.blend_alpha,
+        config.validation_percent,
+    )
     inputs = "\0".join(map(str, (*settings, *(source.fingerprint() for source in sources))))
     digest = hashlib.sha256(inputs.encode()).hexdigest()[:12]
     path = Path(config.directory, f"{config.name}-{digest}.model")
     if path.exists():
         return path
-    corpora_and_sources = list(zip(config.sources, sources, strict=True))
+    corpora_and_sources = [
+        (corpus, choose_files(source, corpus, config, processes))
+        for corpus, source in zip(config.sources, sources, strict=True)
+    ]
     sizes = {corpus.name: source.size for corpus, source in corpora_and_sources}
     shares = corpus_shares(sizes, dict.fromkeys(sizes), config.blend_alpha)
     texts: list[str] = []
     for corpus, source in corpora_and_sources:
-        scans = scan_files(source, workers or available_cores(), report)
-        build = CorpusBuild(corpus, config, source, scans, workers or available_cores(), report)
+        scans = scan_files(source, processes, report)
+        build = CorpusBuild(corpus, config, source, scans, processes, report)
+        build.check_files()
         texts += build.choose_texts(shares[corpus.name] * TOKENIZER_TEXT_BYTES)
     report(f"training a tokenizer of {config.vocabulary} tokens", 0.0)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,6 +32,7 @@ from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
 from frontier_llm.data.corpus_manifest import FORMAT, MANIFEST_FILE, Manifest
 from frontier_llm.data.corpus_parts import PartFiles
 from frontier_llm.data.source import Source, find_source
+from frontier_llm.data.source_choice import choose_files
 from frontier_llm.data.tokenizer_source import (
     MODEL_FILE,
     copy_tokenizer,
@@ -45,6 +46,9 @@ from frontier_llm.units import MIB
 
 TOKENIZER_TEXT_BYTES = 32 * MIB
 """Size of the text that a tokenizer is trained on."""
+_DIGEST_FORMAT = 2
+"""Format in which the first corpora of the present content were written. It stays part of the name
+of a corpus, so that they are found."""
 STALE_SECONDS = 7 * 24 * 3600
 """Age after which unfinished work is removed."""
 
@@ -94,7 +98,8 @@ class _Preparation:
     def run(self) -> Path:
         source = find_source(self._corpus, self._config)
         name = self._corpus.name
-        note = self._directory / f".{name}-{self._digest(source.fingerprint())[:24]}"
+        digest = self._digest(f"{FORMAT}{source.fingerprint()}")
+        note = self._directory / f".{name}-{digest[:24]}"
         if folder := _read_note(note):
             return folder
         if self._tokenizer is not None:  # what cannot be used is refused before a file is read
@@ -119,11 +124,13 @@ class _Preparation:
         given = self._tokenizer
         tokenizer = config.vocabulary if given is None else digest_tokenizer(given)
         inputs: tuple[object, ...] = (
-            FORMAT, self._corpus.kind, config.text_key, tokenizer, config.validation_percent,
-            config.broken, config.unique, source_digest,
+            _DIGEST_FORMAT, self._corpus.kind, config.text_key, tokenizer,
+            config.validation_percent, config.broken, config.unique, source_digest,
         )  # fmt: skip
         if config.end_of_document is not None:
             inputs += (config.end_of_document,)
+        if config.format != "auto":
+            inputs += ("format", config.format)
         return hashlib.sha256("\0".join(map(str, inputs)).encode()).hexdigest()
 
     def _find_or_build(self, source: Source, locked: bool) -> Path:
@@ -133,6 +140,7 @@ class _Preparation:
             source: files of the corpus.
             locked: whether this process holds the lock.
         """
+        source = choose_files(source, self._corpus, self._config, self._workers)
         scans = scan_files(source, self._workers, self._report)
         digest = self._digest(source.digest(scans))[:12]
         folder = self._directory / f"{self._corpus.name}-{digest}"
@@ -142,6 +150,7 @@ class _Preparation:
         partial = self._directory / f".{folder.name}{process_suffix}.partial"
         _remove_stale(self._directory, self._corpus.name)
         build = CorpusBuild(self._corpus, self._config, source, scans, self._workers, self._report)
+        build.check_files()
         try:
             self._build(build, partial, folder)
         except WorkerDiedError:

@@ -1,7 +1,7 @@
 """Define the interface of the formats of source files.
 
-text_files.py, json_lines.py and parquet_files.py implement it. A format divides a file into cuts,
-and reads the texts of a cut.
+text_files.py, json_lines.py, json_values.py, csv_files.py and parquet_files.py implement it. A
+format divides a file into cuts, and reads the texts of a cut.
 
 - A *cut* is a range of a file that can be read independently, so that several worker processes can
   share a long file. The division into cuts depends only on the file.
@@ -11,17 +11,23 @@ and reads the texts of a cut.
 """
 
 import hashlib
+import io
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontier_llm.units import MIB
+from frontier_llm.data.compression import READ_BYTES
+from frontier_llm.units import MIB, format_bytes
 
 CUT_BYTES = 4 * MIB
 """A cut ends at the first possible position after this number of bytes."""
-READ_BYTES = MIB
-"""Number of bytes that are read at a time."""
+LONGEST_DOCUMENT_BYTES = 64 * MIB
+"""Largest size of a line, a row or a JSON value. No text that a person wrote is longer. It limits
+the memory of a process, which needs several times this size for the longest document."""
+_SHOWN_CHARACTERS = 200
+"""Length of the list of keys in an error."""
 BOM = b"\xef\xbb\xbf"
 """Byte order mark of UTF-8, which some programs write at the beginning of a file."""
 
@@ -60,6 +66,8 @@ class Entry:
     text: str
     problem: str | None = None
     """Reason why the content at this place is not a text; None if it is a text."""
+    replaced: int = 0
+    """Number of characters that U+FFFD stands for."""
 
 
 class Format(ABC):
@@ -68,14 +76,16 @@ class Format(ABC):
     mark: str
     """Separator between file and place in a document's name; "" if the file is one document."""
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: Path, size: int, compression: str, key: str) -> None:
         """Initialise the reader.
 
         Args:
             path: path of the file.
             size: size of the file in bytes.
+            compression: what the file is compressed with (compression.py); "" if it is not.
+            key: key or column that holds the text.
         """
-        self.path, self.size = path, size
+        self.path, self.size, self.compression, self.key = path, size, compression, key
 
     @abstractmethod
     def scan(self) -> Scan:
@@ -94,6 +104,19 @@ class Format(ABC):
             OSError: the file cannot be read.
             DataError: the file is damaged.
         """
+
+
+class Undivided(Format):
+    """A format whose files are read from the start to the end: the whole file is one cut."""
+
+    mark = ":"
+    first = 1
+    """Number of the first entry."""
+
+    def scan(self) -> Scan:
+        """Digest the file without decompressing or parsing it."""
+        cuts = (Cut(0, self.size, self.first, self.size),) if self.size else ()
+        return Scan(sha256_of(self.path), cuts)
 
 
 class NoTextError(Exception):
@@ -118,6 +141,81 @@ def decode(content: bytes, start: int = 0) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise NoTextError(f"{error.reason} at byte {start + error.start}") from None
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def text_entry(place: int, value: object, what: str) -> Entry:
+    """Return the entry for a value that a file holds.
+
+    Half a surrogate pair, which JSON can express and UTF-8 cannot, becomes U+FFFD.
+
+    Args:
+        place: place of the value in the file.
+        value: the value, a text unless the file is broken.
+        what: what the value is instead of a text, for the error.
+    """
+    if not isinstance(value, str):
+        return Entry(place, "", what)
+    replaced = 0
+    if not value.isascii() and _SURROGATE.search(value):
+        value, replaced = _SURROGATE.subn("\ufffd", value)
+    return Entry(place, value, replaced=replaced)
+
+
+def record_entry(place: int, record: object, key: str, unit: str) -> Entry:
+    """Return the entry for a JSON object with its text under `key`.
+
+    Args:
+        place: place of the object in the file.
+        record: the object, or another value.
+        key: key of the text.
+        unit: name of the place in the error, such as "line".
+    """
+    is_object = isinstance(record, dict)
+    keys = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
+    if len(keys) > _SHOWN_CHARACTERS:
+        keys = f"{keys[:_SHOWN_CHARACTERS]} ..."
+    what = f"no text under the key '{key}' (this {unit} has: {keys})"
+    value = record.get(key) if is_object else None
+    return text_entry(place, value, what)
+
+
+def lines_of(stream: io.BufferedReader, newline: bytes = b"\n") -> Iterator[bytes | None]:
+    """Yield the lines of a stream; None for a line longer than LONGEST_DOCUMENT_BYTES."""
+    if newline != b"\n":
+        yield from _lines_ending_in(newline, stream)
+        return
+    while line := stream.readline(LONGEST_DOCUMENT_BYTES + 1):
+        if len(line) <= LONGEST_DOCUMENT_BYTES or line.endswith(newline):
+            yield line
+            continue
+        yield None
+        while (rest := stream.readline(READ_BYTES)) and not rest.endswith(newline):
+            pass
+
+
+def _lines_ending_in(newline: bytes, stream: io.BufferedReader) -> Iterator[bytes | None]:
+    start, is_long = b"", False
+    while block := stream.read(READ_BYTES):
+        *lines, rest = (start + block).split(newline)
+        for line in lines:
+            yield None if is_long else line + newline
+            is_long = False
+        start = b"" if is_long else rest
+        is_long = is_long or len(rest) > LONGEST_DOCUMENT_BYTES
+        start = b"" if is_long else start
+    if start or is_long:
+        yield None if is_long else start
+
+
+def too_long(unit: str) -> str:
+    """Return why a line, a row or a value is not read."""
+    return (
+        f"this {unit} is longer than {format_bytes(LONGEST_DOCUMENT_BYTES)}, so it is most likely "
+        "not one document"
+    )
 
 
 def sha256_of(path: Path) -> str:

@@ -8,9 +8,21 @@ import hashlib
 import io
 from collections.abc import Iterator
 
-from frontier_llm.data.source_format import CUT_BYTES, Cut, Entry, Format, NoTextError, Scan, decode
-from frontier_llm.units import KIB
+from frontier_llm.data.compression import open_plain
+from frontier_llm.data.source_format import (
+    CUT_BYTES,
+    Cut,
+    Entry,
+    Format,
+    NoTextError,
+    Scan,
+    Undivided,
+    decode,
+)
+from frontier_llm.units import KIB, MIB
 
+LONG_FILE_BYTES = 4 * MIB
+"""A plain text file of more bytes is divided into several documents."""
 SECTION_BYTES = 64 * KIB
 """A section of a large file has about this size."""
 SMALL_FILE_SECTIONS = 128
@@ -80,9 +92,13 @@ class LongText(Format):
                 if position >= cut.end:
                     break
 
+    def _section_bytes(self) -> int:
+        """Return the intended size of a section."""
+        return min(SECTION_BYTES, max(self.size // SMALL_FILE_SECTIONS, 1))
+
     def _sections(self, stream: io.BufferedReader) -> Iterator[bytes]:
         """Yield the sections from the current position of a stream on."""
-        target = min(SECTION_BYTES, max(self.size // SMALL_FILE_SECTIONS, 1))
+        target = self._section_bytes()
         lines: list[bytes] = []
         size = 0
         while line := _read_line(stream):
@@ -93,6 +109,37 @@ class LongText(Format):
                 lines, size = [], 0
         if lines:
             yield b"".join(lines)
+
+
+class CompressedText(LongText, Undivided):
+    """A compressed file of text, read as sections.
+
+    It has a single cut, because it can only be read from its start.
+    """
+
+    first = 0
+
+    def scan(self) -> Scan:
+        """Digest the compressed file, and check that its first section is text."""
+        scan = Undivided.scan(self)
+        first = next(self.entries(Cut(0, 0, 0, 0)), None)
+        problem = "it is empty" if first is None else first.problem
+        return scan if problem is None else Scan(scan.sha256, (), problem)
+
+    def entries(self, cut: Cut) -> Iterator[Entry]:
+        """Yield the sections of the file."""
+        position = 0
+        with open_plain(self.path, self.compression) as stream:
+            for number, section in enumerate(self._sections(stream), cut.number):
+                yield _entry(number, section, position)
+                position += len(section)
+
+
+class CompressedWholeText(CompressedText):
+    """A compressed file of text that is one document, unless it is long."""
+
+    def _section_bytes(self) -> int:
+        return LONG_FILE_BYTES
 
 
 def _entry(place: int, content: bytes, start: int) -> Entry:
