@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from frontier_llm.units import format_bytes
-
 MAX_EXAMPLES = 3
 """Number of names that are kept for each reason."""
 HIDDEN = "hidden"
@@ -163,4 +161,4 @@ def account_rows(account: Account | None, kept: Mapping[str, int]) -> Iterator[t
 
 
 def _files(tally: Tally) -> str:
-    return f"{tally.files:,} files, {format_bytes(tally.bytes)}"
+    return f"{tally.files:,} {'file' if tally.files == 1 else 'files'}, {tally.bytes:,} bytes"

@@ -79,6 +79,7 @@ _FOREIGN = (
 _PAGE = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!doctype\s+html|<html|<head|<error>)", re.I)
 _NOT_PAGES = ("", ".txt")
 """Suffixes of files of text that are not expected to hold HTML."""
+_NO_JSON = "text that begins like JSON"
 _OBJECT = re.compile(rb'\s*(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
 _ADVICE = {
     "a pointer of Git LFS, not the data": "fetch the data with: git lfs pull",
@@ -199,6 +200,8 @@ def _agreed(claim: str | None, content: Content) -> str | None:
         return "json" if content.is_data else "text"
     if claim == "json" and content.format == "jsonl":
         return "jsonl"
+    if claim == "json" and content.title == _NO_JSON:  # such as JSON with comments
+        return "text"
     if claim in (None, "text") and content.format is not None and not content.is_data:
         return "text"
     if claim in ("csv", "tsv") and content.format in ("csv", "tsv", "text"):
@@ -250,7 +253,7 @@ def _sniff_records(head: bytes, text_key: str) -> Content | None:
         title = FORMATS["json"].title
         return Content("json", title if has_key else f"JSON without the key '{text_key}'", has_key)
     if head.lstrip()[:1] in (b"[", b"{"):
-        return Content("json", f"JSON without the key '{text_key}'")
+        return Content("text", _NO_JSON)
     first = re.split(rb"[\r\n]", head.removeprefix(BOM), maxsplit=1)[0].decode(errors="replace")
     for key, delimiter in (("csv", ","), ("tsv", "\t")):
         fields = [name.strip('"') for name in first.split(delimiter)]

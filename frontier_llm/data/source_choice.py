@@ -107,6 +107,7 @@ class _Chooser:
             file
             for file in self.files
             if wanted in (claim_of(file.name)[0], file.detected.format, file.detected.content)
+            and (wanted == "text" or not _is_beside(file))
         ]
         self._keep(chosen or self.files, OTHER_FORMAT)
         self.files = [
