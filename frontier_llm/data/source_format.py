@@ -1,7 +1,7 @@
 """Define the interface of the formats of source files.
 
-text_files.py, json_lines.py, json_values.py, csv_files.py and parquet_files.py implement it. A
-format divides a file into cuts, and reads the texts of a cut.
+text_files.py, json_lines.py, csv_files.py and parquet_files.py implement it. A format divides a
+file into cuts, and reads the texts of a cut.
 
 - A *cut* is a range of a file that can be read independently, so that several worker processes can
   share a long file. The division into cuts depends only on the file.
@@ -26,8 +26,6 @@ CUT_BYTES = 4 * MIB
 LONGEST_DOCUMENT_BYTES = 64 * MIB
 """Largest size of a line, a row or a JSON value. No text that a person wrote is longer. It limits
 the memory of a process, which needs several times this size for the longest document."""
-_SHOWN_CHARACTERS = 200
-"""Length of the list of keys in an error."""
 BOM = b"\xef\xbb\xbf"
 """Byte order mark of UTF-8, which some programs write at the beginning of a file."""
 
@@ -119,6 +117,18 @@ class Undivided(Format):
         return Scan(sha256_of(self.path), cuts)
 
 
+class Unreadable(Undivided):
+    """A file in a format that cannot be read: it is digested, and holds no text."""
+
+    def scan(self) -> Scan:
+        """Digest the file."""
+        return Scan(sha256_of(self.path), ())
+
+    def entries(self, cut: Cut) -> Iterator[Entry]:
+        """Yield nothing."""
+        yield from ()
+
+
 class NoTextError(Exception):
     """Raised if some bytes are not text. The message gives the reason."""
 
@@ -146,76 +156,38 @@ def decode(content: bytes, start: int = 0) -> str:
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def text_entry(place: int, value: object, what: str) -> Entry:
-    """Return the entry for a value that a file holds.
+def text_entry(place: int, value: object, problem: str) -> Entry:
+    """Return the entry for a value, whose problem is `problem` if it is not a text.
 
     Half a surrogate pair, which JSON can express and UTF-8 cannot, becomes U+FFFD.
-
-    Args:
-        place: place of the value in the file.
-        value: the value, a text unless the file is broken.
-        what: what the value is instead of a text, for the error.
     """
     if not isinstance(value, str):
-        return Entry(place, "", what)
-    replaced = 0
-    if not value.isascii() and _SURROGATE.search(value):
-        value, replaced = _SURROGATE.subn("\ufffd", value)
-    return Entry(place, value, replaced=replaced)
+        return Entry(place, "", problem)
+    text, replaced = value, 0
+    if not value.isascii():
+        text, replaced = _SURROGATE.subn("\ufffd", value)
+    return Entry(place, text, replaced=replaced)
 
 
-def record_entry(place: int, record: object, key: str, unit: str) -> Entry:
-    """Return the entry for a JSON object with its text under `key`.
+def lines_of(stream: io.BufferedReader) -> Iterator[bytes | None]:
+    """Yield the lines of a stream, which end in LF, CR LF or CR; None for a line that is too long.
 
-    Args:
-        place: place of the object in the file.
-        record: the object, or another value.
-        key: key of the text.
-        unit: name of the place in the error, such as "line".
+    A line is too long if it has more than LONGEST_DOCUMENT_BYTES.
     """
-    is_object = isinstance(record, dict)
-    keys = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
-    if len(keys) > _SHOWN_CHARACTERS:
-        keys = f"{keys[:_SHOWN_CHARACTERS]} ..."
-    what = f"no text under the key '{key}' (this {unit} has: {keys})"
-    value = record.get(key) if is_object else None
-    return text_entry(place, value, what)
-
-
-def lines_of(stream: io.BufferedReader, newline: bytes = b"\n") -> Iterator[bytes | None]:
-    """Yield the lines of a stream; None for a line longer than LONGEST_DOCUMENT_BYTES."""
-    if newline != b"\n":
-        yield from _lines_ending_in(newline, stream)
-        return
     while line := stream.readline(LONGEST_DOCUMENT_BYTES + 1):
-        if len(line) <= LONGEST_DOCUMENT_BYTES or line.endswith(newline):
+        if len(line) > LONGEST_DOCUMENT_BYTES:
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(READ_BYTES)
+            yield None
+        elif line.find(b"\r", 0, len(line) - 2) >= 0:
+            yield from line.splitlines(keepends=True)
+        else:
             yield line
-            continue
-        yield None
-        while (rest := stream.readline(READ_BYTES)) and not rest.endswith(newline):
-            pass
-
-
-def _lines_ending_in(newline: bytes, stream: io.BufferedReader) -> Iterator[bytes | None]:
-    start, is_long = b"", False
-    while block := stream.read(READ_BYTES):
-        *lines, rest = (start + block).split(newline)
-        for line in lines:
-            yield None if is_long else line + newline
-            is_long = False
-        start = b"" if is_long else rest
-        is_long = is_long or len(rest) > LONGEST_DOCUMENT_BYTES
-        start = b"" if is_long else start
-    if start or is_long:
-        yield None if is_long else start
 
 
 def too_long(unit: str) -> str:
-    """Return why a line, a row or a value is not read."""
-    return (
-        f"this {unit} is longer than {format_bytes(LONGEST_DOCUMENT_BYTES)}, so it is most likely "
-        "not one document"
-    )
+    """Return why a line, a row or an element is not read."""
+    return f"this {unit} is longer than {format_bytes(LONGEST_DOCUMENT_BYTES)}: no single document"
 
 
 def sha256_of(path: Path) -> str:
