@@ -100,6 +100,7 @@ class JsonTokenizer(Tokenizer):
         pre_tokenizer = json.dumps(content.get("pre_tokenizer"))
         is_bpe = content["model"].get("type") == "BPE"
         self._is_byte_level = is_bpe and '"ByteLevel"' in pre_tokenizer
+        self._has_tokens: dict[str, bool] = {}
         unknown = content["model"].get("unk_token")
         if isinstance(content["model"].get("unk_id"), int):  # a unigram model has an id
             self._unknown: int | None = content["model"]["unk_id"]
@@ -146,16 +147,22 @@ class JsonTokenizer(Tokenizer):
     def encode_counting(self, text: str) -> tuple[list[int], TextCounts]:
         """Return the token ids of a text, and the characters that are lost or unknown."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        unknown = self._unknown
-        counts, lost, end = TextCounts(), "", 0
+        counts, end = TextCounts(), 0
         for token, (start, token_end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token == unknown:
+            if token == self._unknown:
                 counts.unknown_tokens += 1
                 counts.unknown += max(0, token_end - max(start, end))
-            lost += text[end:start]
             end = max(end, token_end)
-        counts.lost = len("".join((lost + text[end:]).split()))
+        # the library's offsets are wrong after a character that a BPE model drops
+        counts.lost = sum(text.count(character) for character in set(text) - self._kept(text))
         return encoding.ids, counts
+
+    def _kept(self, text: str) -> set[str]:
+        """Return the characters of a text that alone have tokens, and white space."""
+        for character in set(text).difference(self._has_tokens):
+            ids = self._tokenizer.encode(character, add_special_tokens=False).ids
+            self._has_tokens[character] = bool(ids) or character.isspace()
+        return {character for character in set(text) if self._has_tokens[character]}
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens; invalid UTF-8 becomes U+FFFD."""

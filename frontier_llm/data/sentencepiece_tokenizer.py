@@ -105,7 +105,9 @@ class SentencePieceTokenizer(Tokenizer):
         ids, unknown = self.encode(text), int(self._pieces.unk_id())
         counts = TextCounts(unknown_tokens=ids.count(unknown))
         if counts.unknown_tokens:
-            pieces = zip(self._pieces.encode(text), self._pieces.encode(text, str), strict=True)
+            pieces = zip(
+                self._pieces.encode(text), self._pieces.encode(text, out_type=str), strict=True
+            )
             unknown_text = "".join(piece for token, piece in pieces if token == unknown)
             counts.unknown = len(unknown_text.replace(SPACE_MARK, ""))
         return ids, counts
