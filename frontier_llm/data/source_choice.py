@@ -12,7 +12,7 @@ from frontier_llm.data.source import Source, SourceFile
 from frontier_llm.data.source_format import Scan
 from frontier_llm.data.worker_pool import run_jobs
 from frontier_llm.errors import DataError
-from frontier_llm.units import format_bytes
+from frontier_llm.units import KIB, format_bytes
 
 OTHER_SHARE = 0.1
 """Largest share of the bytes that may be left out because they are in another format. A clone of a
@@ -29,6 +29,11 @@ _BESIDE_SUFFIXES = frozenset(
     ".crc .md5 .sha1 .sha256 .sha512 .sig .asc .png .jpg .jpeg .gif .webp .svg .pdf .ico".split()
 )
 """Suffixes of such files."""
+_SMALL_BYTES = 64 * KIB
+"""Documentation of at most this size is left out however small the data are."""
+_OTHER_KEY = (
+    "set data.text_key to the key that holds the text, or data.format=text to train on the raw JSON"
+)
 
 
 def choose_files(source: Source, corpus: CorpusConfig, config: DataConfig, workers: int) -> Source:
@@ -125,24 +130,24 @@ class _Chooser:
                 "  do: convert it to JSON lines, text or Parquet, or set data.path to another file"
             )
         if detected.has_no_text:
-            raise DataError(f"{file.path}: it is {detected.title}\n  do: {self._other_key}")
+            raise DataError(f"{file.path}: it is {detected.title}\n  do: {_OTHER_KEY}")
 
     def _choose_by_content(self) -> None:
-        records = [
-            file for file in self.files if file.detected.is_structured and not _is_beside(file)
-        ]
-        if records:
-            kept = [file for file in self.files if file in records or not _is_beside(file)]
-            self._leave_documentation(records, kept)
-        for file in list(self.files):
+        kept = [file for file in self.files if not _is_beside(file)]
+        pages = [f for f in self.files if f.detected.format == "text" and _is_beside(f)]
+        data_bytes = _size([file for file in kept if file.detected.is_structured])
+        if data_bytes and _size(pages) <= max(data_bytes, _SMALL_BYTES):
+            self._keep(kept, BESIDE)
+        files, self.files = self.files, []
+        for file in files:
             detected = file.detected
             if detected.problem is not None:
-                self.files.remove(file)
                 self.refuse_or_leave_out(file, detected.problem, DISAGREES)
                 self._advice = detected.advice
             elif detected.is_structured and detected.title == "nothing":
-                self.files.remove(file)
                 self.refuse_or_leave_out(file, "it is empty", BROKEN)
+            else:
+                self.files.append(file)
         records = [file for file in self.files if file.detected.is_structured]
         texts = [file for file in self.files if file.detected.format == "text"]
         if records:
@@ -150,22 +155,13 @@ class _Chooser:
         else:
             self._check_keys(texts)
 
-    def _leave_documentation(
-        self, records: Sequence[SourceFile], kept: Sequence[SourceFile]
-    ) -> None:
-        """Leave out the documentation of records, unless it is larger than they are."""
-        documentation = _size(self.files) - _size(kept)
-        pages = [f for f in self.files if f.detected.format == "text" and _is_beside(f)]
-        if documentation and _size(pages) <= max(_size(records), _SMALL_BYTES):
-            self._keep(kept, BESIDE)
-
     def _separate(self, records: Sequence[SourceFile], texts: Sequence[SourceFile]) -> None:
         """Keep either the records or the texts, of which one must be much larger."""
         total = _size(records) + _size(texts)
         if _size(texts) <= OTHER_SHARE * total:
             self._keep(records, OTHER_FORMAT)
         elif _size(records) <= OTHER_SHARE * total:
-            self._keep([file for file in self.files if file not in records], OTHER_FORMAT)
+            self._keep([f for f in self.files if not f.detected.is_structured], OTHER_FORMAT)
         else:
             names = sorted({str(file.detected.format) for file in records})
             titles = " and ".join(FORMATS[name].title for name in names)
@@ -179,22 +175,11 @@ class _Chooser:
     def _check_keys(self, texts: Sequence[SourceFile]) -> None:
         """Refuse JSON without the key of the text, unless there is only a little beside text."""
         without = [file for file in texts if file.detected.has_no_text]
-        if without and _size(without) > OTHER_SHARE * _size(texts):
+        if _size(without) > OTHER_SHARE * _size(texts):
             raise DataError(
                 f"{self._source.root} has JSON without the key '{self._source.text_key}': "
-                f"{_describe(without)}\n  do: {self._other_key}"
+                f"{_describe(without)}\n  do: {_OTHER_KEY}"
             )
-
-    @property
-    def _other_key(self) -> str:
-        return (
-            "set data.text_key to the key that holds the text, or data.format=text to train on "
-            "the raw JSON"
-        )
-
-
-_SMALL_BYTES = 64 * 1024
-"""Documentation of at most this size is left out however small the data are."""
 
 
 def _is_beside(file: SourceFile) -> bool:

@@ -203,7 +203,7 @@ def test_a_json_array_is_read_as_a_stream(
 ):
     path = tmp_path_factory.mktemp("json") / "a.json"
     text = json.dumps([{"text": value} for value in values], indent=indent, ensure_ascii=is_ascii)
-    path.write_bytes(text.encode(errors="surrogatepass").replace(b"\xed", b"?"))
+    path.write_bytes(text.encode(errors="replace"))
     wanted = [record["text"] for record in json.loads(path.read_bytes())]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("frontier_llm.data.json_lines.READ_BYTES", read_bytes)
