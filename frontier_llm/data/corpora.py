@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from frontier_llm.config.data import DataConfig
 from frontier_llm.data.blend import Schedule, corpus_shares
-from frontier_llm.data.corpus_account import Account
 from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
 from frontier_llm.data.corpus_manifest import FORMAT, Manifest, Split
 from frontier_llm.data.document_rows import DocumentSamples, Row
@@ -76,22 +75,23 @@ class Corpora:
             update={
                 "name": self.config.name,
                 "kind": self.config.kind,
-                "account": self.account,
+                "account": None,
                 "train": _sum_splits([manifest.train for manifest in manifests]),
                 "validation": _sum_splits([manifest.validation for manifest in manifests]),
             }
         )
 
     @property
-    def account(self) -> Account | None:
-        """Sum of the accounts of all corpora; None if one of them has none."""
-        accounts = [corpus.manifest.account for corpus in self.corpora]
-        if None in accounts:
-            return None
-        total, *others = (a.model_copy(deep=True) for a in accounts if a is not None)
-        for account in others:
-            total.add_all(account)
-        return total
+    def left_out(self) -> str:
+        """What was left out of the corpora, in one line."""
+        accounts = {n: c.manifest.account for n, c in zip(self.names, self.corpora, strict=True)}
+        lines = {
+            name: account.summary() if account else "no account: an earlier version prepared it"
+            for name, account in accounts.items()
+        }
+        if len(lines) == 1:
+            return next(iter(lines.values()))
+        return ", ".join(f"{name}: {line}" for name, line in lines.items())
 
     @property
     def validation_bytes_per_token(self) -> float:

@@ -97,16 +97,6 @@ class Account(BaseModel):
         left_out = self.empty_documents + self.broken_documents + self.repeated_documents
         assert self.documents == kept_documents + left_out, "documents are not accounted for"
 
-    def add_all(self, other: "Account") -> None:
-        """Add the account of another source, of which the examples are dropped."""
-        self.found.add_all(other.found)
-        self.read.add_all(other.read)
-        for reason, tally in other.left_out.items():
-            self.left_out.setdefault(reason, Tally()).add_all(tally)
-        for name in ("documents", "empty_documents", "broken_documents", "repeated_documents"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.text.add(other.text)
-
     def left_out_lines(self) -> Iterator[tuple[str, str]]:
         """Yield (count, what was left out or changed) for all counts that are not 0."""
         for reason, tally in self.left_out.items():

@@ -15,9 +15,11 @@ from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.data.corpus_account import Tally
 from frontier_llm.data.file_formats import Detected, reader_of
 from frontier_llm.data.source_format import Cut, Entry, Format, Scan
-from frontier_llm.data.source_listing import Listing, first_few, list_folder, list_stdlib
+from frontier_llm.data.source_listing import Listing, list_folder, list_stdlib
 from frontier_llm.errors import DataError
 
+_SHOWN_PROBLEMS = 5
+"""Number of files that an error names."""
 _FIRST_FORMATS = {
     ".jsonl": ("jsonl", ""),
     ".jsonl.gz": ("jsonl", "gzip"),
@@ -109,7 +111,7 @@ class Source:
     def refuse(self, problems: Sequence[str], advice: str) -> None:
         """Raise a DataError that names the first of the paths with problems, if there are any."""
         if problems:
-            names = "\n".join(f"  {line}" for line in first_few(problems))
+            names = "\n".join(f"  {line}" for line in problems[:_SHOWN_PROBLEMS])
             raise DataError(
                 f"{len(problems):,} of the files in {self.root} cannot be used:\n{names}\n"
                 f"  do: {advice}, or leave such files out and count them with data.broken=skip"
@@ -209,7 +211,7 @@ def _root(corpus: CorpusConfig) -> Path:
     """Return the path of the file or folder that a corpus is prepared from."""
     if corpus.kind == "stdlib":
         return Path(sysconfig.get_path("stdlib"))
-    advice = "do: set data.path to a text, JSONL or Parquet file or a folder of them"
+    advice = "do: set data.path to a file of text, JSON lines, Parquet or CSV, or a folder of them"
     if corpus.path is None:
         raise DataError(f"no text to read\n  {advice}")
     # links are not resolved: the name that the user typed tells the format

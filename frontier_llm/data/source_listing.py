@@ -6,7 +6,6 @@ paths, because file systems of clusters may give equal inode numbers to differen
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -149,10 +148,3 @@ class _Lister:
 def _preference(file: tuple[Path, int]) -> tuple[bool, bool, Path]:
     path, _ = file
     return claim_of(path.name)[0] is None, path.is_symlink(), path
-
-
-def first_few(items: Sequence[str], count: int = 5) -> Iterator[str]:
-    """Yield the first items, and how many more there are."""
-    yield from items[:count]
-    if len(items) > count:
-        yield f"and {len(items) - count:,} more"

@@ -199,7 +199,7 @@ def test_a_corpus_of_an_earlier_version_opens_without_an_account(tmp_path: Path)
     values |= old | {"format": 2, "repeated_documents": 0, "examples": []}
     (folder / MANIFEST_FILE).write_text(json.dumps(values))
     assert prepare(config(tmp_path / "c", text)) == folder
-    assert open_all(config(tmp_path / "c", text), [folder]).account is None
+    assert "no account" in open_all(config(tmp_path / "c", text), [folder]).left_out
 
 
 def test_each_corpus_of_a_blend_has_its_account(tmp_path: Path):
@@ -208,9 +208,8 @@ def test_each_corpus_of_a_blend_has_its_account(tmp_path: Path):
     corpora = [{"name": "a", "path": str(root)}, {"name": "b", "path": str(tmp_path / "b.json")}]
     blend = config(tmp_path / "c", None, kind="blend", corpora=corpora)
     opened = open_all(blend, prepare_all(blend, workers=1))
-    assert opened.account is not None
-    assert opened.account.summary() == "left out: 9 of 12 files"
-    assert opened.account.documents == 62 + 50
+    assert opened.left_out == "a: left out: 9 of 11 files, b: nothing left out"
+    assert [corpus.manifest.account.documents for corpus in opened.corpora] == [62, 50]
 
 
 WRITERS: dict[str, Callable[[Path, random.Random, list[Path], list[Path]], object]] = {

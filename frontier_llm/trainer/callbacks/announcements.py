@@ -85,7 +85,6 @@ class Announcements(Callback):
         context, summary = self.context, self._report.summary
         config, hardware = context.config, context.hardware
         manifest = context.data.corpus.manifest
-        account = manifest.account
         tokens = config.data.global_batch * context.model.layout.lengths.total
         lines = {
             "run": config.run.dir,
@@ -98,7 +97,7 @@ class Announcements(Callback):
             "peak": context.meter.peak_description,
             "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
             f"{format_count(manifest.validation.tokens)} validation tokens, "
-            f"{account.summary() if account else 'prepared by an earlier version'}; "
+            f"{context.data.corpus.left_out}; "
             f"{format_count(tokens)} tokens per step; "
             f"{describe_samples(config, context.data.corpus)}",
             "rates": LearningRate.of(config).describe(config.trainer.steps),
