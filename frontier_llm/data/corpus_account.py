@@ -12,7 +12,7 @@ MAX_EXAMPLES = 3
 """Number of names that are kept for each reason."""
 HIDDEN = "hidden"
 REPEATED = "other paths to files that are read"
-BROKEN = "unreadable: links without a target, no permission, vanished, or no regular files"
+BROKEN = "unreadable"
 DISAGREES = "whose name and content disagree"
 BESIDE = "documentation and other files beside the data"
 OTHER_FORMAT = "of another format"
@@ -119,14 +119,14 @@ class Account(BaseModel):
         files = sum(tally.files for tally in self.left_out.values())
         documents = self.empty_documents + self.broken_documents + self.repeated_documents
         counts = (
-            (files, f"of {self.found.files:,} files"),
-            (documents, f"of {self.documents:,} documents"),
+            (files, f"of {self.found.files:,} files left out"),
+            (documents, f"of {self.documents:,} documents left out"),
             (self.text.lost, "characters without a token"),
             (self.text.unknown, "unknown characters"),
-            (self.text.replaced, "replaced characters"),
+            (self.text.replaced, "characters replaced"),
         )
-        shown = [f"{count:,} {what}" for count, what in counts if count]
-        return f"left out: {', '.join(shown)}" if shown else "nothing left out"
+        shown = (f"{count:,} {what}" for count, what in counts if count)
+        return ", ".join(shown) or "nothing left out"
 
 
 def account_rows(account: Account | None, kept: Mapping[str, int]) -> Iterator[tuple[str, str]]:

@@ -159,7 +159,7 @@ def test_files_beside_a_data_set_are_left_out_and_counted(tmp_path: Path):
     assert len(documents(config(tmp_path, root))) == 62
     account = account_of(tmp_path, root)
     assert {r: tally.files for r, tally in account.left_out.items()} == {BESIDE: 8, HIDDEN: 1}
-    assert account.summary() == "left out: 9 of 11 files"
+    assert account.summary() == "9 of 11 files left out"
 
 
 def test_text_and_records_in_comparable_amounts_are_refused(tmp_path: Path):
@@ -208,7 +208,7 @@ def test_each_corpus_of_a_blend_has_its_account(tmp_path: Path):
     corpora = [{"name": "a", "path": str(root)}, {"name": "b", "path": str(tmp_path / "b.json")}]
     blend = config(tmp_path / "c", None, kind="blend", corpora=corpora)
     opened = open_all(blend, prepare_all(blend, workers=1))
-    assert opened.left_out == "a: left out: 9 of 11 files, b: nothing left out"
+    assert opened.left_out == "a: 9 of 11 files left out, b: nothing left out"
     assert [corpus.manifest.account.documents for corpus in opened.corpora] == [62, 50]
 
 
