@@ -106,8 +106,7 @@ def make_corpus(folder: Path, documents: int) -> Manifest:
     (folder / FILES_FILE).write_text("")
     manifest = Manifest(
         format=FORMAT, name="holes", kind="text", source="nowhere", source_sha256="",
-        files=1, skipped_files=0, empty_documents=0, broken_documents=0, repeated_documents=0,
-        examples=(), pieces=tokenizer.vocabulary, eod=tokenizer.eod, dtype="uint16",
+        account=None, pieces=tokenizer.vocabulary, eod=tokenizer.eod, dtype="uint16",
         tokenizer_sha256=sha256_of(folder / MODEL_FILE),
         train=splits[0], validation=splits[1],
     )  # fmt: skip

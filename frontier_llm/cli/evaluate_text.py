@@ -19,7 +19,7 @@ from rich.table import Table
 from frontier_llm.cli.console import wide_console
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import Batch, LossSums
-from frontier_llm.data.source import reader_of
+from frontier_llm.data.file_formats import detect, reader_of
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import tokens_before_text
 from frontier_llm.errors import ConfigError, DataError
@@ -211,7 +211,11 @@ def _documents(file: Path, key: str) -> Iterator[str]:
         DataError: the file cannot be read, or a part of it is not text.
     """
     try:
-        reader = reader_of(file, file.stat().st_size, key)
+        detected = detect(file, key)
+        if detected.problem or detected.format is None:
+            problem = detected.problem or f"its content is {detected.title}"
+            raise DataError(f"{file}: {problem}\n  do: {detected.advice}")
+        reader = reader_of(file, file.stat().st_size, detected, key, divided=False)
         scan = reader.scan()
         if not scan.cuts:
             raise DataError(f"{file}: {scan.problem}")

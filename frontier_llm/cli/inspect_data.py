@@ -1,4 +1,6 @@
-"""Show the samples that a run reads: `frontier-llm inspect-data RUN_DIR INDEX [INDEX ...]`.
+"""Show the samples that a run reads: `frontier-llm inspect-data RUN_DIR [INDEX ...]`.
+
+First it prints the account of each corpus: what was read, and what was left out.
 
 INDEX is the number of a sample. Step t of a run, counted from 1, reads data.global_batch samples,
 beginning with sample (t - 1) * data.global_batch. RUN_DIR/ledger.jsonl has the first sample of each
@@ -16,6 +18,7 @@ from rich.text import Text
 
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import folder, tool_parser
+from frontier_llm.cli.preprocess import show_account
 from frontier_llm.config import RunConfig
 from frontier_llm.config.reading import SENTINELS
 from frontier_llm.data.batch import Seq2SeqBatch
@@ -39,8 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--verify", action="store_true", help="compare the digests of all files")
     parser.add_argument("--validation", action="store_true", help="show the validation split")
     options = parser.parse_intermixed_args(arguments)
-    if not options.indices and not options.verify:
-        parser.error("give the number of a sample, or --verify")
     console = wide_console()
     config = read_config(options.run)
     corpora = open_data(config.data)
@@ -49,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if damage := find_damage(prepared, corpus.manifest):
             raise DataError(str(damage))
         console.print(f"{prepared}: all files match their digests", soft_wrap=True)
+    for name, corpus in zip(corpora.names, corpora.corpora, strict=True):
+        console.print(f"{name}: {corpus.manifest.source}", soft_wrap=True, highlight=False)
+        show_account(corpus.manifest, console)
     view = View(config, corpora, options.run, train=not options.validation)
     for index in options.indices:
         console.rule(f"sample {index}", align="left")

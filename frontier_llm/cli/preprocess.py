@@ -1,9 +1,10 @@
 """Tokenize text into a corpus: `frontier-llm preprocess [--workers N] data=text data.path=PATH`.
 
-PATH is a file, or a folder of files: text, .jsonl, .jsonl.gz, .jsonl.zst or .parquet. The keys
-`data.*` are the same as for frontier-llm train, which finds the corpus again if their values are
-the same (docs/data.md). If the command is killed, the next call continues with the parts that are
-missing. The corpus does not depend on the number of worker processes.
+PATH is a file, or a folder of files: text, JSON lines, JSON, Parquet, CSV or TSV, also compressed.
+What was read and what was left out is printed at the end. The keys `data.*` are the same as for
+frontier-llm train, which finds the corpus again if their values are the same (docs/data.md). If the
+command is killed, the next call continues with the parts that are missing. The corpus does not
+depend on the number of worker processes.
 """
 
 import itertools
@@ -32,6 +33,7 @@ from frontier_llm.config import decode
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import check_sources
 from frontier_llm.data.corpora import prepare_all
+from frontier_llm.data.corpus_account import account_rows
 from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
 from frontier_llm.data.packing import open_packing
 from frontier_llm.data.prepared_corpus import streams
@@ -109,7 +111,17 @@ def show(folders: Sequence[Path], console: Console) -> None:
                 f"{split.text_bytes / split.tokens:.2f}",
             )
         console.print(table)
-        console.print(_left_out(manifest), highlight=False, markup=False)
+        show_account(manifest, console)
+
+
+def show_account(manifest: Manifest, console: Console) -> None:
+    """Print what was read from the source of a corpus, and what was left out."""
+    kept = {"training": manifest.train.documents, "validation": manifest.validation.documents}
+    rows = list(account_rows(manifest.account, kept))
+    width = max(len(amount) for amount, _ in rows)
+    for amount, what in rows:
+        line = f"{amount:>{width}}  {what}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def show_packing(folders: Sequence[Path], length: int, console: Console) -> None:
@@ -132,20 +144,4 @@ def throughput(manifests: Sequence[Manifest], seconds: float) -> str:
     return (
         f"{format_seconds(seconds)}: {format_count(tokens / seconds)} tokens/s, "
         f"{text_bytes / seconds / MIB:.1f} MiB/s of text"
-    )
-
-
-def _left_out(manifest: Manifest) -> str:
-    """Return the numbers of files and documents that were left out, with examples."""
-    counts = (
-        (manifest.skipped_files, f"of {manifest.files} files without any document"),
-        (manifest.empty_documents, "empty documents"),
-        (manifest.repeated_documents, "repeated documents"),
-        (manifest.broken_documents, "documents that are not text"),
-    )
-    reasons = [f"{count:,} {reason}" for count, reason in counts if count]
-    if not reasons:
-        return f"nothing left out of {manifest.files} files"
-    return "\n".join(
-        ["left out: " + ", ".join(reasons), *(f"  {example}" for example in manifest.examples)]
     )

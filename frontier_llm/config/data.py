@@ -30,7 +30,11 @@ class DataConfig(Section):
     """`stdlib`: the sources of Python's standard library; `text`: the file or directory `path`;
     `blend`: the corpora of `corpora`."""
     path: str | None
-    """For kind `text`: a file or a directory of text, .jsonl, .jsonl.gz, .jsonl.zst or .parquet."""
+    """For kind `text`: a file or a directory of text, JSON lines, JSON, Parquet, CSV or TSV, also
+    compressed by gzip, zstandard, bzip2 or xz. Links are followed."""
+    format: Literal["auto", "text", "jsonl", "json", "parquet", "csv", "tsv"] = "auto"
+    """Format of the files in `path`. `auto`: the content decides, and must agree with the name;
+    otherwise it is read as named here, and files of other formats in a directory are left out."""
     corpora: tuple[CorpusConfig, ...] = Field(strict=False)
     """For kind `blend`: [{name: NAME, path: PATH, weight: NUMBER}, ...]. The keys `kind` and
     `weight` are optional."""
@@ -39,7 +43,7 @@ class DataConfig(Section):
     size, with 0 all corpora have equally many samples. mT5 uses 0.3, which favours small
     languages."""
     text_key: str
-    """Field (JSONL) or column (Parquet) that contains the text."""
+    """Key (JSON) or column (Parquet, CSV, TSV) that contains the text."""
     directory: str
     """Directory of prepared corpora (tokenizer, .bin, .idx, manifest), which later runs reuse."""
     tokenizer: str | None
@@ -55,9 +59,9 @@ class DataConfig(Section):
     validation_percent: float = Field(gt=0, lt=50)
     """Percentage of the files or documents that are kept for validation."""
     broken: Literal["refuse", "skip"]
-    """What happens if a document cannot be read (invalid UTF-8, invalid JSON, or no `text_key`).
-    `refuse`: the program stops and names the document; `skip`: such documents are left out and
-    counted, and the first of them is named."""
+    """What happens if a file or a document cannot be read (a link without a target, invalid UTF-8,
+    invalid JSON, no `text_key`), or if too much is left out. `refuse`: the program stops and names
+    it; `skip`: it is left out and counted, and the first are named."""
     unique: bool
     """Whether only the first of several equal documents is kept."""
     objective: Literal["causal", "spans"]

@@ -4,9 +4,12 @@
                      sentencepiece_tokenizer and json_tokenizer implement one kind each
     tokenizer_source finds, opens and copies a tokenizer; tokenizer_training trains one
     encoder          encodes texts to the bytes of a token file, with a cache of recurring words
-    source           lists the documents of a source, and assigns each to training or validation
-    source_format    interface of the file formats; text_files, json_lines and parquet_files
-                     implement one format each
+    source           reads the documents of a source, and assigns each to training or validation
+    source_listing   lists the files of a folder; file_formats finds their formats, and
+                     source_choice chooses those that are read
+    source_format    interface of the file formats; text_files, json_lines, csv_files and
+                     parquet_files implement them; compression opens compressed files
+    corpus_account   counts what was read and what was left out
     corpus_manifest  describes a prepared corpus
     prepare          writes the tokenizer, token files and manifest of a source to one folder, once
     corpus_build     the stages of preparation; corpus_parts, part_writer, part_merger and

@@ -27,6 +27,7 @@ from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, prepare, shared_toke
 from frontier_llm.data.prepared_corpus import Corpus, Samples, open_corpus, streams
 from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.data.source import find_source
+from frontier_llm.data.source_choice import choose_files
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.data.worker_pool import available_cores
@@ -75,10 +76,23 @@ class Corpora:
             update={
                 "name": self.config.name,
                 "kind": self.config.kind,
+                "account": None,
                 "train": _sum_splits([manifest.train for manifest in manifests]),
                 "validation": _sum_splits([manifest.validation for manifest in manifests]),
             }
         )
+
+    @property
+    def left_out(self) -> str:
+        """What was left out of the corpora, in one line."""
+        accounts = {n: c.manifest.account for n, c in zip(self.names, self.corpora, strict=True)}
+        lines = {
+            name: account.summary() if account else "no account: an earlier version prepared it"
+            for name, account in accounts.items()
+        }
+        if len(lines) == 1:
+            return next(iter(lines.values()))
+        return ", ".join(f"{name}: {line}" for name, line in lines.items())
 
 
 def prepare_all(
@@ -223,17 +237,22 @@ def _sum_splits(splits: Sequence[Split]) -> Split:
 
 def _shared_tokenizer(config: DataConfig, report: Progress, workers: int | None) -> Path:
     """Return the path of a tokenizer trained on all corpora; train it if it does not exist."""
+    processes = workers or available_cores()
     sources = [find_source(corpus, config) for corpus in config.sources]
     path = shared_tokenizer(config, sources)
     if path.exists():
         return path
-    corpora_and_sources = list(zip(config.sources, sources, strict=True))
+    corpora_and_sources = [
+        (corpus, choose_files(source, corpus, config, processes))
+        for corpus, source in zip(config.sources, sources, strict=True)
+    ]
     sizes = {corpus.name: source.size for corpus, source in corpora_and_sources}
     shares = corpus_shares(sizes, dict.fromkeys(sizes), config.blend_alpha)
     texts: list[str] = []
     for corpus, source in corpora_and_sources:
-        scans = scan_files(source, workers or available_cores(), report)
-        build = CorpusBuild(corpus, config, source, scans, workers or available_cores(), report)
+        scans = scan_files(source, processes, report)
+        build = CorpusBuild(corpus, config, source, scans, processes, report)
+        build.check_files()
         texts += build.choose_texts(shares[corpus.name] * TOKENIZER_TEXT_BYTES)
     report(f"training a tokenizer of {config.vocabulary} tokens", 0.0)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ import numpy as np
 from megatron.core.datasets.indexed_dataset import DType
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
+from frontier_llm.data.corpus_account import Account, Tally, TextCounts
 from frontier_llm.data.corpus_check import write_digests
 from frontier_llm.data.corpus_manifest import (
     FILES_FILE,
@@ -25,12 +26,16 @@ from frontier_llm.data.encoder import Encoder
 from frontier_llm.data.part_merger import Merger, find_duplicates
 from frontier_llm.data.part_writer import PartReader, PartWriter
 from frontier_llm.data.source import Source
+from frontier_llm.data.source_choice import check_left_out, files_without_text
 from frontier_llm.data.source_format import Scan
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.data.worker_pool import run_jobs
 from frontier_llm.errors import DataError
 
+MISSING_SHARE = 0.05
+"""Largest share of the characters that may be lost or unknown. A tokenizer without bytes misses a
+few rare signs of a text in its own language, and most of a text in another script."""
 Progress = Callable[[str, float], None]
 """A function that is called with the name of a stage and its finished fraction, from 0 to 1."""
 
@@ -136,20 +141,16 @@ class CorpusBuild:
         merger = Merger(files, len(self.parts), dtype, repeated, lambda: progress.add(1))
         train, validation = (merger.write_split(split, folder) for split in range(len(SPLITS)))
         self.check_splits(train.documents, validation.documents)
-        used = self._write_file_list(merger, folder / FILES_FILE)
-        skipped = self._skipped(files)
+        self._write_file_list(merger, folder / FILES_FILE)
+        copies = sum(int(mask.sum()) for mask in repeated or ())
+        account = self._account(files, train.documents + validation.documents, copies)
         manifest = Manifest(
             format=FORMAT,
             name=self.corpus.name,
             kind=self.corpus.kind,
             source=str(self.source.root),
             source_sha256=self.source.digest(self.scans),
-            files=len(self.source.files),
-            skipped_files=len(self.source.files) - used,
-            empty_documents=skipped.empty,
-            broken_documents=skipped.broken,
-            repeated_documents=sum(int(mask.sum()) for mask in repeated or ()),
-            examples=tuple(skipped.examples),
+            account=account,
             pieces=tokenizer.vocabulary,
             eod=tokenizer.eod,
             dtype="uint16" if dtype is np.uint16 else "int32",
@@ -181,21 +182,65 @@ class CorpusBuild:
         """Return the progress of a stage that reads all parts, counted in bytes."""
         return _StageProgress(stage, self._size(self._part_numbers), self.report)
 
-    def _skipped(self, files: PartFiles) -> SkippedTexts:
-        """Return the counts of skipped texts of all parts.
+    def check_files(self) -> None:
+        """Refuse a source of which a large part is in another format, unless it is skipped.
 
-        The list of examples begins with the files that hold no text.
+        Raises:
+            DataError: the error says how much is left out.
+        """
+        if self.config.broken == "refuse" and self.config.format == "auto":
+            left_out, read = self._files_left_out()
+            check_left_out(self.source.root, left_out, read.bytes)
+
+    def _files_left_out(self) -> tuple[dict[str, Tally], Tally]:
+        """Return the files that are left out, by reason, and the files that are read."""
+        left_out = {r: tally.model_copy(deep=True) for r, tally in self.source.left_out.items()}
+        unread = set[str]()
+        for file, reason, problem in files_without_text(self.source.files, self.scans):
+            unread.add(file.name)
+            left_out.setdefault(reason, Tally()).add(f"{file.name} ({problem})", file.size)
+        read = Tally()
+        for file in self.source.files:
+            if file.name not in unread:
+                read.add(file.name, file.size)
+        return left_out, read
+
+    def _account(self, files: PartFiles, kept: int, repeated: int) -> Account:
+        """Return the account of the source, after a check of the characters.
+
+        Args:
+            files: files of the parts.
+            kept: number of documents of both splits.
+            repeated: number of documents that repeat earlier ones.
+
+        Raises:
+            DataError: the tokenizer cannot represent a large part of the text.
         """
         skipped = SkippedTexts()
-        for file, scan in zip(self.source.files, self.scans, strict=True):
-            if not scan.cuts:
-                skipped.add(SkippedTexts(examples=[f"{file.name}: {scan.problem}"]))
         for number in self._part_numbers:
             skipped.add(files.skipped(number))
-        return skipped
+        if self.config.broken == "refuse":
+            _check_characters(skipped.text, self.source.root, self.config.tokenizer)
+        left_out, read = self._files_left_out()
+        found = Tally()
+        for tally in (read, *left_out.values()):
+            found.add_all(tally)
+        account = Account(
+            found=found,
+            read=read,
+            left_out=left_out,
+            documents=kept + repeated + skipped.empty + skipped.broken,
+            empty_documents=skipped.empty,
+            broken_documents=skipped.broken,
+            repeated_documents=repeated,
+            examples=skipped.examples,
+            text=skipped.text,
+        )
+        account.check(kept)
+        return account
 
-    def _write_file_list(self, merger: Merger, path: Path) -> int:
-        """Write one line per source file in order; return the number of files with documents."""
+    def _write_file_list(self, merger: Merger, path: Path) -> None:
+        """Write one line per source file, in order."""
         count = len(self.source.files)
         train, validation = (merger.count_by_file(split, count) for split in range(len(SPLITS)))
         with path.open("w") as stream:
@@ -204,11 +249,12 @@ class CorpusBuild:
                     "name": file.name,
                     "bytes": file.size,
                     "sha256": scan.sha256,
-                    "train": int(train[index]),
-                    "validation": int(validation[index]),
+                    "format": file.detected.format,
+                    "train": int(train[0, index]),
+                    "validation": int(validation[0, index]),
+                    "text_bytes": int(train[1, index] + validation[1, index]),
                 }
                 stream.write(json.dumps(line) + "\n")
-        return int(np.count_nonzero(train + validation))
 
 
 @dataclass
@@ -228,6 +274,23 @@ class _StageProgress:
         if percent > self.reported_percent:
             self.reported_percent = percent
             self.report(self.stage, min(percent, 100) / 100)
+
+
+def _check_characters(text: TextCounts, root: Path, tokenizer: str | None) -> None:
+    """Refuse a text that the tokenizer cannot represent.
+
+    Raises:
+        DataError: the error says how much is lost or unknown.
+    """
+    missing = text.lost + text.unknown
+    if missing > MISSING_SHARE * text.characters:
+        raise DataError(
+            f"the tokenizer {tokenizer} cannot represent {missing / text.characters:.1%} of the "
+            f"{text.characters:,} characters in {root}: {text.lost:,} have no token and "
+            f"{text.unknown:,} are in {text.unknown_tokens:,} unknown tokens\n"
+            "  do: set data.tokenizer to a tokenizer for this text that falls back to bytes, or to "
+            "null to train one; data.broken=skip goes on without these characters"
+        )
 
 
 def _token_type(tokenizer: Tokenizer) -> type[np.uint16] | type[np.int32]:

@@ -16,14 +16,15 @@ The folder is renamed to its final name when everything in it is complete.
 import hashlib
 import struct
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from frontier_llm.data.corpus_account import Account
 from frontier_llm.errors import DataError
 
-FORMAT = 2
+FORMAT = 3
 """Version of the format of prepared corpora."""
 MANIFEST_FILE = "manifest.json"
 FILES_FILE = "files.jsonl"
@@ -32,6 +33,12 @@ TYPE_CODES = {"uint16": 8, "int32": 4}
 module would import torch."""
 IDX_HEADER = struct.Struct("<9sQBQQ")
 """Layout of the header of an `.idx` file (see `idx_header`)."""
+
+
+_COUNTS_OF_FORMAT_2 = (
+    "files", "skipped_files", "empty_documents", "broken_documents", "repeated_documents",
+    "examples",
+)  # fmt: skip
 
 
 class Split(BaseModel):
@@ -58,25 +65,15 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[2]
+    format: Literal[2, 3]
     name: str
     kind: str
     source: str
     """Path of the source file or folder at the time of preparation."""
     source_sha256: str
     """Digest of the names and contents of the source files."""
-    files: int
-    """Number of files in the source."""
-    skipped_files: int
-    """Number of files in the source that hold no document."""
-    empty_documents: int
-    """Number of empty texts that were left out."""
-    broken_documents: int
-    """Number of lines, rows or sections that are not text and were left out (data.broken=skip)."""
-    repeated_documents: int
-    """Number of copies of earlier documents that were left out (data.unique=true)."""
-    examples: tuple[str, ...]
-    """First files and documents that were left out, with the reasons."""
+    account: Account | None
+    """What was read and what was left out; None in a corpus of format 2."""
     pieces: int
     """Size of the vocabulary, including special tokens. On a small corpus it is less than
     data.vocabulary. (The key cannot be renamed, because it is stored in prepared corpora.)"""
@@ -88,6 +85,15 @@ class Manifest(BaseModel):
     """Digest of the files of the tokenizer (`digest_tokenizer`)."""
     train: Split
     validation: Split
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_account(cls, values: Any) -> Any:
+        """Drop the counts of format 2, which have no bytes and do not add up."""
+        if isinstance(values, dict) and values.get("format") == 2:
+            values = {key: values[key] for key in values if key not in _COUNTS_OF_FORMAT_2}
+            values["account"] = None
+        return values
 
     @classmethod
     def load(cls, path: Path) -> "Manifest":

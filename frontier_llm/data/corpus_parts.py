@@ -11,15 +11,16 @@ The division into parts depends only on the source, not on the number of workers
 corpus are the tokens of all parts in order.
 """
 
-import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, Field
 
+from frontier_llm.data.corpus_account import TextCounts
 from frontier_llm.data.source_format import Cut, Scan
 from frontier_llm.units import MIB
 
@@ -50,22 +51,24 @@ class Part:
         return sum(cut.size for _, cut in self.cuts)
 
 
-@dataclass
-class SkippedTexts:
-    """Counts of the texts of the source that do not become documents."""
+class SkippedTexts(BaseModel):
+    """Counts of what is left out of the documents of a source, or changed in them."""
 
     empty: int = 0
     """Number of empty texts."""
     broken: int = 0
     """Number of lines, rows or sections that are not text, such as invalid UTF-8."""
-    examples: list[str] = field(default_factory=list)
-    """Names of the first files, lines, rows or sections that are not text, with the reasons."""
+    examples: list[str] = []
+    """Names of the first lines, rows or sections that are not text, with the reasons."""
+    text: TextCounts = Field(default_factory=TextCounts)
+    """Counts of the characters of the documents that are kept."""
 
     def add(self, other: "SkippedTexts") -> None:
         """Add the counts of a later part."""
         self.empty += other.empty
         self.broken += other.broken
         self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
+        self.text.add(other.text)
 
     def add_broken(self, example: str) -> None:
         """Count one line, row or section that is not text."""
@@ -96,7 +99,7 @@ class PartFiles:
 
     def skipped(self, number: int) -> SkippedTexts:
         """Read the counts of skipped texts of a part."""
-        return SkippedTexts(**json.loads(self.note(number).read_text()))
+        return SkippedTexts.model_validate_json(self.note(number).read_bytes())
 
     def rows(self, number: int) -> Rows:
         """Read a part's table of documents: [documents, len(COLUMNS)] uint64."""
@@ -106,7 +109,7 @@ class PartFiles:
         """Write the note, which marks a part as done."""
         draft = self.note(number).with_suffix(".draft")
         with draft.open("w") as stream:
-            json.dump(asdict(skipped), stream)
+            stream.write(skipped.model_dump_json())
             stream.flush()
             os.fsync(stream.fileno())
         draft.replace(self.note(number))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from frontier_llm.data.corpus_account import TextCounts
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.units import MIB
 
@@ -38,12 +39,19 @@ class Encoder:
         self._cache = _TokenCache(self._encode_substring)
         self.eod = self._pack([tokenizer.eod])
 
-    def encode(self, text: str) -> bytes:
+    def encode(self, text: str, counts: TextCounts | None = None) -> bytes:
         """Return the bytes of a text's tokens, without an end-of-document token.
 
         Args:
             text: text of valid Unicode, that is, without unpaired surrogates.
+            counts: counts of characters, which this method increases.
         """
+        if counts is not None:
+            counts.characters += len(text)
+            if not self._tokenizer.covers_all_text:
+                ids, missing = self._tokenizer.encode_counting(text)
+                counts.add(missing)
+                return self._pack(ids)
         splitting = self._splitting
         if splitting is None or any(string in text for string in splitting.whole):
             return self._pack(self._tokenizer.encode(text))

@@ -1,43 +1,46 @@
-"""Read JSONL files, plain or compressed: one JSON object per line, with the text under a key.
+"""Read JSON files, plain or compressed, whose objects have their texts under a key.
 
 The classes implement the interface of data/source_format.py: `scan` finds the *cuts*, the ranges
 of a file that workers can read independently, and `entries` yields the texts of one cut.
 """
 
-import gzip
 import hashlib
 import io
 import json
-import zlib
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Any
 
+from frontier_llm.data import source_format
+from frontier_llm.data.compression import READ_BYTES, open_plain
 from frontier_llm.data.source_format import (
     BOM,
     CUT_BYTES,
-    READ_BYTES,
     Cut,
     Entry,
-    Format,
     Scan,
-    sha256_of,
+    Undivided,
+    lines_of,
+    text_entry,
+    too_long,
 )
 from frontier_llm.errors import DataError
 
+_SHOWN_CHARACTERS = 200
+"""Length of the list of keys in an error."""
+_BETWEEN = re.compile(r"[\s,]*")
+"""What is between the elements of an array."""
 
-class JsonLines(Format):
-    """A JSONL file: each line that is not blank is a document."""
 
-    mark = ":"
+class JsonLines(Undivided):
+    """A JSONL file: each line that is not blank is a document.
 
-    def __init__(self, path: Path, size: int, key: str) -> None:
-        super().__init__(path, size)
-        self.key = key
+    A compressed file has a single cut, because it can only be read from its start.
+    """
 
     def scan(self) -> Scan:
         """Digest the file and divide it into cuts between lines. The lines are not parsed."""
+        if self.compression:
+            return super().scan()
         hasher, cuts = hashlib.sha256(), []
         cut_start = position = 0
         cut_line = line = 1
@@ -56,108 +59,88 @@ class JsonLines(Format):
 
     def entries(self, cut: Cut) -> Iterator[Entry]:
         """Yield an entry per line of a cut that is not blank."""
-        with self.path.open("rb") as stream:
-            remaining_bytes = cut.end - stream.seek(cut.start)
-            for number, line in enumerate(stream, cut.number):
-                if line.strip():
+        with open_plain(self.path, self.compression) as stream:
+            position = 0 if self.compression else stream.seek(cut.start)
+            for number, line in enumerate(lines_of(stream), cut.number):
+                if line is None:
+                    yield Entry(number, "", too_long("line"))
+                elif line.strip():
                     yield self._entry(number, line)
-                remaining_bytes -= len(line)
-                if remaining_bytes <= 0:
+                position = stream.tell() if line is None else position + len(line)
+                if position >= cut.end and not self.compression:
                     break
 
     def _entry(self, number: int, line: bytes) -> Entry:
         try:
-            record = json.loads((line.removeprefix(BOM) if number == 1 else line).decode())
+            # files with byte order marks may have been concatenated
+            record = json.loads(line.removeprefix(BOM).decode())
         except UnicodeDecodeError as error:
             return Entry(number, "", f"this line is not UTF-8: {error}")
         except (ValueError, RecursionError) as error:
             return Entry(number, "", f"this line is not JSON: {error}")
-        if isinstance(record, dict) and isinstance(text := record.get(self.key), str):
-            return Entry(number, _replace_surrogates(text))
-        keys = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
-        return Entry(number, "", f"no text under the key '{self.key}' (this line has: {keys})")
+        return _record_entry(number, record, self.key, "line")
 
 
-class CompressedJsonLines(JsonLines):
-    """A JSONL file compressed by gzip or zstandard.
+class JsonValues(Undivided):
+    """A JSON file that holds one object, or an array of objects, which are counted from 0.
 
-    It has a single cut, because it can only be read from its start.
+    It is read as a stream, so the memory is that of one element.
     """
 
-    def scan(self) -> Scan:
-        """Digest the compressed file without decompressing it."""
-        cuts = (Cut(0, self.size, 1, self.size),) if self.size else ()
-        return Scan(sha256_of(self.path), cuts)
+    first = 0
 
     def entries(self, cut: Cut) -> Iterator[Entry]:
-        """Yield an entry per line of the file that is not blank."""
-        is_gzip = self.path.suffix == ".gz"
-        with _open_gzip(self.path) if is_gzip else _open_zstandard(self.path) as stream:
-            for number, line in enumerate(stream, cut.number):
-                if line.strip():
-                    yield self._entry(number, line)
+        """Yield an entry per element.
+
+        Raises:
+            DataError: the file is not JSON. What follows the damaged place cannot be read.
+        """
+        place = cut.number
+        with open_plain(self.path, self.compression) as stream:
+            try:
+                for record in _elements(io.TextIOWrapper(stream, "utf-8-sig")):
+                    yield _record_entry(place, record, self.key, "element")
+                    place += 1
+            except (ValueError, RecursionError) as error:
+                raise DataError(
+                    f"{self.path} is not JSON after element {place}: {error}\n"
+                    f"  do: write it again, or as JSON lines: jq -c '.[]' {self.path} > new.jsonl"
+                ) from error
 
 
-def _replace_surrogates(text: str) -> str:
-    """Replace unpaired surrogates, which JSON can express and UTF-8 cannot, by `?`."""
-    return text if text.isascii() else text.encode(errors="replace").decode()
+def _elements(stream: io.TextIOWrapper) -> Iterator[object]:
+    """Yield the elements of an array, or the objects of a file without one."""
+    decode, text = json.JSONDecoder().raw_decode, stream.read(READ_BYTES).lstrip()
+    start = is_array = int(text.startswith("["))
+    while True:
+        start = _BETWEEN.match(text, start).end()  # type: ignore[union-attr]  # it always matches
+        if is_array and text.startswith("]", start):
+            if (text[start + 1 :] + stream.read(READ_BYTES)).strip():
+                raise ValueError("there is more after the end of the array")
+            return
+        try:
+            value, end = decode(text, start)
+            if end < len(text):  # else a number may go on
+                yield value
+                start = end
+                continue
+        except ValueError as error:
+            problem = error
+        unread = len(text) - start
+        if unread > source_format.LONGEST_DOCUMENT_BYTES:
+            raise ValueError(too_long("element"))
+        more = stream.read(max(unread, READ_BYTES))  # twice the text: the time remains linear
+        if not more and text.endswith("\n"):
+            if unread or is_array:
+                raise problem if unread else ValueError("the end of the array is missing")
+            return
+        text, start = text[start:] + (more or "\n"), 0
 
 
-@contextmanager
-def _open_gzip(path: Path) -> Iterator[IO[bytes]]:
-    try:
-        with gzip.open(path, "rb") as stream:
-            yield stream  # type: ignore[misc]  # a GzipFile reads lines of bytes
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _damaged(path, error) from error
-
-
-@contextmanager
-def _open_zstandard(path: Path) -> Iterator[IO[bytes]]:
-    try:
-        import zstandard
-    except ImportError:
-        raise DataError(
-            f"{path}: reading it needs zstandard\n  do: pip install -e '.[formats]'"
-        ) from None
-    try:
-        with path.open("rb") as packed:
-            frames = _ZstandardFrames(packed, zstandard.ZstdDecompressor())
-            yield io.BufferedReader(frames, READ_BYTES)
-    except (EOFError, zstandard.ZstdError) as error:
-        raise _damaged(path, error) from error
-
-
-class _ZstandardFrames(io.RawIOBase):
-    """Decompresses a series of zstandard frames.
-
-    Unlike the library's own stream, this class detects that the end of the last frame is missing.
-    """
-
-    def __init__(self, packed: IO[bytes], decompressor: Any) -> None:
-        self._packed, self._decompressor = packed, decompressor
-        self._frame: Any = None  # decompressor of the current frame
-        self._unread = b""  # compressed bytes after the end of the previous frame
-        self._plain = b""  # decompressed bytes that nobody has asked for yet
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._plain:
-            block = self._unread or self._packed.read(READ_BYTES)
-            if not block:
-                if self._frame is not None:
-                    raise EOFError("the end of the last frame is missing")
-                return 0
-            self._frame = self._frame or self._decompressor.decompressobj()
-            self._plain, self._unread = self._frame.decompress(block), b""
-            if self._frame.eof:
-                self._unread, self._frame = self._frame.unused_data, None
-        count = min(len(buffer), len(self._plain))
-        buffer[:count], self._plain = self._plain[:count], self._plain[count:]
-        return count
-
-
-def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} is damaged: {error}\n  do: compress it again, or remove it")
+def _record_entry(place: int, record: object, key: str, unit: str) -> Entry:
+    """Return the entry for a JSON value, at a place that is called `unit`."""
+    if isinstance(record, dict):
+        found, keys = record.get(key), ", ".join(map(str, record))[:_SHOWN_CHARACTERS]
+    else:
+        found, keys = None, type(record).__name__
+    return text_entry(place, found, f"no text under the key '{key}' (this {unit} has: {keys})")

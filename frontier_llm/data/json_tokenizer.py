@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from frontier_llm.data.corpus_account import TextCounts
 from frontier_llm.data.tokenizer import Splitting, Tokenizer, check_unicode
 from frontier_llm.errors import ConfigError
 
@@ -95,6 +96,16 @@ class JsonTokenizer(Tokenizer):
         self._tokenizer = _load(path, content, serialized)
         self._model = self._tokenizer.model
         self._splitting = _splitting(content)
+        self._falls_back = content["model"].get("byte_fallback") is True
+        pre_tokenizer = json.dumps(content.get("pre_tokenizer"))
+        is_bpe = content["model"].get("type") == "BPE"
+        self._is_byte_level = is_bpe and '"ByteLevel"' in pre_tokenizer
+        self._has_tokens: dict[str, bool] = {}
+        unknown = content["model"].get("unk_token")
+        if isinstance(content["model"].get("unk_id"), int):  # a unigram model has an id
+            self._unknown: int | None = content["model"]["unk_id"]
+        else:
+            self._unknown = None if unknown is None else self.id_of(unknown)
         if end is None:
             self.eod = self.named_end(path, _find_end(path, content))
         else:
@@ -119,6 +130,39 @@ class JsonTokenizer(Tokenizer):
         check_unicode(text)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    @cached_property
+    def covers_all_text(self) -> bool:
+        """Whether the vocabulary has all bytes, and the tokenizer falls back to them."""
+        if self._falls_back:
+            names = [f"<0x{byte:02X}>" for byte in range(256)]
+        elif self._is_byte_level:
+            from tokenizers.pre_tokenizers import ByteLevel
+
+            names = ByteLevel.alphabet()
+        else:
+            return False
+        return all(self._tokenizer.token_to_id(name) is not None for name in names)
+
+    def encode_counting(self, text: str) -> tuple[list[int], TextCounts]:
+        """Return the token ids of a text, and the characters that are lost or unknown."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        counts, end = TextCounts(), 0
+        for token, (start, token_end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token == self._unknown:
+                counts.unknown_tokens += 1
+                counts.unknown += max(0, token_end - max(start, end))
+            end = max(end, token_end)
+        # the library's offsets are wrong after a character that a BPE model drops
+        counts.lost = sum(text.count(character) for character in set(text) - self._kept(text))
+        return encoding.ids, counts
+
+    def _kept(self, text: str) -> set[str]:
+        """Return the characters of a text that alone have tokens, and white space."""
+        for character in set(text).difference(self._has_tokens):
+            ids = self._tokenizer.encode(character, add_special_tokens=False).ids
+            self._has_tokens[character] = bool(ids) or character.isspace()
+        return {character for character in set(text) if self._has_tokens[character]}
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens; invalid UTF-8 becomes U+FFFD."""

@@ -5,10 +5,20 @@ a file that workers can read independently, and `entries` yields the texts of on
 """
 
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
-from frontier_llm.data.source_format import CUT_BYTES, Cut, Entry, Format, Scan, sha256_of
+from frontier_llm.data.source_format import (
+    CUT_BYTES,
+    LONGEST_DOCUMENT_BYTES,
+    Cut,
+    Entry,
+    Format,
+    Scan,
+    sha256_of,
+    text_entry,
+    too_long,
+)
 from frontier_llm.errors import DataError
 
 BATCH_ROWS = 256
@@ -22,10 +32,6 @@ class Parquet(Format):
     """
 
     mark = ":"
-
-    def __init__(self, path: Path, size: int, key: str) -> None:
-        super().__init__(path, size)
-        self.key = key
 
     def scan(self) -> Scan:
         """Digest the file and divide it into cuts between row groups."""
@@ -47,16 +53,22 @@ class Parquet(Format):
             for batch in file.iter_batches(
                 BATCH_ROWS, row_groups=groups, columns=[self.key], use_threads=False
             ):
-                for value in batch.column(0).to_pylist():
+                for value in batch.column(0):
                     yield self._entry(row, value)
                     row += 1
 
-    def _entry(self, row: int, value: object) -> Entry:
-        if isinstance(value, str):
-            return Entry(row, value)
-        return Entry(row, "", f"the column '{self.key}' holds {type(value).__name__}, no text")
+    def _entry(self, row: int, value: Any) -> Entry:
+        try:
+            found = value.as_py()
+        except UnicodeDecodeError as error:
+            return Entry(row, "", f"this row is not UTF-8: {error}")
+        if isinstance(found, str) and len(found) > LONGEST_DOCUMENT_BYTES:
+            return Entry(row, "", too_long("row"))
+        what = f"the column '{self.key}' holds {type(found).__name__}, no text"
+        return text_entry(row, found, what)
 
-    def _open(self) -> Any:
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
         try:
             import pyarrow
             from pyarrow.parquet import ParquetFile
@@ -65,8 +77,11 @@ class Parquet(Format):
                 f"{self.path}: reading it needs pyarrow\n  do: pip install -e '.[formats]'"
             ) from None
         try:
-            return ParquetFile(self.path)
-        except pyarrow.ArrowInvalid as error:
+            with ParquetFile(self.path) as file:
+                yield file
+        except (pyarrow.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
             raise DataError(
                 f"{self.path} is damaged: {error}\n  do: write it again, or remove it"
             ) from error

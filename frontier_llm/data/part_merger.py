@@ -76,15 +76,17 @@ class Merger:
         return Split(documents=documents, tokens=tokens, text_bytes=text_bytes, bin_sha256=digest)
 
     def count_by_file(self, split: int, files: int) -> npt.NDArray[np.int64]:
-        """Return the number of documents of a split per source file: [files] int64.
+        """Return the documents of a split and the bytes of their text: [2, files] int64.
 
         Args:
             split: index in SPLITS.
             files: number of files of the source.
         """
-        counts = np.zeros(files, dtype=np.int64)
+        counts = np.zeros((2, files), dtype=np.int64)
         for rows in self._rows(split):
-            counts += np.bincount(rows[:, _COLUMN["file"]].astype(np.int64), minlength=files)
+            file, text_bytes = rows[:, _COLUMN["file"]], rows[:, _COLUMN["text_bytes"]]
+            np.add.at(counts[0], file.astype(np.int64), 1)
+            np.add.at(counts[1], file.astype(np.int64), text_bytes.astype(np.int64))
         return counts
 
     def _rows(self, split: int) -> Iterator[Rows]:

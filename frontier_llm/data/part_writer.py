@@ -34,7 +34,7 @@ class PartReader:
 
         Args:
             part: part to read.
-            skipped: counts of skipped texts, which this method increases.
+            skipped: counts of skipped and of changed texts, which this method increases.
 
         Yields:
             Index of the file in the source, number of the line, row or section in the file, and
@@ -51,6 +51,7 @@ class PartReader:
                 elif not entry.text:
                     skipped.empty += 1
                 else:
+                    skipped.text.replaced += entry.replaced
                     yield file, entry.place, Document(name, entry.text)
 
     def _skip(self, name: str, entry: Entry, skipped: SkippedTexts) -> None:
@@ -125,7 +126,7 @@ class PartWriter:
         for file, place, document in self._reader.documents(part, skipped):
             text = document.text.encode()
             split = int(document.is_validation(self._percent))
-            tokens = self._encoder.encode(document.text) + self._encoder.eod
+            tokens = self._encoder.encode(document.text, skipped.text) + self._encoder.eod
             count = len(tokens) // token_bytes
             if count > LONGEST_DOCUMENT_TOKENS:
                 raise DataError(

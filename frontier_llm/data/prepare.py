@@ -32,6 +32,7 @@ from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.data.corpus_manifest import FORMAT, MANIFEST_FILE, Manifest
 from frontier_llm.data.corpus_parts import PartFiles
 from frontier_llm.data.source import Source, find_source
+from frontier_llm.data.source_choice import choose_files
 from frontier_llm.data.tokenizer_source import (
     MODEL_FILE,
     copy_tokenizer,
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
 
 TOKENIZER_TEXT_BYTES = 32 * MIB
 """Size of the text that a tokenizer is trained on."""
+_DIGEST_FORMAT = 2
+"""Format in which the first corpora of the present content were written. It stays part of the name
+of a corpus, so that they are found."""
 STALE_SECONDS = 7 * 24 * 3600
 """Age after which unfinished work is removed."""
 
@@ -107,7 +111,14 @@ def unprepared(config: DataConfig) -> tuple[Source, ...]:
 
 def shared_tokenizer(config: DataConfig, sources: Sequence[Source]) -> Path:
     """Return the path of the tokenizer that is trained on all sources of a blend."""
-    settings = (config.text_key, config.vocabulary, config.blend_alpha, config.validation_percent)
+    settings = (
+        FORMAT,
+        config.format,
+        config.text_key,
+        config.vocabulary,
+        config.blend_alpha,
+        config.validation_percent,
+    )
     inputs = "\0".join(map(str, (*settings, *(source.fingerprint() for source in sources))))
     digest = hashlib.sha256(inputs.encode()).hexdigest()[:12]
     return Path(config.directory, f"{config.name}-{digest}.model")
@@ -155,7 +166,7 @@ class _Preparation:
 
     def note(self, source: Source) -> Path:
         """Return the note of a source in its present state."""
-        digest = self._digest(source.fingerprint())
+        digest = self._digest(f"{FORMAT}{source.fingerprint()}")
         return self._directory / f".{self._corpus.name}-{digest[:24]}"
 
     def _digest(self, source_digest: str) -> str:
@@ -164,11 +175,13 @@ class _Preparation:
         given = self._tokenizer
         tokenizer = config.vocabulary if given is None else digest_tokenizer(given)
         inputs: tuple[object, ...] = (
-            FORMAT, self._corpus.kind, config.text_key, tokenizer, config.validation_percent,
-            config.broken, config.unique, source_digest,
+            _DIGEST_FORMAT, self._corpus.kind, config.text_key, tokenizer,
+            config.validation_percent, config.broken, config.unique, source_digest,
         )  # fmt: skip
         if config.end_of_document is not None:
             inputs += (config.end_of_document,)
+        if config.format != "auto":
+            inputs += ("format", config.format)
         return hashlib.sha256("\0".join(map(str, inputs)).encode()).hexdigest()
 
     def _find_or_build(self, source: Source, locked: bool) -> Path:
@@ -181,6 +194,7 @@ class _Preparation:
         # imports torch, which `unprepared` does without
         from frontier_llm.data.corpus_build import CorpusBuild, scan_files
 
+        source = choose_files(source, self._corpus, self._config, self._workers)
         scans = scan_files(source, self._workers, self._report)
         digest = self._digest(source.digest(scans))[:12]
         folder = self._directory / f"{self._corpus.name}-{digest}"
@@ -190,6 +204,7 @@ class _Preparation:
         partial = self._directory / f".{folder.name}{process_suffix}.partial"
         _remove_stale(self._directory, self._corpus.name)
         build = CorpusBuild(self._corpus, self._config, source, scans, self._workers, self._report)
+        build.check_files()
         try:
             self._build(build, partial, folder)
         except WorkerDiedError:

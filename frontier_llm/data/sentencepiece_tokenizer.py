@@ -11,6 +11,7 @@ from pathlib import Path
 
 import sentencepiece
 
+from frontier_llm.data.corpus_account import TextCounts
 from frontier_llm.data.tokenizer import Splitting, Tokenizer, check_unicode
 from frontier_llm.errors import ConfigError
 
@@ -93,6 +94,23 @@ class SentencePieceTokenizer(Tokenizer):
         for substring in others:
             ids += self._space_mark_ids + self._pieces.encode(substring)
         return ids
+
+    @cached_property
+    def covers_all_text(self) -> bool:
+        """Whether the model has a piece for every byte."""
+        return all(self.id_of(f"<0x{byte:02X}>") is not None for byte in range(256))
+
+    def encode_counting(self, text: str) -> tuple[list[int], TextCounts]:
+        """Return the token ids of a text, and the characters that are unknown."""
+        ids, unknown = self.encode(text), int(self._pieces.unk_id())
+        counts = TextCounts(unknown_tokens=ids.count(unknown))
+        if counts.unknown_tokens:
+            pieces = zip(
+                self._pieces.encode(text), self._pieces.encode(text, out_type=str), strict=True
+            )
+            unknown_text = "".join(piece for token, piece in pieces if token == unknown)
+            counts.unknown = len(unknown_text.replace(SPACE_MARK, ""))
+        return ids, counts
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens; invalid UTF-8 becomes U+FFFD."""

@@ -5,30 +5,29 @@ is used for training or for validation, so adding documents does not move any ot
 """
 
 import hashlib
-import os
+import stat
 import sysconfig
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
-from frontier_llm.data.json_lines import CompressedJsonLines, JsonLines
-from frontier_llm.data.parquet_files import Parquet
+from frontier_llm.data.corpus_account import Tally
+from frontier_llm.data.file_formats import Detected, reader_of
 from frontier_llm.data.source_format import Cut, Entry, Format, Scan
-from frontier_llm.data.text_files import LongText, WholeText
+from frontier_llm.data.source_listing import Listing, list_folder, list_stdlib
 from frontier_llm.errors import DataError
-from frontier_llm.units import MIB
 
-STDLIB_EXCLUDED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-"""Names of folders that `data=stdlib` skips."""
-LONG_FILE_BYTES = 4 * MIB
-"""A plain text file of more bytes is divided into several documents."""
-FORMATS = {
-    ".jsonl": JsonLines,
-    ".jsonl.gz": CompressedJsonLines,
-    ".jsonl.zst": CompressedJsonLines,
-    ".parquet": Parquet,
+_SHOWN_PROBLEMS = 5
+"""Number of files that an error names."""
+_FIRST_FORMATS = {
+    ".jsonl": ("jsonl", ""),
+    ".jsonl.gz": ("jsonl", "gzip"),
+    ".jsonl.zst": ("jsonl", "zstandard"),
+    ".parquet": ("parquet", ""),
 }
+"""Format and compression by suffix, from the time when the name alone told them. The digest of a
+source does not contain them, so corpora of that time are found."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,8 @@ class SourceFile:
     size: int
     """Size in bytes."""
     mtime_ns: int
+    detected: Detected = field(default_factory=Detected)
+    """Format of the file (source_choice.py)."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Source:
     single: bool
     """Whether the source is a single file. Such a file must be text, and it is divided into several
     documents even if it is small, so that there are some for validation."""
+    left_out: Mapping[str, Tally] = field(default_factory=dict)
+    """Files that are not read, by reason."""
 
     @property
     def size(self) -> int:
@@ -102,8 +105,17 @@ class Source:
         """
         hasher = hashlib.sha256()
         for file, scan in zip(self.files, scans, strict=True):
-            hasher.update(encode_name(f"{file.name}\0{scan.sha256}\0"))
+            hasher.update(encode_name(f"{file.name}\0{scan.sha256}\0{_marks(file)}"))
         return hasher.hexdigest()
+
+    def refuse(self, problems: Sequence[str], advice: str) -> None:
+        """Raise a DataError that names the first of the paths with problems, if there are any."""
+        if problems:
+            names = "\n".join(f"  {line}" for line in problems[:_SHOWN_PROBLEMS])
+            raise DataError(
+                f"{len(problems):,} of the files in {self.root} cannot be used:\n{names}\n"
+                f"  do: {advice}, or leave such files out and count them with data.broken=skip"
+            )
 
     def scan(self, index: int) -> Scan:
         """Read file number `index`; return its digest and the cuts, where it can be divided.
@@ -147,46 +159,47 @@ class Source:
         return f"{file.name}{mark}{place}" if mark else file.name
 
     def _format(self, file: SourceFile) -> Format:
-        """Return the reader for the format of a file, which its name determines."""
-        long = self.single or file.size > LONG_FILE_BYTES
-        return reader_of(file.path, file.size, self.text_key, LongText if long else WholeText)
-
-
-def reader_of(
-    path: Path, size: int, text_key: str, plain: type[LongText | WholeText] = WholeText
-) -> Format:
-    """Return the reader for the format of a file, which its name determines.
-
-    Args:
-        path: path of the file.
-        size: size of the file in bytes.
-        text_key: key (JSONL) or column (Parquet) that holds the text.
-        plain: reader of files in none of these formats.
-    """
-    for suffix, reader in FORMATS.items():
-        if path.name.endswith(suffix):
-            return reader(path, size, text_key)
-    return plain(path, size)
+        """Return the reader of a file."""
+        return reader_of(file.path, file.size, file.detected, self.text_key, divided=self.single)
 
 
 def find_source(corpus: CorpusConfig, config: DataConfig) -> Source:
     """List the files of a corpus without reading them.
 
     Raises:
-        DataError: the path does not exist or holds no text.
+        DataError: the path does not exist or holds no text, or a file in it cannot be read.
     """
     root = _root(corpus)
-    try:
-        single = root.is_file()
-        paths = [root] if single else sorted(_walk(root, stdlib=corpus.kind == "stdlib"))
-        folder = root.parent if single else root
-        files = tuple(_list_file(path, folder) for path in paths)
-    except OSError as error:
-        raise _unreadable(root, error) from error
-    source = Source(root, files, config.text_key, single)
+    single = root.is_file()
+    if corpus.kind == "stdlib":
+        listing = list_stdlib(root)
+    else:
+        listing = Listing(root, [root]) if single else list_folder(root)
+    folder, files = root.parent if single else root, []
+    for path in listing.paths:
+        name = path.relative_to(folder).as_posix()
+        try:
+            status = path.stat()
+        except OSError as error:
+            listing.leave_out_broken(name, error.strerror or str(error))
+        else:
+            files.append(SourceFile(path, name, status.st_size, status.st_mtime_ns))
+    source = Source(root, tuple(files), config.text_key, single, listing.left_out)
+    if config.broken == "refuse":
+        source.refuse(listing.broken, "restore or remove them")
     if not source.size:
         raise DataError(f"there is no text in {root}\n  do: set data.path to a file or folder")
     return source
+
+
+def _marks(file: SourceFile) -> str:
+    """Return what the digest of a source contains of a file beside its name and content."""
+    suffixes = (suffix for suffix in _FIRST_FORMATS if file.name.endswith(suffix))
+    first = _FIRST_FORMATS.get(next(suffixes, ""), ("text", ""))
+    detected = file.detected
+    if (detected.format, detected.compression) == first or detected.is_binary:
+        return ""
+    return f"{detected.format}\0{detected.compression}\0"
 
 
 def encode_name(name: str) -> bytes:
@@ -198,34 +211,22 @@ def _root(corpus: CorpusConfig) -> Path:
     """Return the path of the file or folder that a corpus is prepared from."""
     if corpus.kind == "stdlib":
         return Path(sysconfig.get_path("stdlib"))
-    advice = "do: set data.path to a text, JSONL or Parquet file or a folder of them"
+    advice = "do: set data.path to a file of text, JSON lines, Parquet or CSV, or a folder of them"
     if corpus.path is None:
         raise DataError(f"no text to read\n  {advice}")
-    root = Path(corpus.path).expanduser().resolve()
-    if not root.exists():
-        raise DataError(f"there is no {root}\n  {advice}")
+    # links are not resolved: the name that the user typed tells the format
+    root = Path(corpus.path).expanduser().absolute()
+    try:
+        mode = root.stat().st_mode
+    except OSError as error:
+        target = f", a link to {root.readlink()}" if root.is_symlink() else ""
+        is_absent = isinstance(error, FileNotFoundError | NotADirectoryError)
+        problem = "" if is_absent and not target else f": {error.strerror or error}"
+        what = f"there is no {root}" if is_absent else f"cannot read {root}"
+        raise DataError(f"{what}{target}{problem}\n  {advice}") from error
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise DataError(f"{root} is a pipe, a socket or a device\n  {advice}")
     return root
-
-
-def _walk(root: Path, *, stdlib: bool) -> Iterator[Path]:
-    """Yield all files in a folder that are not hidden; of the standard library only its sources."""
-    for folder, subfolders, names in os.walk(root, onerror=_raise):
-        skipped = STDLIB_EXCLUDED if stdlib else set()
-        subfolders[:] = [s for s in subfolders if s not in skipped and not s.startswith(".")]
-        for name in names:
-            path = Path(folder, name)
-            if not name.startswith(".") and path.is_file() and (name.endswith(".py") or not stdlib):
-                yield path
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def _list_file(path: Path, folder: Path) -> SourceFile:
-    status = path.stat()
-    name = path.relative_to(folder).as_posix()
-    return SourceFile(path, name, status.st_size, status.st_mtime_ns)
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:

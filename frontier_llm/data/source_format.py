@@ -1,7 +1,7 @@
 """Define the interface of the formats of source files.
 
-text_files.py, json_lines.py and parquet_files.py implement it. A format divides a file into cuts,
-and reads the texts of a cut.
+text_files.py, json_lines.py, csv_files.py and parquet_files.py implement it. A format divides a
+file into cuts, and reads the texts of a cut.
 
 - A *cut* is a range of a file that can be read independently, so that several worker processes can
   share a long file. The division into cuts depends only on the file.
@@ -11,17 +11,21 @@ and reads the texts of a cut.
 """
 
 import hashlib
+import io
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontier_llm.units import MIB
+from frontier_llm.data.compression import READ_BYTES
+from frontier_llm.units import MIB, format_bytes
 
 CUT_BYTES = 4 * MIB
 """A cut ends at the first possible position after this number of bytes."""
-READ_BYTES = MIB
-"""Number of bytes that are read at a time."""
+LONGEST_DOCUMENT_BYTES = 64 * MIB
+"""Largest size of a line, a row or a JSON value. No text that a person wrote is longer. It limits
+the memory of a process, which needs several times this size for the longest document."""
 BOM = b"\xef\xbb\xbf"
 """Byte order mark of UTF-8, which some programs write at the beginning of a file."""
 
@@ -60,6 +64,8 @@ class Entry:
     text: str
     problem: str | None = None
     """Reason why the content at this place is not a text; None if it is a text."""
+    replaced: int = 0
+    """Number of characters that U+FFFD stands for."""
 
 
 class Format(ABC):
@@ -68,14 +74,16 @@ class Format(ABC):
     mark: str
     """Separator between file and place in a document's name; "" if the file is one document."""
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: Path, size: int, compression: str, key: str) -> None:
         """Initialise the reader.
 
         Args:
             path: path of the file.
             size: size of the file in bytes.
+            compression: what the file is compressed with (compression.py); "" if it is not.
+            key: key or column that holds the text.
         """
-        self.path, self.size = path, size
+        self.path, self.size, self.compression, self.key = path, size, compression, key
 
     @abstractmethod
     def scan(self) -> Scan:
@@ -94,6 +102,31 @@ class Format(ABC):
             OSError: the file cannot be read.
             DataError: the file is damaged.
         """
+
+
+class Undivided(Format):
+    """A format whose files are read from the start to the end: the whole file is one cut."""
+
+    mark = ":"
+    first = 1
+    """Number of the first entry."""
+
+    def scan(self) -> Scan:
+        """Digest the file without decompressing or parsing it."""
+        cuts = (Cut(0, self.size, self.first, self.size),) if self.size else ()
+        return Scan(sha256_of(self.path), cuts)
+
+
+class Unreadable(Undivided):
+    """A file in a format that cannot be read: it is digested, and holds no text."""
+
+    def scan(self) -> Scan:
+        """Digest the file."""
+        return Scan(sha256_of(self.path), ())
+
+    def entries(self, cut: Cut) -> Iterator[Entry]:
+        """Yield nothing."""
+        yield from ()
 
 
 class NoTextError(Exception):
@@ -118,6 +151,43 @@ def decode(content: bytes, start: int = 0) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise NoTextError(f"{error.reason} at byte {start + error.start}") from None
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def text_entry(place: int, value: object, problem: str) -> Entry:
+    """Return the entry for a value, whose problem is `problem` if it is not a text.
+
+    Half a surrogate pair, which JSON can express and UTF-8 cannot, becomes U+FFFD.
+    """
+    if not isinstance(value, str):
+        return Entry(place, "", problem)
+    text, replaced = value, 0
+    if not value.isascii():
+        text, replaced = _SURROGATE.subn("\ufffd", value)
+    return Entry(place, text, replaced=replaced)
+
+
+def lines_of(stream: io.BufferedReader) -> Iterator[bytes | None]:
+    """Yield the lines of a stream, which end in LF, CR LF or CR; None for a line that is too long.
+
+    A line is too long if it has more than LONGEST_DOCUMENT_BYTES.
+    """
+    while line := stream.readline(LONGEST_DOCUMENT_BYTES + 1):
+        if len(line) > LONGEST_DOCUMENT_BYTES:
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(READ_BYTES)
+            yield None
+        elif line.find(b"\r", 0, len(line) - 2) >= 0:
+            yield from line.splitlines(keepends=True)
+        else:
+            yield line
+
+
+def too_long(unit: str) -> str:
+    """Return why a line, a row or an element is not read."""
+    return f"this {unit} is longer than {format_bytes(LONGEST_DOCUMENT_BYTES)}: no single document"
 
 
 def sha256_of(path: Path) -> str:

@@ -8,9 +8,21 @@ import hashlib
 import io
 from collections.abc import Iterator
 
-from frontier_llm.data.source_format import CUT_BYTES, Cut, Entry, Format, NoTextError, Scan, decode
-from frontier_llm.units import KIB
+from frontier_llm.data.compression import open_plain
+from frontier_llm.data.source_format import (
+    CUT_BYTES,
+    Cut,
+    Entry,
+    Format,
+    NoTextError,
+    Scan,
+    Undivided,
+    decode,
+)
+from frontier_llm.units import KIB, MIB
 
+LONG_FILE_BYTES = 4 * MIB
+"""A plain text file of more bytes is divided into several documents."""
 SECTION_BYTES = 64 * KIB
 """A section of a large file has about this size."""
 SMALL_FILE_SECTIONS = 128
@@ -41,48 +53,56 @@ class WholeText(Format):
         yield _entry(cut.number, self.path.read_bytes(), cut.start)
 
 
-class LongText(Format):
+class LongText(Undivided):
     """A file that is divided into sections, each of which is a document.
 
     A section ends at the first blank line after the intended size. If there is none within four
-    times this size, the section ends at the end of any line.
+    times this size, the section ends at the end of any line. A compressed file has a single cut.
     """
 
     mark = "#"
+    first = 0
 
     def scan(self) -> Scan:
         """Digest the file and divide it into cuts between sections.
 
         The file counts as holding no text if its first section is not text.
         """
-        hasher, cuts, problem = hashlib.sha256(), [], "it is empty"
+        first = next(self.entries(Cut(0, 1, 0, 1)), None)
+        problem = "it is empty" if first is None else first.problem
+        if self.compression:
+            scan = super().scan()
+            return scan if problem is None else Scan(scan.sha256, (), problem)
+        hasher, cuts = hashlib.sha256(), []
         cut_start = position = cut_section = 0
         with self.path.open("rb") as stream:
             for number, section in enumerate(self._sections(stream)):
                 hasher.update(section)
-                if number == 0:
-                    problem = _entry(number, section, 0).problem or ""
                 position += len(section)
                 if position - cut_start >= CUT_BYTES:
                     cuts.append(Cut(cut_start, position, cut_section, position - cut_start))
                     cut_start, cut_section = position, number + 1
         if position > cut_start:
             cuts.append(Cut(cut_start, position, cut_section, position - cut_start))
-        return Scan(hasher.hexdigest(), () if problem else tuple(cuts), problem)
+        return Scan(hasher.hexdigest(), () if problem else tuple(cuts), problem or "")
 
     def entries(self, cut: Cut) -> Iterator[Entry]:
         """Yield the sections of a cut."""
-        with self.path.open("rb") as stream:
-            position = stream.seek(cut.start)
+        with open_plain(self.path, self.compression) as stream:
+            position = 0 if self.compression else stream.seek(cut.start)
             for number, section in enumerate(self._sections(stream), cut.number):
                 yield _entry(number, section, position)
                 position += len(section)
-                if position >= cut.end:
+                if position >= cut.end and not self.compression:
                     break
+
+    def _section_bytes(self) -> int:
+        """Return the intended size of a section."""
+        return min(SECTION_BYTES, max(self.size // SMALL_FILE_SECTIONS, 1))
 
     def _sections(self, stream: io.BufferedReader) -> Iterator[bytes]:
         """Yield the sections from the current position of a stream on."""
-        target = min(SECTION_BYTES, max(self.size // SMALL_FILE_SECTIONS, 1))
+        target = self._section_bytes()
         lines: list[bytes] = []
         size = 0
         while line := _read_line(stream):
@@ -93,6 +113,13 @@ class LongText(Format):
                 lines, size = [], 0
         if lines:
             yield b"".join(lines)
+
+
+class CompressedWholeText(LongText):
+    """A compressed file of text that is one document, unless it is long."""
+
+    def _section_bytes(self) -> int:
+        return LONG_FILE_BYTES
 
 
 def _entry(place: int, content: bytes, start: int) -> Entry:

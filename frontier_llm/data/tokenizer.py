@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frontier_llm.config.reading import SENTINELS
+from frontier_llm.data.corpus_account import TextCounts
 from frontier_llm.errors import ConfigError, DataError
 
 _FIRST_SENTINEL = ("\u2581<extra_id_0>", "<extra_id_0>")
@@ -66,6 +67,15 @@ class Tokenizer(ABC):
         Raises:
             DataError: the text is not valid Unicode: it has half a surrogate pair.
         """
+
+    @property
+    @abstractmethod
+    def covers_all_text(self) -> bool:
+        """Whether tokens other than the unknown token stand for every text, as bytes do."""
+
+    @abstractmethod
+    def encode_counting(self, text: str) -> tuple[list[int], TextCounts]:
+        """Return what `encode` returns, and the characters that are lost or unknown."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from frontier_llm.data.part_writer import PartReader
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import Corpus, open_corpus
 from frontier_llm.data.source import Document, Source, find_source
+from frontier_llm.data.source_choice import choose_files
 
 
 def config(directory: Path, path: Path | None, **changes: object) -> DataConfig:
@@ -60,7 +61,7 @@ def documents(settings: DataConfig) -> list[Document]:
 
 def source_of(settings: DataConfig) -> Source:
     (corpus,) = settings.sources
-    return find_source(corpus, settings)
+    return choose_files(find_source(corpus, settings), corpus, settings, workers=1)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Parts, formats, duplicates and skipped texts of frontier-llm preprocess."""
 
+import bz2
 import gzip
 import json
 import os
@@ -16,12 +17,14 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatase
 from frontier_llm.config.data import DataConfig
 from frontier_llm.data import (
     corpus_parts,
+    file_formats,
     json_lines,
     part_merger,
     part_writer,
     text_files,
     worker_pool,
 )
+from frontier_llm.data.corpus_account import EMPTY, OTHER_FORMAT
 from frontier_llm.data.corpus_manifest import MANIFEST_FILE
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import open_corpus
@@ -38,15 +41,20 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(text_files, "CUT_BYTES", 1000)
 
 
-def mixed_folder(root: Path) -> Path:
-    """Write files of all formats that need no optional package."""
+def mixed_folder(root: Path, kind: str) -> Path:
+    """Write files of all formats of records, or of text, that need no optional package."""
     root.mkdir()
-    write_jsonl(root / "a.jsonl", 120)
-    (root / "b.jsonl.gz").write_bytes(gzip.compress(write_jsonl(root / "x", 60).read_bytes()))
-    (root / "x").unlink()
     draw = random.Random(5)
     lines = [" ".join(draw.choices(["zwölf", "birds", "sang", "雪"], k=9)) for _ in range(900)]
+    if kind == "records":
+        write_jsonl(root / "a.jsonl", 180)
+        (root / "b.jsonl.gz").write_bytes(gzip.compress(write_jsonl(root / "x", 60).read_bytes()))
+        (root / "x").unlink()
+        (root / "c.csv").write_text("n,text\n" + "".join(f'1,"{line}"\n' for line in lines))
+        (root / "d.json").write_text(json.dumps([{"text": line} for line in lines[:50]]))
+        return root
     (root / "c.txt").write_text("\n\n".join(lines))
+    (root / "c.txt.bz2").write_bytes(bz2.compress("\n\n".join(lines).encode()))
     for number in range(40):
         (root / f"d{number:02d}.md").write_text(f"note {number}\n" * 20)
     return root
@@ -56,12 +64,13 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.parametrize("kind", ["records", "text"])
 def test_the_result_does_not_depend_on_the_workers(
-    tmp_path: Path, small_parts, monkeypatch, folder: Path
+    tmp_path: Path, small_parts, monkeypatch, folder: Path, kind: str
 ):
     model = str(folder / "tokenizer.model")
-    monkeypatch.setattr("frontier_llm.data.source.LONG_FILE_BYTES", 10_000)
-    text = mixed_folder(tmp_path / "text")
+    monkeypatch.setattr(file_formats, "LONG_FILE_BYTES", 10_000)
+    text = mixed_folder(tmp_path / "text", kind)
     settings = config(tmp_path / "one", text, unique=True, tokenizer=model)
     one = prepare(settings, workers=1)
     assert len(documents_in_parts(settings)) > 10
@@ -72,8 +81,9 @@ def test_the_result_does_not_depend_on_the_workers(
         assert content(other) == content(one)
 
 
-def test_the_result_does_not_depend_on_the_parts(tmp_path: Path, monkeypatch):
-    text = mixed_folder(tmp_path / "text")
+@pytest.mark.parametrize("kind", ["records", "text"])
+def test_the_result_does_not_depend_on_the_parts(tmp_path: Path, monkeypatch, kind: str):
+    text = mixed_folder(tmp_path / "text", kind)
     whole = prepare(config(tmp_path / "one", text), workers=1)
     monkeypatch.setattr(corpus_parts, "PART_BYTES", 500)
     monkeypatch.setattr(json_lines, "CUT_BYTES", 300)
@@ -182,7 +192,7 @@ def test_the_first_of_equal_documents_is_kept(tmp_path: Path, small_parts, monke
     settings = config(tmp_path / "c", path, unique=True)
     corpus = open_corpus(prepare(settings, workers=2), verify=True)
     manifest = corpus.manifest
-    assert manifest.repeated_documents == 230
+    assert manifest.account.repeated_documents == 230
     assert manifest.train.documents + manifest.validation.documents == 70
     firsts = documents(settings)[:70]
     for name, side in (("train", False), ("validation", True)):
@@ -202,23 +212,33 @@ def test_skipped_texts_are_counted_and_named(tmp_path: Path):
     write_jsonl(root / "a.jsonl", 60)
     with (root / "a.jsonl").open("ab") as stream:
         stream.write(b'{"text": ""}\n{"body": "x"}\n\n{"text": "\xff"}\n{"text": 3}\nno json\n')
-    (root / "b.bin").write_bytes(b"\x00\x01")
-    (root / "c.txt").write_bytes("früh".encode("latin-1"))
-    (root / "d.txt").write_bytes(b"")
-    folder = prepare(config(tmp_path / "c", root, broken="skip"))
-    manifest = open_corpus(folder).manifest
-    assert (manifest.files, manifest.skipped_files) == (4, 3)
-    assert (manifest.empty_documents, manifest.broken_documents) == (1, 4)
-    assert manifest.train.documents + manifest.validation.documents == 60
-    examples = "\n".join(manifest.examples)
+    account = open_corpus(prepare(config(tmp_path / "c", root, broken="skip"))).manifest.account
+    assert (account.found.files, account.read.files) == (1, 1)
+    assert (account.empty_documents, account.broken_documents) == (1, 4)
+    assert account.documents == 65
+    examples = "\n".join(account.examples)
     for what in (
-        "b.bin: not UTF-8 text: null byte at byte 0", "c.txt: not UTF-8 text: invalid start byte",
-        "d.txt: it is empty", "a.jsonl:62: no text under the key 'text' (this line has: body)",
+        "a.jsonl:62: no text under the key 'text' (this line has: body)",
         "a.jsonl:64: this line is not UTF-8", "a.jsonl:66: this line is not JSON",
     ):  # fmt: skip
         assert what in examples
     with pytest.raises(DataError, match=r"a\.jsonl:62: no text under.*\n  do: .*broken=skip"):
         prepare(config(tmp_path / "c", root))
+
+
+def test_files_without_text_are_counted_and_named(tmp_path: Path):
+    root = tmp_path / "text"
+    root.mkdir()
+    (root / "a.txt").write_text("a river\n\n" * 500_000)
+    (root / "b.bin").write_bytes(b"\x00\x01")
+    (root / "c.txt").write_bytes("früh".encode("latin-1"))
+    (root / "d.txt").write_bytes(b"")
+    account = open_corpus(prepare(config(tmp_path / "c", root))).manifest.account
+    assert (account.found.files, account.read.files) == (4, 1)
+    other, empty = account.left_out[OTHER_FORMAT], account.left_out[EMPTY]
+    assert (other.files, other.bytes, empty.files, empty.bytes) == (2, 6, 1, 0)
+    assert "b.bin (not UTF-8 text: null byte at byte 0)" in other.examples
+    assert any("c.txt (not UTF-8 text: invalid" in example for example in other.examples)
 
 
 def test_broken_bytes_deep_in_a_long_text_are_named(tmp_path: Path):
@@ -228,7 +248,7 @@ def test_broken_bytes_deep_in_a_long_text_are_named(tmp_path: Path):
     with pytest.raises(DataError, match=rf"book\.txt#\d+: not UTF-8.*at byte {len(good) + 2}"):
         prepare(config(tmp_path / "c", path))
     manifest = open_corpus(prepare(config(tmp_path / "c", path, broken="skip"))).manifest
-    assert manifest.broken_documents == 1
+    assert manifest.account.broken_documents == 1
     assert manifest.train.documents > 100
 
 
@@ -247,7 +267,7 @@ def test_damaged_gzip_is_named(tmp_path: Path):
     path = tmp_path / "text.jsonl.gz"
     packed = gzip.compress(write_jsonl(tmp_path / "x").read_bytes())
     path.write_bytes(packed[:-200])
-    with pytest.raises(DataError, match=r"text\.jsonl\.gz is damaged: .*\n  do: "):
+    with pytest.raises(DataError, match=r"text\.jsonl\.gz: it is damaged: .*\n  do: "):
         prepare(config(tmp_path / "c", path))
 
 
@@ -296,7 +316,7 @@ def test_a_given_tokenizer_is_used_and_a_bad_one_refused(tmp_path: Path, folder:
 
 
 def test_files_and_places_are_listed_for_all_documents(tmp_path: Path):
-    root = mixed_folder(tmp_path / "text")
+    root = mixed_folder(tmp_path / "text", "records")
     folder = prepare(config(tmp_path / "c", root))
     manifest = json.loads((folder / MANIFEST_FILE).read_text())
     lines = [json.loads(line) for line in (folder / "files.jsonl").read_text().splitlines()]

@@ -107,7 +107,8 @@ class Announcements(Callback):
             "attention": ", ".join(f"{kind}: {name}" for kind, name in hardware.attention.items()),
             "peak": context.meter.peak_description,
             "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
-            f"{format_count(manifest.validation.tokens)} validation tokens; "
+            f"{format_count(manifest.validation.tokens)} validation tokens, "
+            f"{context.data.corpus.left_out}; "
             f"{len(context.data.validation_windows)} samples per validation; "
             f"{format_count(tokens)} tokens per step; "
             f"{describe_samples(config, context.data.corpus)}",

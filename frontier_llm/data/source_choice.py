@@ -1,0 +1,226 @@
+"""Choose the files of a source that are read, by their formats and what lies beside them."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from frontier_llm.config.data import CorpusConfig, DataConfig
+from frontier_llm.data.corpus_account import BESIDE, BROKEN, DISAGREES, EMPTY, OTHER_FORMAT, Tally
+from frontier_llm.data.file_formats import FORMATS, Detected, claim_of, detect
+from frontier_llm.data.source import Source, SourceFile
+from frontier_llm.data.source_format import Scan
+from frontier_llm.data.worker_pool import run_jobs
+from frontier_llm.errors import DataError
+from frontier_llm.units import KIB, format_bytes
+
+OTHER_SHARE = 0.1
+"""Largest share of the bytes that may be left out because they are in another format. A clone of a
+data set has less beside its data, apart from documentation, which does not count."""
+_BESIDE_NAMES = re.compile(
+    r"readme|licen[cs]e|copying|notice|citation|change|contributing|authors|datasheet|security"
+    r"|code_of_conduct|dataset_info|dataset_dict|croissant|meta(data)?\.|state\.|stats\.|index\."
+    r"|manifest|_success|_metadata|_common_metadata|_committed|_started|sha\d+|md5|.*sums?(\.|$)",
+    re.IGNORECASE,
+)
+"""Names of files that lie beside data."""
+_BESIDE_SUFFIXES = frozenset(
+    ".md .rst .html .htm .yaml .yml .toml .cff .bib .py .ipynb .sh .log .lock .idx .index .faiss "
+    ".crc .md5 .sha1 .sha256 .sha512 .sig .asc .png .jpg .jpeg .gif .webp .svg .pdf .ico".split()
+)
+"""Suffixes of such files."""
+_SMALL_BYTES = 64 * KIB
+"""Documentation of at most this size is left out however small the data are."""
+_OTHER_KEY = (
+    "set data.text_key to the key that holds the text, or data.format=text to train on the raw JSON"
+)
+
+
+def choose_files(source: Source, corpus: CorpusConfig, config: DataConfig, workers: int) -> Source:
+    """Find the formats of the files of a source, and drop the files that are not read.
+
+    Raises:
+        DataError: names and contents disagree, a file cannot be read, or text and records are
+            mixed.
+    """
+    if corpus.kind == "stdlib":
+        return source
+
+    def detect_one(index: int) -> Detected | str:
+        try:
+            return detect(source.files[index].path, source.text_key)
+        except OSError as error:
+            return error.strerror or str(error)
+
+    detected = dict(run_jobs(detect_one, range(len(source.files)), workers))
+    chooser = _Chooser(source, config)
+    for index, file in enumerate(source.files):
+        found = detected[index]
+        if isinstance(found, str):
+            chooser.refuse_or_leave_out(file, found, BROKEN)
+        else:
+            chooser.files.append(replace(file, detected=found))
+    return chooser.run()
+
+
+class _Chooser:
+    """Chooses among the files of one source."""
+
+    def __init__(self, source: Source, config: DataConfig) -> None:
+        self._source, self._config = source, config
+        self.files: list[SourceFile] = []
+        self._left_out = {r: tally.model_copy(deep=True) for r, tally in source.left_out.items()}
+        self._problems: list[str] = []
+        self._advice = "repair or remove them"
+
+    def run(self) -> Source:
+        if self._config.format != "auto":
+            self._choose_wanted(self._config.format)
+        elif self._source.single:
+            for file in self.files:
+                self._check_single(file)
+        else:
+            self._choose_by_content()
+        if self._config.broken == "refuse" or self._source.single:
+            self._source.refuse(self._problems, self._advice)
+        if not sum(file.size for file in self.files):
+            raise DataError(
+                f"there is no text in {self._source.root}: all of its files are left out "
+                f"({', '.join(self._left_out)})\n  do: set data.path to another file or folder"
+            )
+        return replace(self._source, files=tuple(self.files), left_out=self._left_out)
+
+    def refuse_or_leave_out(self, file: SourceFile, problem: str, reason: str) -> None:
+        """Count a file that cannot be used."""
+        self._problems.append(f"{file.path}: {problem}")
+        self._leave_out(file, reason)
+
+    def _leave_out(self, file: SourceFile, reason: str) -> None:
+        self._left_out.setdefault(reason, Tally()).add(file.name, file.size)
+
+    def _keep(self, wanted: Sequence[SourceFile], reason: str) -> None:
+        """Leave out all other files."""
+        names = {file.name for file in wanted}
+        for file in self.files:
+            if file.name not in names:
+                self._leave_out(file, reason)
+        self.files = list(wanted)
+
+    def _choose_wanted(self, wanted: str) -> None:
+        """Keep the files of the configured format; if a folder has none, read all files as such."""
+        chosen = [
+            file
+            for file in self.files
+            if wanted in (claim_of(file.name)[0], file.detected.format, file.detected.content)
+            and (wanted == "text" or not _is_beside(file))
+        ]
+        self._keep(chosen or self.files, OTHER_FORMAT)
+        self.files = [
+            replace(file, detected=Detected(wanted, file.detected.compression))
+            for file in self.files
+        ]
+
+    def _check_single(self, file: SourceFile) -> None:
+        detected = file.detected
+        if detected.problem is not None:
+            raise DataError(f"{file.path}: {detected.problem}\n  do: {detected.advice}")
+        if detected.format is None:
+            raise DataError(
+                f"{file.path}: its content is {detected.title}, which cannot be read\n"
+                "  do: convert it to JSON lines, text or Parquet, or set data.path to another file"
+            )
+        if detected.has_no_text:
+            raise DataError(f"{file.path}: it is {detected.title}\n  do: {_OTHER_KEY}")
+
+    def _choose_by_content(self) -> None:
+        kept = [file for file in self.files if not _is_beside(file)]
+        pages = [f for f in self.files if f.detected.format == "text" and _is_beside(f)]
+        data_bytes = _size([file for file in kept if file.detected.is_structured])
+        if data_bytes and _size(pages) <= max(data_bytes, _SMALL_BYTES):
+            self._keep(kept, BESIDE)
+        files, self.files = self.files, []
+        for file in files:
+            detected = file.detected
+            if detected.problem is not None:
+                self.refuse_or_leave_out(file, detected.problem, DISAGREES)
+                self._advice = detected.advice
+            elif detected.is_structured and detected.title == "nothing":
+                self.refuse_or_leave_out(file, "it is empty", BROKEN)
+            else:
+                self.files.append(file)
+        records = [file for file in self.files if file.detected.is_structured]
+        texts = [file for file in self.files if file.detected.format == "text"]
+        if records:
+            self._separate(records, texts)
+        else:
+            self._check_keys(texts)
+
+    def _separate(self, records: Sequence[SourceFile], texts: Sequence[SourceFile]) -> None:
+        """Keep either the records or the texts, of which one must be much larger."""
+        total = _size(records) + _size(texts)
+        if _size(texts) <= OTHER_SHARE * total:
+            self._keep(records, OTHER_FORMAT)
+        elif _size(records) <= OTHER_SHARE * total:
+            self._keep([f for f in self.files if not f.detected.is_structured], OTHER_FORMAT)
+        else:
+            names = sorted({str(file.detected.format) for file in records})
+            titles = " and ".join(FORMATS[name].title for name in names)
+            choices = " or ".join(f"data.format={name}" for name in (*names, "text"))
+            raise DataError(
+                f"{self._source.root} mixes {titles} ({_describe(records)}) with plain text "
+                f"({_describe(texts)})\n"
+                f"  do: read one of them with {choices}, or set data.path to a folder with one kind"
+            )
+
+    def _check_keys(self, texts: Sequence[SourceFile]) -> None:
+        """Refuse JSON without the key of the text, unless there is only a little beside text."""
+        without = [file for file in texts if file.detected.has_no_text]
+        if _size(without) > OTHER_SHARE * _size(texts):
+            raise DataError(
+                f"{self._source.root} has JSON without the key '{self._source.text_key}': "
+                f"{_describe(without)}\n  do: {_OTHER_KEY}"
+            )
+
+
+def _is_beside(file: SourceFile) -> bool:
+    """Return whether the name of a file says that it is documentation, or another addition."""
+    name = Path(file.name).name
+    if claim_of(name)[0] in ("jsonl", "parquet", "csv", "tsv"):
+        return False
+    return Path(name.lower()).suffix in _BESIDE_SUFFIXES or bool(_BESIDE_NAMES.match(name))
+
+
+def _size(files: Sequence[SourceFile]) -> int:
+    return sum(file.size for file in files)
+
+
+def _describe(files: Sequence[SourceFile]) -> str:
+    return f"{len(files):,} files, {format_bytes(_size(files))}, such as {files[0].name}"
+
+
+def files_without_text(
+    files: Sequence[SourceFile], scans: Sequence[Scan]
+) -> Iterator[tuple[SourceFile, str, str]]:
+    """Yield (file, reason of the account, problem) for each file whose scan found no text."""
+    for file, scan in zip(files, scans, strict=True):
+        if not scan.cuts:
+            problem = file.detected.title if file.detected.format is None else scan.problem
+            is_empty = not file.size or problem in ("it is empty", "it has no rows")
+            yield file, EMPTY if is_empty else OTHER_FORMAT, problem
+
+
+def check_left_out(root: Path, left_out: Mapping[str, Tally], read_bytes: int) -> None:
+    """Refuse a source of which a large part is in another format.
+
+    Raises:
+        DataError: the error says how much is left out.
+    """
+    other = left_out.get(OTHER_FORMAT, Tally())
+    if other.bytes > OTHER_SHARE * (read_bytes + other.bytes):
+        raise DataError(
+            f"of {format_bytes(read_bytes + other.bytes)} in {root}, {format_bytes(other.bytes)} "
+            f"({other.bytes / (read_bytes + other.bytes):.0%}) are no text: "
+            f"{', '.join(other.examples)}\n"
+            f"  do: convert or remove these {other.files:,} files, or leave them out and count "
+            "them with data.broken=skip"
+        )

@@ -1,0 +1,125 @@
+"""Text that a tokenizer cannot represent is counted, and refused above a limit."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontier_llm.data.corpora import open_all
+from frontier_llm.data.corpus_account import TextCounts
+from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
+from frontier_llm.data.encoder import Encoder
+from frontier_llm.data.json_tokenizer import JsonTokenizer
+from frontier_llm.data.prepare import prepare
+from frontier_llm.data.sentencepiece_tokenizer import SentencePieceTokenizer
+from frontier_llm.errors import DataError
+from tests.data.conftest import config
+
+tokenizers = pytest.importorskip("tokenizers")
+LETTERS = "abcdefgh "
+
+
+def make(folder: Path, kind: str) -> Path:
+    """Write a tokenizer that knows LETTERS alone."""
+    models, splits = tokenizers.models, tokenizers.pre_tokenizers
+    vocabulary = {token: n for n, token in enumerate(["</s>", "[UNK]", *LETTERS])}
+    unknown = None if kind in ("bpe", "byte_level") else "[UNK]"
+    if kind == "words":
+        words = {"abc": 20, "def": 21}
+        model = models.WordLevel(vocabulary | words, unk_token="[UNK]")
+    elif kind == "wordpiece":
+        more = {f"##{letter}": 30 + n for n, letter in enumerate(LETTERS)}
+        model = models.WordPiece(vocabulary | more, unk_token="[UNK]")
+    elif kind == "unigram":
+        model = models.Unigram([(token, -1.0) for token in vocabulary], unk_id=1)
+    else:
+        model = models.BPE(vocabulary, [], unk_token=unknown, fuse_unk=kind == "fused")
+    tokenizer = tokenizers.Tokenizer(model)
+    if kind in ("bpe", "words", "wordpiece"):
+        tokenizer.pre_tokenizer = splits.Whitespace()
+    elif kind == "byte_level":
+        tokenizer.pre_tokenizer = splits.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(["</s>"])
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+KINDS = ["bpe", "unknown", "fused", "words", "wordpiece", "unigram", "byte_level"]
+
+
+def texts(path: Path, letters: str) -> Path:
+    draw = random.Random(1)
+    words = ["abc", "def", "abc def"] if letters == LETTERS else [letters, letters[::-1]]
+    lines = (json.dumps({"text": " ".join(draw.choices(words, k=9))}) for _ in range(90))
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("letters", ["привет", "你好世界", "XYZ"])
+def test_a_text_in_another_script_is_refused_or_counted(tmp_path: Path, kind: str, letters: str):
+    path, model = texts(tmp_path / "a.jsonl", letters), make(tmp_path / "model", kind)
+    values = {"tokenizer": str(model), "end_of_document": "</s>", "validation_percent": 30.0}
+    with pytest.raises(
+        DataError, match=r"cannot represent \d+\.\d% of the .*\n  do: set data\.tok"
+    ):
+        prepare(config(tmp_path / "c", path, **values))
+    folder = prepare(config(tmp_path / "c", path, broken="skip", **values))
+    text = Manifest.load(folder / MANIFEST_FILE).account.text
+    written = [json.loads(line)["text"] for line in path.read_text().splitlines()]
+    letters_in_text = sum(len(part.replace(" ", "")) for part in written)
+    assert letters_in_text <= text.lost + text.unknown <= text.characters
+    assert text.characters == sum(map(len, written))
+    known = texts(tmp_path / "b.jsonl", LETTERS)
+    if kind != "byte_level":
+        prepare(config(tmp_path / "c", known, **values))
+
+
+def test_a_corpus_without_a_predicted_token_is_refused(tmp_path: Path):
+    path, model = texts(tmp_path / "a.jsonl", "привет"), make(tmp_path / "model", "bpe")
+    settings = config(
+        tmp_path / "c", path, tokenizer=str(model), end_of_document="</s>", broken="skip",
+        documents="separate", validation_percent=30.0,
+    )  # fmt: skip
+    corpora = open_all(settings, [prepare(settings)])
+    with pytest.raises(DataError, match=r"no token to predict\n  do: set data\.tokenizer"):
+        _ = corpora.validation_bytes_per_token
+
+
+@given(text=st.text(alphabet=st.sampled_from(LETTERS + "яйZ\n☃"), max_size=40))
+@pytest.mark.parametrize("kind", ["bpe", "unknown"])
+def test_the_characters_without_a_token_are_those_outside_the_alphabet(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, text: str
+):
+    if not (folder := tmp_path_factory.getbasetemp() / f"alphabet-{kind}").exists():
+        make(folder, kind)
+    tokenizer = JsonTokenizer(folder / "tokenizer.json", "</s>")
+    counts = TextCounts()
+    Encoder(tokenizer, np.uint16).encode(text, counts)
+    outside = sum(character not in LETTERS for character in text)
+    if kind == "unknown":
+        assert (counts.lost, counts.unknown, counts.unknown_tokens) == (0, outside, outside)
+    else:
+        assert (counts.lost, counts.unknown) == (outside - text.count("\n"), 0)
+
+
+def test_a_trained_tokenizer_covers_all_text(folder: Path):
+    assert SentencePieceTokenizer(folder / "tokenizer.model").covers_all_text
+
+
+def test_unknown_pieces_of_sentencepiece_are_counted(tmp_path: Path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["abc def abc"] * 90), model_prefix=str(tmp_path / "m"),
+        vocab_size=12, minloglevel=2, hard_vocab_limit=False,
+    )  # fmt: skip
+    tokenizer = SentencePieceTokenizer(tmp_path / "m.model")
+    assert not tokenizer.covers_all_text
+    ids, counts = tokenizer.encode_counting("abc привет def мир")
+    assert ids == tokenizer.encode("abc привет def мир")
+    assert (counts.unknown, counts.unknown_tokens, counts.lost) == (9, 2, 0)

@@ -1,0 +1,285 @@
+"""Links, files beside a data set, and the account of what is left out."""
+
+import errno
+import gzip
+import json
+import os
+import random
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frontier_llm.data import file_formats
+from frontier_llm.data.corpora import open_all, prepare_all
+from frontier_llm.data.corpus_account import (
+    BESIDE,
+    BROKEN,
+    EMPTY,
+    HIDDEN,
+    OTHER_FORMAT,
+    REPEATED,
+    Account,
+)
+from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
+from frontier_llm.data.prepare import prepare
+from frontier_llm.errors import DataError
+from tests.data.conftest import config, documents, write_jsonl
+
+
+def account_of(tmp_path: Path, root: Path, **changes: object) -> Account:
+    values = {"vocabulary": 262, "validation_percent": 40.0, **changes}
+    folder = prepare(config(tmp_path / "corpora", root, **values), workers=1)
+    account = Manifest.load(folder / MANIFEST_FILE).account
+    assert account is not None
+    return account
+
+
+def cache(root: Path) -> Path:
+    """Make a cache as huggingface_hub does; return the linked file."""
+    (root / "blobs").mkdir(parents=True)
+    write_jsonl(root / "blobs" / "9f3a6c01", 20)
+    link = root / "snapshots" / "abc" / "data" / "train.jsonl"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("../../../blobs/9f3a6c01")
+    return link
+
+
+@pytest.mark.parametrize("up", [0, 1, 2, 4])
+def test_the_name_of_a_link_tells_the_format(tmp_path: Path, up: int):
+    path = link = cache(tmp_path / "hub")
+    for _ in range(up):
+        path = path.parent
+    found = documents(config(tmp_path, path))
+    assert len(found) == 20
+    folder = path if up else path.parent
+    assert found[0].name == f"{link.relative_to(folder).as_posix()}:1"
+
+
+def test_linked_files_and_folders_are_read_once(tmp_path: Path):
+    root, store = tmp_path / "root", tmp_path / "store"
+    for folder in (root / "en", store / "fr" / "deep"):
+        folder.mkdir(parents=True)
+    write_jsonl(root / "en" / "a.jsonl", 11)
+    write_jsonl(store / "fr" / "deep" / "b.jsonl", 13)
+    (root / "fr").symlink_to(store / "fr")
+    (root / "again").symlink_to(store / "fr" / "deep")
+    (root / "en" / "self").symlink_to("..")
+    (root / "en" / "up").symlink_to(tmp_path)
+    (root / "en" / "copy.jsonl").symlink_to("a.jsonl")
+    (store / "fr" / "back").symlink_to(root)
+    found = documents(config(tmp_path, root))
+    assert len(found) == 24
+    assert {d.name.partition(":")[0] for d in found} == {"again/b.jsonl", "en/a.jsonl"}
+    account = account_of(tmp_path, root)
+    assert account.left_out[REPEATED].files == 5
+    assert account.left_out[REPEATED].bytes == (root / "en" / "a.jsonl").stat().st_size
+    assert account.left_out[REPEATED].examples[0].startswith("en/self (a link to ")
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to("/no/such/file.jsonl")
+
+
+def looping(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def bound(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(path))
+
+
+BREAKAGES: list[Callable[[Path], object]] = [
+    dangling, looping, os.mkfifo, Path.touch, bound, lambda p: p.symlink_to("/dev/zero"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES)
+def test_what_cannot_be_read_is_refused_or_counted(tmp_path: Path, breakage, monkeypatch):
+    root = tmp_path / "root"
+    root.mkdir()
+    monkeypatch.chdir(root)
+    write_jsonl(root / "a.jsonl", 30)
+    breakage(root / "gone.jsonl")
+    with pytest.raises(
+        DataError, match=r"(?s)1 of the files.*gone\.jsonl: .*\n  do: .*broken=skip"
+    ):
+        documents(config(tmp_path, root))
+    account = account_of(tmp_path, root, broken="skip")
+    assert (account.left_out[BROKEN].files, account.left_out[BROKEN].bytes) == (1, 0)
+    assert account.documents == 30
+    if breakage is not Path.touch:
+        with pytest.raises(DataError, match=r"gone\.jsonl.*\n  do: "):
+            documents(config(tmp_path, root / "gone.jsonl"))
+
+
+@pytest.mark.parametrize("number", ["EACCES", "ESTALE", "ENOENT"])
+def test_a_file_that_cannot_be_opened_is_refused_or_counted(
+    tmp_path: Path, number: str, monkeypatch
+):
+    root = tmp_path / "root"
+    root.mkdir()
+    write_jsonl(root / "a.jsonl", 30)
+    size = write_jsonl(root / "b.jsonl", 9).stat().st_size
+
+    def fails(path: Path, key: str) -> file_formats.Detected:
+        if path.name == "b.jsonl":
+            raise OSError(getattr(errno, number), "gone away")
+        return file_formats.detect(path, key)
+
+    monkeypatch.setattr("frontier_llm.data.source_choice.detect", fails)
+    with pytest.raises(DataError, match=r"b\.jsonl: gone away"):
+        documents(config(tmp_path, root))
+    account = account_of(tmp_path, root, broken="skip")
+    assert (account.left_out[BROKEN].files, account.left_out[BROKEN].bytes) == (1, size)
+
+
+def clone(root: Path) -> Path:
+    """Make a clone of a data set, with what lies beside the data."""
+    (root / "data").mkdir(parents=True)
+    write_jsonl(root / "data" / "train.jsonl", 60)
+    (root / "data" / "more.json.gz").write_bytes(
+        gzip.compress(json.dumps({"text": "one"}).encode() + b"\n" + b'{"text": "two"}\n')
+    )
+    for name in ("README.md", "LICENSE", "CITATION.cff", "checksums.sha256", "sha256sums.txt"):
+        (root / name).write_text("words about the data\n" * 300)
+    (root / "dataset_infos.json").write_text('{"default": {"features": {"text": {"a": "b"}}}}')
+    (root / "plot.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(9000))
+    (root / "train.idx").write_bytes(b"MMIDIDX\0\0" + bytes(99))
+    (root / ".gitattributes").write_text("*.jsonl filter=lfs\n")
+    return root
+
+
+def test_files_beside_a_data_set_are_left_out_and_counted(tmp_path: Path):
+    root = clone(tmp_path / "set")
+    assert len(documents(config(tmp_path, root))) == 62
+    account = account_of(tmp_path, root)
+    assert {r: tally.files for r, tally in account.left_out.items()} == {BESIDE: 8, HIDDEN: 1}
+    assert account.summary() == "9 of 11 files left out"
+
+
+def test_text_and_records_in_comparable_amounts_are_refused(tmp_path: Path):
+    root = clone(tmp_path / "set")
+    (root / "book.txt").write_text("A paragraph.\n\n" * 500)
+    with pytest.raises(
+        DataError, match=r"(?s)mixes JSON lines .* with plain text.*data\.format=jso"
+    ):
+        documents(config(tmp_path, root))
+    assert len(documents(config(tmp_path, root, format="jsonl"))) == 62
+    names = {d.name for d in documents(config(tmp_path, root, format="text"))}
+    assert {"book.txt", "README.md"} <= names
+    assert not any("jsonl" in name for name in names)
+    (root / "book.txt").write_text("A note.\n")
+    account = account_of(tmp_path, root)
+    assert account.left_out[OTHER_FORMAT].examples == ["book.txt"]
+
+
+def test_a_folder_of_which_a_large_part_is_no_text_is_refused(tmp_path: Path):
+    root = tmp_path / "text"
+    root.mkdir()
+    for number in range(30):
+        (root / f"{number}.txt").write_text(f"text number {number}\n" * 9)
+    (root / "model.bin").write_bytes(bytes(3000))
+    with pytest.raises(DataError, match=r"\(\d+%\) are no text: model\.bin.*\n  do: .*broken=skip"):
+        account_of(tmp_path, root)
+    account = account_of(tmp_path, root, broken="skip")
+    assert account.left_out[OTHER_FORMAT].bytes == 3000
+
+
+def test_a_corpus_of_an_earlier_version_opens_without_an_account(tmp_path: Path):
+    text = write_jsonl(tmp_path / "text.jsonl")
+    folder = prepare(config(tmp_path / "c", text))
+    values = json.loads((folder / MANIFEST_FILE).read_text())
+    del values["account"]
+    old = {"files": 1, "skipped_files": 0, "empty_documents": 0, "broken_documents": 0}
+    values |= old | {"format": 2, "repeated_documents": 0, "examples": []}
+    (folder / MANIFEST_FILE).write_text(json.dumps(values))
+    assert prepare(config(tmp_path / "c", text)) == folder
+    assert "no account" in open_all(config(tmp_path / "c", text), [folder]).left_out
+
+
+def test_each_corpus_of_a_blend_has_its_account(tmp_path: Path):
+    root = clone(tmp_path / "set")
+    write_jsonl(tmp_path / "b.json", 50)
+    corpora = [{"name": "a", "path": str(root)}, {"name": "b", "path": str(tmp_path / "b.json")}]
+    blend = config(tmp_path / "c", None, kind="blend", corpora=corpora)
+    opened = open_all(blend, prepare_all(blend, workers=1))
+    assert opened.left_out == "a: 9 of 11 files left out, b: nothing left out"
+    assert [corpus.manifest.account.documents for corpus in opened.corpora] == [62, 50]
+
+
+WRITERS: dict[str, Callable[[Path, random.Random, list[Path], list[Path]], object]] = {
+    "records": lambda path, draw, files, folders: files.append(write_jsonl(path, 3)),
+    "packed": lambda path, *_: path.with_suffix(".json.gz").write_bytes(
+        gzip.compress(b'{"text": "a"}\n' * 9)
+    ),
+    "broken lines": lambda path, *_: path.write_text(
+        '{"text": "a"}\n{"tex\n{"text": ""}\n{"text": "\\ud83d"}\n'
+    ),
+    "empty": lambda path, *_: path.touch(),
+    "hidden": lambda path, *_: path.with_name(f".{path.name}").write_text("hidden"),
+    "link to folder": lambda path, draw, files, folders: path.symlink_to(draw.choice(folders)),
+    "link to file": lambda path, draw, files, folders: path.symlink_to(draw.choice(files)),
+    "dangling": lambda path, *_: path.symlink_to("nowhere"),
+    "loop": lambda path, *_: path.symlink_to(path.name),
+    "readme": lambda path, *_: path.with_name("README.md").write_text("words"),
+    "image": lambda path, *_: path.with_name("plot.png").write_bytes(b"\x89PNG" + bytes(50)),
+    "text": lambda path, *_: path.with_suffix(".txt").write_text("a note"),
+}
+
+
+def draw_tree(root: Path, draw: random.Random, kinds: list[str]) -> None:
+    """Write a tree with one entry per kind, each in a random folder of it."""
+    folders, files = [root], [write_jsonl(root / "base.jsonl", 40)]
+    for number, kind in enumerate(kinds):
+        folder = draw.choice(folders)
+        if draw.random() < 0.5:
+            folder = folder / f"{'.' * (draw.random() < 0.2)}d{number}"
+            folder.mkdir()
+            folders.append(folder)
+        visible = [f for f in folders if "/." not in str(f)]
+        WRITERS[kind](folder / f"f{number}.jsonl", draw, files, visible)
+
+
+def walk(folder: Path, *, hidden: bool = False) -> tuple[int, int]:
+    """Count the files and bytes below a folder; links to folders lead into the tree itself."""
+    files = size = 0
+    for path in folder.iterdir():
+        hides = hidden or path.name[0] == "."
+        if path.is_dir() and not path.is_symlink():
+            more = walk(path, hidden=hides)
+            files, size = files + more[0], size + more[1]
+            continue
+        files += 1
+        if path.is_file() and not (hides and path.is_symlink()):
+            size += len(path.read_bytes())
+    return files, size
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), kinds=st.lists(st.sampled_from(list(WRITERS)), max_size=14))
+def test_the_account_adds_up_to_the_bytes_of_a_folder(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, kinds: list[str]
+):
+    base = tmp_path_factory.mktemp("tree")
+    root = base / "root"
+    root.mkdir()
+    draw_tree(root, random.Random(seed), kinds)
+    account = account_of(base, root, broken="skip")
+    found = walk(root)
+    assert (account.found.files, account.found.bytes) == found
+    folder = next(path for path in (base / "corpora").iterdir() if path.is_dir())
+    lines = [json.loads(line) for line in (folder / "files.jsonl").read_text().splitlines()]
+    assert sum(line["bytes"] for line in lines) == account.read.bytes + sum(
+        account.left_out[reason].bytes for reason in (EMPTY,) if reason in account.left_out
+    )
+    manifest = Manifest.load(folder / MANIFEST_FILE)
+    kept = manifest.train.documents + manifest.validation.documents
+    assert sum(line["train"] + line["validation"] for line in lines) == kept
+    text_bytes = manifest.train.text_bytes + manifest.validation.text_bytes
+    assert sum(line["text_bytes"] for line in lines) == text_bytes
+    account.check(kept)
