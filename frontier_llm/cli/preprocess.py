@@ -25,9 +25,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import INTERRUPTED, at_least, tool_parser
+from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import decode
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import check_sources
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="data.KEY=VALUE", help="as for train")
     options = parser.parse_intermixed_args(arguments)
     console = wide_console()
-    config = decode(compose(options.overrides))
+    config = decode(configured(options.overrides))
     check_sources(config.data)  # training checks whether the model can read the corpora
     start = time.perf_counter()
     try:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from frontier_llm.config import RunConfig
+from frontier_llm.config.needed import unused
 from frontier_llm.launch import failure, slurm
 from frontier_llm.launch.cores import crowding
 from frontier_llm.trainer import changes, checkpoint_places, run_directory
@@ -31,7 +32,10 @@ def lock_run_dir(config: RunConfig) -> None:
     saved = checkpoint_places.saved_config(newest) if resumes and newest else None
     if saved is not None:
         current = config.model_dump(mode="json")
-        changes.refuse(changes.changes(saved, current), current, config.run.allow_changes)
+        idle = {key for key, _ in unused(config)}  # they cannot change the losses
+        found = changes.changes(saved, current)
+        changed = {key: found[key] for key in found if key not in idle}
+        changes.refuse(changed, current, config.run.allow_changes)
 
 
 def prepare_run(config: RunConfig, text: str) -> str:

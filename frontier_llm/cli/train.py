@@ -26,6 +26,7 @@ from frontier_llm.cli.run_preparation import (
     warn_of_crowding,
 )
 from frontier_llm.cli.smaller_runs import check_run
+from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import StopRequested
 from frontier_llm.launch.coordination import broadcast_from_rank_zero, run_and_wait_for_all
@@ -172,7 +173,7 @@ def configure(
     Raises:
         ConfigError: it is wrong or does not fit in memory, or the run directory has another run.
     """
-    values = compose(overrides)
+    values = configured(overrides)
     config = decode(values)
     if config.plan == "dry_run":
         size, ranks_per_node = ranks_to_plan(config)
