@@ -15,7 +15,7 @@ from typing import Any
 from rich.text import Text
 
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import folder, tool_parser
+from frontier_llm.cli.options import run_folder, tool_parser
 from frontier_llm.config import RunConfig
 from frontier_llm.config.reading import SENTINELS
 from frontier_llm.data.batch import Seq2SeqBatch
@@ -32,7 +32,7 @@ from frontier_llm.trainer.single_process_model import read_config
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the samples; return the exit code."""
     parser = tool_parser(__doc__)
-    parser.add_argument("run", type=folder, metavar="RUN_DIR", help="the run directory")
+    parser.add_argument("run", type=run_folder, metavar="RUN_DIR", help="the run directory")
     parser.add_argument("indices", type=int, nargs="+", metavar="INDEX", help="number of a sample")
     parser.add_argument("--validation", action="store_true", help="show the validation split")
     options = parser.parse_intermixed_args(arguments)

@@ -30,7 +30,7 @@ from frontier_llm.cli.options import INTERRUPTED, at_least, tool_parser
 from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import decode
 from frontier_llm.config.data import DataConfig
-from frontier_llm.config.reading import check_sources
+from frontier_llm.config.reading import check_files, check_sources
 from frontier_llm.data.corpora import prepare_all
 from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
 from frontier_llm.data.packing import open_packing
@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(arguments)
     console = wide_console()
     config = decode(configured(options.overrides))
+    check_files(config)
     check_sources(config.data)  # training checks whether the model can read the corpora
     start = time.perf_counter()
     try:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from frontier_llm.cli.compose import compose, fitted, with_choices
 from frontier_llm.cli.help import help_text
+from frontier_llm.cli.machine_defaults import check_devices
 from frontier_llm.cli.options import MULTIRUN, run_command
 from frontier_llm.cli.replaceable import ranks_of, train_as_agent, train_on_forked_members
 from frontier_llm.cli.run_preparation import (
@@ -28,6 +29,7 @@ from frontier_llm.cli.run_preparation import (
 from frontier_llm.cli.smaller_runs import check_run
 from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
+from frontier_llm.config.reading import check_files
 from frontier_llm.errors import StopRequested
 from frontier_llm.launch.coordination import broadcast_from_rank_zero, run_and_wait_for_all
 from frontier_llm.launch.cores import prepare_environment, share
@@ -175,6 +177,8 @@ def configure(
     """
     values = configured(overrides)
     config = decode(values)
+    if config.plan == "check":
+        check_devices(config)
     if config.plan == "dry_run":
         size, ranks_per_node = ranks_to_plan(config)
     else:
@@ -186,6 +190,7 @@ def configure(
     if config.plan == "check":
         check_run(candidate, values, overrides)
     if config.plan != "dry_run":
+        check_files(config)
         lock_run_dir(config)
     return run_directory.to_yaml(with_choices(values, config))
 
