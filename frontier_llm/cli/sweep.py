@@ -149,7 +149,7 @@ def hydra_task(config: DictConfig) -> float:
 
 def _result(overrides: Sequence[str], folder: Path, settings: Mapping[str, Any]) -> Trial:
     """Run or predict a trial; `settings` is its section `launch`."""
-    if settings["trial_runner"] == "plan":
+    if {"plan": True, "train": False}[settings["trial_runner"]]:
         return planned_trial(overrides)
     derived = derived_overrides(overrides, settings)
     trial = run_trial([*overrides, *derived], folder, 60 * float(settings["trial_minutes"]))

@@ -76,7 +76,7 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
     """Start `launch.ranks` processes on this machine and wait for them."""
     text = configure(overrides)
     config = decode(run_directory.from_yaml(text))
-    if config.plan == "dry_run":
+    if {"off": False, "check": False, "dry_run": True}[config.plan]:
         return run_dry(config)
     threads = config.launch.threads or share(config.launch.ranks, os.environ)
     warn_of_crowding(threads, config.launch.ranks)
