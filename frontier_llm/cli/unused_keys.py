@@ -35,7 +35,7 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> dict
     given = {key_of(current_override(word)): word for word in overrides}
     idle: dict[str, Need] = {}
     for key, need in unused(decode(values)):
-        if not {_section(key), _section(need.setting)} & set(searched):
+        if not set(map(_section, [key, *need.setting.split()])) & set(searched):
             idle.setdefault(key, need)
     for key, need in idle.items():
         # without a dot, such as `data`, it is a choice of a file

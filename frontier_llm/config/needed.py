@@ -43,13 +43,35 @@ def _has_text(config: RunConfig) -> bool:
     return any(corpus.kind == "text" for corpus in config.data.sources)
 
 
+def _refreshes(config: RunConfig) -> bool:
+    sharding = config.sharding
+    return sharding.params != sharding.optimizer or sharding.params == "auto"
+
+
+def _formats_of_gradients(config: RunConfig) -> tuple[str, ...]:
+    collectives, sharding = config.collectives, config.sharding
+    grads = () if sharding.optimizer == 1 else collectives.grads_formats
+    return (*grads, *collectives.sums_formats)
+
+
 def _is_quantised(config: RunConfig) -> bool:
-    return config.collectives.is_quantised
+    collectives, names = config.collectives, [*_formats_of_gradients(config)]
+    if config.sharding.params != 1:
+        names += [collectives.params_format, collectives.params_backward_format or ""]
+    if _refreshes(config):
+        names.append(collectives.refresh_format)
+    return any(name.startswith("int") for name in names)
 
 
-def _sends_int4(config: RunConfig) -> bool:
+def _crosses_nodes(config: RunConfig) -> bool:
+    return config.sharding.optimizer not in (1, "package", "node")
+
+
+def _rounds_between_nodes(config: RunConfig) -> bool:
     collectives = config.collectives
-    return "int4" in (*collectives.grads_formats, *collectives.sums_formats)
+    names = [collectives.sums_formats[-1]]
+    names += [collectives.grads_formats[-1]] if _crosses_nodes(config) else []
+    return any(name.startswith("int") for name in names)
 
 
 def _stretches(config: RunConfig) -> bool:
@@ -88,8 +110,8 @@ NEEDS: tuple[Need, ...] = (
     Need("model", "rotary_base rotary_fraction rotary_scaling", "model.positions=rotary",
          "other positions are not rotated", lambda c: c.model.positions == "rotary"),
     Need("model", "rotary_factor rotary_original_length rotary_slow_turns rotary_fast_turns",
-         "model.rotary_scaling=llama3", "no rotary wavelengths are stretched", _stretches),
-    Need("model", "rotary_attention_factor", "model.rotary_scaling=yarn",
+         "model.positions=rotary model.rotary_scaling=llama3", "no rotary wavelengths are stretched", _stretches),
+    Need("model", "rotary_attention_factor", "model.positions=rotary model.rotary_scaling=yarn",
          "other scalings have no such factor",
          lambda c: _stretches(c) and c.model.rotary_scaling == "yarn"),
     Need("model", "relative_buckets relative_distance", "model=mt5_tiny",
@@ -110,13 +132,25 @@ NEEDS: tuple[Need, ...] = (
     Need("collectives", "params_format params_backward_format", "sharding=zero3",
          "parameters that are not sharded (sharding.params=1) are not gathered",
          lambda c: c.sharding.params != 1),
+    Need("collectives", "grads_format", "sharding=zero1", "gradients are summed instead, in "
+         "collectives.sums_format", lambda c: c.sharding.optimizer != 1),
+    Need("collectives", "grads_across_format", "sharding=zero1",
+         "no gradients are scattered between nodes", _crosses_nodes),
+    Need("collectives", "refresh_format refresh_differences refresh_full_every", "sharding=zero1",
+         "each rank updates the parameters that it stores (sharding.params=sharding.optimizer)",
+         _refreshes),
     Need("collectives", "refresh_full_every", "collectives.refresh_differences=true",
          "without differences, all refreshes send parameters",
          lambda c: c.collectives.refresh_differences),
-    Need("collectives", "block_elements scales_format rounding until_step", "collectives=zeropp",
+    Need("collectives", "block_elements scales_format rounding until_step",
+         "collectives=zeropp sharding=zero3",
          "no collective sends integers", _is_quantised),
-    Need("collectives", "rotation_elements", "collectives.grads_across_format=int4",
-         "only gradients in int4 are rotated", _sends_int4),
+    Need("collectives", "rotation_elements", "collectives=four_bits sharding=zero1",
+         "only gradients in int4 are rotated",
+         lambda c: "int4" in _formats_of_gradients(c)),
+    Need("collectives", "error_feedback feedback_format feedback_decay feedback_reset_every",
+         "collectives=zeropp sharding=zero3", "no gradients are rounded between nodes",
+         _rounds_between_nodes),
     Need("collectives", "feedback_format feedback_decay feedback_reset_every",
          "collectives.error_feedback=true", "no rounding errors are kept",
          lambda c: c.collectives.error_feedback),
