@@ -45,7 +45,8 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> dict
         for name in names:
             rest = [word for name_of, word in given.items() if name_of != name]
             if _differs(rest, key, values):
-                raise _without_effect(key, _value(values, key), need, f"leave {key} out")
+                todo = f"add {need.setting}, or leave {key} out"
+                raise _without_effect(key, _value(values, key), need, todo)
     if experiment := given.get("experiment", "").partition("=")[2]:
         _check_experiment(experiment, idle)
     return values
@@ -60,7 +61,7 @@ def _check_experiment(name: str, idle: Collection[str]) -> None:
     choices = [f"{group}={file}" for group, file in file_choices("experiment", name).items()]
     for key, need in unused(decode(values)):
         if key in own and _differs(choices, key, values):
-            todo = f"take {key} out of experiment {name}"
+            todo = f"choose {need.setting} in experiment {name}, or take {key} out of it"
             raise _without_effect(key, _value(values, key), need, todo)
 
 
@@ -84,7 +85,5 @@ def _value(values: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def _without_effect(key: str, got: Any, need: Need, instead: str) -> ConfigError:
-    return ConfigError(
-        key, got, f"needs {need.setting}: {need.why}", f"add {need.setting}, or {instead}"
-    )
+def _without_effect(key: str, got: Any, need: Need, todo: str) -> ConfigError:
+    return ConfigError(key, got, f"needs {need.setting}: {need.why}", todo)
