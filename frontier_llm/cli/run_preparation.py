@@ -9,6 +9,7 @@ from pathlib import Path
 
 from frontier_llm.config import RunConfig
 from frontier_llm.config.needed import unused
+from frontier_llm.config.reading import check_files
 from frontier_llm.launch import failure, slurm
 from frontier_llm.launch.cores import crowding
 from frontier_llm.trainer import changes, checkpoint_places, run_directory
@@ -18,10 +19,11 @@ def lock_run_dir(config: RunConfig) -> None:
     """Lock the run directory; refuse to resume a run whose configuration differs.
 
     Raises:
-        ConfigError: another process uses the directory, or a key that determines the losses has
+        ConfigError: a path does not exist, another process uses the directory, or a key that determines the losses has
             changed and `run.allow_changes` does not name it.
     """
     newest = checkpoint_places.newest_folder(config)
+    check_files(config, is_new=newest is None)
     resumes = run_directory.lock_run_dir(
         Path(config.run.dir),
         config.run.resume,

@@ -29,7 +29,6 @@ from frontier_llm.cli.run_preparation import (
 from frontier_llm.cli.smaller_runs import check_run
 from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.config.reading import check_files
 from frontier_llm.errors import StopRequested
 from frontier_llm.launch.coordination import broadcast_from_rank_zero, run_and_wait_for_all
 from frontier_llm.launch.cores import prepare_environment, share
@@ -190,7 +189,6 @@ def configure(
     if config.plan == "check":
         check_run(candidate, values, overrides)
     if config.plan != "dry_run":
-        check_files(config)
         lock_run_dir(config)
     return run_directory.to_yaml(with_choices(values, config))
 

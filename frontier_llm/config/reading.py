@@ -48,8 +48,12 @@ def check_sources(data: DataConfig) -> None:
             )
 
 
-def check_files(config: RunConfig) -> None:
+def check_files(config: RunConfig, *, is_new: bool = True) -> None:
     """Refuse paths that do not exist on this machine.
+
+    Args:
+        config: configuration of a run.
+        is_new: whether the run begins with `run.init_from`, not with a checkpoint of its own.
 
     Raises:
         ConfigError: the error names the key to change.
@@ -58,7 +62,8 @@ def check_files(config: RunConfig) -> None:
     key = "data.corpora" if data.kind == "blend" else "data.path"
     paths = [(key, corpus.path, TEXTS) for corpus in data.sources if corpus.kind == "text"]
     paths += [("data.tokenizer", data.tokenizer, "a file or folder of a tokenizer")]
-    paths += [("run.init_from", config.run.init_from, "a checkpoint or a run directory")]
+    if is_new:
+        paths += [("run.init_from", config.run.init_from, "a checkpoint or a run directory")]
     for key, path, wants in paths:
         if path is not None and not Path(path).exists():
             got = f"{path}, which does not exist"
