@@ -19,8 +19,8 @@ def lock_run_dir(config: RunConfig) -> None:
     """Lock the run directory; refuse to resume a run whose configuration differs.
 
     Raises:
-        ConfigError: a path does not exist, another process uses the directory, or a key that determines the losses has
-            changed and `run.allow_changes` does not name it.
+        ConfigError: a path does not exist, another process uses the directory, or a key that
+            determines the losses has changed and `run.allow_changes` does not name it.
     """
     newest = checkpoint_places.newest_folder(config)
     check_files(config, is_new=newest is None)
