@@ -33,7 +33,7 @@ from frontier_llm.checkpoint.read_ahead import ReadAhead
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.checkpoint.state_statistics import spreads
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import new_file, saved, tool_parser
+from frontier_llm.cli.options import path, saved, tool_parser
 from frontier_llm.errors import CheckpointError, FrontierError
 from frontier_llm.units import format_bytes, format_count
 
@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="compare the values with another checkpoint",
     )
     action.add_argument(
-        "--export", type=new_file, metavar="FILE", help="write the weights to one file"
+        "--export", type=path, metavar="FILE", help="write the weights to one file"
     )
     parser.add_argument(
         "--each",
