@@ -79,9 +79,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="OTHER",
         help="compare the values with another checkpoint",
     )
-    action.add_argument(
-        "--export", type=path, metavar="FILE", help="write the weights to one file"
-    )
+    action.add_argument("--export", type=path, metavar="FILE", help="write the weights to one file")
     parser.add_argument(
         "--each",
         action="store_true",

@@ -90,7 +90,7 @@ def file(text: str) -> Path:
 
 def run_folder(text: str) -> Path:
     """Parse the value of an option: a run directory."""
-    found = _no_folder_of_runs(text)
+    found = folder_of_one(text)
     if not (found / RUN_CONFIG).is_file():
         raise ConfigError(
             THE_LINE, text, f"a run directory, which has {RUN_CONFIG}", "name the run.dir of a run"
@@ -100,7 +100,7 @@ def run_folder(text: str) -> Path:
 
 def saved(text: str) -> Path:
     """Parse the value of an option: a checkpoint, a folder of checkpoints, or a run directory."""
-    found = _no_folder_of_runs(text)
+    found = folder_of_one(text)
     if (found / MANIFEST).exists() or any(map(parse_folder, _names(found))):
         return found
     if not any(map(parse_folder, _names(found / FOLDER))):
@@ -109,7 +109,8 @@ def saved(text: str) -> Path:
     return found
 
 
-def _no_folder_of_runs(text: str) -> Path:
+def folder_of_one(text: str) -> Path:
+    """Parse the value of an option: a folder that is not a folder of runs."""
     found = folder(text)
     runs = [name for name in _names(found) if (found / name / RUN_CONFIG).is_file()]
     if runs and not (found / RUN_CONFIG).is_file():

@@ -129,5 +129,5 @@ def test_prompts_stand_on_either_side_of_options(run: Path, capsys):
 )
 def test_a_damaged_configuration_is_named(tmp_path: Path, tool, text, capsys):
     (tmp_path / "config.yaml").write_text(text)
-    assert run_command(partial(tool, str(tmp_path))) == 1
+    assert run_command(partial(tool, str(tmp_path))) == 2
     assert f"{tmp_path}/config.yaml is damaged" in capsys.readouterr().err
