@@ -80,7 +80,7 @@ class CheckpointManager:
         assert options.chunk_bytes % PAGE_BYTES == 0, options
         self._folder, self._rank, self._size = folder, rank, world_size
         self._store: Store = store.clone()  # type: ignore[attr-defined]  # the stubs lack it
-        self._timeout, self._is_lazy = timeout, mode == "lazy"
+        self._timeout, self._is_lazy = timeout, {"lazy": True, "blocking": False}[mode]
         self._keep, self._options = keep, options
         # the managers of a rank are numbered, so that two of them never use the same key
         self._manager_number = self._store.add(f"checkpoint/managers/{rank}", 1)

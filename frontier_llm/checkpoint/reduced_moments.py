@@ -36,7 +36,7 @@ def encode(values: torch.Tensor, moments: Moments, *, signed: bool) -> torch.Ten
         moments: the format.
         signed: whether values may be negative, as first moments are.
     """
-    if moments == "bf16":
+    if {"bf16": True, "int8": False}[moments]:
         padded = torch.nn.functional.pad(values, (0, -values.numel() % BLOCK))
         return padded.bfloat16().view(torch.float32)
     codes = BlockCodes(values.numel(), values.device, signed=signed)

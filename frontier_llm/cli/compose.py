@@ -6,7 +6,6 @@ process of a run composes, and sends the values to the others, because interpola
 `${now:}` would differ between processes. Every mistake in an override is a `ConfigError`.
 """
 
-import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -32,6 +31,7 @@ from frontier_llm.config.renamed import (
 )
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.section import Section
+from frontier_llm.config.synonyms import nearest_value
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.elastic import refit
 
@@ -188,15 +188,13 @@ def _check_choice(override: Override) -> None:
     got = override.value()
     if got in choices or (group in OPTIONAL_GROUPS and got is None):
         return
-    similar = difflib.get_close_matches(str(got), choices, n=1, cutoff=0.4)
     key = section_of(group)
+    meant = nearest_value(key, got, choices)
     raise ConfigError(
         key,
         got,
         "one of " + (", ".join(choices) or f"the files of conf/{group}, which has none"),
-        f"did you mean {key}={similar[0]}?"
-        if similar
-        else f"choose one, or add conf/{group}/{got}.yaml",
+        f"did you mean {key}={meant}?" if meant else f"choose one, or add conf/{group}/{got}.yaml",
     )
 
 
@@ -234,9 +232,9 @@ def _check_experiment(overrides: Sequence[Override]) -> None:
 
 
 def _missing(key: str) -> ConfigError:
-    """Build the error for a key without a value, from the documentation of the key."""
-    wanted, doc = next(((kind, doc) for name, kind, doc in keys() if name == key), ("a value", ""))
-    return ConfigError(key, "nothing", wanted, f"set {key}=...: {doc}" if doc else f"set {key}=...")
+    """Build the error for a key without a value."""
+    wanted = next((kind for name, kind, _ in keys() if name == key), "a value")
+    return ConfigError(key, "nothing", wanted, f"set {key}=VALUE")
 
 
 def _unresolved(error: OmegaConfBaseException) -> ConfigError:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.options import tool_parser
+from frontier_llm.cli.options import folder, path, run_folder, saved, tool_parser
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
 from frontier_llm.convert.families import family_for, family_of, model_overrides
@@ -35,7 +35,7 @@ from frontier_llm.convert.surplus import check_surplus
 from frontier_llm.convert.table import Row, select, surplus_names
 from frontier_llm.convert.theirs import TheirWeights, read_config, write_model
 from frontier_llm.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
-from frontier_llm.errors import DataError
+from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.trainer import run_directory
 from frontier_llm.trainer.single_process_model import single_process_config
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     partial = out.with_name(f".{out.name}-{uuid.uuid4().hex[:12]}.partial")
     try:
         if out.exists():
-            raise DataError(f"{out} exists already\n  do: choose another folder, or remove it")
+            raise ConfigError("OUT", out, "a new folder", "choose another one, or remove it")
         partial.mkdir(parents=True)
         if options.to:
             converted = to_theirs(options.source, partial, options)
@@ -171,16 +171,19 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     direction.add_argument(
         "--from", dest="origin", choices=["hf"], help="import a Hugging Face folder"
     )
-    parser.add_argument("source", type=Path, help="a run directory or a Hugging Face folder")
-    parser.add_argument("out", type=Path, help="the folder to write")
+    parser.add_argument("source", type=folder, help="a run directory or a Hugging Face folder")
+    parser.add_argument("out", type=path, help="the folder to write")
     parser.add_argument("--family", help="--to: t5 or mt5, whose models are equal")
-    parser.add_argument("--checkpoint", type=Path, help="--to: a checkpoint (default: the newest)")
+    parser.add_argument("--checkpoint", type=saved, help="--to: a checkpoint (default: the newest)")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="--to: number format")
     parser.add_argument(
         "--check", action=argparse.BooleanOptionalAction, default=True,
         help="compare the logits of both models (default)",
     )  # fmt: skip
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.to:
+        run_folder(str(options.source))
+    return options
 
 
 def _check(converted: Converted) -> None:

@@ -32,7 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontier_llm.cli.compose import compose
+from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
 from frontier_llm.errors import ConfigError
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "the command line", " ".join(sorted(options)), "--network, --numerics or neither",
             "measure the network and compare kernels in two commands; see doctor --help",
         )  # fmt: skip
-    config = decode(compose([word for word in arguments if word not in options]))
+    config = decode(configured([word for word in arguments if word not in options]))
     world = World.from_environment(os.environ)
     if "--network" in options:  # it needs no layout
         work = partial(measure_network, config)

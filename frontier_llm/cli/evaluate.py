@@ -20,7 +20,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
@@ -34,7 +33,15 @@ from frontier_llm.cli import evaluate_text
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.evaluate_harness import run_harness
 from frontier_llm.cli.evaluate_text import evaluate_texts
-from frontier_llm.cli.options import at_least, folder, new_file, tool_parser
+from frontier_llm.cli.options import (
+    at_least,
+    file,
+    folder,
+    new_file,
+    run_folder,
+    saved,
+    tool_parser,
+)  # fmt: skip
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import LossSums
 from frontier_llm.data.corpora import Corpora, open_data
@@ -65,10 +72,10 @@ class Score:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate and print the scores; return the exit code."""
     parser = tool_parser(__doc__)
-    parser.add_argument("run", type=folder, metavar="RUN_DIR", help="the run directory")
-    parser.add_argument("--checkpoint", type=Path, help="a checkpoint (default: the newest)")
+    parser.add_argument("run", type=run_folder, metavar="RUN_DIR", help="the run directory")
+    parser.add_argument("--checkpoint", type=saved, help="a checkpoint (default: the newest)")
     parser.add_argument("--samples", type=at_least(1), help="samples per corpus (default: all)")
-    parser.add_argument("--text", type=Path, nargs="+", metavar="FILE", help="evaluate these files")
+    parser.add_argument("--text", type=file, nargs="+", metavar="FILE", help="evaluate these files")
     parser.add_argument("--harness", metavar="TASKS", help="tasks, separated by commas")
     parser.add_argument(
         "--harness-tasks", type=folder, metavar="DIR", help="a folder with further tasks in YAML"

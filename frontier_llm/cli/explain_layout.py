@@ -17,10 +17,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import new_file, tool_parser
 from frontier_llm.cli.plain_table import plain_table
+from frontier_llm.cli.unused_keys import configured
 from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.partition import DIGITS, Digit, Hop, Interval
 from frontier_llm.geometry.wire import Sent, level_labels
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for train")
     options = parser.parse_intermixed_args(arguments)
-    layout = StateLayout.of(compose(options.overrides))
+    layout = StateLayout.of(configured(options.overrides))
     if options.svg:
         options.svg.write_text(draw(layout))
         return 0

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frontier_llm.cli.compose import current_names
-from frontier_llm.cli.options import tool_parser
+from frontier_llm.cli.options import path, tool_parser
 from frontier_llm.cli.sweep import first_configuration, is_axis
 from frontier_llm.cli.sweep_trials import read
 from frontier_llm.cli.trial import TRIAL_FILE, Trial
@@ -137,7 +137,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="overrides of all trials of a stage, and their number; once per stage",
     )  # fmt: skip
     parser.add_argument(
-        "--folder", type=Path, default=Path("runs/funnel"),
+        "--folder", type=path, default=Path("runs/funnel"),
         help="folder of the trials and the report (default %(default)s)",
     )  # fmt: skip
     parser.add_argument(

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.text import Text
 
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, folder, tool_parser
+from frontier_llm.cli.options import at_least, run_folder, tool_parser
 from frontier_llm.config import RunConfig
 from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
 
@@ -25,7 +25,7 @@ from frontier_llm.trainer.single_process_model import single_process_config, sin
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print each prompt with its continuation; return the exit code."""
     parser = tool_parser(__doc__)
-    parser.add_argument("run", type=folder, metavar="RUN_DIR", help="the run directory")
+    parser.add_argument("run", type=run_folder, metavar="RUN_DIR", help="the run directory")
     parser.add_argument(
         "prompts", nargs="*", default=["import "], help="texts to continue (default 'import ')"
     )

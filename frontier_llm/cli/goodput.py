@@ -19,7 +19,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.goodput_comparison import (
     Assumptions,
@@ -31,6 +30,7 @@ from frontier_llm.cli.goodput_comparison import (
     outcomes_table,
 )
 from frontier_llm.cli.options import at_least, new_file, positive, tool_parser
+from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
@@ -65,7 +65,7 @@ SHARES = ("unmendable", "local-lost")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate, print the tables and write the files that options name; return the exit code."""
     options = _parse(arguments)
-    config = decode(compose(_with_cluster(options.overrides)))
+    config = decode(configured(_with_cluster(options.overrides)))
     node_counts = options.nodes or NODES
     assumed: Assumptions = {name: (value, "estimate") for name, (value, _) in DEFAULTS.items()}
     if _names_model(options.overrides):
@@ -219,10 +219,7 @@ def _chart_file(text: str) -> Path:
 
 def _node_counts(text: str) -> tuple[int, ...]:
     """Parse numbers of nodes that are separated by commas; return them in ascending order."""
-    try:
-        return tuple(sorted({at_least(1)(number) for number in text.split(",")}))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not a list such as 128,1024") from None
+    return tuple(sorted({at_least(1)(number) for number in text.split(",")}))
 
 
 def _rate(text: str) -> tuple[float, str]:

@@ -36,7 +36,7 @@ from frontier_llm.checkpoint.read_ahead import ReadAhead
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.checkpoint.state_statistics import spreads
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import tool_parser
+from frontier_llm.cli.options import path, saved, tool_parser
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import CheckpointError, ConfigError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = tool_parser(__doc__)
-    parser.add_argument("path", type=Path, help="a checkpoint, a folder of them, or a run.dir")
+    parser.add_argument("path", type=saved, help="a checkpoint, a folder of them, or a run.dir")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--config", action="store_true", help="print the configuration")
     action.add_argument("--verify", action="store_true", help="compare the digests of all files")
@@ -86,9 +86,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--statistics", action="store_true", help="print statistics of weights and both moments"
     )
     action.add_argument(
-        "--diff", type=Path, metavar="OTHER", help="compare the values with another checkpoint"
+        "--diff",
+        type=saved,
+        metavar="OTHER",
+        help="compare the values with another checkpoint",
     )
-    action.add_argument("--export", type=Path, metavar="FILE", help="write the weights to one file")
+    action.add_argument("--export", type=path, metavar="FILE", help="write the weights to one file")
     parser.add_argument(
         "--each",
         action="store_true",

@@ -17,7 +17,7 @@ from typing import Any
 from rich.text import Text
 
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import folder, tool_parser
+from frontier_llm.cli.options import run_folder, tool_parser
 from frontier_llm.cli.preprocess import show_account
 from frontier_llm.config import RunConfig
 from frontier_llm.config.reading import SENTINELS
@@ -37,7 +37,7 @@ from frontier_llm.trainer.single_process_model import read_config
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the samples; return the exit code."""
     parser = tool_parser(__doc__)
-    parser.add_argument("run", type=folder, metavar="RUN_DIR", help="the run directory")
+    parser.add_argument("run", type=run_folder, metavar="RUN_DIR", help="the run directory")
     parser.add_argument("indices", type=int, nargs="*", metavar="INDEX", help="number of a sample")
     parser.add_argument("--verify", action="store_true", help="compare the digests of all files")
     parser.add_argument("--validation", action="store_true", help="show the validation split")

@@ -44,6 +44,7 @@ from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE, WITHOUT_GPU
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
 from frontier_llm.cli.smaller_runs import check_run
 from frontier_llm.cli.sweep_file import key_of
+from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
@@ -211,7 +212,7 @@ def _checked_job(
     chain: int, options: Sequence[str], overrides: Sequence[str], *, submit: bool
 ) -> Job:
     """Return a job whose configuration can run on its number of ranks, and that can save states."""
-    values = compose(overrides)
+    values = configured(overrides)
     decoded = decode(values)
     _check_cluster(decoded.cluster.name, overrides)
     job = Job.of(decoded, chain, options, overrides)

@@ -16,6 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from frontier_llm.cli.group_files import file_values
 from frontier_llm.cli.package_files import conf_folders
+from frontier_llm.config import RunConfig
+from frontier_llm.errors import ConfigError
 from frontier_llm.launch.slurm import EnvironmentMismatchError
 from frontier_llm.launch.visible_devices import VisibleDevices, visible_devices
 from frontier_llm.launch.world import World
@@ -94,6 +96,24 @@ def limit_memory(cluster: Any) -> None:
             device["memory_gib"] = min(device["memory_gib"], round(devices.memory_gib, 2))
     except (TypeError, KeyError, re.error):  # a value of the wrong type, which decode refuses
         return
+
+
+def check_devices(config: RunConfig) -> None:
+    """Refuse to train on other devices than those of the cluster file, whose memory is checked.
+
+    Raises:
+        ConfigError: the devices of this machine are of another kind.
+    """
+    devices, wanted = visible_devices(), config.cluster.device.kind
+    kind = devices.kind if devices else "cpu"
+    if kind != wanted:
+        raise ConfigError(
+            "cluster",
+            f"{config.cluster.name}, whose devices are {wanted}",
+            f"a cluster with the devices of this machine ({kind})",
+            "add cluster=auto to train on this machine, plan=dry_run to build the model without "
+            "memory, or plan=off to train on other devices than planned",
+        )
 
 
 def _world() -> World | None:

@@ -6,10 +6,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 
 from frontier_llm import __version__
-from frontier_llm.cli.options import refuse_search, run_command
+from frontier_llm.cli.options import THE_LINE, path, refuse_search, run_command
 from frontier_llm.cli.package_files import CONF_DIR_OPTION, CONF_DIR_VARIABLE
 from frontier_llm.errors import ConfigError
 from frontier_llm.launch.user_folders import redirect_libraries
@@ -93,7 +92,7 @@ def take_conf_dir(given: Sequence[str]) -> list[str]:
             continue
         folder = value if equals else next(words, "")  # `--conf-dir=DIR` or `--conf-dir DIR`
         _check_conf_dir(CONF_DIR_OPTION, folder)
-        os.environ[CONF_DIR_VARIABLE] = str(Path(folder).resolve())
+        os.environ[CONF_DIR_VARIABLE] = str(path(folder).resolve())
     if inherited := os.environ.get(CONF_DIR_VARIABLE):
         _check_conf_dir(CONF_DIR_VARIABLE, inherited)
     return rest
@@ -101,7 +100,7 @@ def take_conf_dir(given: Sequence[str]) -> list[str]:
 
 def _check_conf_dir(source: str, folder: str) -> None:
     """Refuse a folder that does not exist; `source` is the option or variable that names it."""
-    if not folder or not Path(folder).is_dir():
+    if not folder or not path(folder).is_dir():
         raise ConfigError(
             source,
             folder or "nothing",
@@ -135,7 +134,7 @@ def _help() -> str:
 def _unknown(name: str) -> ConfigError:
     similar = difflib.get_close_matches(name, COMMANDS, n=1)
     return ConfigError(
-        "the command line",
+        THE_LINE,
         name,
         "a command: " + ", ".join(COMMANDS),
         f"did you mean frontier-llm {similar[0]}?" if similar else "see frontier-llm --help",

@@ -1,21 +1,30 @@
 """Define the options that commands and benchmarks share, and the types of their values."""
 
 import argparse
+import difflib
 import math
 import os
+import select
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from frontier_llm.errors import ConfigError, FrontierError
+from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, parse_folder
+from frontier_llm.config.paths import expanded
+from frontier_llm.errors import ConfigError, DataError, FrontierError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, the same as in a shell."""
-BROKEN_PIPE = 141
-"""Exit code if the reader of the output has ended, the same as in a shell."""
+PIPE_CLOSED = 141
+"""Exit code when the reader of a pipe has ended, the same as in a shell."""
 MULTIRUN = {"-m", "--multirun"}
 """Options that make `train` a sweep; hydra's own programs have the same."""
+THE_LINE = "the command line"
+"""Stands for the key in errors about arguments that are no keys."""
+RUN_CONFIG = "config.yaml"
+MOST_RUNS = 5
+"""Number of runs that an error names, the last ones by name."""
 TRIAL_VARIABLE = "FRONTIER_LLM_TRIAL"
 """Environment variable of the trials of a sweep."""
 
@@ -24,43 +33,125 @@ def at_least(least: int) -> Callable[[str], int]:
     """Return a parser for the value of an option: an integer that is `least` or more."""
 
     def parse(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
-        return value
+        if not text.lstrip("-").isdecimal() or int(text) < least:
+            raise ConfigError(
+                THE_LINE, text, f"a whole number from {least} on", f"write {max(least, 1)} or more"
+            )
+        return int(text)
 
     return parse
 
 
 def positive(text: str) -> float:
     """Parse the value of an option: a finite number above zero."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+        raise ConfigError(THE_LINE, text, "a number above 0", "write a number such as 0.5")
     return value
+
+
+def path(text: str) -> Path:
+    """Parse the value of an option: a path, as keys of the configuration are."""
+    try:
+        return Path(expanded(text))
+    except ValueError as error:
+        raise ConfigError(THE_LINE, text, f"a path: {error}", "correct the path") from None
 
 
 def new_file(text: str) -> Path:
     """Parse the value of an option: a file that can be written."""
-    path = Path(text)
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{path} cannot be written")
-    return path
+    file = path(text)
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+        raise ConfigError(
+            THE_LINE, text, "a file that can be written", "choose another name or folder"
+        )
+    return file
 
 
 def folder(text: str) -> Path:
     """Parse the value of an option: a folder that exists."""
-    path = Path(text)
-    if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} is not a folder")
-    return path
+    found = path(text)
+    if not found.is_dir():
+        similar = [] if found.exists() else _similar(found)
+        todo = f"did you mean {similar[0]}?" if similar else "correct the path"
+        raise ConfigError(THE_LINE, text, "a folder that exists", todo)
+    return found
 
 
-def tool_parser(doc: str | None) -> argparse.ArgumentParser:
+def file(text: str) -> Path:
+    """Parse the value of an option: a file that exists."""
+    if not path(text).is_file():
+        raise ConfigError(THE_LINE, text, "a file that exists", "correct the path")
+    return path(text)
+
+
+def run_folder(text: str) -> Path:
+    """Parse the value of an option: a run directory."""
+    found = folder_of_one(text)
+    if not (found / RUN_CONFIG).is_file():
+        raise ConfigError(
+            THE_LINE, text, f"a run directory, which has {RUN_CONFIG}", "name the run.dir of a run"
+        )
+    return found
+
+
+def saved(text: str) -> Path:
+    """Parse the value of an option: a checkpoint, a folder of checkpoints, or a run directory."""
+    found = folder_of_one(text)
+    if (found / MANIFEST).exists() or any(map(parse_folder, _names(found))):
+        return found
+    if not any(map(parse_folder, _names(found / FOLDER))):
+        wants = "a checkpoint, a folder of checkpoints, or a run directory with checkpoints"
+        raise ConfigError(THE_LINE, text, wants, "name a folder such as RUN_DIR/checkpoints/STEP")
+    return found
+
+
+def folder_of_one(text: str) -> Path:
+    """Parse the value of an option: a folder that is not a folder of runs."""
+    found = folder(text)
+    runs = [name for name in _names(found) if (found / name / RUN_CONFIG).is_file()]
+    if runs and not (found / RUN_CONFIG).is_file():
+        names = " or ".join(str(found / name) for name in runs[-MOST_RUNS:])
+        raise ConfigError(
+            THE_LINE, text, f"one run, not a folder of {len(runs)} runs", f"name {names}"
+        )
+    return found
+
+
+def _similar(path: Path) -> list[Path]:
+    names = difflib.get_close_matches(path.name, _names(path.parent), n=1)
+    return [path.parent / name for name in names]
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports a mistake in the same form as mistakes in the configuration."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong; exit with code 2."""
+        usage = " ".join(self.format_usage().removeprefix("usage: ").split())
+        self._refuse(ConfigError(THE_LINE, message, usage, f"see {self.prog} --help"))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse the arguments as the base class does."""
+        try:
+            return super().parse_known_args(args, namespace)
+        except ConfigError as error:  # of the parser of a value
+            self._refuse(error)
+
+    def _refuse(self, error: ConfigError) -> NoReturn:
+        self.exit(error.exit_code, f"{error}\n")
+
+
+def tool_parser(doc: str | None) -> Parser:
     """Return a parser whose help begins with the docstring of a module."""
-    return argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def bench_parser(
@@ -135,12 +226,22 @@ def run_command(main: Callable[[], int]) -> int:
         code = main()
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the exit
-        return BROKEN_PIPE
     except FrontierError as error:
         print(error, file=sys.stderr, end="\n" if str(error) else "")
-        return error.exit_code
+        # before the ranks start, a corpus that cannot be read is a mistake like a wrong key
+        return ConfigError.exit_code if isinstance(error, DataError) else error.exit_code
+    except BrokenPipeError:
+        if _is_closed(sys.stdout.fileno()):  # the reader has ended, as `head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return PIPE_CLOSED
+        raise
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _is_closed(descriptor: int) -> bool:
+    """Return whether nothing reads a pipe any more."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -33,6 +33,7 @@ from frontier_llm.cli.plan_tables import (
     scaling_table,
 )
 from frontier_llm.cli.planned_experiment import experiment_file, experiment_text
+from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
@@ -44,6 +45,9 @@ from frontier_llm.planner.scaling import Point, fewest_nodes, scaling_curves
 from frontier_llm.planner.search import Found, Goal, search_all
 from frontier_llm.units import counted
 
+SEARCHED = ("parallel", "sharding", "collectives")
+"""Sections of which the planner tries several values."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plan, print the result and write the files that options name; return the exit code."""
@@ -51,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = wide_console(stderr=options.json == "-")
     if options.table:
         return compare(options, console)
-    config = decode(compose(options.overrides))
+    config = decode(configured(options.overrides, SEARCHED))
     saved = None if options.save is None else experiment_file(options.save)
     nodes = config.planner.nodes or ()
     if len(nodes) > 1 and config.planner.objective != "nodes" and not options.this:

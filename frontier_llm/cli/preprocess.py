@@ -26,12 +26,12 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import INTERRUPTED, at_least, tool_parser
+from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import decode
 from frontier_llm.config.data import DataConfig
-from frontier_llm.config.reading import check_sources
+from frontier_llm.config.reading import check_files, check_sources
 from frontier_llm.data.corpora import prepare_all
 from frontier_llm.data.corpus_account import account_rows
 from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="data.KEY=VALUE", help="as for train")
     options = parser.parse_intermixed_args(arguments)
     console = wide_console()
-    config = decode(compose(options.overrides))
+    config = decode(configured(options.overrides))
+    check_files(config)
     check_sources(config.data)  # training checks whether the model can read the corpora
     start = time.perf_counter()
     try:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from frontier_llm.cli.delayed_progress import DelayedProgress, print_line
 from frontier_llm.config import RunConfig
+from frontier_llm.config.needed import unused
+from frontier_llm.config.reading import check_files
 from frontier_llm.launch import failure, slurm
 from frontier_llm.launch.cores import crowding
 from frontier_llm.trainer import changes, checkpoint_places, run_directory
@@ -23,13 +25,14 @@ def lock_run_dir(config: RunConfig, *, lock: bool = True) -> None:
     """Lock the run directory, or only check it; refuse to resume a run that differs.
 
     Raises:
-        ConfigError: another process uses the directory, or a key that determines the losses has
-            changed and `run.allow_changes` does not name it.
+        ConfigError: a path does not exist, another process uses the directory, or a key that
+            determines the losses has changed and `run.allow_changes` does not name it.
     """
     if lock:
         path = Path(config.run.dir).absolute()
         _made[:] = [folder for folder in (path, *path.parents) if not folder.exists()]
     newest = checkpoint_places.newest_folder(config)
+    check_files(config, is_new=newest is None)
     resumes = run_directory.lock_run_dir(
         Path(config.run.dir),
         config.run.resume,
@@ -41,7 +44,10 @@ def lock_run_dir(config: RunConfig, *, lock: bool = True) -> None:
     saved = checkpoint_places.saved_config(newest) if resumes and newest else None
     if saved is not None:
         current = config.model_dump(mode="json")
-        changes.refuse(changes.changes(saved, current), current, config.run.allow_changes)
+        idle = {key for key, _ in unused(config)}  # they cannot change the losses
+        found = changes.changes(saved, current)
+        changed = {key: found[key] for key in found if key not in idle}
+        changes.refuse(changed, current, config.run.allow_changes)
 
 
 def announce_run(config: RunConfig, ranks: int) -> None:

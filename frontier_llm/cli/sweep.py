@@ -52,6 +52,7 @@ from frontier_llm.cli.trial_runner import (
     repeated_trial,
     run_trial,
 )
+from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.renamed import with_current_names
 from frontier_llm.errors import ConfigError, FrontierError
@@ -120,7 +121,9 @@ def first_configuration(arguments: Sequence[str]) -> RunConfig:
         ConfigError: something is wrong in every trial, such as a key that does not exist.
     """
     overrides = [text for text in arguments if not text.lstrip("+~").startswith("hydra")]
-    return decode(compose([_with_first_value(override) for override in overrides]))
+    axes = {key_of(override).partition(".")[0] for override in overrides if is_axis(override)}
+    values = [_with_first_value(override) for override in overrides]
+    return decode(compose(values) if "experiment" in axes else configured(values, axes))
 
 
 def plugin_defaults(config: RunConfig, arguments: Sequence[str]) -> list[str]:
@@ -177,7 +180,7 @@ def hydra_task(config: DictConfig, axes: Set[str]) -> float:
 
 def _result(overrides: Sequence[str], folder: Path, settings: Mapping[str, Any]) -> Trial:
     """Run or predict a trial; `settings` is its section `launch`."""
-    if settings["trial_runner"] == "plan":
+    if {"plan": True, "train": False}[settings["trial_runner"]]:
         return planned_trial(overrides)
     derived = derived_overrides(overrides, settings)
     trial = run_trial([*overrides, *derived], folder, 60 * float(settings["trial_minutes"]))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from frontier_llm.cli.compose import compose, fitted, with_choices
 from frontier_llm.cli.help import asks_for_help, help_text, help_topics
+from frontier_llm.cli.machine_defaults import check_devices
 from frontier_llm.cli.options import MULTIRUN, run_command
 from frontier_llm.cli.replaceable import ranks_of, train_as_agent, train_on_forked_members
 from frontier_llm.cli.run_preparation import (
@@ -27,6 +28,7 @@ from frontier_llm.cli.run_preparation import (
     warn_of_crowding,
 )
 from frontier_llm.cli.smaller_runs import check_run
+from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import StopRequested
 from frontier_llm.launch.coordination import broadcast_from_rank_zero, run_and_wait_for_all
@@ -78,7 +80,7 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
     """Start `launch.ranks` processes on this machine and wait for them."""
     text = configure(overrides)
     config = decode(run_directory.from_yaml(text))
-    if config.plan == "dry_run":
+    if {"off": False, "check": False, "dry_run": True}[config.plan]:
         return run_dry(config)
     threads = config.launch.threads or share(config.launch.ranks, os.environ)
     warn_of_crowding(threads, config.launch.ranks)
@@ -174,8 +176,10 @@ def configure(
     Raises:
         ConfigError: it is wrong or does not fit in memory, or the run directory has another run.
     """
-    values = compose(overrides)
+    values = configured(overrides)
     config = decode(values)
+    if config.plan == "check":
+        check_devices(config)
     if config.plan == "dry_run":
         size, ranks_per_node = ranks_to_plan(config)
     else:

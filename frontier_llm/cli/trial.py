@@ -48,7 +48,7 @@ class Trial:
     @property
     def value(self) -> float:
         """The value that a search receives: `speed`, or the validation loss if that is the goal."""
-        if self.goal == "loss":
+        if {"speed": False, "speed_per_device": False, "loss": True}[self.goal]:
             return WORST_LOSS if self.validation_loss is None else self.validation_loss
         return self.speed
 

@@ -4,13 +4,14 @@ from typing import Literal
 
 from pydantic import Field
 
+from frontier_llm.config.paths import NodePathName
 from frontier_llm.config.section import Section
 
 
 class LocalTierConfig(Section):
     """Checkpoints on a local disk of each node. They are fast, but lost if the node is lost."""
 
-    path: str | None
+    path: NodePathName | None
     """A directory that exists on every node (`/mnt/bb/$USER` on Frontier); null = no local
     checkpoints."""
     every_steps: int = Field(ge=1)

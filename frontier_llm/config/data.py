@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from frontier_llm.config.paths import PathName
 from frontier_llm.config.section import Section
 
 
@@ -14,7 +15,7 @@ class CorpusConfig(Section):
     """Name of this corpus in the output of a run."""
     kind: Literal["stdlib", "text"] = "text"
     """See `data.kind`."""
-    path: str | None = None
+    path: PathName | None = None
     """See `data.path`."""
     weight: float | None = Field(default=None, gt=0)
     """Relative share of the samples. null = the number of training tokens of this corpus to the
@@ -29,7 +30,7 @@ class DataConfig(Section):
     kind: Literal["stdlib", "text", "blend"]
     """`stdlib`: the sources of Python's standard library; `text`: the file or directory `path`;
     `blend`: the corpora of `corpora`."""
-    path: str | None
+    path: PathName | None
     """For kind `text`: a file or a directory of text, JSON lines, JSON, Parquet, CSV or TSV, also
     compressed by gzip, zstandard, bzip2 or xz. Links are followed."""
     format: Literal["auto", "text", "jsonl", "json", "parquet", "csv", "tsv"] = "auto"
@@ -44,9 +45,9 @@ class DataConfig(Section):
     languages."""
     text_key: str
     """Key (JSON) or column (Parquet, CSV, TSV) that contains the text."""
-    directory: str
+    directory: PathName
     """Directory of prepared corpora (tokenizer, .bin, .idx, manifest), which later runs reuse."""
-    tokenizer: str | None
+    tokenizer: PathName | None
     """A sentencepiece model, a tokenizer.json, or a folder with one of them, as Hugging Face
     publishes it. null = train a tokenizer with `data.vocabulary` tokens on the corpus."""
     end_of_document: str | None = None

@@ -4,16 +4,38 @@ An error names the wrong key, its value, the values that are legal, and a correc
 """
 
 import difflib
+import json
 import types
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from frontier_llm.config.partner_copies import with_partner_copies
 from frontier_llm.config.renamed import with_current_names
 from frontier_llm.config.run import RunConfig
+from frontier_llm.config.synonyms import KEYS, nearest_value
 from frontier_llm.errors import ConfigError
+
+_NAMES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list": "a list",
+    "dict": "keys with values",
+    "NoneType": "null",
+}
+"""Types in the words of a user."""
+_TYPE_ERRORS = (
+    "int_type", "int_from_float", "float_type", "bool_type", "string_type", "literal_error",
+    "tuple_type", "dict_type", "model_type",
+)  # fmt: skip
+"""Errors of pydantic that say no more than the type of the field."""
+_EXAMPLES = (1, 0, 100, 128, 0.1, 0.5, 1.5, True, [1], [0.1], "NAME", ["NAME"])
 
 
 def decode(values: Mapping[str, Any]) -> RunConfig:
@@ -61,15 +83,17 @@ def defaults(section: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str
 
 
 def nearest(key: str) -> str | None:
-    """Return the existing key that is most similar to a mistyped one; None = none is similar."""
+    """Return the key that a user may mean by a wrong one; None = none is similar."""
     known = [name for name, _, _ in keys()]
-    groups = {name.rpartition(".")[0] for name in known} - {""}
-    similar = difflib.get_close_matches(key, [*known, *groups], n=1, cutoff=0.5)
+    full_names = {name.rpartition(".")[2]: name for name in known}
+    sections = {name.rpartition(".")[0] for name in known} - {""}
+    last_part = key.rpartition(".")[2]
+    if last_part in KEYS and last_part not in full_names:
+        return KEYS[last_part]
+    similar = difflib.get_close_matches(key, [*known, *sections], n=1, cutoff=0.5)
     if similar:
         return similar[0]
     # compare the last part of the key alone, because its section may be wrong or missing
-    full_names = {name.rpartition(".")[2]: name for name in known}
-    last_part = key.rpartition(".")[2]
     similar = difflib.get_close_matches(last_part, list(full_names), n=1, cutoff=0.7)
     return full_names[similar[0]] if similar else None
 
@@ -77,26 +101,33 @@ def nearest(key: str) -> str | None:
 def unknown_key(key: str, got: object) -> ConfigError:
     """Build the error for a key that does not exist."""
     similar = nearest(key)
-    todo = f"did you mean {similar}?" if similar else "see `frontier-llm train --help` for all keys"
-    return ConfigError(key, got, "no such key exists", todo)
+    todo = f"did you mean {similar}?" if similar else "choose a key of that list"
+    return ConfigError(key, got, "a key that `frontier-llm train --help` lists", todo)
 
 
-def type_words(annotation: Any) -> str:
-    """Return the type of a field in words, such as `int`, `one of a, b, c` or `int or null`."""
+def type_words(annotation: Any, names: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the type of a field in words, such as `int`, `one of a, b, c` or `int or null`.
+
+    Args:
+        annotation: the type.
+        names: other words for the names of types.
+    """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        return " or ".join(type_words(argument) for argument in arguments)
+        return " or ".join(type_words(argument, names) for argument in arguments)
     if origin is Annotated:
-        return type_words(arguments[0])
+        return type_words(arguments[0], names)
     if annotation is type(None):
         return "null"
     if origin is tuple:
-        return f"list of {type_words(arguments[0])}"
+        item = type_words(arguments[0], names)
+        return f"list of {item[2:]}s" if item.startswith("a ") else f"list of {item}"
     if origin is dict:
-        return f"map to {type_words(arguments[1])}"
+        return f"map to {type_words(arguments[1], names)}"
     if origin is not None:  # Literal
         return "one of " + ", ".join(str(argument) for argument in arguments)
-    return getattr(annotation, "__name__", str(annotation))
+    name = getattr(annotation, "__name__", str(annotation))
+    return names.get(name, name)
 
 
 def _first_error(error: ValidationError) -> ConfigError:
@@ -105,28 +136,57 @@ def _first_error(error: ValidationError) -> ConfigError:
     location = [str(part) for part in details["loc"]]
     if details["type"] == "extra_forbidden":
         return unknown_key(".".join(location), details["input"])
-    key, wants, doc = _field_at(location)
+    key, field = _field_at(location)
+    wants, got = type_words(field.annotation, _NAMES), details["input"]
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+        first, kind, _ = next(keys(field.annotation, f"{key}."))
+        return ConfigError(key, got, f"keys such as {first}", f"set {first} ({kind})")
     if details["type"] == "missing":
-        return ConfigError(key, "nothing", wants, f"add {key}: {doc}")
-    got = details["input"]
-    problem = details["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return ConfigError(key, f"{got!r} ({type(got).__name__})", f"{wants}: {problem}", doc or "-")
+        return ConfigError(key, "nothing", wants, _advice(key, field))
+    if details["type"] not in _TYPE_ERRORS:
+        wants += ": " + details["msg"].removeprefix("Input should be ").removeprefix(
+            "Value error, "
+        )
+    kind = _NAMES.get(type(got).__name__, type(got).__name__)
+    limits = [limit for limit in details.get("ctx", {}).values() if isinstance(limit, int | float)]
+    return ConfigError(key, f"{got!r} ({kind})", wants, _advice(key, field, got, *limits))
 
 
-def _field_at(location: list[str]) -> tuple[str, str, str]:
-    """Return (key, type, documentation) of the field to which the location of an error refers.
+def _advice(key: str, field: FieldInfo, got: object = None, *limits: Any) -> str:
+    """Return a setting that a key accepts: the one that the user may mean, or an example.
+
+    Args:
+        key: the key.
+        field: its field.
+        got: the wrong value.
+        limits: values to try first.
+    """
+    nested = [field.annotation, *get_args(field.annotation)]
+    words = [word for type_ in nested for word in (type_, *get_args(type_)) if type(word) is str]
+    if meant := nearest_value(key, got, words):
+        return f"did you mean {key}={meant}?"
+    type_: Any = Annotated[(field.annotation, key, *field.metadata)]
+    adapter = TypeAdapter(type_, config=ConfigDict(strict=True))
+    first = (*limits, 100 if "steps" in key else 2)
+    for example in (*first, *_EXAMPLES, *words, *([word] for word in words)):
+        with suppress(ValidationError):
+            text = json.dumps(example)
+            adapter.validate_json(text)
+            return f"set a value such as {key}=" + text.replace('"', "")
+    return f"set {key}=..., see `frontier-llm train --help`"
+
+
+def _field_at(location: list[str]) -> tuple[str, FieldInfo]:
+    """Return (key, field) to which the location of an error refers.
 
     A location also contains branches of unions and indices of lists, which are ignored.
     """
     section: type[BaseModel] = RunConfig
-    path: list[str] = []
-    wants, doc = "a value", ""
-    for part in location:
-        field = section.model_fields.get(part)
-        if field is None:
+    path = location[:1]
+    field = section.model_fields[path[0]]
+    for part in location[1:]:
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
             break
         path.append(part)
-        wants, doc = type_words(field.annotation), " ".join((field.description or "").split())
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            section = field.annotation
-    return ".".join(path) or ".".join(location), wants, doc
+        field = field.annotation.model_fields[part]
+    return ".".join(path), field

@@ -40,7 +40,7 @@ def check_decoder_length(config: RunConfig) -> None:
 
 
 def check_attention(config: RunConfig) -> None:
-    """Refuse FlexAttention where torch has none, and where it would change nothing.
+    """Refuse FlexAttention where torch has none.
 
     Raises:
         ConfigError: the error names the key to change.
@@ -48,15 +48,6 @@ def check_attention(config: RunConfig) -> None:
     if config.attention != "flex":
         return
     model = config.model
-    is_separate = config.data.documents == "separate"
-    is_confined = model.window is not None or model.attention_softcap is not None or is_separate
-    if model.positions != "relative" and not is_confined:
-        raise ConfigError(
-            "attention",
-            f"flex, with model.positions={model.positions} and without a window",
-            "sdpa: flex is for relative positions, windows, capped scores and separate documents",
-            "set attention=sdpa",
-        )
     if model.attention_dropout:
         raise ConfigError(
             "model.attention_dropout",
@@ -121,7 +112,7 @@ def _check_gpt(model: ModelConfig) -> None:
 
 
 def _check_window(model: ModelConfig) -> None:
-    """Refuse windows and capped scores in an encoder-decoder, and windows without effect."""
+    """Refuse windows and capped scores in an encoder-decoder."""
     for key in ("window", "attention_softcap"):
         if model.kind == "t5" and getattr(model, key) is not None:
             raise ConfigError(
@@ -130,13 +121,6 @@ def _check_window(model: ModelConfig) -> None:
                 "null in an encoder-decoder",
                 f"set model.{key}=null, or choose a GPT",
             )
-    if model.window is None and model.window_every != 1:
-        raise ConfigError(
-            "model.window_every",
-            f"{model.window_every}, with model.window=null",
-            "1: without a window all layers are the same",
-            "set model.window to a number of tokens, or model.window_every=1",
-        )
 
 
 def _check_t5(model: ModelConfig) -> None:

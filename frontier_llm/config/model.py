@@ -164,7 +164,7 @@ class ModelConfig(Section):
     @property
     def gated(self) -> bool:
         """Whether the feed-forward block multiplies by a gate."""
-        return self.activation in ("swiglu", "geglu")
+        return {"gelu": False, "gelu_exact": False, "swiglu": True, "geglu": True}[self.activation]
 
     def layer_window(self, layer: int) -> int | None:
         """Return the window of a layer of a GPT; None = the layer has no window.

@@ -1,20 +1,16 @@
 """Check the settings of the optimizer and of its learning-rate schedule."""
 
-from frontier_llm.config.optimizer import ENDING
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
 
 def check_optimizer(config: RunConfig) -> None:
-    """Refuse settings of the optimizer that contradict each other, or that have no effect.
+    """Refuse settings of the optimizer that contradict each other.
 
     Raises:
         ConfigError: the error names the key to change.
     """
     _check_rates(config)
-    _check_muon(config)
-    _check_head(config)
-    _check_unused(config)
     _check_cooldown(config)
     _check_timescale(config)
 
@@ -29,51 +25,6 @@ def _check_rates(config: RunConfig) -> None:
             f"set optimizer.minimum_learning_rate={optimizer.learning_rate} or less: the schedule "
             "decays to it",
         )
-
-
-def _check_muon(config: RunConfig) -> None:
-    """Refuse Muon's key with another optimizer."""
-    optimizer = config.optimizer
-    if optimizer.name != "muon" and optimizer.momentum is not None:
-        raise ConfigError(
-            "optimizer.momentum",
-            f"{optimizer.momentum}, with optimizer.name={optimizer.name}",
-            "null, because only Muon uses it",
-            "set optimizer.momentum=null, or optimizer=muon",
-        )
-
-
-def _check_head(config: RunConfig) -> None:
-    factor = config.optimizer.rate_factors.head
-    if config.model.tied and factor != 1:
-        raise ConfigError(
-            "optimizer.rate_factors.head",
-            f"{factor}, with model.tied=true",
-            "1, because the head has no matrix of its own",
-            "set optimizer.rate_factors.head=1.0, and use optimizer.rate_factors.embedding; or set "
-            "model.tied=false",
-        )
-
-
-def _check_unused(config: RunConfig) -> None:
-    """Refuse keys that belong to another schedule than the chosen one."""
-    optimizer = config.optimizer
-    owners = {
-        "decay_steps": ENDING,
-        "cooldown_steps": ("wsd",),
-        "cooldown_share": ("wsd",),
-        "cooldown_shape": ("wsd",),
-        "timescale_steps": ("inverse_sqrt",),
-    }
-    for name, schedules in owners.items():
-        value = getattr(optimizer, name)
-        if value is not None and optimizer.schedule not in schedules:
-            raise ConfigError(
-                f"optimizer.{name}",
-                f"{value}, with optimizer.schedule={optimizer.schedule}",
-                f"null, because only the schedule {' or '.join(schedules)} uses this key",
-                f"set optimizer.{name}=null, or optimizer.schedule={schedules[-1]}",
-            )
 
 
 def _check_cooldown(config: RunConfig) -> None:

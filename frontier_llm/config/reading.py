@@ -1,9 +1,12 @@
 """Check the data of a run: the source of each corpus, the vocabulary and the objective."""
 
+from pathlib import Path
+
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
+TEXTS = "a text, JSONL or Parquet file, or a directory of them"
 SENTINELS = 100
 """Number of sentinel tokens, which replace removed spans (as in T5 and mT5)."""
 
@@ -40,8 +43,32 @@ def check_sources(data: DataConfig) -> None:
             raise ConfigError(
                 key,
                 "null",
-                "a text, JSONL or Parquet file, or a directory of them",
+                TEXTS,
                 "set data.path=FILE" if data.kind != "blend" else "add a path to this corpus",
+            )
+
+
+def check_files(config: RunConfig, *, is_new: bool = True) -> None:
+    """Refuse paths that do not exist on this machine.
+
+    Args:
+        config: configuration of a run.
+        is_new: whether the run begins with `run.init_from`, not with a checkpoint of its own.
+
+    Raises:
+        ConfigError: the error names the key to change.
+    """
+    data = config.data
+    key = "data.corpora" if data.kind == "blend" else "data.path"
+    paths = [(key, corpus.path, TEXTS) for corpus in data.sources if corpus.kind == "text"]
+    paths += [("data.tokenizer", data.tokenizer, "a file or folder of a tokenizer")]
+    if is_new:
+        paths += [("run.init_from", config.run.init_from, "a checkpoint or a run directory")]
+    for key, path, wants in paths:
+        if path is not None and not Path(path).exists():
+            got = f"{path}, which does not exist"
+            raise ConfigError(
+                key, got, wants, f"correct {key}; relative paths begin in {Path.cwd()}"
             )
 
 

@@ -12,6 +12,7 @@ from frontier_llm.config.launch import LaunchConfig
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.optimizer import OptimizerConfig
 from frontier_llm.config.parallel import ParallelConfig
+from frontier_llm.config.paths import PathName
 from frontier_llm.config.planner import PlannerConfig
 from frontier_llm.config.precision import PrecisionConfig
 from frontier_llm.config.recovery import RecoveryConfig
@@ -29,13 +30,13 @@ find that 10% to 20% suffice."""
 class RunSection(Section):
     """The run directory."""
 
-    dir: str
+    dir: PathName
     """Directory for all files that the run writes. Every run needs its own directory."""
     resume: Literal["auto", "required", "never"]
     """Whether the run resumes from the newest checkpoint in `run.dir`. `auto`: it resumes if there
     is a checkpoint; `required`: it is an error if there is no checkpoint; `never`: a directory that
     a run has used is refused."""
-    init_from: str | None
+    init_from: PathName | None
     """Initial weights of a new run: a checkpoint, or a directory with checkpoints (a run.dir, or
     the output of frontier-llm convert); null = random weights."""
     allow_changes: tuple[str, ...] = Field(strict=False)

@@ -67,28 +67,20 @@ REFUSALS = (
         "gradients in int8 or int4 between nodes, because other formats have no error to keep",
         "set collectives.grads_across_format=int4, or collectives.error_feedback=false",
     ),
-    Refusal(
-        {"until_step": ("set",), "all formats": ("floats",)},
-        "collectives.until_step",
-        "null if no collective sends integers, because it is the last step with integer formats",
-        "set collectives.until_step=null, or collectives=zeropp",
-    ),
 )
 # the traits of the choices of `collectives` that are an axis of the table
 _FLOATS = {
     "error feedback": "off",
     "gradients between nodes": "floats",
-    "all formats": "floats",
 }
 _INTEGERS = {
     "error feedback": "off",
     "gradients between nodes": "integers",
-    "all formats": "not all floats",
 }
 _TRAITS_OF_PRESETS: dict[str, Cell] = {
     "plain": _FLOATS,
     "bf16": _FLOATS,
-    "qwz": {**_FLOATS, "all formats": "not all floats"},
+    "qwz": _FLOATS,
     "qgz": _INTEGERS,
     "zeropp": _INTEGERS,
     "zeropp_feedback": {**_INTEGERS, "error feedback": "on"},
@@ -105,7 +97,7 @@ def cells() -> Iterator[Cell]:
 
 def verdict(cell: Cell) -> tuple[Verdict, str]:
     """Return whether a combination is tested, untested or refused, and the reason unless tested."""
-    traits = {**cell, **_TRAITS_OF_PRESETS[cell["collectives"]], "until_step": "null"}
+    traits = {**cell, **_TRAITS_OF_PRESETS[cell["collectives"]]}
     for refusal in REFUSALS:
         if _matches(refusal, traits):
             return "refused", refusal.why
@@ -123,8 +115,6 @@ def traits_of(config: RunConfig) -> Cell:
         "precision": config.precision.name,
         "error feedback": "on" if collectives.error_feedback else "off",
         "gradients between nodes": "integers" if are_integers else "floats",
-        "all formats": "not all floats" if collectives.is_quantised else "floats",
-        "until_step": "null" if collectives.until_step is None else "set",
     }
 
 

@@ -5,7 +5,7 @@ from frontier_llm.errors import ConfigError
 
 
 def check_variants(model: ModelConfig) -> None:
-    """Refuse variants that no module computes, and settings without effect.
+    """Refuse variants that no module computes.
 
     Raises:
         ConfigError: the error names the key to change.
@@ -69,19 +69,8 @@ def _check_norms(model: ModelConfig) -> None:
 
 def _check_rotary_scaling(model: ModelConfig) -> None:
     scaling = model.rotary_scaling
-    if scaling != "yarn":
-        _refuse_unused(model, {"rotary_attention_factor": None})
-    if scaling == "none":
-        _refuse_unused(model, {"rotary_factor": 1.0, "rotary_original_length": None})
+    if scaling == "none" or model.positions != "rotary":
         return
-    if model.positions != "rotary":
-        raise ConfigError(
-            "model.rotary_scaling",
-            f"{scaling}, with model.positions={model.positions}",
-            "none without rotary positions",
-            "set model.positions=rotary, or model.rotary_scaling=none with model.rotary_factor=1, "
-            "model.rotary_original_length=null and model.rotary_attention_factor=null",
-        )
     if model.rotary_original_length is None:
         raise ConfigError(
             "model.rotary_original_length",
@@ -98,19 +87,6 @@ def _check_rotary_scaling(model: ModelConfig) -> None:
             "less than model.rotary_fast_turns",
             f"set model.rotary_slow_turns={model.rotary_fast_turns / 4:g}",
         )
-
-
-def _refuse_unused(model: ModelConfig, values: dict[str, float | None]) -> None:
-    """Refuse keys that differ from the given values, because this scaling does not read them."""
-    for key, value in values.items():
-        if getattr(model, key) != value:
-            text = "null" if value is None else f"{value:g}"
-            raise ConfigError(
-                f"model.{key}",
-                f"{getattr(model, key)}, with model.rotary_scaling={model.rotary_scaling}",
-                f"{text}, because this scaling does not use it",
-                f"set model.{key}={text}, or another model.rotary_scaling",
-            )
 
 
 def _word(value: bool) -> str:

@@ -76,7 +76,7 @@ class CorpusBuild:
 
     def __post_init__(self) -> None:
         self.parts = plan_parts(self.scans)
-        self.reader = PartReader(self.source, self.config.broken == "skip")
+        self.reader = PartReader(self.source, {"refuse": False, "skip": True}[self.config.broken])
 
     def choose_texts(self, text_bytes: float) -> list[str]:
         """Return training documents for a tokenizer, about `text_bytes` bytes in total.

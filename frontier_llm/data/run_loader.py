@@ -109,7 +109,8 @@ def _without_tokens(windows: Windows, data: DataConfig) -> Windows:
 
 def has_rows(data: DataConfig) -> bool:
     """Return whether windows are rows of documents (document_rows.py), not arrays of tokens."""
-    return data.documents == "separate" or data.packing == "best_fit"
+    is_separate = {"joined": False, "separate": True}[data.documents]
+    return is_separate or {"stream": False, "best_fit": True}[data.packing]
 
 
 def make_windows(
@@ -195,7 +196,7 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
     data = config.data
     if has_rows(data):
         return DocumentBatches(separate=data.documents == "separate").batch
-    if data.objective != "spans":
+    if {"causal": True, "spans": False}[data.objective]:
         return causal_batch
     length = config.data.sequence_length
     key = make_key("spans", corpora.manifest.digest, config.trainer.seed)

@@ -209,7 +209,7 @@ def encode_name(name: str) -> bytes:
 
 def _root(corpus: CorpusConfig) -> Path:
     """Return the path of the file or folder that a corpus is prepared from."""
-    if corpus.kind == "stdlib":
+    if {"stdlib": True, "text": False}[corpus.kind]:
         return Path(sysconfig.get_path("stdlib"))
     advice = "do: set data.path to a file of text, JSON lines, Parquet or CSV, or a folder of them"
     if corpus.path is None:

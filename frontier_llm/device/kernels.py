@@ -111,7 +111,7 @@ def resolve(
             "install one of them for this device, or set kernels=torch",
         )
     measures = device.type != "cpu" and not torch.are_deterministic_algorithms_enabled()
-    if wanted == "fastest" or (wanted == "auto" and measures):
+    if {"fused": False, "auto": measures, "fastest": True}[wanted]:
         return replace(
             fused_or_torch,
             source=f"elementwise or {fused_or_torch.source}",

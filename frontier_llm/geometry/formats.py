@@ -199,8 +199,8 @@ class StateFormats:
             return Format(
                 "fp32" if is_replaced else name,
                 config.block_elements,
-                4 if config.scales_format == "fp32" else 2,
-                config.rounding == "stochastic",
+                {"fp32": 4, "bf16": 2}[config.scales_format],
+                {"nearest": False, "stochastic": True}[config.rounding],
                 config.rotation_elements if rotated and name == "int4" else 0,
             )
 
@@ -254,7 +254,7 @@ class Feedback:
         """Return what a configuration asks for; None = no errors are kept."""
         if not config.error_feedback:
             return None
-        block = config.block_elements if config.feedback_format == "int8" else None
+        block = {"int8": config.block_elements, "bf16": None}[config.feedback_format]
         return cls(block, config.feedback_decay, config.feedback_reset_every)
 
     def stored_bytes(self, parts: int, elements: int) -> int:

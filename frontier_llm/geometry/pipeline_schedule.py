@@ -105,7 +105,10 @@ def pass_order(
 
     Splitting keeps their order, so a stage never holds less than with these passes.
     """
-    placement = Placement(stages, virtual_stages, folded=name in FOLDED)
+    folded: dict[ScheduleName, bool] = {
+        "1f1b": False, "interleaved": False, "zb_h1": False, "zb_v": True, "v_half": True
+    }  # fmt: skip
+    placement = Placement(stages, virtual_stages, folded=folded[name])
     if placement.folded:
         lists = _v_order(stages, micro_batches, is_half=name == "v_half")
     else:

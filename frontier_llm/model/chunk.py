@@ -38,12 +38,9 @@ def make_chunk(
         groups: coordinates and process groups of this rank.
         kernels: implementation of the norms.
     """
-    megatron = groups.megatron
-    chunk: Chunk
-    if layout.model.kind == "t5":
-        chunk = EncoderDecoder(layout, model_chunk, transformer, megatron, kernels)
-    else:
-        chunk = Gpt(layout, model_chunk, transformer, megatron, kernels)
+    families: dict[str, type[Gpt] | type[EncoderDecoder]] = {"gpt": Gpt, "t5": EncoderDecoder}
+    family = families[layout.model.kind]
+    chunk: Chunk = family(layout, model_chunk, transformer, groups.megatron, kernels)
     if kernels.compiles_layers:
         _compile_layers(chunk)
     return chunk

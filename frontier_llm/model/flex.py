@@ -37,7 +37,7 @@ def uses_flex(attention: str, device: torch.device) -> bool:
         attention: the setting `attention`, `sdpa` or `flex`.
         device: device of the model.
     """
-    return attention == "flex" and device.type in DEVICES
+    return {"sdpa": False, "flex": True}[attention] and device.type in DEVICES
 
 
 @dataclass(frozen=True)

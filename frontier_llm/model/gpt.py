@@ -18,6 +18,9 @@ from frontier_llm.model.linear import ColumnLinear, ScaledHead
 from frontier_llm.model.loss import TokenLosses, token_losses
 from frontier_llm.model.rotary_frequencies import stretched
 
+_POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "relative": "none"}
+"""megatron's names."""
+
 
 class Gpt(GPTModel):
     """megatron's GPTModel with a loss that ignores the padding of the vocabulary.
@@ -56,7 +59,7 @@ class Gpt(GPTModel):
             pre_process=model_chunk.has_embedding,
             post_process=model_chunk.has_head,
             share_embeddings_and_output_weights=model.tied,
-            position_embedding_type="learned_absolute" if model.positions == "learned" else "rope",
+            position_embedding_type=_POSITIONS[model.positions],
             rotary_percent=model.rotary_fraction,
             rotary_base=model.rotary_base,
             pg_collection=groups,

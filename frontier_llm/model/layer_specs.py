@@ -47,10 +47,10 @@ def decoder_block(
 def _gpt_layer(number: int, model: ModelConfig, kernels: Kernels) -> ModuleSpec:
     scores = Scores(window=model.layer_window(number), cap=model.attention_softcap)
     layer = layer_spec(model, kernels, causal=True, scores=scores)
-    if model.residual == "parallel":
-        layer.module = ParallelResidualLayer
-    elif model.norm_placement == "output":
-        layer.module = OutputNormLayer
+    layer.module = {
+        "sequential": {"input": layer.module, "output": OutputNormLayer},
+        "parallel": {"input": ParallelResidualLayer},
+    }[model.residual][model.norm_placement]
     return layer
 
 

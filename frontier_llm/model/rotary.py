@@ -44,15 +44,14 @@ class RotarySelfAttention(SelfAttention):
         """
         super().__init__(*arguments, **options)
         self.kernels = kernels
-        self.norms: HeadNorms | WidthNorms | None = None
-        if model.qk_norm == "head":
-            self.norms = HeadNorms(self.config, model.head_dim, kernels)
-        if model.qk_norm == "width":
-            tensor, group = self.config.tensor_model_parallel_size, self.pg_collection.tp
-            query, key = (
-                heads // tensor * model.head_dim for heads in (model.heads, model.kv_heads)
-            )
-            self.norms = WidthNorms(self.config, (query, key), kernels, group)
+        tensor, group = self.config.tensor_model_parallel_size, self.pg_collection.tp
+        query, key = (heads // tensor * model.head_dim for heads in (model.heads, model.kv_heads))
+        make: dict[str, Callable[[], HeadNorms | WidthNorms | None]] = {
+            "none": lambda: None,
+            "head": lambda: HeadNorms(self.config, model.head_dim, kernels),
+            "width": lambda: WidthNorms(self.config, (query, key), kernels, group),
+        }
+        self.norms = make[model.qk_norm]()
         self._angles: Tensor | None = None
         self._factor = attention_factor(model)
 

@@ -32,7 +32,7 @@ def stretched(frequencies: Tensor, model: ModelConfig) -> Tensor:
     length = model.rotary_original_length
     if model.rotary_scaling == "none" or length is None:
         return frequencies
-    kept = _llama3_share if model.rotary_scaling == "llama3" else _yarn_share
+    kept = {"llama3": _llama3_share, "yarn": _yarn_share}[model.rotary_scaling]
     share = kept(frequencies, model, length)
     return frequencies * share + frequencies / model.rotary_factor * (1 - share)
 

@@ -23,6 +23,7 @@ _RECOMPUTE: dict[str, dict[str, Any]] = {
         "recompute_num_layers": 1,
     },
 }
+_NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -54,7 +55,7 @@ def transformer_config(
         activation_func=_activation(model, fused_activation),
         add_bias_linear=model.bias,
         add_qkv_bias=model.qkv_bias,
-        normalization="LayerNorm" if model.norm == "layernorm" else "RMSNorm",
+        normalization=_NORMS[model.norm],
         layernorm_epsilon=model.norm_epsilon,
         hidden_dropout=model.dropout,
         attention_dropout=model.attention_dropout,
@@ -87,6 +88,11 @@ def _activation(model: ModelConfig, fused: bool) -> Callable[[Tensor], Tensor]:
     GELU is computed in the tanh form of GPT-2, unless `gelu_exact` is configured. megatron's fused
     kernel computes the tanh form, but it is selected by F.gelu, which is the exact form.
     """
-    if model.activation == "swiglu":
-        return F.silu
-    return F.gelu if fused or model.activation == "gelu_exact" else gelu_tanh
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "gelu": gelu_tanh,
+        "gelu_exact": F.gelu,
+        "swiglu": F.silu,
+        "geglu": gelu_tanh,
+    }
+    function = functions[model.activation]
+    return F.gelu if fused and function is gelu_tanh else function

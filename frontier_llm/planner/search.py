@@ -162,7 +162,7 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
     """
     found = Found()
     bounded_cuts = list(_bounded_cuts(config, goal, found, progress))
-    by_memory = config.planner.objective == "memory"
+    by_memory = {"throughput": False, "memory": True, "nodes": False}[config.planner.objective]
     bounded_cuts.sort(key=lambda cut: (0.0 if by_memory else cut.min_seconds, cut.order))
     # A heap of the best layouts, the worst of them first. The first three numbers are negative:
     # seconds and bytes (or bytes and seconds), and the order in which layouts were found.

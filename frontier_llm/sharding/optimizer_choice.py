@@ -1,6 +1,6 @@
 """The interface of an optimizer on the intervals of this rank, and the choice of one."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -104,14 +104,18 @@ def make_optimizer(
         separate_masters: whether master weights are a copy even if the parameters are fp32.
     """
     traffic = transport.traffic
-    if rule.name == "muon":
+
+    def muon() -> Muon:
         gather = MatrixGather(groups.tensor_group, traffic, pairwise=transport.pairwise)
         return Muon(units, gradients, rule, gather, separate_masters)
-    if rule.name == "adafactor":
-        return Adafactor(units, gradients, rule, groups, traffic, separate_masters)
-    if rule.name == "adamw_8bit":
-        return AdamW8bit(units, gradients, rule, separate_masters)
-    return AdamW(units, gradients, rule, separate_masters)
+
+    make: dict[str, Callable[[], Optimizer]] = {
+        "adamw": lambda: AdamW(units, gradients, rule, separate_masters),
+        "adamw_8bit": lambda: AdamW8bit(units, gradients, rule, separate_masters),
+        "muon": muon,
+        "adafactor": lambda: Adafactor(units, gradients, rule, groups, traffic, separate_masters),
+    }
+    return make[rule.name]()
 
 
 def keeps_whole(rule: UpdateRule) -> bool:

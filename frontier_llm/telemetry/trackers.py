@@ -97,7 +97,7 @@ class WandbSink:
             id=run_id(run_dir),
             name=run_dir.resolve().name,
             config=dict(run_config),
-            resume="allow" if mode == "online" else None,
+            resume={"offline": None, "online": "allow"}[mode],
             settings=wandb.Settings(**_settings(wandb)),
         )
         written = Path(self._run.settings.sync_dir)

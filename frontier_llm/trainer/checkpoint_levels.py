@@ -195,7 +195,7 @@ class Levels:
         settings, world = self._config, self._world
         options = Options(
             keep_every_steps=settings.keep_every_steps,
-            file_ranks=world.node_ranks if settings.files == "node" else None,
+            file_ranks={"rank": None, "node": world.node_ranks}[settings.files],
             spared=lambda: {*self.archive.spared(), *(self.drain.active() if self.drain else ())},
             on_end=self._archive_commit,
         )

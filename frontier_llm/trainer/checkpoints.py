@@ -83,7 +83,7 @@ class Checkpoints:
     @property
     def failed(self) -> bool:
         """Whether this rank knows of a checkpoint that failed, so that all ranks must react."""
-        levels, stops = self._levels, self._config.on_error == "stop"
+        levels, stops = self._levels, {"stop": True, "continue": False}[self._config.on_error]
         # without its copy on the next node a checkpoint is still as safe as the disk of the node
         movers = [mover for mover in levels.movers if stops or mover is levels.drain]
         return any(m.failed for m in levels.managers) or any(m.failed for m in movers)
@@ -155,7 +155,7 @@ class Checkpoints:
             CheckpointError: the previous checkpoint failed, and `checkpoint.on_error` is `stop`.
         """
         is_local = self._is_due_locally(step)
-        is_skipped = self._config.when_busy == "skip" and not last
+        is_skipped = {"wait": False, "skip": True}[self._config.when_busy] and not last
         if last or (self._is_due(step) and (self._avoids_nodes or not is_local)):
             if is_skipped and saving.shared:
                 self._skip(step)

@@ -93,7 +93,7 @@ def connect(
     time_limit = timedelta(seconds=config.launch.preflight_seconds)
     check_groups(trials, world, store, accelerator.device, time_limit)
     if layout.communicators != "many" and backend == "nccl":
-        use_lane(Lane(groups.tensor if layout.communicators == "few" else None))
+        use_lane(Lane({"few": groups.tensor, "one": None}[layout.communicators]))
     return groups, state_groups
 
 
@@ -194,9 +194,8 @@ def choose_backend(config: RunConfig, accelerator: Accelerator) -> str:
                 "set collectives.backend=auto",
             )
         return "gloo"
-    if wanted != "gloo":
-        return "nccl"
-    if config.parallel.pipeline > 1:
+    backend = {"auto": "nccl", "nccl": "nccl", "gloo": "gloo"}[wanted]
+    if backend == "gloo" and config.parallel.pipeline > 1:
         raise ConfigError(
             "parallel.pipeline",
             f"{config.parallel.pipeline} on GPUs with collectives.backend=gloo",
@@ -204,7 +203,7 @@ def choose_backend(config: RunConfig, accelerator: Accelerator) -> str:
             "set parallel.pipeline=1, or give each rank its own GPU and set "
             "collectives.backend=auto",
         )
-    return "gloo"
+    return backend
 
 
 def _collective_timeout(config: RunConfig, backend: str) -> timedelta:

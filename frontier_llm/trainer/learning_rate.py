@@ -102,8 +102,7 @@ class LearningRate:
         Args:
             fraction: completed fraction of the steps of the decay, from 0 to 1.
         """
-        if self.schedule == "cosine":
-            return (1 + math.cos(math.pi * fraction)) / 2
-        if self.schedule == "wsd" and self.cooldown_shape == "1-sqrt":
-            return 1 - math.sqrt(fraction)
-        return 1 - fraction
+        linear = 1 - fraction
+        cosine = (1 + math.cos(math.pi * fraction)) / 2
+        wsd = {"linear": linear, "1-sqrt": 1 - math.sqrt(fraction)}[self.cooldown_shape]
+        return {"linear": linear, "cosine": cosine, "wsd": wsd}[self.schedule]

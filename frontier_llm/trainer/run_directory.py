@@ -68,11 +68,10 @@ def lock_run_dir(
         ) from None
     except OSError as error:
         raise _not_writable(path, error) from None
-    if resume == "never" and (path / CONFIG).exists():
+    is_new = {"auto": False, "required": False, "never": True}[resume]
+    if is_new and (has_checkpoint or (path / CONFIG).exists()):
         raise _already_used(path)
     if has_checkpoint:
-        if resume == "never":
-            raise _already_used(path)
         return True
     if not nodes_may_have:
         check_new(path, resume, started_again=started_again)

@@ -38,7 +38,6 @@ REFUSED = {
         },
         "parallel.tensor",
     ),
-    "FlexAttention in a GPT": (GPT, 4, {"attention": "flex"}, "attention"),
     "FlexAttention with dropout": (
         T5,
         4,
@@ -65,12 +64,6 @@ REFUSED = {
         "data.documents",
     ),
     "packed documents in an encoder-decoder": (T5, 4, {"data.packing": "best_fit"}, "data.packing"),
-    "layers with a window that is not given": (
-        GPT,
-        4,
-        {"model.window_every": 2},
-        "model.window_every",
-    ),
     "muP in an encoder-decoder": (T5, 4, {"model.mup_base_head_dim": 8}, "model.mup_base_head_dim"),
     "muP without the width of a head": (
         GPT,
@@ -129,30 +122,6 @@ REFUSED = {
             "model.rotary_factor": 8.0,
         },
         "model.rotary_original_length",
-    ),
-    "longer wavelengths of learned positions": (
-        GPT,
-        4,
-        {"model.rotary_scaling": "yarn", "model.rotary_original_length": 8},
-        "model.rotary_scaling",
-    ),
-    "a factor of wavelengths that stay": (
-        GPT,
-        4,
-        {"model.rotary_factor": 8.0},
-        "model.rotary_factor",
-    ),
-    "YaRN's factor in Llama's scaling": (
-        GPT,
-        4,
-        {
-            "model.positions": "rotary",
-            "model.rotary_scaling": "llama3",
-            "model.rotary_factor": 8.0,
-            "model.rotary_original_length": 8192,
-            "model.rotary_attention_factor": 1.2,
-        },
-        "model.rotary_attention_factor",
     ),
     "more slow turns than fast ones": (
         GPT,

@@ -234,30 +234,6 @@ REFUSED = {
         "optimizer.minimum_learning_rate",
         "set optimizer.minimum_learning_rate=0.003 or less",
     ),
-    "a rate of a head that is the embedding": (
-        4,
-        {"optimizer.rate_factors.head": 0.5},
-        "optimizer.rate_factors.head",
-        "set optimizer.rate_factors.head=1.0",
-    ),
-    "a schedule that has no end": (
-        4,
-        {"optimizer.schedule": "constant", "optimizer.decay_steps": 50},
-        "optimizer.decay_steps",
-        "set optimizer.decay_steps=null, or optimizer.schedule=wsd",
-    ),
-    "a cooldown of another schedule": (
-        4,
-        {"optimizer.cooldown_shape": "linear"},
-        "optimizer.cooldown_shape",
-        "set optimizer.cooldown_shape=null, or optimizer.schedule=wsd",
-    ),
-    "a timescale of another schedule": (
-        4,
-        {"optimizer.schedule": "linear", "optimizer.timescale_steps": 100},
-        "optimizer.timescale_steps",
-        "set optimizer.timescale_steps=null, or optimizer.schedule=inverse_sqrt",
-    ),
     "two lengths of a cooldown": (
         4,
         {

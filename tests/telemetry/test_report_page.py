@@ -259,7 +259,7 @@ def test_the_command_refuses_what_is_no_run_without_a_traceback(tmp_path, capsys
     with pytest.raises(SystemExit) as stopped:
         report_command.main([str(tmp_path / "gone")])
     assert stopped.value.code == 2
-    assert "is not a folder" in capsys.readouterr().err
+    assert "a folder that exists" in capsys.readouterr().err
 
 
 def test_a_report_that_cannot_be_written_is_said_in_one_line(tmp_path, capsys):

@@ -81,7 +81,6 @@ def test_what_is_refused_is_refused_with_a_way_out() -> None:
     ("changed", "key"),
     [
         (["collectives.error_feedback=true"], "collectives.error_feedback"),
-        (["collectives.until_step=5"], "collectives.until_step"),
         (["collectives=zeropp_feedback", "collectives.grads_across_format=bf16"],
          "collectives.error_feedback"),
     ],

@@ -1,0 +1,42 @@
+"""The types of keys that are paths."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+
+def at_home(text: str) -> str:
+    """Return a path with `~` replaced.
+
+    Raises:
+        ValueError: no file can have this path, or the home directory is unknown.
+    """
+    if not text.strip() or "\0" in text:
+        raise ValueError("not empty, without NUL")
+    if not text.startswith("~"):
+        return text
+    try:
+        return str(Path(text).expanduser())
+    except RuntimeError:
+        raise ValueError("the home directory of a user who exists") from None
+
+
+def expanded(text: str) -> str:
+    """Return a path with `~` and `$VARIABLE` replaced.
+
+    Raises:
+        ValueError: no file can have this path, or a variable is not set.
+    """
+    path = os.path.expandvars(text)
+    if missing := re.search(r"\$(\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)", path):
+        raise ValueError(f"variables that are set, which {missing[0]} is not")
+    return at_home(path)
+
+
+PathName = Annotated[str, AfterValidator(expanded)]
+"""A path that is the same on all nodes; a relative one begins where the program was started."""
+NodePathName = Annotated[str, AfterValidator(at_home)]
+"""A path on each node. Its variables are replaced there, because they may differ."""

@@ -1,0 +1,123 @@
+"""A key that a user sets without effect is refused, and what is advised gives it an effect."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from frontier_llm.cli.compose import compose, groups
+from frontier_llm.cli.options import TRIAL_VARIABLE
+from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
+from frontier_llm.cli.sweep import first_configuration
+from frontier_llm.cli.train import configure
+from frontier_llm.cli.unused_keys import configured
+from frontier_llm.config import decode
+from frontier_llm.config.needed import NEEDS, Need, unused
+from frontier_llm.errors import ConfigError
+from tests.config.test_every_key import others
+
+# settings that take the need away, where it is met by default
+WITHOUT = {
+    "data.prefetch=1": ["data.prefetch=0"],
+    "kernels=auto": ["kernels=compiled"],
+    "cluster=cpu_laptop": ["cluster=a100_80g"],
+    "optimizer.schedule=cosine": ["optimizer.schedule=constant"],
+    "optimizer=adamw": ["optimizer=adafactor"],
+    "optimizer.weight_decay=0.1": ["optimizer.weight_decay=0"],
+    "trainer.sample_tokens=48": ["trainer.sample_tokens=0"],
+    "launch.trial_runner=train": ["launch.trial_runner=plan"],
+    "recovery.enabled=false": ["recovery.enabled=true"],
+    "watchdog.enabled=true": ["watchdog.enabled=false"],
+    "watchdog.stragglers_every_steps=200": ["watchdog.stragglers_every_steps=null"],
+    "checkpoint=lazy": ["checkpoint=off"],
+    "recovery.partner_copies=false": ["recovery.partner_copies=true"],
+    "telemetry.wandb=offline": ["telemetry.wandb='off'"],
+    "parallel.pipeline=2": ["parallel.pipeline=1"],
+}
+WORDS = {
+    "DIRECTORY": "/tmp", "TOKENS": "8", "FILE": "/x", "COMMAND": "cp", "=offline": "='offline'",
+    "cluster=NAME of a machine with GPUs": "cluster=a100_80g",
+}  # fmt: skip
+
+
+def _setting(need: Need) -> tuple[str, str]:
+    """Return an override with another value than the default, and its key."""
+    key = need.full_keys[-1]
+    values = compose([])
+    for part in key.split("."):
+        values = values[part]
+    return f"{key}={json.dumps(next(v for v in others(key, values) if v is not None))}", key
+
+
+def _without(need: Need) -> list[str]:
+    return [] if need.setting == "optimizer.schedule=wsd" else WITHOUT.get(need.setting, [])
+
+
+@pytest.mark.parametrize("need", NEEDS, ids=lambda need: f"{need.full_keys[-1]}-{need.setting}")
+def test_it_is_refused_and_what_is_advised_gives_it_an_effect(need: Need) -> None:
+    override, key = _setting(need)
+    base = _without(need)
+    assert not need.is_met(decode(compose(base)))
+    with pytest.raises(ConfigError) as caught:
+        configured([*base, override])
+    assert caught.value.key == key
+    assert caught.value.todo.startswith("add ")
+    advised = need.setting
+    for word, value in WORDS.items():
+        advised = advised.replace(word, value)
+    assert need.is_met(decode(compose([*base, *advised.split()])))
+
+
+@pytest.mark.parametrize("experiment", groups()["experiment"])
+def test_no_experiment_sets_a_key_without_effect(experiment: str) -> None:
+    configured([f"experiment={experiment}"])
+
+
+def test_the_default_may_be_set_and_a_preset_may_be_turned_off() -> None:
+    configured(["recovery.spares=0", "precision.initial_loss_scale=65536.0"])
+    configured(["optimizer=muon", "optimizer.name=adamw"])
+    configured(["experiment=datastates_7b", "checkpoint=off"])
+
+
+def test_an_experiment_of_the_user_is_refused_like_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    file = tmp_path / "experiment" / "mine.yaml"
+    content = "# @package _global_\n{}data: {{path: book.txt}}\n"
+    file.write_text(content.format(""))
+    monkeypatch.setenv(CONF_DIR_VARIABLE, str(tmp_path))
+    with pytest.raises(ConfigError, match="choose data=text in experiment mine") as caught:
+        configured(["experiment=mine"])
+    assert caught.value.key == "data.path"
+    file.write_text(content.format("defaults: [{override /data: text}]\n"))
+    configured(["experiment=mine"])
+
+
+def test_trials_and_axes_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = ["precision=bf16,fp16", "precision.initial_loss_scale=1024"]
+    assert first_configuration(axes).precision.name == "bf16"
+    with pytest.raises(ConfigError):
+        first_configuration(["trainer.seed=1,2", axes[1]])
+    with pytest.raises(ConfigError):
+        configured([axes[1]])
+    monkeypatch.setenv(TRIAL_VARIABLE, "1")
+    configured([axes[1]])
+
+
+def test_an_older_run_resumes_without_its_idle_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint has the value that the key had when it was accepted."""
+    from frontier_llm.cli import run_preparation
+
+    saved = decode(compose(["data.text_key=body"])).model_dump(mode="json")
+    monkeypatch.setattr(run_preparation.checkpoint_places, "newest_folder", lambda _: tmp_path)
+    monkeypatch.setattr(run_preparation.checkpoint_places, "saved_config", lambda _: saved)
+    overrides = [f"run.dir={tmp_path}/run", "plan=off", "launch.ranks=4"]
+    assert "text_key: text" in configure(overrides)
+    with pytest.raises(ConfigError, match=r"data\.unique"):
+        configure([f"run.dir={tmp_path}/other", *overrides[1:], "data.unique=true"])
+    idle = dict(unused(decode(compose([]))))
+    assert "data.text_key" in idle
+    assert "data.unique" not in idle

@@ -1,0 +1,131 @@
+"""A user's mistake has one form and one exit code in every command, and leaves nothing on disk."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from frontier_llm.cli.main import COMMANDS
+from tests.cli.test_every_command import process_state, run
+
+__all__ = ["process_state"]
+OF_KEYS = ("train", "plan", "goodput", "doctor", "preprocess", "sweep", "explain-layout")
+OF_RUNS = ("report", "generate", "evaluate", "inspect", "inspect-data", "convert", "sweep-report")
+AFTER_RUN = {"inspect-data": ["0"], "convert": ["out", "--to", "hf"]}
+BAD_KEYS = {
+    "trainer.step=10": "trainer.steps",
+    "trainer.steps=abc": "trainer.steps=100",
+    "model.activation=relu": "model.activation=gelu",
+    "sharding=fsdp": "sharding=zero3",
+    "run.dir=''": "run.dir=",
+    "data.path=book.txt": "add data=text",
+}
+BAD_RUNS = {"nosuch": "correct", "file": "correct", "runs": "runs/a", "runz": "did you mean runs"}
+OTHERS = [
+    ["train", "data=text", "data.path=nosuch.txt"],
+    ["train", "data.tokenizer=nosuch"],
+    ["train", "run.init_from=nosuch"],
+    ["train", "experiment=frontier_22b"],
+    ["train", "launch.ranks=3"],
+    ["preprocess", "data=text", "data.path=nosuch.txt"],
+    ["launch", "trainer.step=3"],
+    ["launch", "cluster=polaris_a100_40g", "data.path=book.txt"],
+    ["dry-run", "frontier_23b"],
+    ["plan", "--table", "nosuch.csv"],
+    ["plan", "--json=nosuch/file.json", "--html=nosuch/file.html"],
+    ["evaluate", "runs/a", "--samples=0"],
+    ["evaluate", "runs/a", "--text", "nosuch"],
+    ["generate", "runs/a", "--tokens", "x"],
+    ["convert", "runs/a", "out"],
+    ["inspect", "runs/a"],
+    ["inspect", "runs/a", "--diff", "nosuch"],
+    ["calibrate", "--ranks=0"],
+    ["goodput", "--nodes=x"],
+    ["funnel"],
+    ["--conf-dir", "nosuch", "plan"],
+]
+CASES = [
+    *([command, key, part] for command in OF_KEYS for key, part in BAD_KEYS.items()),
+    *([command, path, part] for command in OF_RUNS for path, part in BAD_RUNS.items()),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder with a file and a folder of two runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("text")
+    for name in ("a", "b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").write_text("run: {dir: x}\n")
+    return tmp_path
+
+
+def _check(arguments: list[str], folder: Path, capfd: pytest.CaptureFixture[str]) -> str:
+    before = sorted(folder.rglob("*"))
+    assert run(arguments) == 2
+    said = capfd.readouterr().err
+    first, *parts = [line for line in said.splitlines() if line]
+    assert first.startswith("configuration error at "), said
+    assert [line[:10].strip() for line in parts] == ["got:", "wants:", "do:"], said
+    assert sorted(folder.rglob("*")) == before
+    return said
+
+
+@pytest.mark.parametrize(
+    ("command", "word", "part"), CASES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_mistake_in_an_argument(
+    command: str, word: str, part: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if command == "sweep-report" and word == "runs":
+        part = "sweep-report --help"
+    said = _check([command, word, *AFTER_RUN.get(command, [])], folder, capfd)
+    assert part in said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("arguments", OTHERS, ids=" ".join)
+def test_another_mistake(
+    arguments: list[str], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _check(arguments, folder, capfd)
+
+
+def test_every_command_is_tried() -> None:
+    assert set(COMMANDS) == {*OF_KEYS, *OF_RUNS, *(words[0] for words in OTHERS)} - {"--conf-dir"}
+
+
+@pytest.mark.parametrize("arguments", [["train", "--help"], ["--help"], ["train", "--cfg", "job"]])
+def test_a_closed_pipe_is_no_error(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "frontier_llm", *arguments]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_home_is_expanded_and_no_folder_has_its_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from frontier_llm.cli.compose import compose
+    from frontier_llm.config import decode
+
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    config = decode(
+        compose(
+            [
+                'run.dir="~/x"', "data=blend", "data.directory='$SCRATCH/corpora'",
+                'data.corpora=[{name: a, path: "~/a"}]', 'data.tokenizer="~"',
+                "checkpoint.tiers.local.path='~/$NODE'",
+            ]
+        )
+    )  # fmt: skip
+    assert config.run.dir == f"{folder}/x"
+    assert config.data.directory == "/scratch/corpora"
+    assert config.data.corpora[0].path == f"{folder}/a"
+    assert config.data.tokenizer == str(folder)
+    assert config.checkpoint.tiers.local.path == f"{folder}/$NODE"

@@ -1,0 +1,94 @@
+"""The modules that read keys whose effect no prediction shows: an explicit list."""
+
+READERS = {
+    "model/transformer.py": "model.heads model.kv_heads model.norm_epsilon model.qkv_bias"
+    " model.attention_dropout",
+    "model/gpt.py": "model.rotary_base model.logit_softcap",
+    "model/rotary_frequencies.py": "model.rotary_scaling model.rotary_factor"
+    " model.rotary_original_length model.rotary_slow_turns model.rotary_fast_turns"
+    " model.rotary_attention_factor",
+    "model/layer_stack.py": "model.relative_distance",
+    "model/layer_specs.py": "model.norm_placement model.residual model.attention_softcap",
+    "model/initialise.py": "model.init_std",
+    "config/model.py": "model.scaled_attention",
+    "geometry/model_chunks.py": "model.encoder_layers",
+    "geometry/resolved.py": "parallel.schedule collectives.pairwise launch.ranks_per_node",
+    "geometry/partition.py": "sharding.params sharding.grads sharding.optimizer",
+    "trainer/states.py": "sharding.units_in_flight sharding.fused_gradients",
+    "geometry/formats.py": "collectives.rotation_elements collectives.rounding"
+    " collectives.feedback_decay collectives.feedback_reset_every collectives.until_step",
+    "trainer/connect.py": "collectives.backend launch.timeout_seconds launch.preflight_seconds",
+    "trainer/loss_scale.py": "precision.initial_loss_scale precision.minimum_loss_scale"
+    " precision.growth_steps",
+    "sharding/update_groups.py": "optimizer.beta1 optimizer.beta2 optimizer.epsilon"
+    " optimizer.weight_decay optimizer.decayed optimizer.rate_factors.embedding"
+    " optimizer.rate_factors.matrices optimizer.rate_factors.norms",
+    "sharding/muon.py": "optimizer.momentum",
+    "trainer/step.py": "optimizer.z_loss optimizer.clip_norm",
+    "data/source.py": "data.kind data.path data.text_key",
+    "data/corpora.py": "data.corpora data.blend_alpha data.directory",
+    "data/prepare.py": "data.tokenizer data.vocabulary data.validation_percent data.unique",
+    "data/corpus_build.py": "data.broken",
+    "data/run_loader.py": "data.documents data.packing data.workers data.prefetch trainer.seed",
+    "device/kernels.py": "trainer.deterministic",
+    "trainer/loop.py": "trainer.evaluate_every_steps run.init_from run.resume",
+    "trainer/evaluate.py": "trainer.evaluate_batches",
+    "trainer/callbacks/divergence.py": "trainer.bad_steps_allowed trainer.spike_factor"
+    " trainer.spike_window trainer.rewinds_allowed",
+    "trainer/callbacks/run_report.py": "trainer.sample_tokens trainer.sample_prompts run.dir",
+    "cli/train.py": "launch.ranks launch.port launch.restarts launch.threads recovery.enabled plan",
+    "cli/launch.py": "launch.nodes",
+    "health/preflight.py": "launch.meeting_seconds",
+    "launch/stop.py": "launch.stop_minutes",
+    "cli/funnel.py": "launch.trial_minutes",
+    "cli/sweep.py": "launch.trial_value launch.trial_runner",
+    "cli/trial_runner.py": "launch.trial_micro_batches",
+    "cli/compose.py": "launch.elastic",
+    "cli/replaceable.py": "recovery.spares recovery.tries recovery.timeout_seconds",
+    "config/partner_copies.py": "recovery.copies_path recovery.partner_copies",
+    "health/watchdog.py": "watchdog.enabled watchdog.startup_seconds",
+    "health/limits.py": "watchdog.first_step_seconds watchdog.step_seconds watchdog.step_factor"
+    " watchdog.checkpoint_seconds watchdog.evaluation_seconds",
+    "trainer/callbacks/stragglers.py": "watchdog.stragglers_every_steps watchdog.straggler_ratio"
+    " watchdog.replace_stragglers",
+    "trainer/checkpoints.py": "checkpoint.every_steps checkpoint.when_busy checkpoint.on_error"
+    " checkpoint.tiers.local.every_steps",
+    "trainer/checkpoint_levels.py": "checkpoint.keep checkpoint.keep_every_steps checkpoint.files"
+    " checkpoint.timeout_seconds checkpoint.drain_mb_per_second checkpoint.tiers.local.keep",
+    "geometry/host_pool.py": "checkpoint.pool_bytes",
+    "trainer/bounded_end.py": "checkpoint.end_seconds",
+    "trainer/resume.py": "checkpoint.verify checkpoint.fallback",
+    "checkpoint/archive.py": "checkpoint.tiers.archive.command checkpoint.tiers.archive.tries"
+    " checkpoint.tiers.archive.every_steps checkpoint.tiers.archive.pause_seconds",
+    "cli/machine_defaults.py": "cluster.ranks_per_node",
+    "trainer/throughput.py": "cluster.device.name_pattern",
+    "planner/compute.py": "cluster.device.calibration.products cluster.device.calibration.kernels"
+    " planner.engine.follows_kernels planner.engine.recompute_stops_early",
+    "planner/host.py": "cluster.device.calibration.host planner.engine.host.layer_us"
+    " planner.engine.host.backward_share planner.engine.host.tensor_us"
+    " planner.engine.host.tensor_rank_us planner.engine.host.micro_batch_us"
+    " planner.engine.host.step_us",
+    "planner/communication.py": "cluster.links",
+    "planner/step_time.py": "cluster.storage",
+    "planner/run_cost.py": "cluster.operation",
+    "calibration/network.py": "cluster.environment_alternatives",
+    "planner/candidate.py": "planner.nodes",
+    "planner/space.py": "planner.tensor planner.pipeline planner.chunks planner.schedule"
+    " planner.micro_batch planner.recompute planner.params planner.grads planner.optimizer"
+    " planner.survives",
+    "planner/search.py": "planner.objective planner.rows",
+    "planner/scaling.py": "planner.goal_tokens_per_second",
+    "cli/plan.py": "planner.collectives planner.tokens",
+    "planner/state_costs.py": "planner.engine.second_copy_ranks planner.engine.exchanges_gradients"
+    " planner.engine.broadcasts_refresh",
+    "planner/layout_time.py": "planner.engine.splits_backward",
+    "trainer/callbacks/progress_bar.py": "telemetry.progress telemetry.console_every_steps",
+    "trainer/callbacks/weights_and_biases.py": "telemetry.wandb telemetry.wandb_project",
+    "trainer/callbacks/tensorboard.py": "telemetry.tensorboard",
+    "trainer/callbacks/tracer.py": "telemetry.trace_from_step telemetry.trace_steps",
+    "cli/run_preparation.py": "callbacks run.allow_changes",
+    # names in the output
+    "trainer/callbacks/announcements.py": "model.name sharding.name collectives.name data.name"
+    " cluster.name cluster.device.name",
+    "cli/plan_tables.py": "planner.engine.name",
+}
