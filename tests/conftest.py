@@ -21,11 +21,11 @@ import pytest
 from hypothesis import settings
 
 import frontier_llm  # noqa: F401  (before megatron-core, as in every process of the program)
+import tests.properties  # noqa: F401  (registers the profiles)
 from tests.huge_pages import keep_forks_fast
 
 keep_forks_fast()
-settings.register_profile("shared machine", deadline=None)  # other processes slow tests down
-settings.load_profile("shared machine")
+settings.load_profile("repeated")  # before pytest loads the profile of --hypothesis-profile
 
 
 FOLDER = Path(__file__).parent
