@@ -7,6 +7,8 @@ must not fork.
 import gc
 import getpass
 import os
+import random
+import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -69,6 +71,15 @@ def no_visible_gpus() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine_defaults, "visible_devices", lambda: None)
         yield
+
+
+def pytest_runtest_setup() -> None:
+    """Seed what tests draw, so that it does not depend on the tests before."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

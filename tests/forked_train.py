@@ -25,6 +25,7 @@ import frontier_llm.cli.train
 import frontier_llm.trainer.assemble  # noqa: F401  (imported once, before the fork)
 from frontier_llm.cli.main import main
 from frontier_llm.telemetry import figures
+from tests.patience import Limit
 
 TINY = (
     "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocabulary=300",
@@ -61,10 +62,10 @@ class Forked:
         os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float = 90) -> Ended:
-        """Wait for the end of the run; kill it after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
+        """Wait for the end of the run; kill it when `Limit(timeout)` is over."""
+        limit = Limit(timeout)
         while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-            if time.monotonic() > deadline:
+            if limit.is_over:
                 self.kill()
             time.sleep(0.01)
         text = self._output.read_text()

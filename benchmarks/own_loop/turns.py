@@ -41,7 +41,7 @@ class SpeedFigures:
     losses: tuple[float, ...]
     """Losses of all steps, warm-up first."""
     sent_bytes: float | None
-    """Bytes per step that this rank wrote to TCP sockets; None if the system does not count them."""
+    """Bytes per step that this rank wrote to TCP sockets; None if they cannot be counted."""
     counted_bytes: float | None
     """Bytes of a step as the library counts them; None for other contenders."""
 

@@ -28,9 +28,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.peers.peer import SEED, MicroBatch, Peer
-from benchmarks.testbed.sent_counter import tcp_sent_bytes
 from benchmarks.peers.turn import RankFigures, Turn
 from benchmarks.testbed.namespaces import enter
+from benchmarks.testbed.sent_counter import tcp_sent_bytes
 from frontier_llm.errors import FrontierError
 
 PR_SET_PDEATHSIG = 1

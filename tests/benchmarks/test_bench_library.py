@@ -52,7 +52,8 @@ def test_only_this_process_is_counted_and_each_byte_once() -> None:
             sender.setblocking(False)
             before, written = tcp_sent_bytes(), sender.send(bytes(10_000_000))
             after = tcp_sent_bytes()
-            assert before and after
+            assert before
+            assert after
             assert after.written - before.written == written  # of which a part waits in a buffer
     info = bytearray(256)
     struct.pack_into("=I", info, 144, 5)

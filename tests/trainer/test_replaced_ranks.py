@@ -16,6 +16,7 @@ from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
 from frontier_llm.trainer.callbacks.stragglers import Stragglers
 from frontier_llm.trainer.step import TrainStep
 from tests.forked_train import TINY, Ended, Training, train
+from tests.patience import patient, wait_until
 from tests.trainer.test_resume import learned, lines, same_states
 
 pytestmark = pytest.mark.slow
@@ -72,14 +73,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
             "optimizer.warmup_steps=2", "trainer.evaluate_every_steps=5")  # fmt: skip
 
 
-def wait_for_step(run: Path, step: int, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        path = run / "metrics.jsonl"
-        if path.exists() and len(path.read_bytes().splitlines()) >= step:
-            return
-        time.sleep(0.005)
-    raise AssertionError(f"step {step} was not done")
+def wait_for_step(run: Path, step: int) -> None:
+    path = run / "metrics.jsonl"
+    wait_until(
+        lambda: path.exists() and len(path.read_bytes().splitlines()) >= step, f"step {step}"
+    )
 
 
 def process_of(run: Path, rank: int) -> psutil.Process:
@@ -87,11 +85,11 @@ def process_of(run: Path, rank: int) -> psutil.Process:
     return psutil.Process(started[-1]["pid"])
 
 
-def wait_for_start(run: Path, generation: int, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while generation not in (line["generation"] for line in lines(run, "ranks.jsonl")):
-        assert time.monotonic() < deadline, f"generation {generation} has not begun"
-        time.sleep(0.005)
+def wait_for_start(run: Path, generation: int) -> None:
+    def has_begun() -> bool:
+        return generation in (line["generation"] for line in lines(run, "ranks.jsonl"))
+
+    wait_until(has_begun, f"generation {generation}")
 
 
 def samples(run: Path) -> list[tuple[Any, ...]]:
@@ -109,7 +107,7 @@ def watched() -> Iterator[list[psutil.Process]]:
     """The processes that the test adds must have ended in the end."""
     processes: list[psutil.Process] = []
     yield processes
-    _, alive = psutil.wait_procs(processes, timeout=5)
+    _, alive = psutil.wait_procs(processes, timeout=patient(5))
     assert not alive
 
 

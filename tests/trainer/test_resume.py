@@ -25,6 +25,7 @@ from frontier_llm.trainer import run_directory
 from frontier_llm.trainer.ledger_file import LedgerFile, blend_of
 from frontier_llm.trainer.single_process_model import read_config
 from tests.forked_train import TINY, Training, train
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -195,10 +196,7 @@ def test_killed_under_one_schedule_goes_on_under_another(
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.005)
+    wait_until(path.exists, str(path))
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from frontier_llm.cli.main import main
 from frontier_llm.data.prepared_corpus import TokenStream
 from tests import forked_train
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -223,7 +223,4 @@ def test_request_to_stop_ends_in_order(folder: Path, corpus: list[str], victim: 
 
 
 def wait_for_line(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not (path.exists() and path.stat().st_size):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: path.exists() and path.stat().st_size, f"a line in {path}")
