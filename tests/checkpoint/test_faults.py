@@ -103,7 +103,7 @@ def check_error_of(outcome: Outcome, rank: int, store: str) -> None:
     if rank == 0 and store == "tcp":
         assert "store does not answer (is rank 0 gone?)" in message
     elif rank:
-        assert f"rank {rank} did not write within 0.7 s" in message
+        assert f"rank {rank} did not write within {IMPATIENCE.total_seconds():g} s" in message
 
 
 @pytest.mark.parametrize("mode", ["blocking", "lazy"])
