@@ -24,7 +24,7 @@ from frontier_llm.launch.stop import _SAME_KEY_SECONDS, StopFlag
 from tests.patience import patient, wait_until
 from tests.ports import reserved_port
 
-PATIENT = timedelta(seconds=60)
+PATIENT = timedelta(minutes=5)
 
 
 def _join(world, store, timeout=PATIENT):

@@ -85,7 +85,7 @@ def _run(
             forget_groups()
 
     options = LaunchOptions(ranks=3, failure_dir=folder / "failures")
-    replacing = Replacing(folder, 0, 3, 0.5, lambda: 0, arrival_seconds=LIMIT_SECONDS)
+    replacing = Replacing(folder, 0, 3, patient(0.125), lambda: 0, arrival_seconds=LIMIT_SECONDS)
     ended = launch_replacing(member, options, replacing)
     processes: dict[int, list[int]] = defaultdict(list)
     for file in sorted(folder.glob("*.[012]"), key=lambda path: float(path.name)):
@@ -164,7 +164,7 @@ def test_a_process_that_no_abort_reaches_is_replaced(tmp_path, monkeypatch, capf
     Rank 2 waits for the identifier from rank 1, in the store, whose connection is cut.
     """
     prepare_environment(1, os.environ, CONFIG)
-    monkeypatch.setattr(membership_module, "_STUCK_SECONDS", 0.5)
+    monkeypatch.setattr(membership_module, "_STUCK_SECONDS", patient(0.125))
 
     def work(place):
         _preflight(place)
@@ -182,7 +182,7 @@ def test_a_process_that_no_abort_reaches_is_replaced(tmp_path, monkeypatch, capf
 
 def test_groups_that_cannot_be_aborted_end_their_process(tmp_path, monkeypatch, capfd):
     prepare_environment(1, os.environ, CONFIG)
-    monkeypatch.setattr(membership_module, "_STUCK_SECONDS", 0.5)
+    monkeypatch.setattr(membership_module, "_STUCK_SECONDS", patient(0.125))
     abort = nccl_like.NcclLike.abort
 
     def hang_once(group):
