@@ -101,7 +101,7 @@ def test_the_error_of_an_element_is_at_most_half_a_step(length, code, dtype, see
 
 def test_a_large_step_is_rounded_in_the_output_too():
     """The error of rounding to bf16 is relative to what is decoded, which is not the value."""
-    code = Format("int4", 160, is_stochastic=True)
+    code = Format("int4", 160, 4, is_stochastic=True)
     property_ = test_the_error_of_an_element_is_at_most_half_a_step.hypothesis.inner_test
     property_(321, code, torch.bfloat16, 231611)
 
