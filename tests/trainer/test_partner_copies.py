@@ -14,7 +14,6 @@ from frontier_llm.launch.world import World
 from frontier_llm.trainer.checkpoint_places import local_root, shared_folder
 from frontier_llm.trainer.resume import Restorer
 from tests.forked_train import Training, train
-from tests.patience import wait_until
 from tests.ranks import run_ranks
 from tests.trainer.test_replaced_ranks import (
     REPLACES,
@@ -45,7 +44,7 @@ def wait_for_copies(root: Path, step: int) -> None:
     """Wait until all folders of the nodes and their copies have a step, or a later one."""
     for folder in ("node_00000", "node_00001", "copy_of_node_00000", "copy_of_node_00001"):
         saved = partial(root.glob, f"*/{folder}/step_????????")
-        wait_until(
+        Training.wait_until(
             lambda saved=saved: any(int(p.name[5:13]) >= step for p in saved()),
             f"step {step} in {folder}",
         )

@@ -16,7 +16,7 @@ from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
 from frontier_llm.trainer.callbacks.stragglers import Stragglers
 from frontier_llm.trainer.step import TrainStep
 from tests.forked_train import TINY, Ended, Training, train
-from tests.patience import patient, wait_until
+from tests.patience import patient
 from tests.trainer.test_resume import learned, lines, same_states
 
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 def wait_for_step(run: Path, step: int) -> None:
     path = run / "metrics.jsonl"
-    wait_until(
+    Training.wait_until(
         lambda: path.exists() and len(path.read_bytes().splitlines()) >= step, f"step {step}"
     )
 
@@ -89,7 +89,7 @@ def wait_for_start(run: Path, generation: int) -> None:
     def has_begun() -> bool:
         return generation in (line["generation"] for line in lines(run, "ranks.jsonl"))
 
-    wait_until(has_begun, f"generation {generation}")
+    Training.wait_until(has_begun, f"generation {generation}")
 
 
 def samples(run: Path) -> list[tuple[Any, ...]]:
@@ -217,7 +217,7 @@ def test_a_file_asks_for_another_process(
     training = Training(*keys, *REPLACES, SLOWLY, f"run.dir={run}")
     wait_for_step(run, 3)
     (run / "SWAP").write_text("rank=9\n")
-    wait_until(lambda: not (run / "SWAP").exists(), "the end of the file SWAP")
+    Training.wait_until(lambda: not (run / "SWAP").exists(), "the end of the file SWAP")
     (run / "SWAP").write_text("rank=1\n")
     ended = end(training, watched)
     assert ended.code == 0, ended.text

@@ -125,7 +125,7 @@ def test_ranks_that_write_files_together_are_moved_together(
 @pytest.mark.slow
 @pytest.mark.parametrize("elastic", [True, False])
 def test_without_a_spare_the_run_shrinks_or_ends(
-    elastic: bool, keys: tuple[str, ...], tmp_path: Path
+    elastic: bool, keys: tuple[str, ...], tmp_path: Path, port: int
 ) -> None:
     keys = (*keys, "checkpoint.every_steps=100", f"launch.elastic={str(elastic).lower()}")
     alone, run = tmp_path / "alone", tmp_path / "run"

@@ -25,7 +25,6 @@ from frontier_llm.trainer import run_directory
 from frontier_llm.trainer.ledger_file import LedgerFile, blend_of
 from frontier_llm.trainer.single_process_model import read_config
 from tests.forked_train import TINY, Training, train
-from tests.patience import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -196,7 +195,7 @@ def test_killed_under_one_schedule_goes_on_under_another(
 
 
 def wait_for(path: Path) -> None:
-    wait_until(path.exists, str(path))
+    Training.wait_until(path.exists, str(path))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from frontier_llm.cli.main import main
 from frontier_llm.data.prepared_corpus import TokenStream
 from tests import forked_train
-from tests.patience import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -223,4 +222,6 @@ def test_request_to_stop_ends_in_order(folder: Path, corpus: list[str], victim: 
 
 
 def wait_for_line(path: Path) -> None:
-    wait_until(lambda: path.exists() and path.stat().st_size, f"a line in {path}")
+    forked_train.Training.wait_until(
+        lambda: path.exists() and path.stat().st_size, f"a line in {path}"
+    )
